@@ -1,0 +1,1 @@
+"""Graphs: the class, the named ones, generated ones, a user's own files, and which vectors are missing."""

@@ -1,0 +1,1 @@
+"""The layer, propagation over a graph, the models and the patch for any GNN. Imports torch only."""
