@@ -1,1 +1,28 @@
-"""How much a representation is smoothed: distances between its rows and columns, energies, ranks, and the Probe. Imports torch only."""
+"""How much a representation is smoothed: distances between its rows and columns, energies, ranks; the Probe.
+
+Imports torch only. Every measure takes states [nodes, features] and returns a scalar, or [nodes, trials...,
+features] and returns one value per trial. It sums in float64, returns float32 (float64 for float64) and keeps
+no graph. States of finite values give finite measures; NaN gives NaN, so that a diverged model shows.
+"""
+
+from pairnorm.measure.differences import Estimate, col_diff, row_diff, tpsd
+from pairnorm.measure.energy import dirichlet_energy, mean_average_distance
+from pairnorm.measure.pairs import apd, apsd, connected_pairs, pair_distances, random_pairs
+from pairnorm.measure.probe import Probe
+from pairnorm.measure.rank import effective_rank
+
+__all__ = [
+    "Estimate",
+    "Probe",
+    "apd",
+    "apsd",
+    "col_diff",
+    "connected_pairs",
+    "dirichlet_energy",
+    "effective_rank",
+    "mean_average_distance",
+    "pair_distances",
+    "random_pairs",
+    "row_diff",
+    "tpsd",
+]

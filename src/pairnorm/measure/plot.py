@@ -1,0 +1,83 @@
+"""The figure of a Probe: one panel per quantity, one line per kind of node pairs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe & Ito: told apart by colour-blind readers, and dark enough on white. Markers tell the lines apart in
+# grey.
+_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+_MARKERS = ["o", "s", "^", "D", "v", "P"]
+_TITLES = {
+    "apd": "pairwise distance",
+    "apsd": "pairwise squared distance",
+    "col_diff": "col-diff",
+    "tpsd": "TPSD",
+    "dirichlet_energy": "Dirichlet energy",
+    "mean_average_distance": "mean average distance",
+    "effective_rank": "effective rank",
+}
+_NO_MEASURE = ("forward", "layer", "name", "trial")
+
+
+def draw(frame: pandas.DataFrame) -> Figure:
+    """Return the figure of one forward pass: the measures of ``Probe.frame()`` over the layers."""
+    from matplotlib.figure import Figure
+
+    panels = _panels(frame)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(1 + 3.6 * columns, 0.4 + 2.9 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis, (title, lines) in zip(axes, panels.items(), strict=False):
+        _draw_panel(axis, frame, title, lines)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    return figure
+
+
+def _panels(frame: pandas.DataFrame) -> dict[str, dict[str, str]]:
+    """Return for each title its lines, from label to column; row-diff, the APD of all pairs, goes to APD."""
+    panels: dict[str, dict[str, str]] = {}
+    for column in frame.columns:
+        if column in _NO_MEASURE or column.endswith("_standard_error"):
+            continue
+        quantity, _, kind = column.partition("_")
+        if column == "row_diff":
+            panels.setdefault(_TITLES["apd"], {})["all pairs (row-diff)"] = column
+        elif quantity in ("apd", "apsd"):
+            label = "all pairs" if kind == "random" else kind.replace("_", " ")
+            panels.setdefault(_TITLES[quantity], {})[label] = column
+        else:
+            panels[_TITLES.get(column, column.replace("_", " "))] = {column: column}
+    return panels
+
+
+def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str, str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    # All pairs first, so that one kind of pairs has one colour in every panel.
+    ordered = sorted(lines.items(), key=lambda line: not line[0].startswith("all pairs"))
+    for (label, column), colour, marker in zip(ordered, _COLOURS, _MARKERS, strict=False):
+        of_layer = frame.groupby("layer")[column]
+        mean, low, high = of_layer.mean(), of_layer.min(), of_layer.max()
+        axis.plot(mean.index, mean, color=colour, marker=marker, markersize=4, linewidth=1.8, label=label)
+        axis.fill_between(mean.index, low, high, color=colour, alpha=0.18, linewidth=0)
+    shown = frame[list(lines.values())].to_numpy()
+    if (shown > 0).all() and shown.max() > 30 * shown.min():
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.set_xlabel("graph convolutions")
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axis.set_axisbelow(True)
+    if len(lines) > 1:
+        axis.legend(frameon=False, fontsize=9)

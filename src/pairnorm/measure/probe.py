@@ -1,0 +1,248 @@
+"""The Probe: what every graph convolution of a model does to the distances between nodes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from pairnorm.errors import PairNormError
+from pairnorm.measure.edges import is_edge_index, is_sparse_adjacency
+from pairnorm.measure.pairs import connected_pairs, pair_distances, random_pairs
+from pairnorm.measure.record import Measure, Measures, Record
+from pairnorm.nn.find import graph_convolutions
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+
+class Writer(Protocol):
+    """What ``Probe.to_tensorboard`` needs of a ``torch.utils.tensorboard.SummaryWriter``."""
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
+        """Write one value."""
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
+        """Write the distribution of many values."""
+
+
+class Probe:
+    """Records measures of the output of every graph convolution while the model runs.
+
+    ::
+
+        with Probe(model) as probe:
+            model(x, edge_index)
+        probe.frame()
+
+    A convolution called several times gives one record per call. Every forward pass inside the ``with``
+    appends its records, told apart by ``forward``; so does entering the same Probe again. What is measured is
+    the convolution's own output, after any hooks it already has: that of ``add_pair_norm`` is seen, an
+    activation the model applies later is not. The model's output, its gradients and the global random numbers
+    stay as they are.
+
+    Connected pairs come from ``adjacency`` or, without it, from an ``edge_index`` or a sparse square
+    matrix among the arguments of the convolution or of the model. The random kind stands for all n² pairs:
+    its APD is ``row_diff`` itself, its APSD is ``tpsd`` / n². Where exact distances would take too long (n² d
+    above 2.6e10: 20,000 nodes with 64 features), ``row_diff`` is estimated from ``sample`` random pairs, and
+    the frame gains its standard error in ``row_diff_standard_error``; likewise ``col_diff`` (n d²).
+
+    Args:
+        model: any module with graph convolutions.
+        measures: names among ``row_diff``, ``col_diff``, ``apd``, ``apsd`` (the last two for each kind of
+            pairs), ``tpsd``, ``dirichlet_energy``, ``mean_average_distance``, ``effective_rank``; or a
+            mapping from a name of your own to a function of the states.
+        adjacency: the graph, a matrix [nodes, nodes] or an ``edge_index`` [2, edges].
+        pairs: node pairs [2, pairs] of your own, or several by name, such as ``{"same_class": ...}``, to be
+            measured beside the connected ones.
+        layers: dotted names of the convolutions, where they are not recognised.
+        sample: how many random pairs are drawn, and the most distances kept per kind of pairs for the
+            histograms.
+        seed: the seed of the random pairs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        measures: Sequence[str] | Mapping[str, Measure] = ("row_diff", "col_diff", "apd", "apsd"),
+        adjacency: Tensor | None = None,
+        pairs: Tensor | Mapping[str, Tensor] | None = None,
+        layers: Sequence[str] | None = None,
+        sample: int = 10_000,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.measures = Measures(measures, sample, seed)
+        self.adjacency = adjacency
+        self.pairs = {"given": pairs} if isinstance(pairs, Tensor) else dict(pairs or {})
+        for kind in {"connected", "random"} & self.pairs.keys():
+            raise PairNormError(
+                f"pairs are named {kind!r}, which every Probe has of its own; choose another name."
+            )
+        self.records: list[Record] = []
+        self._convolutions = graph_convolutions(model, layers)
+        self._handles: list[RemovableHandle] = []
+        self._forward = -1
+        self._layer = 0
+        self._arguments: list[Any] = []
+        self._graph: Tensor | None = None
+        self._connected: Tensor | None = None
+
+    def __repr__(self) -> str:
+        counts = f"{len(self._convolutions)} convolutions, {len(self.records)} records"
+        return f"Probe({type(self.model).__name__}, {counts})"
+
+    def __enter__(self) -> Probe:
+        if self._handles:
+            raise PairNormError(
+                "this Probe is already recording; leave its `with` first, or make a second Probe."
+            )
+        self._handles.append(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
+        for name, module in self._convolutions.items():
+            hook = functools.partial(self._record, name)
+            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        self._arguments, self._graph, self._connected = [], None, None
+
+    def frame(self) -> pandas.DataFrame:
+        """Return the records as a DataFrame: one row per call of a convolution, and per ``trial``.
+
+        Columns: ``forward`` (counted from 0), ``layer`` (the call within it, from 1), ``name``, the measures.
+        """
+        import pandas
+
+        rows = []
+        for record in self.records:
+            columns = {name: value.flatten().tolist() for name, value in record.measures.items()}
+            for trial in range(math.prod(record.trials)):
+                row: dict[str, Any] = {"forward": record.forward, "layer": record.layer, "name": record.name}
+                if record.trials:
+                    row["trial"] = trial
+                rows.append(row | {name: values[trial] for name, values in columns.items()})
+        return pandas.DataFrame(rows)
+
+    def plot(self, forward: int = -1) -> Figure:
+        """Return a figure of the measures over the layers of one forward pass, by default the last.
+
+        With a trial axis: the mean as a line, the range from the least to the largest trial as a band.
+        """
+        from pairnorm.measure.plot import draw
+
+        frame = self.frame()
+        if frame.empty:
+            raise PairNormError("nothing was recorded: run the model inside `with Probe(model) as probe:`.")
+        known = sorted(set(frame["forward"]))
+        if not -len(known) <= forward < len(known):
+            raise PairNormError(
+                f"forward is {forward}; expected one of the {len(known)} recorded forward passes."
+            )
+        return draw(frame[frame["forward"] == known[forward]])
+
+    def to_tensorboard(self, writer: Writer, step: int | None = None) -> None:
+        """Write the last forward pass: scalars (the mean over trials) and histograms of the pairs' distances.
+
+        Args:
+            writer: a ``torch.utils.tensorboard.SummaryWriter``.
+            step: the training step, with one tag per layer; or None for one tag in all, with the layer as the
+                step, as in the histograms of the paper's appendix.
+        """
+        last = max((record.forward for record in self.records), default=0)
+        for record in self.records:
+            if record.forward != last:
+                continue
+            suffix = "" if step is None else f"/layer_{record.layer:02d}"
+            position = record.layer if step is None else step
+            for name, value in record.measures.items():
+                writer.add_scalar(f"{name}{suffix}", float(value.mean()), position)
+            for kind, distances in record.distances.items():
+                finite = distances[distances.isfinite()]
+                if finite.numel():
+                    writer.add_histogram(f"distance_{kind}{suffix}", finite, position)
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._forward += 1
+        self._layer = 0
+        self._arguments = [*args, *kwargs.values()]
+
+    def _record(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        x = _states(name, output).detach()
+        graph = self.adjacency
+        if graph is None:
+            graph = _first_graph([*args, *kwargs.values()], self._arguments)
+        connected = self._connected_pairs(graph, len(x))
+        pairs = ({} if connected is None else {"connected": connected}) | self.pairs
+        if self.adjacency is None:
+            # Weights found on the way may be a model's own normalisation, which is not the graph's.
+            graph = None if connected is None else torch.cat([connected, connected.flip(0)], dim=1)
+        measures = self.measures(x, pairs, graph)
+        self._layer += 1
+        self.records.append(
+            Record(
+                forward=max(self._forward, 0),
+                layer=self._layer,
+                name=name,
+                trials=tuple(x.shape[1:-1]),
+                measures={name: value.cpu() for name, value in measures.items()},
+                distances={kind: pair_distances(x, some).cpu() for kind, some in self._some(pairs, len(x))},
+            )
+        )
+
+    def _connected_pairs(self, graph: Tensor | None, num_nodes: int) -> Tensor | None:
+        """Return the connected pairs of ``graph``, or None if it has none, or not of these nodes."""
+        if graph is None:
+            return None
+        if self._graph is not graph:
+            self._graph, self._connected = graph, connected_pairs(graph)
+        pairs = self._connected
+        if pairs is None or not pairs.shape[1]:
+            return None
+        # A graph found among the arguments may lead from many nodes to fewer, as in sampled mini-batches.
+        return None if self.adjacency is None and int(pairs.max()) >= num_nodes else pairs
+
+    def _some(self, pairs: dict[str, Tensor], num_nodes: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield at most ``sample`` pairs of each kind, and random ones: the same at every layer."""
+        sample, seed = self.measures.sample, self.measures.seed
+        for kind, chosen in pairs.items():
+            count = chosen.shape[1]
+            kept = random_pairs(count, sample, seed, chosen.device)[0] if count > sample else slice(None)
+            yield kind, chosen[:, kept]
+        if num_nodes:
+            yield "random", random_pairs(num_nodes, sample, seed)
+
+
+def _first_graph(*places: list[Any]) -> Tensor | None:
+    """Return the ``edge_index``, else the sparse square matrix, of the first place that has one."""
+    for values in places:
+        # Features come first among the arguments, and one-hot ones are square: the graph is the last such.
+        for is_graph, order in ((is_edge_index, values), (is_sparse_adjacency, values[::-1])):
+            graph: Tensor | None = next((value for value in order if is_graph(value)), None)
+            if graph is not None:
+                return graph
+    return None
+
+
+def _states(name: str, output: Any) -> Tensor:
+    """Return the node states in what a convolution gave: a tensor, or the first one of a tuple."""
+    first = output[0] if isinstance(output, (tuple, list)) and output else output
+    if isinstance(first, Tensor) and first.is_floating_point() and first.ndim >= 2:
+        return first
+    shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
+    raise PairNormError(
+        f"the convolution {name!r} returned a {type(first).__name__}{shape}; expected states"
+        " [nodes, ..., features]. Name the convolutions to record with layers=[...]."
+    )

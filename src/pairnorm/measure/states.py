@@ -1,0 +1,57 @@
+"""What every measure shares: the check of its input, trial after trial, rows about their mean."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pairnorm.errors import PairNormError
+
+# The most that one temporary may take. Larger blocks leave a CPU's cache and are slower, not faster.
+BLOCK_BYTES = 2**24
+
+
+def check_states(x: Tensor) -> None:
+    """Raise an error unless ``x`` is a dense floating-point tensor [nodes, ..., features]."""
+    if not isinstance(x, Tensor):
+        raise PairNormError(f"x is a {type(x).__name__}; expected a tensor [nodes, ..., features].")
+    if x.layout != torch.strided:
+        raise PairNormError(f"x has layout {x.layout}; expected a dense tensor: give x.to_dense().")
+    if not x.is_floating_point():
+        raise PairNormError(f"x has dtype {x.dtype}; expected a floating-point tensor: give x.float().")
+    if x.ndim < 2:
+        raise PairNormError(
+            f"x has shape {list(x.shape)}; expected [nodes, features] or [nodes, trials, features]."
+        )
+
+
+def result_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of a measure of ``x``: float64 for float64, float32 for everything narrower."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def over_trials(x: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``measure`` of every trial's [nodes, features] in float64: a scalar, or one value per trial.
+
+    One trial after another keeps the memory that of one trial. Float64 because a sum over n² pairs would lose
+    the small distances of an oversmoothed state in float32, and because squares of float32 cannot leave its
+    range.
+    """
+    check_states(x)
+    trials = x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
+    values = [measure(trial.double()) for trial in trials.unbind(1)]
+    stacked = torch.stack(values) if values else x.new_zeros(0)
+    return stacked.to(result_dtype(x)).view(x.shape[1:-1])
+
+
+def centred(rows: Tensor) -> Tensor:
+    """Return ``rows`` minus their mean; rows that are all equal become exactly zero."""
+    # The first row goes first: a common offset then never meets the rounding of the mean.
+    shifted = rows - rows[:1]
+    return shifted - shifted.mean(0) if len(rows) else rows
+
+
+def block_length(values_per_item: int) -> int:
+    """Return how many items of so many float64 values fit into one block, at least one."""
+    return max(1, BLOCK_BYTES // (8 * max(1, values_per_item)))
