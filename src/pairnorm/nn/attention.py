@@ -1,0 +1,44 @@
+"""Attention over the entries of a sparsity pattern, for many trials and heads at once."""
+
+import torch
+from torch import Tensor
+
+from pairnorm.nn.dropout import dropout
+from pairnorm.nn.sparse import Pattern, SparseMatrix
+
+SLOPE = 0.2
+
+
+def attend(
+    pattern: Pattern, source: Tensor, target: Tensor, z: Tensor, rate: float = 0.0, keys: Tensor | None = None
+) -> Tensor:
+    r"""Let every row average over its columns by attention, with weights of its own for every trial.
+
+    .. math::
+        \mathbf{y}_i = \sum_j \alpha_{ij} \mathbf{z}_j, \qquad
+        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}_{0.2}(\text{source}_j + \text{target}_i)
+
+    Args:
+        pattern: Which columns j a row i attends to.
+        source: Scores of the columns, ``[nodes, trials]``.
+        target: Scores of the rows, ``[nodes, trials]``.
+        z: What is averaged, ``[nodes, trials, features]``.
+        rate: Rate at which attention weights are dropped, after the softmax.
+        keys: Dropout keys ``[trials]``; None for no dropout.
+    """
+    weights = edge_softmax(pattern, source.t()[:, pattern.column] + target.t()[:, pattern.row])
+    if keys is not None:
+        weights = dropout(weights.unsqueeze(0), rate, keys).squeeze(0)
+    return SparseMatrix(pattern, weights) @ z
+
+
+def edge_softmax(pattern: Pattern, scores: Tensor) -> Tensor:
+    """Return the softmax of LeakyReLU(scores) ``[trials, entries]`` within every row."""
+    scores = torch.nn.functional.leaky_relu(scores, SLOPE)
+    row = pattern.row.long().expand_as(scores)
+    shape = (scores.size(0), pattern.shape[0])
+    with torch.no_grad():  # a shift of every row that cancels out; it only keeps exp in range
+        largest = scores.new_full(shape, -torch.inf).scatter_reduce_(1, row, scores, "amax")
+    weights = (scores - largest.gather(1, row)).exp()
+    total = scores.new_zeros(shape).scatter_add_(1, row, weights)
+    return weights / total.gather(1, row)

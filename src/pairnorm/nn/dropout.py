@@ -1,0 +1,82 @@
+"""Dropout whose mask is a function of a key: the same on every device, whatever runs beside it, and cheap where random numbers are not.
+
+A mask is made of 16-bit words hashed from (key, position). A trial's masks depend on its own keys only, so a trial gives the same
+result alone and in company; and the backward pass makes the mask anew instead of keeping it.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pairnorm.nn import dropout_cuda
+
+# Odd multipliers of the "lowbias32" integer hash (Wellons), as signed 32-bit numbers.
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
+LEVELS = 2**16
+
+
+def dropout(x: Tensor, rate: float, keys: Tensor) -> Tensor:
+    """Zero each entry of ``x`` with probability ``rate`` and divide the others by ``1 - rate``.
+
+    Args:
+        x: ``[nodes, trials, features]``.
+        rate: In steps of 2⁻¹⁶.
+        keys: int32 ``[trials]``; equal keys give equal masks.
+    """
+    if rate == 0:
+        return x
+    result: Tensor = _Dropout.apply(x, rate, keys)
+    return result
+
+
+def draw_keys(*shape: int, device: torch.device | None = None) -> Tensor:
+    """Draw keys from torch's own generator, so that ``torch.manual_seed`` governs them."""
+    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32).to(device)
+
+
+def keep_mask(keys: Tensor, nodes: int, features: int, rate: float) -> Tensor:
+    """Return the mask ``[nodes, trials, features]`` in float32: 1 to keep, 0 to drop."""
+    words = (features + 1) // 2
+    bits = _position_hash(nodes * words, keys.device).view(nodes, 1, words) ^ keys.view(1, -1, 1)
+    bits.mul_(FIRST)
+    bits.bitwise_xor_(bits >> 15).mul_(SECOND)
+    bits.bitwise_xor_(bits >> 16)
+    halves = bits.view(torch.int16)[..., :features]
+    # clamp instead of a comparison: torch compares into booleans, which its CPU kernels handle an order of magnitude slower.
+    threshold = dropped_levels(rate) - LEVELS // 2 - 1
+    return halves.clamp_(threshold, threshold + 1).float().sub_(threshold)
+
+
+def dropped_levels(rate: float) -> int:
+    """How many of the 2¹⁶ words drop their entry."""
+    return min(max(round(rate * LEVELS), 1), LEVELS - 1)
+
+
+@lru_cache(maxsize=64)
+def _position_hash(count: int, device: torch.device) -> Tensor:
+    """Hash the numbers 1 .. count."""
+    x = torch.arange(1, count + 1, dtype=torch.int32, device=device)
+    x = (x ^ (x >> 16)) * FIRST
+    x = (x ^ (x >> 15)) * SECOND
+    return x ^ (x >> 16)
+
+
+def _apply_mask(x: Tensor, rate: float, keys: Tensor) -> Tensor:
+    if dropout_cuda.supports(x):
+        return dropout_cuda.apply(x, dropped_levels(rate), keys)
+    mask = keep_mask(keys, x.size(0), x.size(-1), rate)
+    return mask.mul_(LEVELS / (LEVELS - dropped_levels(rate))).to(x.dtype).mul(x)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float, keys: Tensor) -> Tensor:
+        ctx.rate = rate
+        ctx.save_for_backward(keys)
+        return _apply_mask(x, rate, keys)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return dropout(grad, ctx.rate, *ctx.saved_tensors), None, None

@@ -1,0 +1,340 @@
+"""SGC, GCN and GAT of any depth, with PairNorm and skip connections; one class serves one trial and many.
+
+A hidden state is ``[nodes, trials, features]`` and a weight ``[trials, in, out]``: seeds that share a graph and an architecture train
+side by side. A model built without ``trials`` is the ordinary one: features ``[nodes, features]`` in, logits ``[nodes, classes]`` out.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pairnorm.errors import PairNormError, one_of
+from pairnorm.nn.attention import attend
+from pairnorm.nn.dropout import draw_keys, dropout
+from pairnorm.nn.pair_norm import MODES, PairNorm
+from pairnorm.nn.propagate import KINDS, propagation
+from pairnorm.nn.sparse import SparseMatrix
+
+Features = Tensor | SparseMatrix
+ORDERS = ("after", "before")
+
+
+class GraphConvolution(nn.Module):
+    """A linear map of every node, then an exchange with its neighbours; subclasses say which.
+
+    Parameters are stacked along a leading trial axis: ``weight`` is ``[trials, in, out]``, ``bias`` ``[trials, out]``.
+    """
+
+    is_graph_convolution: ClassVar[bool] = True
+
+    def __init__(self, in_features: int, out_features: int, trials: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(trials, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(trials, out_features))
+
+    def transform(self, x: Features, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
+        """Drop entries of ``x`` and multiply each trial's by its weight: ``[nodes, trials, out]``.
+
+        Sparse features stay sparse, and dropout draws numbers for their non-zeros only.
+        """
+        trials, _, width = self.weight.shape
+        if isinstance(x, SparseMatrix):
+            if rate and keys is not None:
+                values = x.values.expand(trials, -1).unsqueeze(0)
+                x = SparseMatrix(x.pattern, dropout(values, rate, keys).squeeze(0))
+            dense = self.weight.transpose(0, 1).contiguous()
+            return x @ dense
+        if rate and keys is not None:
+            x = dropout(x.expand(-1, trials, -1), rate, keys)
+        return torch.matmul(x.transpose(0, 1), self.weight).transpose(0, 1).reshape(-1, trials, width)
+
+    def forward(self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
+        """Return ``[nodes, trials, out]``; ``keys`` (two per trial: features, attention) drive dropout at ``rate``."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``repr``."""
+        trials, width, out = self.weight.shape
+        return f"{width}, {out}, trials={trials}"
+
+
+class GCNConvolution(GraphConvolution):
+    r""":math:`\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}`."""
+
+    def forward(self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
+        """Return ``[nodes, trials, out]``."""
+        return adjacency @ self.transform(x, rate, None if keys is None else keys[0]) + self.bias
+
+
+class GATConvolution(GraphConvolution):
+    r"""Attention over the neighbours and the node itself, as in GAT.
+
+    .. math::
+        \mathbf{x}'_i = \sum_j \alpha_{ij} \mathbf{W} \mathbf{x}_j + \mathbf{b}, \qquad
+        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}(\mathbf{a}_s^\top \mathbf{W} \mathbf{x}_j + \mathbf{a}_t^\top \mathbf{W} \mathbf{x}_i)
+
+    Of the adjacency only the pattern counts.
+    """
+
+    def __init__(self, in_features: int, out_features: int, trials: int, heads: int = 1, concat: bool = True) -> None:
+        super().__init__(in_features, heads * out_features, trials)
+        self.heads, self.concat = heads, concat
+        self.source = nn.Parameter(torch.empty(trials, heads, out_features))
+        self.target = nn.Parameter(torch.empty(trials, heads, out_features))
+        if not concat:
+            self.bias = nn.Parameter(torch.empty(trials, out_features))
+
+    def forward(self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
+        """Return ``[nodes, trials, heads · out]``, or the mean over heads without ``concat``."""
+        z = self.transform(x, rate, None if keys is None else keys[0])
+        nodes, trials, _ = z.shape
+        z = z.view(nodes, trials * self.heads, -1)
+        width = z.size(-1)
+        source = (z * self.source.view(-1, width)).sum(-1)
+        target = (z * self.target.view(-1, width)).sum(-1)
+        head_keys = None
+        if keys is not None:
+            head_keys = (keys[1].unsqueeze(1) + torch.arange(self.heads, dtype=torch.int32, device=z.device)).view(-1)
+        z = attend(adjacency.pattern, source, target, z, rate, head_keys).view(nodes, trials, self.heads, width)
+        z = z.flatten(2) if self.concat else z.mean(2)
+        return z + self.bias
+
+
+class _DeepModel(nn.Module):
+    """What SGC, GCN and GAT share: settings, checked; the trial axis; initial weights from a seed per trial."""
+
+    def __init__(
+        self, in_features: int, classes: int, depth: int, norm: str | None, scale: float, dropout: float,
+        adjacency: str, trials: int | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        for name, value, least in (
+            ("in_features", in_features, 1),
+            ("classes", classes, 1),
+            ("depth", depth, 1),
+            ("trials", 1 if trials is None else trials, 1),
+        ):
+            if value < least:
+                raise PairNormError(f"{name} is {value}; expected at least {least}")
+        if not 0 <= dropout < 1:
+            raise PairNormError(f"dropout is {dropout}; expected a rate from 0 to below 1")
+        self.depth, self.dropout, self.trials = depth, dropout, trials
+        self.adjacency = one_of("adjacency", adjacency, KINDS)
+        self.norm = None if norm is None else PairNorm(scale, one_of("norm", norm, MODES))
+
+    def propagation(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
+        """Normalise an adjacency as this model wants it; do it once and pass the result to ``forward``."""
+        return propagation(adjacency, self.adjacency, num_nodes)
+
+    def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
+        """Draw Glorot-uniform weights and zero biases; with ``seeds``, each trial's from its own seed, alike on every device."""
+        generators: list[torch.Generator | None] = [None] * (self.trials or 1)
+        if seeds is not None:
+            if len(seeds) != len(generators):
+                raise PairNormError(f"{len(seeds)} seeds for {len(generators)} trials; expected one for each")
+            generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith("bias"):
+                    parameter.zero_()
+                    continue
+                bound = math.sqrt(6 / (parameter.size(-2) + parameter.size(-1)))
+                for trial, generator in zip(parameter, generators, strict=True):
+                    trial.copy_(torch.empty(trial.shape).uniform_(-bound, bound, generator=generator))
+
+    def _prepare(self, x: Features, adjacency: Tensor | SparseMatrix) -> tuple[Features, SparseMatrix]:
+        """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix, and the adjacency to its normalised form."""
+        if isinstance(x, Tensor):
+            if x.layout != torch.strided:
+                x = SparseMatrix.from_torch(x)
+            elif x.dim() == 2:
+                x = x.unsqueeze(1)
+            elif self.trials is None or x.dim() != 3 or x.size(1) not in (1, self.trials):
+                wanted = "" if self.trials is None else f" or [nodes, {self.trials}, features]"
+                raise PairNormError(f"x has shape {list(x.shape)}; expected [nodes, features]{wanted}")
+        nodes = x.pattern.shape[0] if isinstance(x, SparseMatrix) else x.size(0)
+        if not isinstance(adjacency, SparseMatrix):
+            adjacency = self.propagation(adjacency, nodes)
+        if adjacency.pattern.shape[0] != nodes:
+            raise PairNormError(f"the adjacency has {adjacency.pattern.shape[0]} nodes, the features {nodes}; expected as many")
+        return x, adjacency
+
+    def _keys(self, keys: Tensor | None, count: int, device: torch.device) -> Tensor | list[None]:
+        """Return the dropout keys of each layer, None where there is no dropout."""
+        if not self.training or self.dropout == 0:
+            return [None] * count
+        return draw_keys(count, 2, self.trials or 1, device=device) if keys is None else keys
+
+    def _logits(self, h: Tensor) -> Tensor:
+        return h.squeeze(1) if self.trials is None else h
+
+
+class _DeepGNN(_DeepModel):
+    """Graph convolutions, each followed by activation, normalisation and skip; the last one gives the logits."""
+
+    activation: Callable[[Tensor], Tensor]
+
+    def __init__(
+        self, in_features: int, classes: int, depth: int, norm: str | None, scale: float, dropout: float,
+        adjacency: str, trials: int | None, skip: int, order: str,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials)
+        if skip < 0:
+            raise PairNormError(f"skip is {skip}; expected 0 (none) or the number of layers to skip over")
+        self.skip, self.order = skip, one_of("order", order, ORDERS)
+        self.convolutions = nn.ModuleList()
+
+    def hidden(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
+        """Return the representation that the last convolution takes in: ``[nodes, trials, hidden]``."""
+        return self._run(x, adjacency, keys)[0]
+
+    def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
+        """Return logits.
+
+        Args:
+            x: Features ``[nodes, features]``, dense or sparse, shared by all trials; or ``[nodes, trials, features]``; or a
+                :class:`SparseMatrix` with values per trial.
+            adjacency: A sparse tensor or ``edge_index``, normalised on every call, or (faster) the result of ``propagation``.
+            keys: Dropout keys ``[depth, 2, trials]``; drawn from torch's generator when not given.
+        """
+        return self._logits(self._run(x, adjacency, keys)[1])
+
+    def _run(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        h, adjacency = self._prepare(x, adjacency)
+        earlier: list[Tensor] = []
+        layer_keys = self._keys(keys, self.depth, adjacency.values.device)
+        for layer, convolution in enumerate(self.convolutions):
+            last = h
+            h = convolution(h, adjacency, self.dropout, layer_keys[layer])
+            if layer == self.depth - 1:
+                break
+            if self.norm is not None and self.order == "before":
+                h = self.norm(h)
+            h = self.activation(h)
+            if self.norm is not None and self.order == "after":
+                h = self.norm(h)
+            if self.skip:
+                if layer >= self.skip:
+                    h = h + earlier[layer - self.skip]
+                earlier.append(h)
+        return last, h  # type: ignore[return-value]
+
+
+class GCN(_DeepGNN):
+    r"""Graph convolutional network: :math:`\mathbf{H}' = \text{norm}(\text{ReLU}(\tilde{\mathbf{A}} \mathbf{H} \mathbf{W} + \mathbf{b}))`, the last layer bare.
+
+    Args:
+        in_features: Features per node.
+        classes: Logits per node.
+        depth: Number of graph convolutions.
+        hidden: Width of the layers between.
+        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"`` or None.
+        scale: PairNorm's s.
+        skip: The paper's t: the output of layer l is added to that of layer l + t. 0 for none.
+        dropout: Rate at which the input of every convolution is dropped.
+        adjacency: ``"rw"`` or ``"sym"``; see :func:`pairnorm.nn.propagation`.
+        order: Norm ``"after"`` the activation (the paper's text) or ``"before"`` it (its released code).
+        trials: Train this many seeds side by side; None for an ordinary model.
+
+    Example:
+        >>> model = GCN(in_features=8, classes=3, depth=4, norm="PN-SI").eval()
+        >>> model(torch.randn(2, 8), torch.tensor([[0, 1], [1, 0]])).shape
+        torch.Size([2, 3])
+    """
+
+    activation = staticmethod(torch.relu)
+
+    def __init__(
+        self, in_features: int, classes: int, depth: int = 2, hidden: int = 32, norm: str | None = None,
+        scale: float = 1.0, skip: int = 0, dropout: float = 0.6, adjacency: str = "rw", order: str = "after",
+        trials: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials, skip, order)
+        widths = [in_features, *[hidden] * (depth - 1), classes]
+        self.convolutions.extend(
+            GCNConvolution(width, out, trials or 1) for width, out in zip(widths, widths[1:], strict=False)
+        )
+        self.reset_parameters()
+
+
+class GAT(_DeepGNN):
+    """Graph attention network, ELU between the layers; heads are concatenated, and averaged in the last layer.
+
+    Dropout falls on the input of every layer and on the attention weights, as in GAT's own paper. Arguments as for :class:`GCN`;
+    ``hidden`` counts all ``heads`` together; of the adjacency only the pattern counts.
+    """
+
+    activation = staticmethod(nn.functional.elu)
+
+    def __init__(
+        self, in_features: int, classes: int, depth: int = 2, hidden: int = 64, heads: int = 1,
+        norm: str | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6, adjacency: str = "rw",
+        order: str = "after", trials: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials, skip, order)
+        if heads < 1 or hidden % heads:
+            raise PairNormError(f"hidden is {hidden} and heads is {heads}; expected hidden to be a multiple of heads")
+        for layer in range(depth):
+            width = in_features if layer == 0 else hidden
+            last = layer == depth - 1
+            out = classes if last else hidden // heads
+            self.convolutions.append(GATConvolution(width, out, trials or 1, heads, concat=not last))
+        self.reset_parameters()
+
+
+class Hop(nn.Module):
+    """One parameterless propagation; a module so that a :class:`pairnorm.Probe` sees every step."""
+
+    is_graph_convolution: ClassVar[bool] = True
+
+    def forward(self, x: Tensor, adjacency: SparseMatrix) -> Tensor:
+        """Return ``adjacency @ x``."""
+        return adjacency @ x
+
+
+class SGC(_DeepModel):
+    r"""Simple graph convolution, :math:`\tilde{\mathbf{A}}^K \mathbf{X} \mathbf{W} + \mathbf{b}`, with PairNorm on the input and after every step.
+
+    Args:
+        in_features: Features per node.
+        classes: Logits per node.
+        depth: The number K of propagations.
+        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"`` or None.
+        scale: PairNorm's s.
+        dropout: Rate at which the propagated features are dropped.
+        adjacency: ``"rw"`` or ``"sym"``.
+        trials: Train this many seeds side by side; None for an ordinary model.
+    """
+
+    def __init__(
+        self, in_features: int, classes: int, depth: int = 2, norm: str | None = None, scale: float = 1.0,
+        dropout: float = 0.0, adjacency: str = "rw", trials: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials)
+        self.hop = Hop()
+        self.weight = nn.Parameter(torch.empty(trials or 1, in_features, classes))
+        self.bias = nn.Parameter(torch.empty(trials or 1, classes))
+        self.reset_parameters()
+
+    def hidden(self, x: Features, adjacency: Tensor | SparseMatrix) -> Tensor:
+        """Return the propagated features ``[nodes, 1 or trials, features]``."""
+        x, adjacency = self._prepare(x, adjacency)
+        if isinstance(x, SparseMatrix):
+            x = x.to_dense()
+            x = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1).contiguous()
+        h = x if self.norm is None else self.norm(x)
+        for _ in range(self.depth):
+            h = self.hop(h, adjacency)
+            h = h if self.norm is None else self.norm(h)
+        return h
+
+    def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
+        """Return logits; arguments as for :class:`GCN`, ``keys`` ``[1, 2, trials]``."""
+        h = self.hidden(x, adjacency)
+        layer_keys = self._keys(keys, 1, h.device)[0]
+        if layer_keys is not None:
+            h = dropout(h.expand(-1, self.weight.size(0), -1), self.dropout, layer_keys[0])
+        return self._logits(torch.matmul(h.transpose(0, 1), self.weight).transpose(0, 1) + self.bias)

@@ -1,0 +1,162 @@
+"""Sparse matrices whose values may differ from trial to trial: the product that graph convolution, sparse features and attention share."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pairnorm.errors import PairNormError
+from pairnorm.nn import sparse_cuda
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Where the entries of a sparse matrix stand, row by row (CSR), with what can be derived from that derived once."""
+
+    crow: Tensor
+    column: Tensor
+    shape: tuple[int, int]
+
+    @property
+    def num_entries(self) -> int:
+        """The number of stored entries."""
+        return self.column.numel()
+
+    @cached_property
+    def row(self) -> Tensor:
+        """The row of each entry."""
+        counts = self.crow.diff()
+        rows = torch.arange(self.shape[0], dtype=torch.int32, device=self.crow.device)
+        return rows.repeat_interleave(counts, output_size=self.num_entries)
+
+    @cached_property
+    def order(self) -> Tensor:
+        """The entries of the transpose, as positions among the entries of this matrix."""
+        return torch.sort(self.column, stable=True).indices
+
+    @cached_property
+    def transposed(self) -> "Pattern":
+        """The pattern of the transpose, its entries in the order of ``order``."""
+        counts = torch.bincount(self.column, minlength=self.shape[1])
+        crow = torch.zeros(self.shape[1] + 1, dtype=torch.int32, device=self.crow.device)
+        crow[1:] = counts.cumsum(0)
+        return Pattern(crow, self.row[self.order], (self.shape[1], self.shape[0]))
+
+    def to(self, device: torch.device | str) -> "Pattern":
+        """Move to a device."""
+        return Pattern(self.crow.to(device), self.column.to(device), self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseMatrix:
+    """A :class:`Pattern` with values ``[entries]``, or ``[trials, entries]`` for a matrix per trial.
+
+    ``matrix @ dense`` takes ``[columns, features]``, or ``[columns, trials, features]`` where every trial is multiplied by its own
+    values, or by the shared ones; both operands are differentiable.
+    """
+
+    pattern: Pattern
+    values: Tensor
+
+    @classmethod
+    def from_torch(cls, tensor: Tensor) -> "SparseMatrix":
+        """Take over a torch sparse tensor of any layout, or a dense one."""
+        if tensor.layout == torch.sparse_coo:
+            tensor = tensor.coalesce()
+        csr = tensor if tensor.layout == torch.sparse_csr else tensor.to_sparse_csr()
+        if csr.dim() != 2:
+            raise PairNormError(f"sparse tensor has shape {list(csr.shape)}; expected two dimensions")
+        pattern = Pattern(csr.crow_indices().int(), csr.col_indices().int(), (csr.size(0), csr.size(1)))
+        return cls(pattern, csr.values())
+
+    @cached_property
+    def transposed(self) -> "SparseMatrix":
+        """The transpose of every trial's matrix."""
+        return SparseMatrix(self.pattern.transposed, self.values[..., self.pattern.order])
+
+    def to(self, device: torch.device | str) -> "SparseMatrix":
+        """Move to a device."""
+        return SparseMatrix(self.pattern.to(device), self.values.to(device))
+
+    def to_dense(self) -> Tensor:
+        """Return ``[rows, columns]``, or ``[trials, rows, columns]``."""
+        dense = self.values.new_zeros(*self.values.shape[:-1], *self.pattern.shape)
+        dense[..., self.pattern.row.long(), self.pattern.column.long()] = self.values
+        return dense
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        if dense.size(0) != self.pattern.shape[1]:
+            raise PairNormError(
+                f"cannot multiply a {self.pattern.shape[0]} x {self.pattern.shape[1]} matrix with {dense.size(0)} rows of features"
+            )
+        if self.values.dim() == 2 and (dense.dim() != 3 or dense.size(1) != self.values.size(0)):
+            raise PairNormError(
+                f"the matrix has values for {self.values.size(0)} trials, the features have shape {list(dense.shape)}; "
+                f"expected [{dense.size(0)}, {self.values.size(0)}, features]"
+            )
+        result: Tensor = _Multiply.apply(self, self.values, dense)
+        return result
+
+    def __repr__(self) -> str:
+        rows, columns = self.pattern.shape
+        trials = f", trials={self.values.size(0)}" if self.values.dim() == 2 else ""
+        return f"SparseMatrix({rows} x {columns}, entries={self.pattern.num_entries}{trials})"
+
+    @cached_property
+    def _csr(self) -> list[Tensor]:
+        """The torch form, one tensor per trial, or a single one shared by all."""
+        with torch.no_grad():
+            return [
+                torch.sparse_csr_tensor(
+                    self.pattern.crow, self.pattern.column, values, self.pattern.shape, check_invariants=False
+                )
+                for values in self.values.detach().view(-1, self.pattern.num_entries)
+            ]
+
+
+class _Multiply(torch.autograd.Function):
+    """matrix @ dense; the gradients are again such products, so that they can be differentiated in turn."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: SparseMatrix, values: Tensor, dense: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        ctx.save_for_backward(values, dense)
+        return _product(matrix, dense)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        values, dense = ctx.saved_tensors
+        grad_values = grad_dense = None
+        if ctx.needs_input_grad[1]:
+            grad_values = _entrywise(ctx.matrix.pattern, grad, dense, per_trial=values.dim() == 2)
+        if ctx.needs_input_grad[2]:
+            matrix = ctx.matrix
+            if torch.is_grad_enabled():  # of the gradient's own graph, the values are a part
+                matrix = SparseMatrix(matrix.pattern, values)
+            grad_dense = matrix.transposed @ grad
+        return None, grad_values, grad_dense
+
+
+def _product(matrix: SparseMatrix, dense: Tensor) -> Tensor:
+    if sparse_cuda.supports(dense):
+        return sparse_cuda.multiply(matrix.pattern, matrix.values, dense)
+    rows = matrix.pattern.shape[0]
+    if matrix.values.dim() == 1:
+        return (matrix._csr[0] @ dense.reshape(dense.size(0), -1)).view(rows, *dense.shape[1:])
+    result = dense.new_empty(rows, *dense.shape[1:])
+    for trial, csr in enumerate(matrix._csr):
+        result[:, trial] = csr @ dense[:, trial]
+    return result
+
+
+def _entrywise(pattern: Pattern, left: Tensor, right: Tensor, per_trial: bool) -> Tensor:
+    """Return left[row]·right[column] for every entry: ``[trials, entries]``, or summed over trials.
+
+    Trial by trial, so that ``[entries, trials, features]`` never stands in memory at once.
+    """
+    row, column = pattern.row, pattern.column
+    trials = range(left.size(1)) if left.dim() == 3 else [...]
+    products = [(left[:, t][row] * right[:, t][column]).sum(-1) for t in trials]
+    return torch.stack(products) if per_trial else torch.stack(products).sum(0)

@@ -1,0 +1,64 @@
+"""Sums over the nodes of each graph: the one reduction that PairNorm is made of."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pairnorm.errors import PairNormError
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which graph each node belongs to; without ``batch`` all nodes are one graph.
+
+    ``mean`` reduces ``[nodes, ...]`` to ``[graphs, ...]`` and ``spread`` hands every node its graph's value back, so a formula
+    written with the two serves one graph and a batch of graphs alike. Sums add up over parts of a graph, hence also over
+    machines that hold a part each.
+    """
+
+    num_nodes: int
+    batch: Tensor | None = None
+    size: int = 1
+
+    @classmethod
+    def of(cls, x: Tensor, batch: Tensor | None, batch_size: int | None) -> "Groups":
+        """Read the graphs of the nodes of ``x`` from a PyG-style ``batch`` vector, checked."""
+        if batch is None:
+            return cls(x.size(0))
+        if batch.dim() != 1 or batch.size(0) != x.size(0):
+            raise PairNormError(
+                f"batch has shape {list(batch.shape)}; expected [{x.size(0)}], the graph of each of the {x.size(0)} nodes"
+            )
+        if batch.dtype not in (torch.int64, torch.int32):
+            raise PairNormError(f"batch has dtype {batch.dtype}; expected torch.int64")
+        if batch_size is None:
+            # A device sync: callers that compile, or care, pass batch_size.
+            batch_size = int(batch.max()) + 1 if batch.numel() else 0
+        return cls(x.size(0), batch, batch_size)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum ``[nodes, ...]`` over the nodes of each graph: ``[graphs, ...]``."""
+        if self.batch is None:
+            return x.sum(0, keepdim=True)
+        return x.new_zeros(self.size, *x.shape[1:]).index_add(0, self.batch, x)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Average over the nodes of each graph; a graph without nodes has mean zero."""
+        if self.batch is None:
+            return self.sum(x) / max(self.num_nodes, 1)
+        count = self.sum(x.new_ones(self.num_nodes)).clamp(min=1)
+        return self.sum(x) / count.view(-1, *[1] * (x.dim() - 1))
+
+    def spread(self, statistic: Tensor) -> Tensor:
+        """Hand each node its graph's statistic: ``[graphs, ...]`` to something that broadcasts with ``[nodes, ...]``."""
+        return statistic if self.batch is None else statistic.index_select(0, self.batch)
+
+    def centre(self, x: Tensor) -> Tensor:
+        """Subtract from every node the mean of its graph.
+
+        Done twice: the second mean is what rounding left of the first, which matters when a large common offset hides small
+        differences, the very state of an oversmoothed representation.
+        """
+        x = x - self.spread(self.mean(x))
+        return x - self.spread(self.mean(x))
