@@ -1,0 +1,297 @@
+import csv
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import fields
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pairnorm
+from pairnorm.errors import PairNormError
+from pairnorm.train.spec import Spec
+from pairnorm.train.store import Merged, Store
+from pairnorm.train.trial import Trial
+
+METRICS = (
+    "train_loss",
+    "train_accuracy",
+    "validation_loss",
+    "validation_accuracy",
+    "test_loss",
+    "test_accuracy",
+)
+SPEC = Spec("cora", "GCN", 10, norm="PN-SI", missing_rate=1.0)
+
+numbers = st.floats(width=64)
+any_trial = st.builds(
+    Trial,
+    seed=st.integers(0, 2**63 - 1),
+    diverged=st.booleans(),
+    best_epoch=st.integers(0, 1000),
+    **dict.fromkeys(METRICS, numbers),
+    measures=st.dictionaries(st.sampled_from(["apd", "row_diff"]), numbers).map(
+        lambda found: dict(sorted(found.items()))
+    ),
+    curves=st.none() | st.dictionaries(st.just("test_loss"), st.lists(numbers)),
+)
+
+
+def a_trial(seed: int, value: float = 0.1 + 0.2, **more: Any) -> Trial:
+    return Trial(seed=seed, best_epoch=seed + 1, **dict.fromkeys(METRICS, value), **more)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "folder" / "results.sqlite") as opened:
+        yield opened
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(any_trial, unique_by=lambda trial: trial.seed, max_size=3))
+def test_trials_come_back_exactly_also_by_way_of_csv(cell: list[Trial]) -> None:
+    # By repr, which is exact for numbers, as NaN is not equal to itself.
+    wanted = [repr(trial) for trial in sorted(cell, key=lambda trial: trial.seed)]
+    with tempfile.TemporaryDirectory() as folder, Store(f"{folder}/one.sqlite") as one:
+        assert one.add(SPEC, cell, seconds=1.5) == len(cell) == len(one)
+        assert [repr(trial) for trial in one.trials(SPEC)] == wanted
+        exported = one.export(f"{folder}/one.csv").read_bytes()
+        with Store(f"{folder}/rebuilt.sqlite") as rebuilt:
+            assert rebuilt.merge(f"{folder}/one.csv") == Merged(added=len(cell), same=0, different=0)
+            assert [repr(trial) for trial in rebuilt.trials(SPEC)] == wanted
+            assert rebuilt.export(f"{folder}/rebuilt.csv").read_bytes() == exported
+
+
+def test_only_what_is_missing_is_asked_for(store: Store) -> None:
+    assert store.missing(SPEC, range(3)) == [0, 1, 2]
+    store.add(SPEC, [a_trial(1)], seconds=1.0)
+    assert store.missing(SPEC, [2, 1, 0, 2]) == [2, 0]
+    assert store.missing(SPEC.replace(depth=2), [1]) == [1]
+
+
+def test_the_first_result_is_kept(store: Store) -> None:
+    assert store.add(SPEC, [a_trial(0, 0.1)], seconds=1.0) == 1
+    assert store.add(SPEC, [a_trial(0, 0.2), a_trial(1, 0.2)], seconds=1.0) == 1
+    assert [trial.test_loss for trial in store.trials(SPEC)] == [0.1, 0.2]
+
+
+def test_a_cell_is_written_in_full_or_not_at_all(store: Store) -> None:
+    def cell() -> Iterator[Trial]:
+        yield a_trial(0)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.add(SPEC, cell(), seconds=1.0)
+    with pytest.raises(PairNormError, match="measure is named 'seed', as is a column"):
+        store.add(SPEC, [a_trial(0), a_trial(1, measures={"seed": 1.0})], seconds=1.0)
+    with pytest.raises(sqlite3.IntegrityError):
+        store.add(SPEC, [a_trial(0)], seconds=nan)
+    assert len(store) == 0
+    assert store.add(SPEC, [a_trial(0)], seconds=1.0) == 1
+
+
+def test_a_row_holds_spec_metrics_and_origin(store: Store) -> None:
+    other = Spec("cora", "SGC", 2)
+    store.add_cells({SPEC: [a_trial(0), a_trial(1)], other: [a_trial(0)]}, seconds=6, device="cpu")
+    with closing(sqlite3.connect(store.path)) as connection:
+        connection.row_factory = sqlite3.Row
+        rows = [
+            dict(row) for row in connection.execute("SELECT * FROM trials WHERE model = 'GCN' AND seed = 1")
+        ]
+    assert len(rows) == 1
+    row = rows[0]
+    assert {field.name: row[field.name] for field in fields(SPEC)} == {
+        field.name: getattr(SPEC, field.name) for field in fields(SPEC)
+    }
+    assert (row["hash"], row["seconds"], row["shared_by"], row["best_epoch"]) == (SPEC.hash, 6.0, 3, 2)
+    assert (row["pairnorm_version"], row["torch_version"]) == (pairnorm.__version__, torch.__version__)
+    assert row["test_accuracy"] == 0.1 + 0.2
+
+
+def test_cells_are_sorted_and_narrowed(store: Store) -> None:
+    specs = [Spec("cora", "GCN", depth, norm=norm) for depth in (2, 10) for norm in ("PN", "none")]
+    for spec in reversed(specs):
+        store.add(spec, [a_trial(1), a_trial(0)], seconds=1.0)
+    assert list(store.cells()) == specs
+    assert [trial.seed for trial in store.cells()[specs[0]]] == [0, 1]
+    assert list(store.cells(depth=10)) == specs[2:]
+    assert list(store.cells(depth=[2, 10], norm="PN", missing_rate=0)) == specs[::2]
+    assert store.cells(seed=1, depth=2, norm="PN") == {specs[0]: [a_trial(1)]}
+    assert store.cells(dataset="citeseer") == {}
+    with pytest.raises(PairNormError, match=r"column is 'dept'; .* Did you mean 'depth'"):
+        store.cells(dept=2)
+
+
+def test_the_frame_has_measures_as_columns(store: Store) -> None:
+    empty = store.frame()
+    store.add(SPEC, [a_trial(0, nan, diverged=True), a_trial(1, measures={"row_diff": 2.5})], seconds=1.0)
+    frame = store.frame()
+    assert list(frame.columns) == [*empty.columns, "row_diff"]
+    assert frame["diverged"].tolist() == [True, False]
+    assert frame["diverged"].dtype == empty["diverged"].dtype == bool
+    assert frame["depth"].dtype == empty["depth"].dtype == np.int64
+    assert isnan(frame["test_loss"][0])
+    assert frame["test_loss"][1] == 0.1 + 0.2
+    assert isnan(frame["row_diff"][0])
+    assert frame["row_diff"][1] == 2.5
+    assert store.frame(seed=1)["row_diff"].tolist() == [2.5]
+
+
+def test_exports_depend_on_the_trials_only(tmp_path: Path, store: Store) -> None:
+    cells = {
+        SPEC.replace(depth=depth): [a_trial(seed, 1 / depth) for seed in range(3)] for depth in (2, 10, 4)
+    }
+    store.add_cells(cells, seconds=1 / 3)
+    exports = {
+        suffix: store.export(tmp_path / f"one{suffix}").read_bytes() for suffix in (".csv", ".parquet")
+    }
+    with Store(tmp_path / "backwards.sqlite") as other:
+        lines = (tmp_path / "one.csv").read_text().splitlines()
+        (tmp_path / "backwards.csv").write_text("\n".join([lines[0], *reversed(lines[1:])]))
+        other.merge(tmp_path / "backwards.csv")
+        for suffix, exported in exports.items():
+            assert other.export(tmp_path / f"other{suffix}").read_bytes() == exported
+
+
+def test_exports_are_read_by_others(tmp_path: Path, store: Store) -> None:
+    store.add(SPEC, [a_trial(0, nan), a_trial(1, measures={"row_diff": 1 / 3})], seconds=1.0)
+    frame = store.frame()
+    from_parquet = pd.read_parquet(store.export(tmp_path / "one.parquet"))
+    pd.testing.assert_frame_equal(from_parquet, frame, check_dtype=False, check_exact=True)
+    with store.export(tmp_path / "new folder" / "one.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert [first[name] for name in ("test_loss", "row_diff", "curves", "diverged")] == [
+        "nan",
+        "",
+        "",
+        "False",
+    ]
+    assert (float(second["test_loss"]), float(second["row_diff"])) == (0.1 + 0.2, 1 / 3)
+    assert second["device"] == frame["device"][1]
+    with pytest.raises(
+        PairNormError, match=r"suffix of the export is '.txt'; expected one of '.csv', '.parquet'"
+    ):
+        store.export(tmp_path / "one.txt")
+
+
+def test_a_failed_export_leaves_the_old_one(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = store.export(tmp_path / "one.csv")
+    before = target.read_bytes()
+    store.add(SPEC, [a_trial(0)], seconds=1.0)
+    monkeypatch.setattr("pairnorm.train.exchange._write", lambda value: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.export(target)
+    assert target.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "one.csv"]
+
+
+def test_a_store_travels_and_is_merged_back(tmp_path: Path, store: Store) -> None:
+    store.add(SPEC, [a_trial(0), a_trial(1, nan)], seconds=1.0)
+    # The one file is complete while the store is still open.
+    shutil.copy(store.path, tmp_path / "away.sqlite")
+    with Store(tmp_path / "away.sqlite") as away:
+        assert away.missing(SPEC, range(4)) == [2, 3]
+        away.add(SPEC, [a_trial(2), a_trial(3, 0.4)], seconds=1.0)
+    store.add(SPEC, [a_trial(3, 0.3)], seconds=1.0)
+    assert store.merge(tmp_path / "away.sqlite") == Merged(added=1, same=2, different=1)
+    assert [trial.test_loss for trial in store.trials(SPEC)][2:] == [0.1 + 0.2, 0.3]
+    assert store.merge(tmp_path / "away.sqlite") == Merged(added=0, same=3, different=1)
+    assert store.merge(store.path) == Merged(added=0, same=4, different=0)
+    with pytest.raises(PairNormError, match=r"there is no store at .*nowhere.sqlite"):
+        store.merge(tmp_path / "nowhere.sqlite")
+    assert not (tmp_path / "nowhere.sqlite").exists()
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_a_file_that_may_not_be_written_can_be_read(
+    store: Store, by_flag: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(SPEC, [a_trial(0)], seconds=1.0)
+    store.path.chmod(0o444)
+    if not by_flag:  # root may write whatever the mode says
+        monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with Store(store.path, read_only=by_flag) as reader:
+        assert reader.read_only
+        assert reader.trials(SPEC) == [a_trial(0)]
+        with pytest.raises(PairNormError, match=r"results.sqlite is open for reading only"):
+            reader.add(SPEC, [a_trial(1)], seconds=1.0)
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader._connection.execute("DELETE FROM trials")
+
+
+def _run_writers(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, str(Path(__file__).with_name("writers.py")), *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _check_whole(path: Path, reported: set[str]) -> dict[Spec, list[Trial]]:
+    """Check that the file is sound, has every reported cell, and no cell in part."""
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    with Store(path, read_only=True) as store:
+        cells = store.cells()
+    assert reported <= {spec.hash for spec in cells}
+    for cell in cells.values():
+        assert [trial.seed for trial in cell] == list(range(10))
+        assert len({trial.best_epoch for trial in cell}) == 1, "one cell of two writers"
+        assert all(trial.curves == cell[0].curves for trial in cell)
+    return cells
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the writers are forked")
+def test_kill_minus_nine_loses_at_most_the_cell_in_flight(tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    with _run_writers("killed", path, 5) as process:
+        output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    lines = output.split()
+    assert lines.count("half-written") == 5, "no writer was killed while it wrote"
+    reported = set(lines) - {"half-written"}
+    cells = _check_whole(path, reported)
+    killed = {spec.dataset for spec in cells}
+    assert len(cells) <= len(reported) + len(killed)
+    with Store(path) as store:
+        assert store.add(SPEC, [a_trial(0)], seconds=1.0) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the writers are forked")
+def test_several_processes_write_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    with _run_writers("together", path, 4, 6) as process:
+        while process.poll() is None:
+            if path.exists():
+                with Store(path) as reader:
+                    assert all(len(cell) == 10 for cell in reader.cells().values()), "a cell seen in part"
+        output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    cells = _check_whole(path, set(output.split()))
+    names = [*(f"own-{writer}" for writer in range(4)), "shared"]
+    assert set(cells) == {Spec(name, "GCN", depth) for name in names for depth in range(1, 7)}
+
+
+def test_little_needs_to_be_installed(tmp_path: Path) -> None:
+    program = """
+import sys
+for name in ("pandas", "scipy", "pyarrow", "matplotlib", "torch_geometric", "networkx", "rich", "typer"):
+    sys.modules[name] = None
+from pairnorm.train.spec import Spec
+from pairnorm.train.store import Store
+with Store(sys.argv[1]) as store:
+    store.add(Spec("cora", "SGC", 2), [], seconds=0.0)
+    store.merge(store.export(sys.argv[1] + ".csv"))
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], check=True)
