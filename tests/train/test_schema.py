@@ -147,7 +147,7 @@ def test_what_a_killed_writer_left_is_undone_or_explained(
     assert copy.read_bytes() != whole
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-        with pytest.raises(PairNormError, match="copy it with copy-journal to a folder where you may write"):
+        with pytest.raises(PairNormError, match="copy it with copy-journal to where you may write"):
             connect(copy, read_only=True)
     with closing(connect(copy, read_only=True)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

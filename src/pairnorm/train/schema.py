@@ -74,9 +74,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         raise PairNormError(f"there is no store at {path}; check the path, or run an experiment first.")
     if path.exists() and not path.is_file():
         raise PairNormError(f"{path} is not a file; expected the path of a store, such as results.sqlite.")
-    if (
-        path.exists() and 0 < path.stat().st_size < 512
-    ):  # SQLite itself would take a file of one byte for empty
+    # Less than a page is no database, though SQLite would take a single byte for an empty one and use it.
+    if path.exists() and 0 < path.stat().st_size < 512:
         raise PairNormError(_foreign(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     # A reader also opens for writing where it may, so that it can undo what a killed writer left half done.
@@ -85,9 +84,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     try:
         uri = f"{path.absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-        with transaction(
-            connection, "DEFERRED"
-        ):  # one look: another process may be making the store right now
+        # One look, not several: another process may be making the store right now.
+        with transaction(connection, "DEFERRED"):
             version = _version(connection, path)
         if read_only:
             connection.execute("PRAGMA query_only = ON")
@@ -127,9 +125,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
         for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
     )
     if application != APPLICATION and (application or version or tables):
-        raise PairNormError(
-            f"{path} is the SQLite file of another program; choose another path for the store."
-        )
+        raise PairNormError(f"{path} is the SQLite file of another program; choose another path.")
     if version > len(MIGRATIONS):
         raise PairNormError(
             f"{path} was written by a newer pairnorm (schema version {version}; "
@@ -149,13 +145,11 @@ def _lift(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _unreadable(path: Path, error: sqlite3.Error) -> str:
-    if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
         return _foreign(path)
     journal = path.with_name(f"{path.name}-journal")
     if journal.exists():
-        return (
-            f"{path} cannot be opened ({error}); copy it with {journal.name} to a folder where you may write."
-        )
+        return f"{path} cannot be opened ({error}); copy it with {journal.name} to where you may write."
     return f"{path} cannot be opened ({error}); check that it is whole and that you may read and write there."
 
 
