@@ -1,1 +1,29 @@
 """Graphs: the class, the named ones, generated ones, a user's own files, and which vectors are missing."""
+
+from pairnorm.data.features import Features, features_after, row_normalise
+from pairnorm.data.files import GraphWarning
+from pairnorm.data.generate import csbm
+from pairnorm.data.graph import Graph
+from pairnorm.data.missing import Missing, given_missing, missing_entries, missing_nodes, missing_vectors
+from pairnorm.data.named import Dataset, datasets, load
+from pairnorm.data.split import Split, per_class, random_split
+
+__all__ = [
+    "Dataset",
+    "Features",
+    "Graph",
+    "GraphWarning",
+    "Missing",
+    "Split",
+    "csbm",
+    "datasets",
+    "features_after",
+    "given_missing",
+    "load",
+    "missing_entries",
+    "missing_nodes",
+    "missing_vectors",
+    "per_class",
+    "random_split",
+    "row_normalise",
+]

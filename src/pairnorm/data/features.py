@@ -1,0 +1,110 @@
+"""The features a model is given: rows of L1 length 1, and which of them each trial gets to see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pairnorm.errors import PairNormError
+
+if TYPE_CHECKING:
+    from pairnorm.data.graph import Graph
+    from pairnorm.data.missing import Missing
+
+
+def row_normalise(features: Tensor) -> Tensor:
+    """Divide each row by its L1 length, x_i / sum_j |x_ij|; a row of zeros stays zero.
+
+    >>> row_normalise(torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
+    tensor([[0.2500, 0.7500],
+            [0.0000, 0.0000]])
+
+    Args:
+        features: [n, d], dense or ``torch.sparse_csr``; the result is of the same kind.
+    """
+    if features.layout != torch.sparse_csr:
+        lengths = features.abs().sum(1, keepdim=True)
+        return features / torch.where(lengths > 0, lengths, 1)
+    rows, values = stored_rows(features), features.values()
+    lengths = values.new_zeros(features.shape[0]).index_add_(0, rows, values.abs())
+    return with_values(features, values / torch.where(lengths > 0, lengths, 1)[rows])
+
+
+def stored_rows(features: Tensor) -> Tensor:
+    """Return the row of each stored entry of a CSR tensor, int64 [nnz]."""
+    numbers = torch.arange(features.shape[0], device=features.device)
+    return torch.repeat_interleave(numbers, features.crow_indices().diff())
+
+
+def with_values(features: Tensor, values: Tensor) -> Tensor:
+    """Return a CSR tensor with the same pattern as ``features`` and other values."""
+    return torch.sparse_csr_tensor(
+        features.crow_indices(), features.col_indices(), values, size=features.shape, check_invariants=False
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features shared by all trials, and which of them each trial keeps.
+
+    Args:
+        values: [n, d], L1-row-normalised, dense or ``torch.sparse_csr``.
+        keep: bool, what survives in each trial: [nnz, trials] (stored entries) where ``values`` is sparse;
+            [n, trials] (whole rows) or [n, trials, d] (single entries) where it is dense.
+    """
+
+    values: Tensor
+    keep: Tensor
+
+    @property
+    def trials(self) -> int:
+        """How many trials there are."""
+        return self.keep.shape[1]
+
+    def trial(self, number: int) -> Tensor:
+        """Return what one trial sees, [n, d], of the same kind as ``values``; what is erased is zero.
+
+        Args:
+            number: the trial, from 0.
+        """
+        keep = self.keep[:, number]
+        if self.values.layout == torch.sparse_csr:
+            return with_values(self.values, self.values.values() * keep)
+        return self.values * (keep if keep.dim() == 2 else keep[:, None])
+
+    def dense(self) -> Tensor:
+        """Return what every trial sees as one dense tensor, [n, trials, d]."""
+        if self.values.layout == torch.sparse_csr:
+            return torch.stack([self.trial(number).to_dense() for number in range(self.trials)], 1)
+        return self.values[:, None] * (self.keep if self.keep.dim() == 3 else self.keep[..., None])
+
+
+def features_after(graph: Graph, missing: Missing | None = None) -> Features:
+    """Return a graph's features, L1-row-normalised, then erased where missing. The graph is not changed.
+
+    Args:
+        graph: whose features.
+        missing: what to erase, in each trial. Default: nothing, one trial.
+    """
+    values, device = row_normalise(graph.features), graph.device
+    sparse = values.layout == torch.sparse_csr
+    entries = values.values().numel() if sparse else values.numel()
+    if missing is None:
+        keep = torch.ones(entries if sparse else graph.num_nodes, 1, dtype=torch.bool, device=device)
+        return Features(values, keep)
+
+    keep = ~missing.mask.to(device)
+    expected = entries if missing.kind == "entries" else graph.num_nodes
+    if len(keep) != expected:
+        raise PairNormError(
+            f"missing is about {len(keep):,} {missing.unit}, but graph {graph.name!r} has {expected:,}. "
+            "Draw it anew for this graph."
+        )
+    if sparse and missing.kind != "entries":
+        keep = keep[stored_rows(values)]
+    elif not sparse and missing.kind == "entries":
+        keep = keep.view(graph.num_nodes, graph.num_features, -1).transpose(1, 2)
+    return Features(values, keep)

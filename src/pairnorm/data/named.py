@@ -1,0 +1,200 @@
+"""Graphs by name: the four of the paper, and the generated one."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pairnorm.data.adjacency import csr_tensor
+from pairnorm.data.checksums import verified_bytes
+from pairnorm.data.features import with_values
+from pairnorm.data.fetch import fetch
+from pairnorm.data.generate import csbm
+from pairnorm.data.graph import Graph
+from pairnorm.data.planetoid import PIECES, read_planetoid
+from pairnorm.data.split import Split, rest_is_test
+from pairnorm.data.whole import read_npz
+from pairnorm.errors import PairNormError, one_of
+
+BUNDLED = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What is known about a named graph without opening it, as in the paper's appendix.
+
+    Args:
+        name: to load it by.
+        title: as the paper writes it.
+        nodes: how many.
+        listed_edges: as the paper counts them: every listed pair, repeats and self-loops included.
+        edges: distinct undirected edges.
+        features: how many.
+        classes: how many.
+        label_rate: the fraction of nodes in the training set of the usual split.
+        files: the raw files, relative to the root of the data; none if it needs no files.
+        address: where on the network they are.
+    """
+
+    name: str
+    title: str
+    nodes: int
+    listed_edges: int
+    edges: int
+    features: int
+    classes: int
+    label_rate: float
+    files: tuple[str, ...] = ()
+    address: str = ""
+
+    def absent(self, root: str | PathLike[str] | None = None) -> tuple[Path, ...]:
+        """Return the files that have yet to be fetched.
+
+        Args:
+            root: as for :func:`load`.
+        """
+        return tuple(path for name in self.files if not (path := data_folder(root) / name).is_file())
+
+
+def _planetoid_files(name: str) -> tuple[str, ...]:
+    return tuple(f"Planetoid/{name}/raw/ind.{name.lower()}.{piece}" for piece in PIECES)
+
+
+_PLANETOID = "https://github.com/kimiyoung/planetoid/raw/master/data"
+_COAUTHOR = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
+_DATASETS = (
+    Dataset("cora", "Cora", 2708, 5429, 5278, 1433, 7, 0.052),
+    Dataset(
+        "citeseer", "Citeseer", 3327, 4732, 4552, 3703, 6, 0.036, _planetoid_files("CiteSeer"), _PLANETOID
+    ),
+    Dataset("pubmed", "Pubmed", 19717, 44338, 44324, 500, 3, 0.003, _planetoid_files("PubMed"), _PLANETOID),
+    Dataset(
+        "coauthor-cs",
+        "Coauthor CS",
+        18333,
+        81894,
+        81894,
+        6805,
+        15,
+        0.030,
+        ("Coauthor/CS/raw/ms_academic_cs.npz",),
+        _COAUTHOR,
+    ),
+)
+
+
+def datasets() -> tuple[Dataset, ...]:
+    """Return what is known about the four graphs of the paper. ``csbm``, the fifth name, is made to order."""
+    return _DATASETS
+
+
+def data_folder(root: str | PathLike[str] | None = None) -> Path:
+    """Return where raw files are looked for: ``root``, else ``$PAIRNORM_DATA``, else the user's cache folder.
+
+    Args:
+        root: a folder laid out as PyG's loaders do it, or None.
+    """
+    if root is None:
+        root = os.environ.get("PAIRNORM_DATA")
+    if root:
+        return Path(root).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("pairnorm")
+
+
+def load(
+    name: str,
+    root: str | PathLike[str] | None = None,
+    *,
+    split: str | Split | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Graph:
+    """Return a graph by name. Nothing is written but files that had to be fetched.
+
+    >>> load("cora").num_edges
+    5278
+
+    Args:
+        name: ``'cora'`` (in this package), ``'citeseer'``, ``'pubmed'``, ``'coauthor-cs'`` or ``'csbm'``.
+        root: the folder of the raw files. Default: ``$PAIRNORM_DATA``, else the user's cache folder.
+        split: ``'public'``, ``'random'``, ``'per-class-20'``, or masks. Default: public if there is one.
+        seed: for what is drawn at random.
+        **options: for ``'csbm'``: see :func:`pairnorm.csbm`.
+    """
+    name = one_of("name", str(name).lower().replace("_", "-"), [*_READERS, "csbm"])
+    known = inspect.signature(csbm).parameters if name == "csbm" else {}
+    for option in options:
+        if option not in known:
+            hint = f"it has {', '.join(known)}" if known else "it has none"
+            raise PairNormError(f"{option!r} is no option of {name!r}; {hint}.")
+    graph = csbm(seed=seed, **options) if name == "csbm" else _read(name, root)
+    if split == "public" and (name == "csbm" or not graph.train.any()):
+        raise PairNormError(f"{name!r} has no public split. Ask for split='random' or 'per-class-20'.")
+    if split in (None, "public"):
+        return graph if graph.train.any() else graph.with_split("random", seed)
+    return graph.with_split(split, seed)
+
+
+def _read(name: str, root: str | PathLike[str] | None) -> Graph:
+    facts = next(dataset for dataset in _DATASETS if dataset.name == name)
+    folder = data_folder(root)
+    fetch(folder, facts.files, facts.address)
+    graph = _READERS[name]([verified_bytes(folder, file) for file in facts.files])
+    note = f"{facts.listed_edges:,} edges are listed, {facts.edges:,} of them distinct and undirected"
+    return graph.replace(name=name, notes=(note,) if facts.listed_edges != facts.edges else ())
+
+
+def _read_cora(_: list[bytes]) -> Graph:
+    from scipy.sparse import csr_array
+
+    with np.load(io.BytesIO(verified_bytes(BUNDLED, "cora.npz")), allow_pickle=False) as archive:
+        found = {key: archive[key] for key in archive.files}
+    ones, size = np.ones(len(found["x_indices"])), (len(found["y"]), int(found["num_features"]))
+    words = csr_array((ones, found["x_indices"], found["x_indptr"]), shape=size)
+    graph = Graph.from_edges(
+        np.stack([found["edge_source"], found["edge_target"]]),
+        csr_tensor(words),
+        found["y"].astype(np.int64),
+        node_names=found["paper_id"].astype(np.int64),
+        class_names=tuple(found["class_names"].tolist()),
+    )
+    return _with_public_split(graph, found["train"], found["val"])
+
+
+def _read_planetoid(files: list[bytes]) -> Graph:
+    found = read_planetoid(dict(zip(PIECES, files, strict=True)))
+    graph = Graph.from_edges(found["edges"], csr_tensor(found["features"]), found["labels"])
+    train = np.arange(found["train"])
+    return _with_public_split(graph, train, found["train"] + np.arange(500))
+
+
+def _with_public_split(graph: Graph, train: NDArray[Any], validation: NDArray[Any]) -> Graph:
+    numbers = np.arange(graph.num_nodes)
+    masks = (torch.from_numpy(np.isin(numbers, chosen)) for chosen in (train, validation))
+    return graph.with_split(rest_is_test(graph.labels, *masks))
+
+
+def _read_coauthor(files: list[bytes]) -> Graph:
+    graph = read_npz(io.BytesIO(files[0]))
+    # The file counts how often a keyword occurs; every loader in use, PyG's among them, says whether it does.
+    return graph.replace(features=with_values(graph.features, torch.ones_like(graph.features.values())))
+
+
+_READERS: dict[str, Callable[[list[bytes]], Graph]] = {
+    "cora": _read_cora,
+    "citeseer": _read_planetoid,
+    "pubmed": _read_planetoid,
+    "coauthor-cs": _read_coauthor,
+}

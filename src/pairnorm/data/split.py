@@ -1,0 +1,114 @@
+"""Which nodes a model learns from, is chosen by, and is reported on."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pairnorm.data.keys import Stream
+from pairnorm.errors import PairNormError
+
+
+class Split(NamedTuple):
+    """Three masks over the nodes, bool [n], that do not overlap."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def rest_is_test(labels: Tensor, train: Tensor, validation: Tensor) -> Split:
+    """Return the paper's split: every labelled node outside train and validation is in the test set.
+
+    Args:
+        labels: int64 [n]; -1 where unknown.
+        train: bool [n].
+        validation: bool [n].
+    """
+    return Split(train, validation, (labels >= 0) & ~train & ~validation)
+
+
+def random_split(labels: Tensor, train: float = 0.03, validation: float = 0.10, seed: int = 0) -> Split:
+    """Split the labelled nodes at random, by default 3% / 10% / 87% as the paper does for Coauthor CS.
+
+    >>> split = random_split(torch.zeros(1000, dtype=torch.int64))
+    >>> [int(mask.sum()) for mask in split]
+    [30, 100, 870]
+
+    Args:
+        labels: int64 [n]; -1 where unknown: such nodes are in no part.
+        train: the fraction of labelled nodes to learn from.
+        validation: the fraction to choose a model by; the rest is the test set.
+        seed: the same seed gives the same split on every machine.
+    """
+    if not (train >= 0 and validation >= 0 and train + validation <= 1):
+        raise PairNormError(
+            f"train is {train} and validation {validation}; expected fractions of at most 1 together."
+        )
+    order = _shuffled(labels, seed)
+    first, second = round(train * len(order)), round((train + validation) * len(order))
+    return _split(labels, order[:first], order[first:second])
+
+
+def per_class(labels: Tensor, count: int = 20, validation: int | None = None, seed: int = 0) -> Split:
+    """Draw ``count`` training nodes from each class, then the validation nodes; the rest is the test set.
+
+    Args:
+        labels: int64 [n]; -1 where unknown: such nodes are in no part.
+        count: training nodes of each class.
+        validation: validation nodes in all. Default: 500, or a third of what train leaves if that is less.
+        seed: the same seed gives the same split on every machine.
+    """
+    if count < 1:
+        raise PairNormError(f"count is {count}; expected at least one training node per class.")
+    order = _shuffled(labels, seed)
+    classes = labels.cpu().numpy()[order]
+    sizes = np.bincount(classes)
+    if len(sizes) == 0 or (small := int(sizes.argmin())) < 0 or sizes[small] < count:
+        found = f"class {small} has {sizes[small]}" if len(sizes) else "there are no"
+        raise PairNormError(f"{found} labelled nodes; {count} per class were asked for. Ask for fewer.")
+    by_class = np.argsort(classes, kind="stable")
+    rank = np.empty_like(by_class)
+    rank[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rest = order[rank >= count]
+    chosen = min(500, len(rest) // 3) if validation is None else validation
+    if not 0 <= chosen <= len(rest):
+        raise PairNormError(f"validation is {chosen}; train leaves {len(rest)} labelled nodes.")
+    return _split(labels, order[rank < count], rest[:chosen])
+
+
+def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
+    """Return the split that a short text names: ``'random'`` or ``'per-class-20'`` (any number).
+
+    Args:
+        name: the text.
+        labels: int64 [n]; -1 where unknown.
+        seed: the same seed gives the same split on every machine.
+    """
+    if name == "random":
+        return random_split(labels, seed=seed)
+    if found := re.fullmatch(r"per-class-(\d+)", name):
+        return per_class(labels, int(found[1]), seed=seed)
+    raise PairNormError(
+        f"split is {name!r}; expected 'random' or 'per-class-20' (or another number per class)."
+    )
+
+
+def _shuffled(labels: Tensor, seed: int) -> NDArray[np.int64]:
+    """Return the labelled nodes in random order. A node's key depends on its own number alone."""
+    order = Stream(seed, "split").order(len(labels))
+    return order[labels.cpu().numpy()[order] >= 0]
+
+
+def _split(labels: Tensor, train: NDArray[np.int64], validation: NDArray[np.int64]) -> Split:
+    def mask(nodes: NDArray[np.int64]) -> Tensor:
+        chosen = torch.zeros(len(labels), dtype=torch.bool)
+        chosen[torch.from_numpy(nodes)] = True
+        return chosen.to(labels.device)
+
+    return rest_is_test(labels, mask(train), mask(validation))

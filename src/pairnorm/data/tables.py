@@ -1,0 +1,284 @@
+"""Tables in CSV, TSV or Parquet files, with errors that name the file, the line and the value."""
+
+from __future__ import annotations
+
+import csv
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairnorm.errors import PairNormError
+
+if TYPE_CHECKING:
+    import pandas
+
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+TABLES = (*DELIMITERS, ".parquet")
+# What counts as empty among numbers. In ids, labels and categories only an empty cell does: NA is a country.
+EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]
+ROWS_PER_BLOCK = 1_000_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from, and how to tell a person about one of them.
+
+    Args:
+        name: what to call it in messages, e.g. ``'nodes.csv'``.
+        columns: the names of its columns.
+        path: the file; None for rows that were given in Python.
+        delimiter: what separates its cells; None where it is no text file.
+        frame: rows that were given in Python.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    path: Path | None = None
+    delimiter: str | None = None
+    frame: pandas.DataFrame | None = None
+
+    def column(self, option: str, name: str) -> str:
+        """Return ``name`` if there is such a column, else raise an error that suggests the closest one.
+
+        Args:
+            option: the argument that named it.
+            name: the column.
+        """
+        if name in self.columns:
+            return name
+        close = get_close_matches(str(name), self.columns, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        shown = ", ".join(map(repr, self.columns[:10])) + (", …" if len(self.columns) > 10 else "")
+        raise PairNormError(f"{self.name}: there is no column {name!r} ({option}); it has {shown}.{hint}")
+
+    def line(self, row: int) -> str:
+        """Say where a row is: ``'line 7'`` of a text file (its header is line 1), ``'row 7'`` of others.
+
+        Args:
+            row: its number, from 0.
+        """
+        if self.path is None or self.delimiter is None:
+            return f"row {row + 1:,}"
+        # Counted only when something is wrong, for blank lines and quoted line breaks make it slow work.
+        with open(self.path, encoding="utf-8-sig", errors="replace", newline="") as file:
+            reader = csv.reader(file, delimiter=self.delimiter, skipinitialspace=True)
+            seen, start = -1, 1
+            for cells in reader:
+                if len(cells) > 1 or any(cell.strip() for cell in cells):
+                    if seen == row:
+                        break
+                    seen += 1
+                start = reader.line_num + 1
+        return f"line {start:,}"
+
+    def reject(self, row: int, problem: str) -> NoReturn:
+        """Raise an error about one row."""
+        raise PairNormError(f"{self.name}, {self.line(row)}: {problem}")
+
+
+def open_table(path: Path, delimiter: str | None = None) -> Source:
+    """Look at the first line of a table and return where it is and what its columns are called.
+
+    Args:
+        path: a CSV, TSV or Parquet file.
+        delimiter: what separates the cells of a text file. Default: by its ending, a comma or a tab.
+    """
+    if not path.is_file():
+        raise PairNormError(f"{path}: there is no such file. Check the name and the folder.")
+    if path.stat().st_size == 0:
+        raise PairNormError(f"{path.name}: the file is empty. Expected a header line and rows.")
+    if path.suffix.lower() == ".parquet":
+        return Source(path.name, _parquet_columns(path), path)
+    delimiter = delimiter or DELIMITERS.get(path.suffix.lower(), ",")
+    with readable(path.name), open(path, encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+        header = next((cells for cells in lines if any(cell.strip() for cell in cells)), [])
+    if not header:
+        raise PairNormError(f"{path.name}: the file is empty. Expected a header line and rows.")
+    _check_delimiter(path.name, header, delimiter)
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise PairNormError(
+            f"{path.name}: column {twice[0]!r} is there twice. Give each column its own name."
+        )
+    return Source(path.name, tuple(header), path, delimiter)
+
+
+def _check_delimiter(name: str, header: list[str], delimiter: str) -> None:
+    if len(header) > 1:
+        return
+    other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)
+    if other:
+        raise PairNormError(
+            f"{name}: line 1 is one column {header[0]!r}, separated by {other!r}, it seems, not {delimiter!r}. "
+            f"Pass delimiter={other!r}."
+        )
+
+
+def _parquet_columns(path: Path) -> tuple[str, ...]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise PairNormError(
+            f"{path.name}: reading Parquet needs pyarrow. pip install 'pairnorm[parquet]'"
+        ) from error
+    with readable(path.name):
+        return tuple(parquet.read_schema(path).names)
+
+
+def read_blocks(
+    source: Source, text: Sequence[str] = (), rows: int | None = ROWS_PER_BLOCK
+) -> Iterator[pandas.DataFrame]:
+    """Read a table block by block.
+
+    Args:
+        source: where it is.
+        text: the columns to read as text, in which only an empty cell is empty.
+        rows: how many rows are in a block; None for all of them.
+    """
+    if source.delimiter is not None:
+        yield from _read_text(source, text, rows)
+        return
+    frame = _read_parquet(source) if source.frame is None else source.frame
+    step = rows or max(len(frame), 1)
+    yield from (frame.iloc[start : start + step] for start in range(0, max(len(frame), 1), step))
+
+
+def _read_parquet(source: Source) -> pandas.DataFrame:
+    from pyarrow import parquet
+
+    with readable(source.name):
+        # What pandas wrote about its index is ignored: to us that is a column like any other.
+        frame: pandas.DataFrame = parquet.read_table(source.path).to_pandas(ignore_metadata=True)
+    return frame
+
+
+def _read_text(source: Source, text: Sequence[str], rows: int | None) -> Iterator[pandas.DataFrame]:
+    import pandas
+
+    assert source.path is not None
+    with readable(source.name), warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        whole_or_blocks = pandas.read_csv(
+            source.path,
+            sep=source.delimiter,
+            header=0,
+            names=list(source.columns),
+            index_col=False,
+            dtype=dict.fromkeys(text, str),
+            na_values={name: [""] if name in text else EMPTY for name in source.columns},
+            keep_default_na=False,
+            skipinitialspace=True,
+            encoding="utf-8-sig",
+            low_memory=False,
+            chunksize=rows,
+        )
+        if isinstance(whole_or_blocks, pandas.DataFrame):
+            yield whole_or_blocks
+        else:
+            with whole_or_blocks:
+                yield from whole_or_blocks
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Turn whatever a reader throws at a broken file into an error that names the file.
+
+    Args:
+        name: of the file.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except PairNormError as error:
+        if str(error).startswith(name):
+            raise
+        raise PairNormError(f"{name}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise PairNormError(
+            f"{name}: byte {error.start} is not UTF-8. Save the file with UTF-8 as its encoding."
+        ) from error
+    except Exception as error:
+        problem = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
+        if fields := re.match(r"Expected (\d+) fields in line (\d+), saw (\d+)", problem):
+            expected, line, found = fields.groups()
+            problem = (
+                f"line {line} has {found} cells, expected {expected}. Quote a cell that holds a delimiter."
+            )
+        elif problem.startswith("Length of header"):
+            problem = "its rows have more cells than its header. Give every column a name."
+        raise PairNormError(f"{name}: {problem[:300] or type(error).__name__}") from error
+
+
+def as_text(column: pandas.Series) -> NDArray[np.object_]:
+    """Return cells as stripped strings, None where empty; whole numbers are written without a point.
+
+    Args:
+        column: cells of any type.
+    """
+    import pandas
+
+    if pandas.api.types.is_float_dtype(column.dtype) and (column.dropna() % 1 == 0).all():
+        column = column.astype("Int64")
+    values = column.astype(object).to_numpy(copy=True)
+    empty = pandas.isna(values)
+    values[~empty] = [str(value).strip() for value in values[~empty]]
+    values[empty] = None
+    values[values == ""] = None
+    return values
+
+
+def numbers(source: Source, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.float32] | None:
+    """Return a column of numbers, NaN where empty, or None if it holds text throughout.
+
+    Args:
+        source: where it is from, for messages.
+        name: of the column.
+        column: its cells.
+        first: the number of its first row.
+    """
+    import pandas
+
+    if pandas.api.types.is_numeric_dtype(column.dtype):
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    elif pandas.api.types.is_datetime64_any_dtype(column.dtype):
+        raise PairNormError(
+            f"{source.name}: column {name!r} holds dates. Turn them into numbers, or pass ignore=[{name!r}]."
+        )
+    else:
+        filled = column.notna().to_numpy()
+        cells = column.astype(object).to_numpy()[filled]
+        with readable(f"{source.name}, column {name!r}"):
+            parsed = pandas.to_numeric(pandas.Series(cells), errors="coerce").to_numpy(
+                dtype=np.float64, na_value=np.nan
+            )
+        text = np.isnan(parsed)
+        if len(parsed) and text.all():
+            return None
+        if text.any():
+            row = int(text.argmax())
+            source.reject(
+                first + int(np.flatnonzero(filled)[row]),
+                f"{str(cells[row])!r} in column {name!r} is not a number. Correct it, leave the cell empty, "
+                f"or pass categorical=[{name!r}].",
+            )
+        values = np.full(len(column), np.nan)
+        values[filled] = parsed
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    if (infinite := np.isinf(narrow)).any():
+        row = int(infinite.argmax())
+        source.reject(
+            first + row,
+            f"{values[row]} in column {name!r} is not finite. Correct it, or leave the cell empty.",
+        )
+    return narrow
