@@ -65,7 +65,7 @@ def _check_split(graph: Graph) -> None:
             raise PairNormError(f"{part} is {_kind(mask)}; expected bool of shape [n].")
         if (twice := mask & seen).any():
             raise PairNormError(
-                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another part too, "
+                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another too, "
                 f"{_first(graph, twice)}. Put each node in one part only."
             )
         seen = seen | mask

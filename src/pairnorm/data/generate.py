@@ -29,10 +29,10 @@ def csbm(
 ) -> Graph:
     """Generate a graph in time and memory linear in its nodes and edges.
 
-    Classes are equally large. Nodes have weights that follow a power law. An edge joins a node drawn by weight
-    to one of its own class, or of another, drawn by weight too, until there are exactly n * degree / 2 distinct
-    edges, of which exactly the fraction ``homophily`` joins equal classes. Each word of a node is one of its
-    class's own words with probability ``signal``, else any word.
+    Classes are equally large. Nodes have weights that follow a power law. An edge joins a node drawn by
+    weight to one of its own class, or of another, drawn by weight too, until there are exactly n * degree / 2
+    distinct edges, of which exactly the fraction ``homophily`` joins equal classes. Each word of a node is
+    one of its class's own words with probability ``signal``, else any word.
 
     >>> csbm(200, degree=6, homophily=0.75).homophily
     0.75

@@ -118,7 +118,7 @@ def _check_delimiter(name: str, header: list[str], delimiter: str) -> None:
     other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)
     if other:
         raise PairNormError(
-            f"{name}: line 1 is one column {header[0]!r}, separated by {other!r}, it seems, not {delimiter!r}. "
+            f"{name}: line 1 is one column {header[0]!r}: separated by {other!r}, not by {delimiter!r}? "
             f"Pass delimiter={other!r}."
         )
 
