@@ -1,10 +1,15 @@
 """Graphs and brute force in float64 that the measures are tested against."""
 
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
+    import torch_geometric.nn  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

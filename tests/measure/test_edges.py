@@ -3,11 +3,15 @@ import torch
 
 from pairnorm.errors import PairNormError
 from pairnorm.measure.edges import edges, is_edge_index, is_sparse_adjacency
+from pairnorm.nn import SparseMatrix
 
 DENSE = torch.tensor([[5.0, 2.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]])
 
 
-@pytest.mark.parametrize("convert", [torch.clone, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_coo])
+@pytest.mark.parametrize(
+    "convert",
+    [torch.clone, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_coo, SparseMatrix.from_torch],
+)
 def test_every_layout_gives_the_same_edges_without_self_loops(convert):
     index, weight = edges(convert(DENSE))
     assert torch.equal(index, torch.tensor([[0, 1, 2], [1, 2, 0]]))
@@ -30,10 +34,10 @@ def test_an_edge_index_weighs_one_per_edge():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.ones(3, 4), r"shape \[3, 4\] and dtype torch.float32"),
-        (torch.ones(3, 3, dtype=torch.int64), r"shape \[3, 3\] and dtype torch.int64"),
+        (torch.ones(3, 4), r"adjacency is \[3, 4\] of torch.float32; expected"),
+        (torch.ones(3, 3, dtype=torch.int64), r"adjacency is \[3, 3\] of torch.int64; expected"),
         (torch.tensor([[0, -1], [1, 0]]), "holds the node -1"),
-        ("cora", "adjacency is a str"),
+        ("cora", "adjacency is cora; expected a floating-point matrix"),
     ],
 )
 def test_unusable_graphs_are_named(value, message):
@@ -48,6 +52,8 @@ def test_unusable_graphs_are_named(value, message):
         (torch.zeros(2, 2), False, False),
         (torch.eye(2).to_sparse_csr(), False, True),
         (torch.ones(2, 3).to_sparse_csr(), False, False),
+        (SparseMatrix.from_torch(torch.eye(2)), False, True),
+        (SparseMatrix.from_torch(torch.ones(2, 3)), False, False),
         (None, False, False),
     ],
 )

@@ -4,33 +4,37 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError
+from pairnorm.nn.sparse import SparseMatrix
+
+Adjacency = Tensor | SparseMatrix
 
 
-def edges(adjacency: Tensor) -> tuple[Tensor, Tensor]:
+def edges(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     """Return the edges [2, edges] of a graph, without self-loops, and their weights [edges].
 
     Args:
-        adjacency: a sparse or dense floating-point matrix [nodes, nodes], of which the non-zeros are edges,
-            or an integer ``edge_index`` [2, edges], of which every edge weighs 1.
+        adjacency: a floating-point matrix [nodes, nodes], sparse or dense, whose non-zeros are edges, or an
+            integer ``edge_index`` [2, edges], of which every edge weighs 1.
     """
-    if not isinstance(adjacency, Tensor):
-        raise PairNormError(
-            f"adjacency is a {type(adjacency).__name__}; expected a tensor: a matrix [nodes, nodes] or an"
-            " edge_index [2, edges]."
-        )
-    if is_edge_index(adjacency):
+    if isinstance(adjacency, SparseMatrix) and is_sparse_adjacency(adjacency):
+        index = torch.stack([adjacency.pattern.row, adjacency.pattern.column]).long()
+        weight = adjacency.values.detach()
+    elif isinstance(adjacency, Tensor) and is_edge_index(adjacency):
         index, weight = adjacency.long(), torch.ones(adjacency.shape[1], device=adjacency.device)
         if index.numel() and int(index.min()) < 0:
             raise PairNormError(
                 f"adjacency holds the node {int(index.min())}; expected nodes counted from 0."
             )
-    elif _is_square(adjacency):
+    elif isinstance(adjacency, Tensor) and _is_square(adjacency):
         sparse = adjacency.detach().to_sparse().coalesce()
         index, weight = sparse.indices(), sparse.values()
     else:
+        given = (
+            f"{list(adjacency.shape)} of {adjacency.dtype}" if isinstance(adjacency, Tensor) else adjacency
+        )
         raise PairNormError(
-            f"adjacency has shape {list(adjacency.shape)} and dtype {adjacency.dtype}; expected a"
-            " floating-point matrix [nodes, nodes], sparse or dense, or an integer edge_index [2, edges]."
+            f"adjacency is {given!s}; expected a floating-point matrix [nodes, nodes], sparse or dense, or an"
+            " integer edge_index [2, edges]."
         )
     kept = (index[0] != index[1]) & (weight != 0)
     return index[:, kept], weight[kept]
@@ -52,8 +56,10 @@ def is_edge_index(value: object) -> bool:
 
 
 def is_sparse_adjacency(value: object) -> bool:
-    """Return whether ``value`` is a sparse floating-point matrix [nodes, nodes]."""
-    return _is_square(value) and isinstance(value, Tensor) and value.layout != torch.strided
+    """Return whether ``value`` is a sparse matrix [nodes, nodes], the same for all trials."""
+    if isinstance(value, SparseMatrix):
+        return value.pattern.shape[0] == value.pattern.shape[1] and value.values.ndim == 1
+    return isinstance(value, Tensor) and value.layout != torch.strided and _is_square(value)
 
 
 def check_nodes(what: str, index: Tensor, num_nodes: int) -> None:
@@ -63,10 +69,5 @@ def check_nodes(what: str, index: Tensor, num_nodes: int) -> None:
         raise PairNormError(f"{what} holds the node {bad}, but x has {num_nodes} nodes, counted from 0.")
 
 
-def _is_square(value: object) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.ndim == 2
-        and value.shape[0] == value.shape[1]
-        and value.is_floating_point()
-    )
+def _is_square(value: Tensor) -> bool:
+    return value.ndim == 2 and value.shape[0] == value.shape[1] and value.is_floating_point()

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of
-from pairnorm.measure.edges import check_nodes, edges
+from pairnorm.measure.edges import Adjacency, check_nodes, edges
 from pairnorm.measure.pairs import squared_distances
 from pairnorm.measure.states import centred, check_states, over_trials, result_dtype
 
 
 @torch.no_grad()
-def dirichlet_energy(x: Tensor, adjacency: Tensor, laplacian: str = "sym") -> Tensor:
+def dirichlet_energy(x: Tensor, adjacency: Adjacency, laplacian: str = "sym") -> Tensor:
     """Return the Dirichlet energy tr(Xᵀ L X), summed over the edges: a scalar, or one value per trial.
 
     - ``"sym"``: L = I − D̃^(−1/2) Ã D̃^(−1/2) with self-loops, ½ Σ_{i,j} a_ij ‖x_i/√d̃_i − x_j/√d̃_j‖² (Cai &
@@ -48,7 +48,7 @@ def dirichlet_energy(x: Tensor, adjacency: Tensor, laplacian: str = "sym") -> Te
 
 
 @torch.no_grad()
-def mean_average_distance(x: Tensor, adjacency: Tensor | None = None) -> Tensor:
+def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tensor:
     """Return the mean average cosine distance (MAD), in [0, 2]: 0 if all nodes point the same way.
 
     The cosine distance is half the squared distance of the unit rows, ½ ‖x_i/‖x_i‖ − x_j/‖x_j‖‖² = 1 −
@@ -94,7 +94,7 @@ def _unit_rows(x: Tensor) -> Tensor:
     return x / length.where(length > 0, 1)
 
 
-def _edges_of(x: Tensor, adjacency: Tensor) -> tuple[Tensor, Tensor]:
+def _edges_of(x: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     check_states(x)
     pairs, weight = edges(adjacency)
     check_nodes("adjacency", pairs, len(x))

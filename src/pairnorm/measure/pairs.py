@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError
-from pairnorm.measure.edges import check_nodes, edges
+from pairnorm.measure.edges import Adjacency, check_nodes, edges
 from pairnorm.measure.states import block_length, check_states, result_dtype
 
 
-def connected_pairs(adjacency: Tensor) -> Tensor:
+def connected_pairs(adjacency: Adjacency) -> Tensor:
     """Return every pair of connected nodes once, as [2, pairs] with the smaller node first.
 
     Direction, weight, self-loops and repeated edges do not count.

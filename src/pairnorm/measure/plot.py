@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def draw(frame: pandas.DataFrame) -> Figure:
     panels = _panels(frame)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(1 + 3.6 * columns, 0.4 + 2.9 * rows), layout="constrained")
+    figure = Figure(figsize=(0.6 + 3.6 * columns, 0.6 + 2.6 * rows), layout="constrained")
+    figure.supxlabel("graph convolutions", fontsize=10)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, (title, lines) in zip(axes, panels.items(), strict=False):
         _draw_panel(axis, frame, title, lines)
@@ -43,19 +45,18 @@ def draw(frame: pandas.DataFrame) -> Figure:
 
 def _panels(frame: pandas.DataFrame) -> dict[str, dict[str, str]]:
     """Return for each title its lines, from label to column; row-diff, the APD of all pairs, goes to APD."""
-    panels: dict[str, dict[str, str]] = {}
+    panels: dict[str, dict[str, str]] = {_TITLES["apd"]: {}, _TITLES["apsd"]: {}}
     for column in frame.columns:
         if column in _NO_MEASURE or column.endswith("_standard_error"):
             continue
         quantity, _, kind = column.partition("_")
         if column == "row_diff":
-            panels.setdefault(_TITLES["apd"], {})["all pairs (row-diff)"] = column
+            panels[_TITLES["apd"]]["all pairs (row-diff)"] = column
         elif quantity in ("apd", "apsd"):
-            label = "all pairs" if kind == "random" else kind.replace("_", " ")
-            panels.setdefault(_TITLES[quantity], {})[label] = column
+            panels[_TITLES[quantity]]["all pairs" if kind == "random" else kind.replace("_", " ")] = column
         else:
             panels[_TITLES.get(column, column.replace("_", " "))] = {column: column}
-    return panels
+    return {title: lines for title, lines in panels.items() if lines}
 
 
 def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str, str]) -> None:
@@ -63,19 +64,34 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
 
     # All pairs first, so that one kind of pairs has one colour in every panel.
     ordered = sorted(lines.items(), key=lambda line: not line[0].startswith("all pairs"))
-    for (label, column), colour, marker in zip(ordered, _COLOURS, _MARKERS, strict=False):
-        of_layer = frame.groupby("layer")[column]
-        mean, low, high = of_layer.mean(), of_layer.min(), of_layer.max()
-        axis.plot(mean.index, mean, color=colour, marker=marker, markersize=4, linewidth=1.8, label=label)
-        axis.fill_between(mean.index, low, high, color=colour, alpha=0.18, linewidth=0)
+    styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=True)
+    for (label, column), (colour, marker) in zip(ordered, styles, strict=False):
+        trials = frame.groupby("layer")[column]
+        mean = trials.mean()
+        every = -(-len(mean) // 20)
+        axis.plot(
+            mean.index,
+            mean,
+            color=colour,
+            linewidth=1.8,
+            marker=marker,
+            markersize=4,
+            markevery=every,
+            label=label,
+        )
+        axis.fill_between(mean.index, trials.min(), trials.max(), color=colour, alpha=0.18, linewidth=0)
     shown = frame[list(lines.values())].to_numpy()
     if (shown > 0).all() and shown.max() > 30 * shown.min():
         axis.set_yscale("log")
     else:
-        axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+        # From zero, where everything has become alike.
+        lowest, top = axis.get_ylim()
+        bottom = min(0.0, lowest)
+        axis.set_ylim(bottom, top + 0.05 * (top - bottom))
+        axis.ticklabel_format(axis="y", useMathText=True, scilimits=(-3, 5))
     axis.set_title(title, loc="left", fontsize=11)
-    axis.set_xlabel("graph convolutions")
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axis.tick_params(labelsize=9)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#dddddd", linewidth=0.8)
     axis.set_axisbelow(True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from pairnorm.errors import PairNormError
-from pairnorm.measure.edges import is_edge_index, is_sparse_adjacency
+from pairnorm.measure.edges import Adjacency, is_edge_index, is_sparse_adjacency
 from pairnorm.measure.pairs import connected_pairs, pair_distances, random_pairs
 from pairnorm.measure.record import Measure, Measures, Record
 from pairnorm.nn.find import graph_convolutions
+from pairnorm.nn.patch import PairNormPatch
 
 if TYPE_CHECKING:
     import pandas
@@ -42,11 +42,11 @@ class Probe:
             model(x, edge_index)
         probe.frame()
 
-    A convolution called several times gives one record per call. Every forward pass inside the ``with``
-    appends its records, told apart by ``forward``; so does entering the same Probe again. What is measured is
-    the convolution's own output, after any hooks it already has: that of ``add_pair_norm`` is seen, an
-    activation the model applies later is not. The model's output, its gradients and the global random numbers
-    stay as they are.
+    What is measured is the output of each convolution or, where PairNorm follows it, of PairNorm: the model's
+    own or that of ``add_pair_norm``. Other steps after a convolution, such as an activation or dropout, are
+    not seen. A convolution called several times gives one record per call. Every forward pass inside the
+    ``with`` appends its records, told apart by ``forward``; so does entering the same Probe again. The
+    model's output, its gradients and the global random numbers stay as they are.
 
     Connected pairs come from ``adjacency`` or, without it, from an ``edge_index`` or a sparse square
     matrix among the arguments of the convolution or of the model. The random kind stands for all n² pairs:
@@ -72,7 +72,7 @@ class Probe:
         self,
         model: nn.Module,
         measures: Sequence[str] | Mapping[str, Measure] = ("row_diff", "col_diff", "apd", "apsd"),
-        adjacency: Tensor | None = None,
+        adjacency: Adjacency | None = None,
         pairs: Tensor | Mapping[str, Tensor] | None = None,
         layers: Sequence[str] | None = None,
         sample: int = 10_000,
@@ -91,8 +91,9 @@ class Probe:
         self._handles: list[RemovableHandle] = []
         self._forward = -1
         self._layer = 0
+        self._running = 0
         self._arguments: list[Any] = []
-        self._graph: Tensor | None = None
+        self._graph: Adjacency | None = None
         self._connected: Tensor | None = None
 
     def __repr__(self) -> str:
@@ -105,9 +106,12 @@ class Probe:
                 "this Probe is already recording; leave its `with` first, or make a second Probe."
             )
         self._handles.append(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
+        for norm in _pair_norms(self.model):
+            self._handles.append(norm.register_forward_hook(self._after_norm))
         for name, module in self._convolutions.items():
-            hook = functools.partial(self._record, name)
-            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+            after = functools.partial(self._after_convolution, name)
+            self._handles.append(module.register_forward_pre_hook(self._before_convolution))
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True))
         return self
 
     def __exit__(
@@ -118,20 +122,19 @@ class Probe:
         self._arguments, self._graph, self._connected = [], None, None
 
     def frame(self) -> pandas.DataFrame:
-        """Return the records as a DataFrame: one row per call of a convolution, and per ``trial``.
+        """Return the records as a DataFrame: one row per call of a convolution and trial.
 
-        Columns: ``forward`` (counted from 0), ``layer`` (the call within it, from 1), ``name``, the measures.
+        Columns: ``forward`` (counted from 0), ``layer`` (the call within it, from 1), ``name``, ``trial``
+        (always 0 without a trial axis), and the measures.
         """
         import pandas
 
-        rows = []
+        rows: list[dict[str, Any]] = []
         for record in self.records:
+            place = {"forward": record.forward, "layer": record.layer, "name": record.name}
             columns = {name: value.flatten().tolist() for name, value in record.measures.items()}
-            for trial in range(math.prod(record.trials)):
-                row: dict[str, Any] = {"forward": record.forward, "layer": record.layer, "name": record.name}
-                if record.trials:
-                    row["trial"] = trial
-                rows.append(row | {name: values[trial] for name, values in columns.items()})
+            for trial, values in enumerate(zip(*columns.values(), strict=True)):
+                rows.append(place | {"trial": trial} | dict(zip(columns, values, strict=True)))
         return pandas.DataFrame(rows)
 
     def plot(self, forward: int = -1) -> Figure:
@@ -174,40 +177,48 @@ class Probe:
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._forward += 1
-        self._layer = 0
+        self._layer = self._running = 0
         self._arguments = [*args, *kwargs.values()]
 
-    def _record(
+    def _before_convolution(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._running += 1
+
+    def _after_convolution(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        x = _states(name, output).detach()
+        self._running = 0
+        self._layer += 1
         graph = self.adjacency
         if graph is None:
             graph = _first_graph([*args, *kwargs.values()], self._arguments)
+        self.records.append(self._record(name, _states(name, output).detach(), graph))
+
+    def _after_norm(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        """Let PairNorm's output take the place of what the convolution before it gave."""
+        follows = self._layer > 0 and not self._running and len(output) == self.records[-1].nodes
+        if follows:
+            self.records[-1] = self._record(self.records[-1].name, output.detach(), self._graph)
+
+    def _record(self, name: str, x: Tensor, graph: Adjacency | None) -> Record:
         connected = self._connected_pairs(graph, len(x))
         pairs = ({} if connected is None else {"connected": connected}) | self.pairs
         if self.adjacency is None:
             # Weights found on the way may be a model's own normalisation, which is not the graph's.
             graph = None if connected is None else torch.cat([connected, connected.flip(0)], dim=1)
         measures = self.measures(x, pairs, graph)
-        self._layer += 1
-        self.records.append(
-            Record(
-                forward=max(self._forward, 0),
-                layer=self._layer,
-                name=name,
-                trials=tuple(x.shape[1:-1]),
-                measures={name: value.cpu() for name, value in measures.items()},
-                distances={kind: pair_distances(x, some).cpu() for kind, some in self._some(pairs, len(x))},
-            )
+        return Record(
+            forward=max(self._forward, 0),
+            layer=self._layer,
+            name=name,
+            nodes=len(x),
+            measures={name: value.cpu() for name, value in measures.items()},
+            distances={kind: pair_distances(x, some).cpu() for kind, some in self._some(pairs, len(x))},
         )
 
-    def _connected_pairs(self, graph: Tensor | None, num_nodes: int) -> Tensor | None:
+    def _connected_pairs(self, graph: Adjacency | None, num_nodes: int) -> Tensor | None:
         """Return the connected pairs of ``graph``, or None if it has none, or not of these nodes."""
-        if graph is None:
-            return None
         if self._graph is not graph:
-            self._graph, self._connected = graph, connected_pairs(graph)
+            self._graph, self._connected = graph, None if graph is None else connected_pairs(graph)
         pairs = self._connected
         if pairs is None or not pairs.shape[1]:
             return None
@@ -225,13 +236,21 @@ class Probe:
             yield "random", random_pairs(num_nodes, sample, seed)
 
 
-def _first_graph(*places: list[Any]) -> Tensor | None:
-    """Return the ``edge_index``, else the sparse square matrix, of the first place that has one."""
+def _pair_norms(model: nn.Module) -> set[nn.Module]:
+    """Return the PairNorm modules of a model, of whichever library, and that of ``add_pair_norm``."""
+    own = {m for m in model.modules() if any(base.__name__ == "PairNorm" for base in type(m).__mro__)}
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    patches = (getattr(hook, "__self__", None) for hook in hooks)
+    return own | {patch.norm for patch in patches if isinstance(patch, PairNormPatch)}
+
+
+def _first_graph(*places: list[Any]) -> Adjacency | None:
+    """Return the first ``edge_index`` or sparse square matrix of the first place that has one."""
     for values in places:
-        # Features come first among the arguments, and one-hot ones are square: the graph is the last such.
-        for is_graph, order in ((is_edge_index, values), (is_sparse_adjacency, values[::-1])):
-            graph: Tensor | None = next((value for value in order if is_graph(value)), None)
-            if graph is not None:
+        # The features come first, and one-hot ones are square too: they are the last to be taken for a graph.
+        for value in (*values[1:], *values[:1]):
+            if is_edge_index(value) or is_sparse_adjacency(value):
+                graph: Adjacency = value
                 return graph
     return None
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.measure.differences import Estimate, col_diff, row_diff, tpsd
+from pairnorm.measure.edges import Adjacency
 from pairnorm.measure.energy import dirichlet_energy, mean_average_distance
 from pairnorm.measure.pairs import apd, apsd
 from pairnorm.measure.rank import effective_rank
@@ -32,7 +33,7 @@ class Record:
     forward: int
     layer: int
     name: str
-    trials: tuple[int, ...]
+    nodes: int
     measures: dict[str, Tensor]
     distances: dict[str, Tensor]
 
@@ -46,18 +47,20 @@ class Measures:
     seed: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.chosen, str):
-            raise PairNormError(f"measures is {self.chosen!r}; expected a list of names: [{self.chosen!r}].")
+        if isinstance(self.chosen, str) or not self.chosen:
+            raise PairNormError(
+                f"measures is {self.chosen!r}; expected a list of names such as ['row_diff']."
+            )
         if not isinstance(self.chosen, Mapping):
             for name in self.chosen:
                 one_of("a name in measures", name, _NAMES)
         if self.sample < 2:
             raise PairNormError(f"sample is {self.sample}; expected a number of pairs, at least 2.")
 
-    def __call__(self, x: Tensor, pairs: dict[str, Tensor], graph: Tensor | None) -> dict[str, Tensor]:
+    def __call__(self, x: Tensor, pairs: dict[str, Tensor], graph: Adjacency | None) -> dict[str, Tensor]:
         """Return each measure of ``x``; those of pairs once for each kind of ``pairs``."""
         if isinstance(self.chosen, Mapping):
-            return {name: torch.as_tensor(measure(x)) for name, measure in self.chosen.items()}
+            return {name: _checked(name, measure(x), x.shape[1:-1]) for name, measure in self.chosen.items()}
         values: dict[str, Tensor] = {}
         for name in self.chosen:
             if name == "row_diff":
@@ -81,6 +84,15 @@ class Measures:
 
     def _draw(self, rows: int, width: int) -> int | None:
         return self.sample if rows**2 * width > EXACT_WORK else None
+
+
+def _checked(name: str, value: Tensor, trials: torch.Size) -> Tensor:
+    value = torch.as_tensor(value)
+    if value.shape != trials:
+        raise PairNormError(
+            f"measure {name!r} gave shape {list(value.shape)}; expected one value per trial: {list(trials)}."
+        )
+    return value
 
 
 def _columns(name: str, value: Tensor | Estimate) -> dict[str, Tensor]:

@@ -1,0 +1,387 @@
+import copy
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+
+from pairnorm.errors import PairNormError
+from pairnorm.measure import (
+    Probe,
+    apd,
+    apsd,
+    connected_pairs,
+    dirichlet_energy,
+    pair_distances,
+    row_diff,
+    tpsd,
+)
+from pairnorm.nn import GCN, SGC, PairNorm
+from pairnorm.nn.patch import add_pair_norm
+
+
+class Convolution(nn.Module):
+    is_graph_convolution = True
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, adjacency):
+        return self.linear(adjacency @ x)
+
+
+class Network(nn.Module):
+    """Two convolutions, the second called twice."""
+
+    def __init__(self, fail=False):
+        super().__init__()
+        self.first = Convolution()
+        self.second = Convolution()
+        self.fail = fail
+
+    def forward(self, x, adjacency):
+        x = self.first(x, adjacency).relu()
+        if self.fail:
+            raise RuntimeError("broken")
+        x = self.second(x, adjacency).relu()
+        return self.second(x, adjacency)
+
+
+@pytest.fixture
+def graph(adjacency):
+    return adjacency.to_sparse_csr()
+
+
+@pytest.fixture
+def edge_index(adjacency):
+    return adjacency.nonzero().T
+
+
+def number_of_hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_one_row_per_call_with_the_measures_of_its_output(graph):
+    model, x = Network(), torch.randn(40, 4)
+    with Probe(model) as probe:
+        output = model(x, graph)
+    frame = probe.frame()
+    assert frame["name"].tolist() == ["first", "second", "second"]
+    assert frame["layer"].tolist() == [1, 2, 3]
+    assert list(frame.columns) == [
+        *("forward", "layer", "name", "trial", "row_diff", "col_diff"),
+        *("apd_connected", "apsd_connected", "apsd_random"),
+    ]
+    states = [model.first(x, graph)]
+    states += [model.second(states[0].relu(), graph), output]
+    pairs = connected_pairs(graph)
+    for row, state in zip(frame.itertuples(), states, strict=True):
+        assert row.row_diff == pytest.approx(float(row_diff(state)))
+        assert row.apd_connected == pytest.approx(float(apd(state, pairs)))
+        assert row.apsd_connected == pytest.approx(float(apsd(state, pairs)))
+        assert row.apsd_random == pytest.approx(float(tpsd(state)) / 40**2)
+
+
+def test_the_model_is_left_as_it_was(graph):
+    model, x = Network(), torch.randn(40, 4, requires_grad=True)
+    twin = copy.deepcopy(model)
+    expected = twin(x, graph)
+    random_state = torch.get_rng_state()
+    with Probe(model) as probe:
+        output = model(x, graph)
+        assert number_of_hooks(model) > 0
+    assert torch.equal(output, expected)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert number_of_hooks(model) == 0
+    assert not any(
+        v.requires_grad for r in probe.records for v in [*r.measures.values(), *r.distances.values()]
+    )
+    output.sum().backward()
+    expected.sum().backward()
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
+
+
+def test_hooks_go_after_an_exception_and_the_records_stay(graph):
+    model = Network(fail=True)
+    probe = Probe(model)
+    with pytest.raises(RuntimeError, match="broken"), probe:
+        model(torch.randn(40, 4), graph)
+    assert number_of_hooks(model) == 0
+    assert [record.name for record in probe.records] == ["first"]
+
+
+def test_later_forwards_append_and_so_does_entering_again(graph):
+    model, x = Network(), torch.randn(40, 4)
+    with Probe(model) as probe:
+        model(x, graph)
+        model(2 * x, graph)
+    model(x, graph)
+    with probe:
+        model(3 * x, graph)
+    frame = probe.frame()
+    assert frame["forward"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert frame["layer"].tolist() == [1, 2, 3] * 3
+
+
+def test_a_probe_records_once_at_a_time(graph):
+    probe = Probe(Network())
+    with probe, pytest.raises(PairNormError, match="already recording"):
+        probe.__enter__()
+    assert repr(probe) == "Probe(Network, 2 convolutions, 0 records)"
+
+
+def test_trials_become_rows(graph):
+    model = GCN(5, 3, depth=3, hidden=6, trials=2).eval()
+    x = torch.randn(40, 5)
+    with Probe(model, measures=["row_diff", "tpsd"]) as probe:
+        output = model(x, graph)
+    frame = probe.frame()
+    assert frame["trial"].tolist() == [0, 1] * 3
+    assert frame["row_diff"].tolist()[-2:] == pytest.approx(row_diff(output).tolist())
+    assert frame["tpsd"].tolist()[-2:] == pytest.approx(tpsd(output).tolist())
+
+
+@pytest.mark.parametrize(("mode", "constant"), [(None, False), ("PN", True)])
+def test_pair_norm_keeps_the_distances_of_sgc_constant(graph, mode, constant):
+    model = SGC(5, 3, depth=8, norm=mode, scale=3.0).eval()
+    with Probe(model) as probe:
+        model(torch.randn(40, 5), graph)
+    values = probe.frame()["apsd_random"].tolist()
+    assert len(values) == 8
+    if constant:
+        assert values == pytest.approx([2 * 3.0**2] * 8, rel=1e-4)  # TPSD = 2 n² s²
+    else:
+        assert values == sorted(values, reverse=True)
+
+
+def test_a_patched_model_shows_its_normalised_states(edge_index):
+    model, x = pyg.GCN(5, 6, 4, 3).eval(), torch.randn(40, 5)
+    with add_pair_norm(model, scale=2.0, mode="PN"), Probe(model) as probe:
+        output = model(x, edge_index)
+    frame = probe.frame()
+    assert frame["name"].tolist() == [f"convs.{i}" for i in range(4)]
+    assert frame["apsd_random"].tolist()[:3] == pytest.approx([8.0] * 3, rel=1e-4)
+    assert frame["apsd_random"].iloc[3] == pytest.approx(float(tpsd(output)) / 40**2)
+    assert number_of_hooks(model) == 0
+
+
+def test_a_patch_that_normalises_at_the_output_or_the_next_input_is_seen_in_its_own_layer(graph):
+    class Linear(nn.Module):
+        def __init__(self, activation):
+            super().__init__()
+            self.convolutions = nn.ModuleList(Convolution() for _ in range(3))
+            self.activation = activation
+
+        def forward(self, x, adjacency):
+            for convolution in self.convolutions:
+                x = self.activation(convolution(x, adjacency))
+            return x
+
+    class Activated(Convolution):
+        def forward(self, x, adjacency):
+            return super().forward(x, adjacency).tanh()
+
+    at_output = Linear(nn.Identity())
+    at_output.convolutions = nn.ModuleList(Activated() for _ in range(3))
+    for model in (Linear(nn.Identity()), at_output):
+        with add_pair_norm(model, mode="PN"), Probe(model) as probe:
+            model(torch.randn(40, 4), graph)
+        values = probe.frame()["apsd_random"].tolist()
+        assert values[:2] == pytest.approx([2.0, 2.0], rel=1e-3)
+        assert values[2] != pytest.approx(2.0, rel=1e-2)
+
+
+def test_norms_on_other_states_are_not_taken_for_a_layer(graph):
+    class Odd(Network):
+        def __init__(self):
+            super().__init__()
+            self.norm = PairNorm()
+
+        def forward(self, x, adjacency):
+            self.norm(x)
+            x = self.first(x, adjacency)
+            self.norm(x[:7])
+            return x
+
+    model, x = Odd(), torch.randn(40, 4)
+    with Probe(model, measures=["tpsd"]) as probe:
+        output = model(x, graph)
+    assert probe.frame()["tpsd"].tolist() == pytest.approx([float(tpsd(output))])
+
+
+@pytest.mark.parametrize("name", ["GCN", "GAT", "GraphSAGE", "GIN"])
+def test_models_of_pyg_are_probed_as_they_are(name, edge_index):
+    model = getattr(pyg, name)(5, 6, 3, 2).eval()
+    x = torch.randn(40, 5)
+    with Probe(model) as probe:
+        output = model(x, edge_index)
+    frame = probe.frame()
+    assert len(frame) == 3
+    assert frame["row_diff"].iloc[-1] == pytest.approx(float(row_diff(output)))
+    assert frame["apd_connected"].iloc[-1] == pytest.approx(float(apd(output, connected_pairs(edge_index))))
+
+
+def test_the_graph_is_taken_from_the_caller_the_convolution_or_the_model(graph, adjacency):
+    model, x = Network(), torch.randn(40, 4)
+    for given, seen in ((None, graph), (adjacency.triu().roll(1, 0), adjacency.triu().roll(1, 0))):
+        with Probe(model, adjacency=given) as probe:
+            output = model(x, graph)
+        expected = float(apd(output, connected_pairs(seen)))
+        assert probe.frame()["apd_connected"].iloc[-1] == pytest.approx(expected)
+
+
+def test_square_features_are_not_the_graph(graph):
+    model = GCN(40, 3, depth=2, hidden=4).eval()
+    one_hot = torch.eye(40).to_sparse_csr()
+    with Probe(model, measures=["apd"]) as probe:
+        output = model(one_hot, graph)
+    expected = float(apd(output, connected_pairs(graph)))
+    assert probe.frame()["apd_connected"].iloc[-1] == pytest.approx(expected)
+
+
+def test_dropout_keys_are_not_the_graph(graph):
+    model = GCN(5, 3, depth=2, hidden=4, trials=2).train()
+    with Probe(model, measures=["apd"]) as probe:
+        output = model(torch.randn(40, 5), graph)
+    expected = apd(output, connected_pairs(graph)).tolist()
+    assert probe.frame()["apd_connected"].tolist()[-2:] == pytest.approx(expected)
+
+
+def test_without_a_graph_or_edges_there_are_no_connected_pairs():
+    class Mean(nn.Module):
+        is_graph_convolution = True
+
+        def forward(self, x, adjacency):
+            return x
+
+    model = nn.ModuleDict({"convolution": Mean()})
+    model.forward = model["convolution"].forward
+    for graph in (torch.zeros(5, 5).to_sparse_csr(), torch.eye(5), torch.tensor([[0], [9]])):
+        with Probe(model, layers=["convolution"]) as probe:
+            model["convolution"](torch.randn(5, 2), graph)
+        assert "apd_connected" not in probe.frame()
+        assert set(probe.records[0].distances) == {"random"}
+
+
+def test_energy_uses_the_given_weights_or_the_plain_graph_found(graph, adjacency):
+    model, x = Network(), torch.randn(40, 4)
+    weighted = adjacency * 5
+    for given, expected in ((None, adjacency), (weighted, weighted)):
+        with Probe(model, measures=["dirichlet_energy"], adjacency=given) as probe:
+            output = model(x, graph)
+        value = probe.frame()["dirichlet_energy"].iloc[-1]
+        assert value == pytest.approx(float(dirichlet_energy(output, expected)))
+
+
+def test_own_pairs_are_measured_by_name(graph):
+    model, x = Network(), torch.randn(40, 4)
+    pairs = torch.tensor([[0, 1, 2], [7, 8, 9]])
+    for given, name in ((pairs, "given"), ({"same_class": pairs}, "same_class")):
+        with Probe(model, pairs=given) as probe:
+            output = model(x, graph)
+        assert probe.frame()[f"apsd_{name}"].iloc[-1] == pytest.approx(float(apsd(output, pairs)))
+        torch.testing.assert_close(probe.records[-1].distances[name], pair_distances(output, pairs).detach())
+    with pytest.raises(PairNormError, match="pairs are named 'random'"):
+        Probe(model, pairs={"random": pairs})
+
+
+def test_distances_are_kept_for_a_sample_of_each_kind(graph):
+    model = Network()
+    with Probe(model, sample=20) as probe:
+        output = model(torch.randn(40, 4), graph)
+    kept = probe.records[-1].distances
+    assert {kind: len(values) for kind, values in kept.items()} == {"connected": 20, "random": 20}
+    every = pair_distances(output, connected_pairs(graph))
+    assert all(bool((every == value).any()) for value in kept["connected"])
+
+
+class Pages:
+    """A SummaryWriter that keeps what it is given."""
+
+    def __init__(self):
+        self.scalars, self.histograms = {}, {}
+
+    def add_scalar(self, tag, scalar_value, global_step=None):
+        self.scalars[tag, global_step] = scalar_value
+
+    def add_histogram(self, tag, values, global_step=None):
+        self.histograms[tag, global_step] = values
+
+
+def test_tensorboard_gets_the_last_forward_by_layer_or_by_step(graph):
+    model, x = Network(), torch.randn(40, 4)
+    with Probe(model) as probe:
+        model(100 * x, graph)
+        output = model(x, graph)
+    by_layer, by_step = Pages(), Pages()
+    probe.to_tensorboard(by_layer)
+    probe.to_tensorboard(by_step, step=70)
+    expected = float(row_diff(output))
+    assert by_layer.scalars["row_diff", 3] == pytest.approx(expected)
+    assert by_step.scalars["row_diff/layer_03", 70] == pytest.approx(expected)
+    assert set(by_layer.histograms) == {
+        (f"distance_{k}", n) for k in ("connected", "random") for n in (1, 2, 3)
+    }
+    assert len(by_step.histograms) == 6
+    distances = by_layer.histograms["distance_random", 3]
+    assert float(distances.mean()) == pytest.approx(expected, rel=0.05)
+
+
+def test_tensorboard_itself_takes_it(graph, tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    model, x = Network(), torch.randn(40, 4)
+    x[0] = torch.nan  # a diverged model writes what is finite
+    with Probe(model) as probe:
+        model(x, graph)
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        probe.to_tensorboard(writer)
+    events = event_accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert {event.step for event in events.Histograms("distance_connected")} <= {1, 2, 3}
+    assert [event.step for event in events.Scalars("apsd_random")] == [1, 2, 3]
+
+
+def test_a_large_graph_is_sampled(graph, monkeypatch):
+    from pairnorm.measure import record
+
+    monkeypatch.setattr(record, "EXACT_WORK", 1000)
+    model = Network()
+    with Probe(model, measures=["row_diff"], sample=200) as probe:
+        output = model(torch.randn(40, 4), graph)
+    last = probe.frame().iloc[-1]
+    assert 0 < abs(last["row_diff"] - float(row_diff(output))) < 4 * last["row_diff_standard_error"]
+
+
+def test_attention_weights_beside_the_states_are_passed_over(edge_index):
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = pyg.GATConv(4, 3)
+
+        def forward(self, x, edge_index):
+            return self.convolution(x, edge_index, return_attention_weights=True)
+
+    model = Attention()
+    with Probe(model) as probe:
+        states, _ = model(torch.randn(40, 4), edge_index)
+    assert probe.frame()["row_diff"].tolist() == pytest.approx([float(row_diff(states))])
+
+
+def test_a_convolution_of_something_else_is_named():
+    class Dictionary(nn.Module):
+        is_graph_convolution = True
+
+        def forward(self, x, adjacency):
+            return {"paper": x}
+
+    model = nn.Sequential(Dictionary())
+    with Probe(model), pytest.raises(PairNormError, match="convolution '0' returned a dict; expected states"):
+        model[0](torch.randn(3, 2), None)
+
+
+def test_a_model_without_convolutions_is_an_error():
+    with pytest.raises(PairNormError, match="no graph convolution"):
+        Probe(nn.Linear(3, 3))
