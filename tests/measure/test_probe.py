@@ -193,6 +193,24 @@ def test_a_patch_that_normalises_at_the_output_or_the_next_input_is_seen_in_its_
         assert values[2] != pytest.approx(2.0, rel=1e-2)
 
 
+def test_a_pass_that_the_patch_repeats_is_recorded_once(graph):
+    class Reversed(Network):
+        """The convolution registered first is the last to run, which the patch learns from the first pass."""
+
+        def forward(self, x, adjacency):
+            return self.first(self.second(x, adjacency).relu(), adjacency)
+
+    model, x = Reversed(), torch.randn(40, 4)
+    with add_pair_norm(model, mode="PN"), Probe(model, measures=["apsd"]) as probe:
+        for _ in range(2):
+            output = model(x, graph)
+    frame = probe.frame()
+    assert frame["name"].tolist() == ["second", "first"] * 2
+    assert frame["layer"].tolist() == [1, 2] * 2
+    expected = [2.0, float(tpsd(output)) / 40**2] * 2
+    assert frame["apsd_random"].tolist() == pytest.approx(expected, rel=1e-3)
+
+
 def test_norms_on_other_states_are_not_taken_for_a_layer(graph):
     class Odd(Network):
         def __init__(self):

@@ -91,7 +91,7 @@ class Probe:
         self._handles: list[RemovableHandle] = []
         self._forward = -1
         self._layer = 0
-        self._running = 0
+        self._running = self._repeats = False
         self._arguments: list[Any] = []
         self._graph: Adjacency | None = None
         self._connected: Tensor | None = None
@@ -105,7 +105,11 @@ class Probe:
             raise PairNormError(
                 "this Probe is already recording; leave its `with` first, or make a second Probe."
             )
-        self._handles.append(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
+        self._handles += [
+            self.model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            self.model.register_forward_hook(self._end, prepend=True),
+            self.model.register_forward_hook(self._end_of_hooks),
+        ]
         for norm in _pair_norms(self.model):
             self._handles.append(norm.register_forward_hook(self._after_norm))
         for name, module in self._convolutions.items():
@@ -177,16 +181,27 @@ class Probe:
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._forward += 1
-        self._layer = self._running = 0
+        self._layer = 0
+        self._running = self._repeats = False
         self._arguments = [*args, *kwargs.values()]
 
+    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._repeats = True
+
+    def _end_of_hooks(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._repeats = False
+
     def _before_convolution(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._running += 1
+        self._running = True
+        if self._repeats:
+            # A hook runs the pass anew, as add_pair_norm does once it knows the last convolution: it counts.
+            self.records = [record for record in self.records if record.forward != self._forward]
+            self._layer, self._repeats = 0, False
 
     def _after_convolution(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        self._running = 0
+        self._running = False
         self._layer += 1
         graph = self.adjacency
         if graph is None:
