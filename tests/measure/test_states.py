@@ -86,6 +86,14 @@ def test_centred_rows_sum_to_zero_under_a_large_offset():
     torch.testing.assert_close(rows[0] - rows[1], x[0] - x[1], rtol=1e-13, atol=1e-14)
 
 
-@pytest.mark.parametrize(("values", "length"), [(1, BLOCK_BYTES // 8), (2**40, 1), (0, BLOCK_BYTES // 8)])
-def test_a_block_fits_its_budget(values, length):
-    assert block_length(values) == length
+@pytest.mark.parametrize(
+    ("values", "device", "length"),
+    [
+        (1, "cpu", BLOCK_BYTES // 8),
+        (0, "cpu", BLOCK_BYTES // 8),
+        (1000, "cuda", BLOCK_BYTES // 1000),
+        (2**40, "cpu", 1),
+    ],
+)
+def test_a_block_fits_its_budget(values, device, length):
+    assert block_length(values, torch.device(device)) == length

@@ -95,13 +95,12 @@ def _mean_distance(rows: Tensor) -> Tensor:
     rows = centred(rows)
     lengths = rows.square().sum(1)
     total = rows.new_zeros(())
-    step = block_length(len(rows))
+    step = block_length(len(rows), rows.device)
     for start in range(0, len(rows), step):
         strip, rest = slice(start, start + step), slice(start, None)
         squared = torch.addmm(lengths[rest], rows[strip], rows[rest].T, alpha=-2)
         distances = squared.add_(lengths[strip, None]).clamp_(min=0).sqrt_()
-        # By symmetry each strip meets only the rows not done yet: those pairs count twice, save within the
-        # strip.
+        # By symmetry a strip meets only itself and later rows; pairs with the latter count twice.
         total += 2 * distances.sum() - distances[:, :step].sum()
     return total / max(1, len(rows) ** 2)
 

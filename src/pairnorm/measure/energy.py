@@ -49,7 +49,7 @@ def dirichlet_energy(x: Tensor, adjacency: Adjacency, laplacian: str = "sym") ->
 
 @torch.no_grad()
 def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tensor:
-    """Return the mean average cosine distance (MAD), in [0, 2]: 0 if all nodes point the same way.
+    """Return the mean average cosine distance (MAD): 0 if all nodes point the same way, at most 2.
 
     The cosine distance is half the squared distance of the unit rows, ½ ‖x_i/‖x_i‖ − x_j/‖x_j‖‖² = 1 −
     cos(x_i, x_j).

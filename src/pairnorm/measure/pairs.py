@@ -105,7 +105,8 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
         kind = pairs.dtype if isinstance(pairs, Tensor) else type(pairs).__name__
         raise PairNormError(f"pairs is {given} of {kind}; expected an integer tensor [2, pairs].")
     check_nodes("pairs", pairs, len(x))
-    blocks = torch.split(pairs.to(x.device).long(), block_length(math.prod(x.shape[1:])), dim=1)
+    size = block_length(math.prod(x.shape[1:]), x.device)
+    blocks = torch.split(pairs.to(x.device).long(), size, dim=1)
     return torch.cat([(x[i].double() - x[j].double()).square().sum(-1) for i, j in blocks])
 
 

@@ -11,9 +11,9 @@ def effective_rank(x: Tensor) -> Tensor:
     """Return exp(−Σ_k p_k ln p_k), p_k = σ_k / Σ_l σ_l, over the singular values σ of X.
 
     The convention is that of Roy & Vetterli (2007, "The effective rank"): the singular values, not their
-    squares, of ``x`` as it is, not centred; Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph
-    Neural Networks Correctly?") measure oversmoothing so. The value lies in [1, min(n, d)], 1 if all rows are
-    parallel; that of a zero or empty matrix is 0.
+    squares, of ``x`` as it is, not centred. Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph
+    Neural Networks Correctly?") propose the effective rank as a measure of oversmoothing. The value lies in
+    [1, min(n, d)], 1 if all rows are parallel; that of a zero or empty matrix is 0.
 
     Args:
         x: states [nodes, features] or [nodes, trials..., features].
