@@ -5,6 +5,7 @@ from torch import nn
 
 from pairnorm.errors import PairNormError
 from pairnorm.nn.find import graph_convolutions
+from pairnorm.nn.models import GAT, GCN, SGC
 
 
 class Marked(nn.Module):
@@ -60,6 +61,12 @@ def test_pyg_models(model):
     found = graph_convolutions(model(4, 8, 3, 2, **extra))
     assert list(found) == ["convs.0", "convs.1", "convs.2"]
     assert all(isinstance(conv, pyg.MessagePassing) for conv in found.values())
+
+
+def test_models_of_this_package():
+    for model in (GCN, GAT):
+        assert list(graph_convolutions(model(5, 3, depth=3))) == [f"convolutions.{i}" for i in range(3)]
+    assert list(graph_convolutions(SGC(5, 3, depth=3))) == ["hop"]
 
 
 def test_a_subclass_of_message_passing_and_convolutions_that_are_none():

@@ -9,6 +9,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 from pairnorm.errors import PairNormError
+from pairnorm.nn.models import GCN
 from pairnorm.nn.pair_norm import PairNorm
 from pairnorm.nn.patch import add_pair_norm, remove_pair_norm
 
@@ -422,6 +423,10 @@ def test_errors(x, edges):
     handle.remove()
     with pytest.raises(PairNormError, match=r"'norms\.0' of GCN is PairNorm already"):
         add_pair_norm(pyg.GCN(5, 8, 2, 3, norm="PairNorm"))
+    with pytest.raises(
+        PairNormError, match=r"'own' of ModuleDict is a model of this package; build .* norm='PN'"
+    ):
+        add_pair_norm(nn.ModuleDict({"own": GCN(5, 3, depth=2)}), mode="PN")
     with pytest.raises(PairNormError, match="mode"):
         add_pair_norm(model, mode="PairNorm")
 

@@ -99,7 +99,7 @@ def largest_lambda(adjacency: Adjacency, num_nodes: int | None = None) -> float:
     .. math::
         \lambda^* = \min_y \; \frac{y^T (\tilde D + L) y}{y^T L_{\bar B} y}
 
-    It is infinite where every two nodes are joined.
+    It is infinite where every two nodes are joined. Right to five digits or more.
 
     Args:
         adjacency: an undirected graph; see :func:`grls`.
@@ -138,9 +138,8 @@ class _Graph:
             raise PairNormError(
                 f"adjacency has an edge of weight {weight.min():g}; expected positive weights"
             )
-        loops = torch.arange(nodes, device=row.device) * (
-            nodes + 1
-        )  # the diagonal will hold minus the row sums
+        # The diagonal is there too: a Laplacian needs it.
+        loops = torch.arange(nodes, device=row.device) * (nodes + 1)
         entry, inverse = torch.unique(torch.cat([row * nodes + column, loops]), return_inverse=True)
         weight = weight.new_zeros(len(entry)).index_add_(0, inverse[: len(weight)], weight)
         row, column = entry // nodes, entry % nodes
@@ -156,6 +155,11 @@ class _Graph:
         self.degree = weight.new_zeros(nodes).index_add_(0, row, weight)
         crow = torch.cat([count.new_zeros(1), count.cumsum(0)])
         self.pattern = Pattern(crow.int(), column.int(), (nodes, nodes))
+
+    @cached_property
+    def safe_lambda(self) -> float:
+        """A bound without an eigenvalue: up to here D̃ alone outweighs the repulsion, at most λn."""
+        return (1 - 1e-6) * (1 + float(self.degree.min())) / self.nodes if self.nodes else math.inf
 
     @cached_property
     def largest_lambda(self) -> float:
@@ -186,7 +190,7 @@ class _Hessian:
     degree: Tensor  # D̃
 
     def push(self, y: Tensor) -> Tensor:
-        """Return -M y: every node's pull towards its neighbours and push away from the mean."""
+        """Return -M y: towards the neighbours, and away from the mean of all nodes."""
         return self.laplacian @ y + self.lam * len(y) * (y - y.mean(0))
 
     def __call__(self, y: Tensor) -> Tensor:
@@ -203,8 +207,7 @@ def _prepare(x: Tensor, adjacency: Adjacency, lam: float) -> tuple[_Hessian, Ten
     if not (math.isfinite(lam) and lam >= 0):
         raise PairNormError(f"lam is {lam}; expected a finite number from 0 on")
     graph = _Graph.of(adjacency, x.size(0))
-    # D̃ alone holds up to here, since the repulsion is at most λn; only beyond is the eigenvalue needed.
-    if graph.nodes and lam * graph.nodes >= 1 + float(graph.degree.min()) and lam >= graph.largest_lambda:
+    if lam > graph.safe_lambda and lam >= graph.largest_lambda:
         digits = 3 - math.floor(math.log10(graph.largest_lambda))
         largest = math.floor(graph.largest_lambda * (1 - 1e-6) * 10**digits) / 10**digits
         raise PairNormError(
