@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. A command is a function below ``@app.command(epilog="Example: …")``."""
+"""The command line: parse, call, print. Each command is a function, its example the epilog."""
 
 import sys
 import warnings

@@ -167,6 +167,7 @@ def from_networkx(
     import pandas
 
     from pairnorm.data.files import from_sources
+    from pairnorm.data.names import Ends
     from pairnorm.data.tables import Source
 
     attributes = dict.fromkeys(key for _, found in graph.nodes(data=True) for key in found)
@@ -185,7 +186,7 @@ def from_networkx(
     result = from_sources(
         _source("nodes", pandas.DataFrame(records), Source),
         _source("edges", pandas.DataFrame(edges, columns=["source", "target", "weight"]), Source),
-        ("source", "target"),
+        Ends("source", "target"),
         label=label,
         split=split,
         weight="weight",

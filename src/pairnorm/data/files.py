@@ -11,7 +11,7 @@ from typing import Any
 from pairnorm.data.adjacency import symmetric_adjacency
 from pairnorm.data.columns import read_features, read_labels, read_split
 from pairnorm.data.graph import Graph
-from pairnorm.data.names import node_names, read_edges
+from pairnorm.data.names import Ends, node_names, read_edges
 from pairnorm.data.tables import TABLES, Source, open_table, read_blocks
 from pairnorm.errors import PairNormError
 
@@ -81,23 +81,24 @@ def from_files(
     return graph
 
 
-def _ends(edges: Source, source: str | None, target: str | None) -> tuple[str, str]:
+def _ends(edges: Source, source: str | None, target: str | None) -> Ends:
     if len(edges.columns) < 2:
         raise PairNormError(
             f"{edges.name}: it has one column only, {edges.columns[0]!r}; an edge needs two ends."
         )
-    defaults = ("source", "target") if {"source", "target"} <= set(edges.columns) else edges.columns[:2]
+    titled = {"source", "target"} <= set(edges.columns)
+    defaults = ("source", "target") if titled else edges.columns[:2]
     first = defaults[0] if source is None else edges.column("source", source)
     second = defaults[1] if target is None else edges.column("target", target)
     if first == second:
         raise PairNormError(f"{edges.name}: column {first!r} is both source and target. Name the two ends.")
-    return first, second
+    return Ends(first, second, guessed=not titled and source is None and target is None)
 
 
 def from_sources(
     nodes: Source,
     edges: Source,
-    ends: tuple[str, str],
+    ends: Ends,
     *,
     id: str | None = None,
     label: str | None = None,

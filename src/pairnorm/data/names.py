@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,14 @@ from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
     import pandas
+
+
+class Ends(NamedTuple):
+    """The two columns of a table of edges that name nodes, and whether we guessed them by their place."""
+
+    source: str
+    target: str
+    guessed: bool = False
 
 
 def node_names(source: Source, name: str, column: pandas.Series) -> NDArray[Any]:
@@ -45,7 +53,7 @@ def node_names(source: Source, name: str, column: pandas.Series) -> NDArray[Any]
 
 
 def read_edges(
-    edges: Source, ends: tuple[str, str], names: NDArray[Any], weight: str | None
+    edges: Source, ends: Ends, names: NDArray[Any], weight: str | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None]:
     """Return the numbers of the two nodes of every edge, and the weights.
 
@@ -58,13 +66,13 @@ def read_edges(
     import pandas
 
     index = pandas.Index(names)
-    whole = names.dtype == np.int64
-    _check_header(edges, ends, index)
+    if ends.guessed:
+        _check_header(edges, ends, names)
     found: dict[str, list[NDArray[Any]]] = {"source": [], "target": [], "weight": []}
     first = 0
     # Whole numbers are read as such: that is several times faster than text.
-    for block in read_blocks(edges, () if whole else ends):
-        for end, column in zip(("source", "target"), ends, strict=True):
+    for block in read_blocks(edges, () if names.dtype == np.int64 else ends[:2]):
+        for end, column in zip(("source", "target"), ends[:2], strict=True):
             found[end].append(_look_up(edges, column, block[column], index, first))
         if weight is not None:
             found["weight"].append(_weights(edges, weight, block[weight], first))
@@ -75,14 +83,12 @@ def read_edges(
     return source, target, np.concatenate(found["weight"]) if found["weight"] else None
 
 
-def _check_header(edges: Source, ends: tuple[str, str], index: pandas.Index) -> None:
+def _check_header(edges: Source, ends: Ends, names: NDArray[Any]) -> None:
     """Notice a file without a header, whose first edge would be taken for one."""
-    if edges.delimiter is not None and all(
-        end in set(index[index.astype(str).isin(ends)].astype(str)) for end in ends
-    ):
+    if all((names.astype(str) == end).any() for end in ends[:2]):
         raise PairNormError(
-            f"{edges.name}: line 1 holds the node ids {ends[0]!r} and {ends[1]!r}, so it is no header. "
-            "Put a first line such as 'source,target' above it."
+            f"{edges.name}: line 1 is no header: it holds the node ids {ends.source!r} and {ends.target!r}. "
+            "Put a first line such as 'source,target' above it, or name the columns."
         )
 
 
@@ -92,18 +98,19 @@ def _look_up(
     """Return the number of each named node. ``first`` is the number of the block's first row."""
     import pandas
 
-    same_kind = pandas.api.types.is_integer_dtype(column.dtype) and pandas.api.types.is_integer_dtype(
-        index.dtype
-    )
-    cells: Any = column if same_kind else as_text(column)
-    places = (index if same_kind else index.astype(str).astype(object)).get_indexer(cells)
-    unknown = places < 0
-    if unknown.any():
+    cells: Any = column
+    if not pandas.api.types.is_integer_dtype(index.dtype):
+        cells = as_text(column)
+    elif not pandas.api.types.is_integer_dtype(column.dtype):
+        # Something among these cells is no whole number; compared as text, it will be found and named.
+        cells, index = as_text(column), pandas.Index(index.astype(str), dtype=object)
+    places = index.get_indexer(cells)
+    if (unknown := places < 0).any():
         row = int(unknown.argmax())
-        cell = cells.iloc[row].item() if same_kind else cells[row]
+        cell = cells.iloc[row].item() if cells is column else cells[row]
         if cell is None:
             edges.reject(
-                first + row, f"column {name!r} is empty; an edge needs two ends. Fill it in or drop the line."
+                first + row, f"column {name!r} is empty; an edge needs two ends. Fill it in or drop the edge."
             )
         edges.reject(
             first + row,

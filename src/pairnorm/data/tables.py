@@ -229,9 +229,13 @@ def as_text(column: pandas.Series) -> NDArray[np.object_]:
 
     if pandas.api.types.is_float_dtype(column.dtype) and (column.dropna() % 1 == 0).all():
         column = column.astype("Int64")
-    values = column.astype(object).to_numpy(copy=True)
-    empty = pandas.isna(values)
-    values[~empty] = [str(value).strip() for value in values[~empty]]
+    if isinstance(column.dtype, pandas.StringDtype):
+        values = column.str.strip().astype(object).to_numpy(copy=True)
+        empty = pandas.isna(values)
+    else:
+        values = column.astype(object).to_numpy(copy=True)
+        empty = pandas.isna(values)
+        values[~empty] = [str(value).strip() for value in values[~empty]]
     values[empty] = None
     values[values == ""] = None
     return values

@@ -1,0 +1,80 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairnorm.data import Graph, Missing, features_after, missing_entries, missing_vectors, row_normalise
+from pairnorm.data.features import stored_rows
+from pairnorm.errors import PairNormError
+
+
+def brute_force(features: torch.Tensor) -> torch.Tensor:
+    rows = [row / row.abs().sum() if row.abs().sum() > 0 else row for row in features.double()]
+    return torch.stack(rows)
+
+
+@given(st.lists(st.lists(st.floats(-8, 8, width=16), min_size=4, max_size=4), min_size=1, max_size=9))
+def test_rows_have_length_one_or_zero_dense_and_sparse(rows: list[list[float]]) -> None:
+    features = torch.tensor(rows)
+    torch.testing.assert_close(row_normalise(features).double(), brute_force(features))
+    sparse = row_normalise(features.to_sparse_csr())
+    assert sparse.layout == torch.sparse_csr
+    torch.testing.assert_close(sparse.to_dense().double(), brute_force(features))
+
+
+def test_it_agrees_with_pyg(cora: Graph) -> None:
+    from torch_geometric.transforms import NormalizeFeatures
+
+    data = NormalizeFeatures()(cora.replace(features=cora.features.to_dense()).to_pyg())
+    torch.testing.assert_close(row_normalise(cora.features).to_dense(), data.x)
+
+
+@pytest.fixture(params=["dense", "sparse"])
+def graph(small: Graph, request: pytest.FixtureRequest) -> Graph:
+    return small if request.param == "dense" else small.replace(features=small.features.to_sparse_csr())
+
+
+def test_rows_are_normalised_before_they_are_erased(graph: Graph) -> None:
+    missing = missing_vectors(graph, 0.67, trials=4)
+    found = features_after(graph, missing)
+    expected = brute_force(graph.features.to_dense())[:, None] * ~missing.mask[..., None]
+    torch.testing.assert_close(found.dense().double(), expected)
+    for trial in range(4):
+        seen = found.trial(trial)
+        assert seen.layout == graph.features.layout
+        torch.testing.assert_close(seen.to_dense().double(), expected[:, trial])
+
+
+def test_what_is_left_of_a_row_keeps_its_values_when_entries_go(graph: Graph) -> None:
+    missing = missing_entries(graph, 0.5, trials=3)
+    found = features_after(graph, missing)
+    whole = brute_force(graph.features.to_dense())[:, None].expand(-1, 3, -1)
+    dense = found.dense().double()
+    assert ((dense == 0) | torch.isclose(dense, whole)).all()
+    stored = 8 if graph.features.layout == torch.sparse_csr else 15
+    assert missing.mask.sum(0).tolist() == [round(0.5 * stored)] * 3
+    assert found.trials == 3
+
+
+def test_sparse_features_share_one_matrix_and_mask_its_entries(cora: Graph) -> None:
+    missing = missing_vectors(cora, 1.0, trials=2)
+    found = features_after(cora, missing)
+    assert found.keep.shape == (cora.features.values().numel(), 2)
+    assert torch.equal(found.keep[:, 0], cora.train[stored_rows(cora.features)])
+
+
+def test_nothing_missing_is_one_whole_trial(graph: Graph) -> None:
+    found = features_after(graph)
+    torch.testing.assert_close(found.dense()[:, 0].double(), brute_force(graph.features.to_dense()))
+
+
+def test_the_graph_is_not_edited(graph: Graph) -> None:
+    before = graph.features.to_dense().clone()
+    features_after(graph, missing_vectors(graph, 1.0)).dense()
+    assert torch.equal(graph.features.to_dense(), before)
+
+
+def test_a_mask_of_another_graph_is_refused(graph: Graph) -> None:
+    other = Missing("vectors", 0.5, 0, torch.zeros(7, 1, dtype=torch.bool))
+    with pytest.raises(PairNormError, match="missing is about 7 nodes, but graph 'small' has 5"):
+        features_after(graph, other)

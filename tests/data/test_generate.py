@@ -1,0 +1,115 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.data import Graph, csbm, row_normalise
+from pairnorm.data.generate import _WeightedDraw
+from pairnorm.data.keys import Stream
+from pairnorm.errors import PairNormError
+
+
+@pytest.mark.parametrize("nodes", [100, 1000, 20_000])
+@pytest.mark.parametrize(("degree", "homophily"), [(4, 0.9), (8, 0.2), (6, 0.0), (3, 1.0)])
+def test_degree_and_homophily_are_exact(nodes: int, degree: float, homophily: float) -> None:
+    graph = csbm(nodes, degree=degree, homophily=homophily)
+    assert graph.num_edges == round(nodes * degree / 2)
+    assert graph.homophily == pytest.approx(homophily, abs=1 / graph.num_edges)
+    adjacency, _ = graph.to_scipy()
+    assert (adjacency != adjacency.T).nnz == 0
+
+
+def test_classes_are_equally_large_and_every_one_has_training_nodes() -> None:
+    graph = csbm(1000, classes=7)
+    sizes = torch.bincount(graph.labels)
+    assert sizes.max() - sizes.min() <= 1
+    assert torch.bincount(graph.labels[graph.train]).tolist() == [14] * 7
+
+
+def degrees(graph: Graph) -> torch.Tensor:
+    return graph.adjacency.crow_indices().diff().double()
+
+
+def test_degrees_are_as_uneven_as_the_exponent_says() -> None:
+    even, uneven = (degrees(csbm(20_000, exponent=exponent)) for exponent in (math.inf, 2.5))
+    # All weights equal: degrees are nearly Poisson, so variance and mean agree.
+    assert float(even.var()) == pytest.approx(float(even.mean()), rel=0.05)
+    assert uneven.var() > 10 * uneven.mean()
+
+
+def centroid_accuracy(graph: Graph) -> float:
+    x = row_normalise(graph.features).to_dense()
+    centroids = torch.stack([x[graph.train & (graph.labels == c)].mean(0) for c in range(graph.num_classes)])
+    guess = torch.cdist(x[graph.test], centroids).argmin(1)
+    return float((guess == graph.labels[graph.test]).double().mean())
+
+
+def test_features_tell_more_of_the_class_with_more_signal() -> None:
+    accuracies = [centroid_accuracy(csbm(2000, signal=signal)) for signal in (0.0, 0.2, 0.5, 1.0)]
+    assert accuracies == sorted(accuracies)
+    assert accuracies[0] == pytest.approx(0.2, abs=0.05)
+    assert accuracies[-1] > 0.95
+
+
+def test_at_full_signal_every_word_is_of_the_nodes_class() -> None:
+    graph = csbm(500, classes=7, features=100, signal=1.0)
+    rows = torch.repeat_interleave(torch.arange(500), graph.features.crow_indices().diff())
+    assert torch.equal(graph.features.col_indices() % 7, graph.labels[rows])
+    assert torch.unique(graph.features.col_indices()).numel() == 100
+
+
+def test_features_are_a_sparse_bag_of_words() -> None:
+    graph = csbm(300, features=200, words=12)
+    counts = graph.features.crow_indices().diff()
+    assert graph.features.layout == torch.sparse_csr
+    assert set(graph.features.values().tolist()) == {1.0}
+    assert counts.min() >= 1
+    assert counts.max() <= 12
+    torch.sparse_csr_tensor(
+        graph.features.crow_indices(),
+        graph.features.col_indices(),
+        graph.features.values(),
+        size=(300, 200),
+        check_invariants=True,
+    )
+
+
+def test_the_seed_decides_everything() -> None:
+    first, again, other = csbm(500, seed=3), csbm(500, seed=3), csbm(500, seed=4)
+    for part in ("labels", "edge_index", "train"):
+        assert torch.equal(getattr(first, part), getattr(again, part))
+    assert torch.equal(first.features.to_dense(), again.features.to_dense())
+    assert not torch.equal(first.labels, other.labels)
+    assert not torch.equal(first.edge_index, other.edge_index)
+
+
+def test_nodes_are_drawn_by_weight() -> None:
+    members, sizes = np.arange(60), np.array([20, 40])
+    draw = _WeightedDraw(Stream(0, "test"), members, sizes, 2.5)
+    weights = np.diff(draw.ends, prepend=0)
+    found = np.bincount(draw.any(400_000), minlength=60) / 400_000
+    np.testing.assert_allclose(found, weights / 2, atol=5e-3)
+    second = draw.of(np.ones(200_000, dtype=np.int64))
+    assert second.min() >= 20
+    np.testing.assert_allclose(np.bincount(second, minlength=60)[20:] / 200_000, weights[20:], atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 99}, "nodes is 99; expected from 100 to 10,000,000"),
+        ({"nodes": 10_000_001}, "nodes is 10000001"),
+        ({"classes": 1}, "classes is 1; expected at least 2"),
+        ({"nodes": 100, "classes": 50}, "classes is 50"),
+        ({"homophily": 1.5}, r"homophily is 1\.5; expected from 0 to 1"),
+        ({"nodes": 100, "degree": 60}, "degree is 60; expected from 0 to 11.88"),
+        ({"features": 3}, "features is 3; expected at least one word for each class"),
+        ({"words": 0}, "words is 0"),
+        ({"signal": -1}, "signal is -1"),
+        ({"exponent": 2}, "exponent is 2; expected above 2"),
+    ],
+)
+def test_what_cannot_be_made_is_named(options: dict[str, float], message: str) -> None:
+    with pytest.raises(PairNormError, match=message):
+        csbm(**options)  # type: ignore[arg-type]

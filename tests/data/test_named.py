@@ -1,0 +1,137 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.data import Graph, Split, datasets, load
+from pairnorm.data.named import Dataset, data_folder
+from pairnorm.errors import PairNormError
+
+# The paper's appendix: nodes, edges, features, classes, label rate.
+PAPER = {
+    "cora": (2708, 5429, 1433, 7, 0.052),
+    "citeseer": (3327, 4732, 3703, 6, 0.036),
+    "pubmed": (19717, 44338, 500, 3, 0.003),
+    "coauthor-cs": (18333, 81894, 6805, 15, 0.030),
+}
+DISTINCT = {"cora": 5278, "citeseer": 4552, "pubmed": 44324, "coauthor-cs": 81894}
+SPLIT = {
+    "cora": [140, 500, 2068],
+    "citeseer": [120, 500, 2707],
+    "pubmed": [60, 500, 19157],
+    "coauthor-cs": [550, 1833, 15950],
+}
+
+
+@pytest.mark.parametrize("facts", datasets(), ids=lambda facts: facts.name)
+def test_the_facts_are_the_papers(facts: Dataset) -> None:
+    found = (facts.nodes, facts.listed_edges, facts.features, facts.classes, facts.label_rate)
+    assert found == PAPER[facts.name]
+
+
+@pytest.mark.parametrize("facts", datasets(), ids=lambda facts: facts.name)
+def test_the_graphs_are_what_the_facts_say(facts: Dataset, request: pytest.FixtureRequest) -> None:
+    root = request.getfixturevalue("data_root") if facts.files else None
+    graph = load(facts.name, root)
+    assert (graph.num_nodes, graph.num_features, graph.num_classes) == (
+        facts.nodes,
+        facts.features,
+        facts.classes,
+    )
+    assert graph.num_edges == facts.edges == DISTINCT[facts.name]
+    assert int(graph.train.sum()) / graph.num_nodes == pytest.approx(facts.label_rate, abs=5e-4)
+    assert [int(mask.sum()) for mask in graph.split] == SPLIT[facts.name]
+    assert torch.equal(graph.test, ~graph.train & ~graph.validation)
+    adjacency, _ = graph.to_scipy()
+    assert (adjacency != adjacency.T).nnz == 0
+    assert not adjacency.diagonal().any()
+
+
+def test_coauthor_is_what_pyg_reads(data_root: Path) -> None:
+    from torch_geometric.io import read_npz
+
+    theirs, ours = (
+        read_npz(str(data_root / "Coauthor/CS/raw/ms_academic_cs.npz")),
+        load("coauthor-cs", data_root),
+    )
+    assert ours.features.values().numel() == 1_092_079
+    assert torch.equal(ours.features.to_dense(), theirs.x)
+    assert torch.equal(ours.labels, theirs.y)
+    assert torch.equal(ours.edge_index, theirs.edge_index)
+
+
+def test_coauthor_has_one_split_for_all_experiments(data_root: Path) -> None:
+    first, second = load("coauthor-cs", data_root), load("coauthor-cs", data_root, split="random", seed=0)
+    assert torch.equal(first.train, second.train)
+    with pytest.raises(PairNormError, match="'coauthor-cs' has no public split"):
+        load("coauthor-cs", data_root, split="public")
+
+
+def test_a_read_only_root_works(data_root: Path, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(data_root / "Planetoid" / "CiteSeer", root / "Planetoid" / "CiteSeer")
+    folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
+    before = sorted(root.rglob("*"))
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        assert load("citeseer", root).num_nodes == 3327
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_damaged_file_is_named_and_not_unpickled(data_root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "Planetoid" / "CiteSeer" / "raw"
+    shutil.copytree(data_root / "Planetoid" / "CiteSeer" / "raw", folder)
+    (folder / "ind.citeseer.allx").chmod(0o644)
+    (folder / "ind.citeseer.allx").write_bytes(b"cos\nsystem\n(S'touch /tmp/harm'\ntR.")
+    with pytest.raises(PairNormError, match=r"ind\.citeseer\.allx: the file is damaged"):
+        load("citeseer", tmp_path)
+
+
+def test_names_are_forgiving() -> None:
+    assert load("Cora").name == "cora"
+    with pytest.raises(PairNormError, match=r"name is 'pubmd'; .*Did you mean 'pubmed'"):
+        load("pubmd")
+
+
+def test_cora_carries_names(cora: Graph) -> None:
+    assert cora.class_names[3] == "Neural_Networks"
+    assert len(np.unique(cora.node_names)) == 2708
+
+
+def test_splits_can_be_chosen() -> None:
+    assert load("cora", split="random").train.sum() == 81
+    assert load("cora", split="public").train.sum() == 140
+    assert load("cora", split="per-class-7").train.sum() == 49
+    masks = Split(*(torch.arange(2708) % 3 == part for part in range(3)))
+    assert torch.equal(load("cora", split=masks).test, masks.test)
+    assert not torch.equal(load("cora", split="random").train, load("cora", split="random", seed=1).train)
+
+
+def test_generated_graphs_have_a_name_too() -> None:
+    graph = load("csbm", nodes=200, classes=3, seed=4)
+    assert (graph.num_nodes, graph.num_classes) == (200, 3)
+    assert not torch.equal(graph.labels, load("csbm", nodes=200, classes=3, seed=5).labels)
+    with pytest.raises(PairNormError, match="'size' is no option of 'csbm'; it has nodes, classes"):
+        load("csbm", size=3)
+    with pytest.raises(PairNormError, match="'nodes' is no option of 'cora'"):
+        load("cora", nodes=3)
+
+
+def test_the_folder_is_root_or_environment_or_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAIRNORM_DATA", "/from/environment")
+    assert data_folder("/given") == Path("/given")
+    assert data_folder() == Path("/from/environment")
+    monkeypatch.delenv("PAIRNORM_DATA")
+    assert data_folder().name == "pairnorm"
+
+
+def test_absent_files_are_listed(tmp_path: Path) -> None:
+    cora, citeseer, *_ = datasets()
+    assert cora.absent(tmp_path) == ()
+    assert len(citeseer.absent(tmp_path)) == 8

@@ -1,0 +1,69 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairnorm.data import Graph, load, per_class, random_split
+from pairnorm.errors import PairNormError
+
+Labels = st.lists(st.integers(-1, 3), min_size=1, max_size=60).map(torch.tensor)
+
+
+@given(Labels, st.floats(0, 0.5), st.floats(0, 0.5), st.integers(0, 99))
+def test_random_parts_have_their_sizes_and_cover_the_labelled_nodes_once(
+    labels: torch.Tensor, train: float, validation: float, seed: int
+) -> None:
+    split = random_split(labels, train, validation, seed)
+    known = int((labels >= 0).sum())
+    assert torch.equal(torch.stack(split).sum(0), (labels >= 0).long())
+    assert int(split.train.sum()) == round(train * known)
+    assert int((split.train | split.validation).sum()) == round((train + validation) * known)
+
+
+def test_random_is_the_papers_three_ten_eightyseven(cora: Graph) -> None:
+    graph = cora.with_split("random")
+    assert [int(mask.sum()) for mask in graph.split] == [81, 271, 2356]
+
+
+def test_the_random_split_is_pinned() -> None:
+    # "Keep the same split for all experiments": it must not move with a new numpy or another machine.
+    assert random_split(torch.zeros(100, dtype=torch.int64)).train.nonzero().flatten().tolist() == [
+        28,
+        60,
+        73,
+    ]
+
+
+def test_seeds_differ_and_repeat() -> None:
+    labels = torch.zeros(200, dtype=torch.int64)
+    assert torch.equal(random_split(labels, seed=4).train, random_split(labels, seed=4).train)
+    assert not torch.equal(random_split(labels, seed=4).train, random_split(labels, seed=5).train)
+
+
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_per_class_draws_as_many_from_each_class(cora: Graph, count: int) -> None:
+    split = per_class(cora.labels, count, seed=3)
+    assert torch.bincount(cora.labels[split.train]).tolist() == [count] * 7
+    assert int(split.validation.sum()) == 500
+    assert torch.equal(torch.stack(split).sum(0), torch.ones(2708, dtype=torch.int64))
+
+
+def test_per_class_asks_for_what_is_there() -> None:
+    labels = torch.tensor([0, 0, 0, 1, -1])
+    with pytest.raises(PairNormError, match="class 1 has 1 labelled nodes; 2 per class were asked for"):
+        per_class(labels, 2)
+    with pytest.raises(PairNormError, match="there are no labelled nodes"):
+        per_class(torch.tensor([-1, -1]), 1)
+    with pytest.raises(PairNormError, match="count is 0"):
+        per_class(labels, 0)
+    with pytest.raises(PairNormError, match="validation is 9; train leaves 2"):
+        per_class(labels, 1, validation=9)
+    with pytest.raises(PairNormError, match=r"train is 0\.8 and validation 0\.4"):
+        random_split(labels, 0.8, 0.4)
+
+
+def test_the_public_split_tests_on_all_the_rest() -> None:
+    graph = load("cora")
+    assert graph.train.nonzero().flatten().tolist() == list(range(140))
+    assert graph.validation.nonzero().flatten().tolist() == list(range(140, 640))
+    assert torch.equal(graph.test, ~graph.train & ~graph.validation)
