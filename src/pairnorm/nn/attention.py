@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pairnorm.nn.backends import kernels
 from pairnorm.nn.dropout import dropout
 from pairnorm.nn.sparse import Pattern, SparseMatrix
 
@@ -26,6 +27,10 @@ def attend(
         rate: Rate at which attention weights are dropped, after the softmax.
         keys: Dropout keys ``[trials]``; None for no dropout.
     """
+    compiled = kernels("attention", z)
+    if compiled is not None:
+        result: Tensor = compiled.Attend.apply(pattern, source, target, z, SLOPE, rate, keys)
+        return result
     weights = edge_softmax(pattern, source.t()[:, pattern.column] + target.t()[:, pattern.row])
     if keys is not None:
         weights = dropout(weights.unsqueeze(0), rate, keys).squeeze(0)

@@ -232,7 +232,9 @@ class _Solve(torch.autograd.Function):
 
 
 def _conjugate_gradients(hessian: _Hessian, right: Tensor, tolerance: float, steps: int = 2000) -> Tensor:
-    """Solve ``hessian @ y = right`` for all columns at once, each with its own steps, preconditioned by D̃."""
+    """Solve ``hessian @ y = right`` for all columns at once, each with its own steps, preconditioned by
+    D̃.
+    """
     y = right / hessian.degree
     residual = right - hessian(y)
     goal = tolerance**2 * (right * y).sum(0)

@@ -1,16 +1,19 @@
-"""Dropout whose mask is a function of a key: the same on every device, whatever runs beside it, and cheap where random numbers are not.
+"""Dropout whose mask is a function of a key: the same on every device, whatever runs beside it, and cheap
+where random numbers are not.
 
-A mask is made of 16-bit words hashed from (key, position). A trial's masks depend on its own keys only, so a trial gives the same
+A mask is made of 16-bit words hashed from (key, position). A trial's masks depend on its own keys only, so a
+trial gives the same
 result alone and in company; and the backward pass makes the mask anew instead of keeping it.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pairnorm.nn import dropout_cuda
+from pairnorm.nn.backends import kernels
 
 # Odd multipliers of the "lowbias32" integer hash (Wellons), as signed 32-bit numbers.
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
@@ -36,15 +39,30 @@ def draw_keys(*shape: int, device: torch.device | None = None) -> Tensor:
     return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32).to(device)
 
 
+def keys_from_seeds(seeds: Sequence[int], device: torch.device | None = None) -> Tensor:
+    """Return a key for each seed."""
+    folded = torch.tensor([(seed ^ (seed >> 32)) & 0x7FFFFFFF for seed in seeds], dtype=torch.int32)
+    return _mix(folded + 0x2545F491).to(device)
+
+
+def step_keys(keys: Tensor, step: Tensor, count: int) -> Tensor:
+    """Return ``count`` fresh keys ``[count, trials]`` for a training step, from the ``keys`` of the trials
+    and the step's number.
+    """
+    numbers = step * count + torch.arange(count, dtype=torch.int32, device=keys.device)
+    return _mix(_mix(numbers).unsqueeze(1) ^ keys)
+
+
 def keep_mask(keys: Tensor, nodes: int, features: int, rate: float) -> Tensor:
     """Return the mask ``[nodes, trials, features]`` in float32: 1 to keep, 0 to drop."""
     words = (features + 1) // 2
-    bits = _position_hash(nodes * words, keys.device).view(nodes, 1, words) ^ keys.view(1, -1, 1)
+    bits = position_hash(nodes * words, keys.device).view(nodes, 1, words) ^ keys.view(1, -1, 1)
     bits.mul_(FIRST)
     bits.bitwise_xor_(bits >> 15).mul_(SECOND)
     bits.bitwise_xor_(bits >> 16)
-    halves = bits.view(torch.int16)[..., :features]
-    # clamp instead of a comparison: torch compares into booleans, which its CPU kernels handle an order of magnitude slower.
+    halves = torch.cat([(bits << 16) >> 16, bits >> 16], -1)[..., :features]
+    # clamp instead of a comparison: torch compares into booleans, which its CPU kernels handle an order
+    # of magnitude slower.
     threshold = dropped_levels(rate) - LEVELS // 2 - 1
     return halves.clamp_(threshold, threshold + 1).float().sub_(threshold)
 
@@ -55,17 +73,22 @@ def dropped_levels(rate: float) -> int:
 
 
 @lru_cache(maxsize=64)
-def _position_hash(count: int, device: torch.device) -> Tensor:
+def position_hash(count: int, device: torch.device) -> Tensor:
     """Hash the numbers 1 .. count."""
-    x = torch.arange(1, count + 1, dtype=torch.int32, device=device)
+    return _mix(torch.arange(1, count + 1, dtype=torch.int32, device=device))
+
+
+def _mix(x: Tensor) -> Tensor:
     x = (x ^ (x >> 16)) * FIRST
     x = (x ^ (x >> 15)) * SECOND
     return x ^ (x >> 16)
 
 
 def _apply_mask(x: Tensor, rate: float, keys: Tensor) -> Tensor:
-    if dropout_cuda.supports(x):
-        return dropout_cuda.apply(x, dropped_levels(rate), keys)
+    compiled = kernels("dropout", x)
+    if compiled is not None:
+        result: Tensor = compiled.apply(x, dropped_levels(rate), keys)
+        return result
     mask = keep_mask(keys, x.size(0), x.size(-1), rate)
     return mask.mul_(LEVELS / (LEVELS - dropped_levels(rate))).to(x.dtype).mul(x)
 

@@ -1,110 +1,39 @@
 """SGC, GCN and GAT of any depth, with PairNorm and skip connections; one class serves one trial and many.
 
-A hidden state is ``[nodes, trials, features]`` and a weight ``[trials, in, out]``: seeds that share a graph and an architecture train
-side by side. A model built without ``trials`` is the ordinary one: features ``[nodes, features]`` in, logits ``[nodes, classes]`` out.
+A hidden state is ``[nodes, trials, features]`` and a weight ``[trials, in, out]``: seeds that share a graph
+and an architecture train
+side by side. A model built without ``trials`` is the ordinary one: features ``[nodes, features]`` in, logits
+``[nodes, classes]`` out.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, one_of
-from pairnorm.nn.attention import attend
+from pairnorm.nn.activate import ACTIVATIONS
+from pairnorm.nn.convolution import Features, GATConvolution, GCNConvolution, Hop
 from pairnorm.nn.dropout import draw_keys, dropout
+from pairnorm.nn.linear import trial_linear
 from pairnorm.nn.pair_norm import MODES, PairNorm
 from pairnorm.nn.propagate import KINDS, propagation
 from pairnorm.nn.sparse import SparseMatrix
 
-Features = Tensor | SparseMatrix
 ORDERS = ("after", "before")
 
 
-class GraphConvolution(nn.Module):
-    """A linear map of every node, then an exchange with its neighbours; subclasses say which.
-
-    Parameters are stacked along a leading trial axis: ``weight`` is ``[trials, in, out]``, ``bias`` ``[trials, out]``.
-    """
-
-    is_graph_convolution: ClassVar[bool] = True
-
-    def __init__(self, in_features: int, out_features: int, trials: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(trials, in_features, out_features))
-        self.bias = nn.Parameter(torch.empty(trials, out_features))
-
-    def transform(self, x: Features, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
-        """Drop entries of ``x`` and multiply each trial's by its weight: ``[nodes, trials, out]``.
-
-        Sparse features stay sparse, and dropout draws numbers for their non-zeros only.
-        """
-        trials, _, width = self.weight.shape
-        if isinstance(x, SparseMatrix):
-            if rate and keys is not None:
-                values = x.values.expand(trials, -1).unsqueeze(0)
-                x = SparseMatrix(x.pattern, dropout(values, rate, keys).squeeze(0))
-            dense = self.weight.transpose(0, 1).contiguous()
-            return x @ dense
-        if rate and keys is not None:
-            x = dropout(x.expand(-1, trials, -1), rate, keys)
-        return torch.matmul(x.transpose(0, 1), self.weight).transpose(0, 1).reshape(-1, trials, width)
-
-    def forward(self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
-        """Return ``[nodes, trials, out]``; ``keys`` (two per trial: features, attention) drive dropout at ``rate``."""
-        raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``repr``."""
-        trials, width, out = self.weight.shape
-        return f"{width}, {out}, trials={trials}"
-
-
-class GCNConvolution(GraphConvolution):
-    r""":math:`\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}`."""
-
-    def forward(self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
-        """Return ``[nodes, trials, out]``."""
-        return adjacency @ self.transform(x, rate, None if keys is None else keys[0]) + self.bias
-
-
-class GATConvolution(GraphConvolution):
-    r"""Attention over the neighbours and the node itself, as in GAT.
-
-    .. math::
-        \mathbf{x}'_i = \sum_j \alpha_{ij} \mathbf{W} \mathbf{x}_j + \mathbf{b}, \qquad
-        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}(\mathbf{a}_s^\top \mathbf{W} \mathbf{x}_j + \mathbf{a}_t^\top \mathbf{W} \mathbf{x}_i)
-
-    Of the adjacency only the pattern counts.
-    """
-
-    def __init__(self, in_features: int, out_features: int, trials: int, heads: int = 1, concat: bool = True) -> None:
-        super().__init__(in_features, heads * out_features, trials)
-        self.heads, self.concat = heads, concat
-        self.source = nn.Parameter(torch.empty(trials, heads, out_features))
-        self.target = nn.Parameter(torch.empty(trials, heads, out_features))
-        if not concat:
-            self.bias = nn.Parameter(torch.empty(trials, out_features))
-
-    def forward(self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
-        """Return ``[nodes, trials, heads · out]``, or the mean over heads without ``concat``."""
-        z = self.transform(x, rate, None if keys is None else keys[0])
-        nodes, trials, _ = z.shape
-        z = z.view(nodes, trials * self.heads, -1)
-        width = z.size(-1)
-        source = (z * self.source.view(-1, width)).sum(-1)
-        target = (z * self.target.view(-1, width)).sum(-1)
-        head_keys = None
-        if keys is not None:
-            head_keys = (keys[1].unsqueeze(1) + torch.arange(self.heads, dtype=torch.int32, device=z.device)).view(-1)
-        z = attend(adjacency.pattern, source, target, z, rate, head_keys).view(nodes, trials, self.heads, width)
-        z = z.flatten(2) if self.concat else z.mean(2)
-        return z + self.bias
+def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+    """Draw a weight ``[..., in, out]`` uniformly from ±√(6 / (in + out))."""
+    bound = math.sqrt(6 / (shape[-2] + shape[-1]))
+    return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 
 
 class _DeepModel(nn.Module):
-    """What SGC, GCN and GAT share: settings, checked; the trial axis; initial weights from a seed per trial."""
+    """What SGC, GCN and GAT share: settings, checked; the trial axis; initial weights from a seed per
+    trial.
+    """
 
     def __init__(
         self, in_features: int, classes: int, depth: int, norm: str | None, scale: float, dropout: float,
@@ -130,7 +59,9 @@ class _DeepModel(nn.Module):
         return propagation(adjacency, self.adjacency, num_nodes)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
-        """Draw Glorot-uniform weights and zero biases; with ``seeds``, each trial's from its own seed, alike on every device."""
+        """Draw Glorot-uniform weights and zero biases; with ``seeds``, each trial's from its own seed, alike
+        on every device.
+        """
         generators: list[torch.Generator | None] = [None] * (self.trials or 1)
         if seeds is not None:
             if len(seeds) != len(generators):
@@ -141,12 +72,13 @@ class _DeepModel(nn.Module):
                 if name.endswith("bias"):
                     parameter.zero_()
                     continue
-                bound = math.sqrt(6 / (parameter.size(-2) + parameter.size(-1)))
                 for trial, generator in zip(parameter, generators, strict=True):
-                    trial.copy_(torch.empty(trial.shape).uniform_(-bound, bound, generator=generator))
+                    trial.copy_(glorot(trial.shape, generator))
 
     def _prepare(self, x: Features, adjacency: Tensor | SparseMatrix) -> tuple[Features, SparseMatrix]:
-        """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix, and the adjacency to its normalised form."""
+        """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix, and the adjacency to its
+        normalised form.
+        """
         if isinstance(x, Tensor):
             if x.layout != torch.strided:
                 x = SparseMatrix.from_torch(x)
@@ -159,7 +91,9 @@ class _DeepModel(nn.Module):
         if not isinstance(adjacency, SparseMatrix):
             adjacency = self.propagation(adjacency, nodes)
         if adjacency.pattern.shape[0] != nodes:
-            raise PairNormError(f"the adjacency has {adjacency.pattern.shape[0]} nodes, the features {nodes}; expected as many")
+            raise PairNormError(
+                f"the adjacency has {adjacency.pattern.shape[0]} nodes, the features {nodes}; expected as many"
+            )
         return x, adjacency
 
     def _keys(self, keys: Tensor | None, count: int, device: torch.device) -> Tensor | list[None]:
@@ -173,9 +107,11 @@ class _DeepModel(nn.Module):
 
 
 class _DeepGNN(_DeepModel):
-    """Graph convolutions, each followed by activation, normalisation and skip; the last one gives the logits."""
+    """Graph convolutions, each followed by activation, normalisation and skip; the last one gives the
+    logits.
+    """
 
-    activation: Callable[[Tensor], Tensor]
+    activation: str
 
     def __init__(
         self, in_features: int, classes: int, depth: int, norm: str | None, scale: float, dropout: float,
@@ -187,22 +123,28 @@ class _DeepGNN(_DeepModel):
         self.skip, self.order = skip, one_of("order", order, ORDERS)
         self.convolutions = nn.ModuleList()
 
-    def hidden(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
-        """Return the representation that the last convolution takes in: ``[nodes, trials, hidden]``."""
-        return self._run(x, adjacency, keys)[0]
+    def _activation(self, layer: int) -> str:
+        """What convolution ``layer`` does itself: nothing in the last one, nor where the norm comes first."""
+        norm_first = self.norm is not None and self.order == "before"
+        return "none" if layer == self.depth - 1 or norm_first else self.activation
 
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
         """Return logits.
 
         Args:
-            x: Features ``[nodes, features]``, dense or sparse, shared by all trials; or ``[nodes, trials, features]``; or a
+            x: Features ``[nodes, features]``, dense or sparse, shared by all trials; or ``[nodes, trials,
+                features]``; or a
                 :class:`SparseMatrix` with values per trial.
-            adjacency: A sparse tensor or ``edge_index``, normalised on every call, or (faster) the result of ``propagation``.
+            adjacency: A sparse tensor or ``edge_index``, normalised on every call, or (faster) the result of
+                ``propagation``.
             keys: Dropout keys ``[depth, 2, trials]``; drawn from torch's generator when not given.
         """
-        return self._logits(self._run(x, adjacency, keys)[1])
+        return self._logits(self.hidden_and_logits(x, adjacency, keys)[1])
 
-    def _run(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+    def hidden_and_logits(
+        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the last convolution takes in, ``[nodes, trials, hidden]``, and the logits it gives."""
         h, adjacency = self._prepare(x, adjacency)
         earlier: list[Tensor] = []
         layer_keys = self._keys(keys, self.depth, adjacency.values.device)
@@ -211,11 +153,10 @@ class _DeepGNN(_DeepModel):
             h = convolution(h, adjacency, self.dropout, layer_keys[layer])
             if layer == self.depth - 1:
                 break
-            if self.norm is not None and self.order == "before":
+            if self.norm is not None:
                 h = self.norm(h)
-            h = self.activation(h)
-            if self.norm is not None and self.order == "after":
-                h = self.norm(h)
+                if self.order == "before":
+                    h = ACTIVATIONS[self.activation](h)
             if self.skip:
                 if layer >= self.skip:
                     h = h + earlier[layer - self.skip]
@@ -245,7 +186,7 @@ class GCN(_DeepGNN):
         torch.Size([2, 3])
     """
 
-    activation = staticmethod(torch.relu)
+    activation = "relu"
 
     def __init__(
         self, in_features: int, classes: int, depth: int = 2, hidden: int = 32, norm: str | None = None,
@@ -254,20 +195,23 @@ class GCN(_DeepGNN):
     ) -> None:  # fmt: skip
         super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials, skip, order)
         widths = [in_features, *[hidden] * (depth - 1), classes]
-        self.convolutions.extend(
-            GCNConvolution(width, out, trials or 1) for width, out in zip(widths, widths[1:], strict=False)
-        )
+        for layer in range(depth):
+            self.convolutions.append(
+                GCNConvolution(widths[layer], widths[layer + 1], trials or 1, self._activation(layer))
+            )
         self.reset_parameters()
 
 
 class GAT(_DeepGNN):
-    """Graph attention network, ELU between the layers; heads are concatenated, and averaged in the last layer.
+    """Graph attention network, ELU between the layers; heads are concatenated, and averaged in the last
+    layer.
 
-    Dropout falls on the input of every layer and on the attention weights, as in GAT's own paper. Arguments as for :class:`GCN`;
+    Dropout falls on the input of every layer and on the attention weights, as in GAT's own paper. Arguments
+    as for :class:`GCN`;
     ``hidden`` counts all ``heads`` together; of the adjacency only the pattern counts.
     """
 
-    activation = staticmethod(nn.functional.elu)
+    activation = "elu"
 
     def __init__(
         self, in_features: int, classes: int, depth: int = 2, hidden: int = 64, heads: int = 1,
@@ -276,23 +220,17 @@ class GAT(_DeepGNN):
     ) -> None:  # fmt: skip
         super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials, skip, order)
         if heads < 1 or hidden % heads:
-            raise PairNormError(f"hidden is {hidden} and heads is {heads}; expected hidden to be a multiple of heads")
+            raise PairNormError(
+                f"hidden is {hidden} and heads is {heads}; expected hidden to be a multiple of heads"
+            )
         for layer in range(depth):
             width = in_features if layer == 0 else hidden
             last = layer == depth - 1
             out = classes if last else hidden // heads
-            self.convolutions.append(GATConvolution(width, out, trials or 1, heads, concat=not last))
+            self.convolutions.append(
+                GATConvolution(width, out, trials or 1, self._activation(layer), heads, concat=not last)
+            )
         self.reset_parameters()
-
-
-class Hop(nn.Module):
-    """One parameterless propagation; a module so that a :class:`pairnorm.Probe` sees every step."""
-
-    is_graph_convolution: ClassVar[bool] = True
-
-    def forward(self, x: Tensor, adjacency: SparseMatrix) -> Tensor:
-        """Return ``adjacency @ x``."""
-        return adjacency @ x
 
 
 class SGC(_DeepModel):
@@ -337,4 +275,4 @@ class SGC(_DeepModel):
         layer_keys = self._keys(keys, 1, h.device)[0]
         if layer_keys is not None:
             h = dropout(h.expand(-1, self.weight.size(0), -1), self.dropout, layer_keys[0])
-        return self._logits(torch.matmul(h.transpose(0, 1), self.weight).transpose(0, 1) + self.bias)
+        return self._logits(trial_linear(h, self.weight) + self.bias)

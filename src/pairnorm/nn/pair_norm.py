@@ -1,5 +1,8 @@
-"""PairNorm: centre the node representations, then rescale them so that the total pairwise squared distance stays constant."""
+"""PairNorm: centre the node representations, then rescale them so that the total pairwise squared distance
+stays constant.
+"""
 
+import inspect
 import math
 from typing import Any
 
@@ -7,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, one_of
-from pairnorm.nn import pair_norm_cpu, pair_norm_cuda
+from pairnorm.nn import blocks
+from pairnorm.nn.backends import kernels
 from pairnorm.nn.statistics import Groups
 
 MODES = ("PN", "PN-SI", "PN-SCS")
@@ -30,16 +34,20 @@ def pair_norm(
         \text{PN-SI:} \quad & s \, \mathbf{x}^c_i \Big/ \sqrt{\|\mathbf{x}^c_i\|_2^2 + \epsilon} \\
         \text{PN-SCS:} \quad & s \, \mathbf{x}_i \Big/ \sqrt{\|\mathbf{x}_i\|_2^2 + \epsilon} - \tfrac{1}{n} \textstyle\sum_j \mathbf{x}_j
 
-    Statistics accumulate in float32 for half precision (float64 for float64); the output has the dtype of the input.
+    Statistics accumulate in float32 for half precision (float64 for float64); the output has the dtype of the
+    input.
 
     Args:
-        x: Node representations ``[nodes, features]``, or ``[nodes, ..., features]``: every index of the middle axes (trials)
+        x: Node representations ``[nodes, features]``, or ``[nodes, ..., features]``: every index of the
+            middle axes (trials)
             is normalised on its own.
         scale: The paper's :math:`s`. After ``PN`` the total pairwise squared distance is :math:`2 n^2 s^2`.
-        mode: ``"PN"``, ``"PN-SI"`` (every row scaled individually) or ``"PN-SCS"`` (rows scaled, then centred).
+        mode: ``"PN"``, ``"PN-SI"`` (every row scaled individually) or ``"PN-SCS"`` (rows scaled, then
+            centred).
         eps: Added inside the root, so that the gradient at a zero row is at most ``scale / sqrt(eps)``.
         batch: The graph of each node, in any order; every graph is normalised on its own.
-        batch_size: The number of graphs. Given, it saves a device synchronisation and a graph break under ``torch.compile``.
+        batch_size: The number of graphs. Given, it saves a device synchronisation and a graph break under
+            ``torch.compile``.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
@@ -51,7 +59,9 @@ def pair_norm(
     if not x.is_floating_point():
         raise PairNormError(f"x has dtype {x.dtype}; expected a floating-point tensor: call x.float() first")
     if x.dim() < 2:
-        raise PairNormError(f"x has shape {list(x.shape)}; expected [nodes, features] or [nodes, ..., features]")
+        raise PairNormError(
+            f"x has shape {list(x.shape)}; expected [nodes, features] or [nodes, ..., features]"
+        )
     groups = Groups.of(x, batch, batch_size)
     if mode == "PN-SCS":
         wide = x.to(_accumulator(x))
@@ -97,7 +107,9 @@ def _accumulator(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _normalise(x: Tensor, groups: Groups, scale: float, eps: float, individually: bool, centre: bool) -> Tensor:
+def _normalise(
+    x: Tensor, groups: Groups, scale: float, eps: float, individually: bool, centre: bool
+) -> Tensor:
     if torch.compiler.is_compiling():  # the compiler fuses the formula and derives its gradient itself
         return _formula(x, groups, scale, eps, individually, centre)[0]
     y, _ = _Normalise.apply(x, groups, scale, eps, individually, centre)
@@ -130,7 +142,8 @@ def _formula_gradient(
 ) -> Tensor:
     """Return dL/dx from dL/dy, dL/dr, y and r.
 
-    From y = s·c/r follow dL/dc = (s/r)·dL/dy + y/(s·m)·dL/dr with dL/dr = -Σ dL/dy·y / r, where Σ runs over what shares one r
+    From y = s·c/r follow dL/dc = (s/r)·dL/dy + y/(s·m)·dL/dr with dL/dr = -Σ dL/dy·y / r, where Σ runs over
+    what shares one r
     and m counts its rows; centring is its own adjoint. Only y and r are needed, so only they are saved.
     """
     grad, y_wide = grad.to(length.dtype), y.to(length.dtype)
@@ -148,7 +161,8 @@ def _formula_gradient(
 class _Normalise(torch.autograd.Function):
     """``_formula`` with a gradient that saves one tensor of the input's size.
 
-    The length is returned beside y because both are saved: as outputs they stay connected to x, which is what makes the
+    The length is returned beside y because both are saved: as outputs they stay connected to x, which is what
+    makes the
     gradient of the gradient right.
     """
 
@@ -186,11 +200,15 @@ class _Normalise(torch.autograd.Function):
         return result, None, None, None, None, None
 
 
+# torch binds the arguments of every call to this signature; without it here, it would be derived anew each
+# time.
+_Normalise.forward.__signature__ = inspect.signature(_Normalise.forward)  # type: ignore[attr-defined]
+
+
 def _backend(x: Tensor, groups: Groups, centre: bool) -> Any:
     """Return the module with a fused version for this input, or None for the plain formula."""
-    if groups.batch is not None or not centre or x.numel() == 0:
+    if groups.batch is not None or not centre:
         return None
-    for module in (pair_norm_cuda, pair_norm_cpu):
-        if module.supports(x):
-            return module
-    return None
+    if blocks.supports(x):
+        return blocks
+    return kernels("pair_norm", x)

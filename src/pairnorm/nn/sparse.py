@@ -1,4 +1,6 @@
-"""Sparse matrices whose values may differ from trial to trial: the product that graph convolution, sparse features and attention share."""
+"""Sparse matrices whose values may differ from trial to trial: the product that graph convolution, sparse
+features and attention share.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,12 +10,14 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError
-from pairnorm.nn import sparse_cuda
+from pairnorm.nn.backends import kernels
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where the entries of a sparse matrix stand, row by row (CSR), with what can be derived from that derived once."""
+    """Where the entries of a sparse matrix stand, row by row (CSR), with what can be derived from that
+    derived once.
+    """
 
     crow: Tensor
     column: Tensor
@@ -44,6 +48,17 @@ class Pattern:
         crow[1:] = counts.cumsum(0)
         return Pattern(crow, self.row[self.order], (self.shape[1], self.shape[0]))
 
+    @cached_property
+    def derived(self) -> dict[str, Any]:
+        """What kernels derive from the pattern, kept with it."""
+        return {}
+
+    def select(self, entries: Tensor) -> "Pattern":
+        """Keep the entries that a boolean mask marks."""
+        kept = torch.zeros_like(self.crow)
+        kept[1:] = torch.bincount(self.row[entries], minlength=self.shape[0]).cumsum(0)
+        return Pattern(kept, self.column[entries], self.shape)
+
     def to(self, device: torch.device | str) -> "Pattern":
         """Move to a device."""
         return Pattern(self.crow.to(device), self.column.to(device), self.shape)
@@ -53,7 +68,8 @@ class Pattern:
 class SparseMatrix:
     """A :class:`Pattern` with values ``[entries]``, or ``[trials, entries]`` for a matrix per trial.
 
-    ``matrix @ dense`` takes ``[columns, features]``, or ``[columns, trials, features]`` where every trial is multiplied by its own
+    ``matrix @ dense`` takes ``[columns, features]``, or ``[columns, trials, features]`` where every trial is
+    multiplied by its own
     values, or by the shared ones; both operands are differentiable.
     """
 
@@ -140,8 +156,10 @@ class _Multiply(torch.autograd.Function):
 
 
 def _product(matrix: SparseMatrix, dense: Tensor) -> Tensor:
-    if sparse_cuda.supports(dense):
-        return sparse_cuda.multiply(matrix.pattern, matrix.values, dense)
+    compiled = kernels("sparse", dense)
+    if compiled is not None:
+        result: Tensor = compiled.multiply(matrix.pattern, matrix.values, dense)
+        return result
     rows = matrix.pattern.shape[0]
     if matrix.values.dim() == 1:
         return (matrix._csr[0] @ dense.reshape(dense.size(0), -1)).view(rows, *dense.shape[1:])

@@ -1,6 +1,8 @@
-"""PairNorm for tensors larger than a CPU's cache: the plain formula, block by block, so that temporaries never leave the cache.
+"""PairNorm for tensors larger than a CPU's cache: the plain formula, block by block, so that temporaries
+never leave the cache.
 
-``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice and writes once.
+``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice and writes
+once.
 """
 
 import ctypes
@@ -61,14 +63,18 @@ def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually
     offset = (column_sum / y.size(0)).float() * factor
     pull = (product / (-scale * y.size(0) * length)).float()
     for block, buffer in _blocks(y):
-        torch.sub(torch.mul(grad[block], factor, out=buffer).addcmul_(y[block], pull), offset, out=result[block])
+        torch.sub(
+            torch.mul(grad[block], factor, out=buffer).addcmul_(y[block], pull), offset, out=result[block]
+        )
     return result
 
 
 def _statistics(x: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
-    """Return the column mean ``[1, ..., features]`` and the summed squares about it ``[1, ..., 1]``, in float64, in one pass.
+    """Return the column mean ``[1, ..., features]`` and the summed squares about it ``[1, ..., 1]``, in
+    float64, in one pass.
 
-    Each block is summed about its own mean and the blocks are merged by Chan's formula, so no large numbers cancel.
+    Each block is summed about its own mean and the blocks are merged by Chan's formula, so no large numbers
+    cancel.
     """
     counts, means, inner = [], [], []
     for block, buffer in _blocks(x):
@@ -100,7 +106,9 @@ def _blocks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _empty_like(x: Tensor) -> Tensor:
-    """Allocate in huge pages where Linux grants them: first-touch page faults are half the cost of writing a large tensor."""
+    """Allocate in huge pages where Linux grants them: first-touch page faults are half the cost of writing a
+    large tensor.
+    """
     result = torch.empty(x.shape, dtype=x.dtype)
     if sys.platform == "linux":
         start = -(-result.data_ptr() // HUGE_PAGE) * HUGE_PAGE

@@ -1,0 +1,127 @@
+"""The graph convolutions of GCN, GAT and SGC, for many trials at once."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pairnorm.nn.activate import activate
+from pairnorm.nn.attention import attend
+from pairnorm.nn.dropout import dropout
+from pairnorm.nn.linear import trial_linear
+from pairnorm.nn.sparse import SparseMatrix
+
+Features = Tensor | SparseMatrix
+
+
+class GraphConvolution(nn.Module):
+    """A linear map of every node, an exchange with its neighbours (subclasses say which), bias and
+    activation.
+
+    Parameters are stacked along a leading trial axis: ``weight`` is ``[trials, in, out]``, ``bias``
+    ``[trials, out]``.
+
+    Args:
+        in_features: Features per node that come in.
+        out_features: Features per node that go out.
+        trials: How many models stand side by side.
+        activation: ``"relu"``, ``"elu"`` or ``"none"``.
+    """
+
+    is_graph_convolution: ClassVar[bool] = True
+
+    def __init__(self, in_features: int, out_features: int, trials: int, activation: str = "none") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(trials, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(trials, out_features))
+        self.activation = activation
+
+    def forward(
+        self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None
+    ) -> Tensor:
+        """Return ``[nodes, trials, out]``; ``keys`` ``[2, trials]`` (for features, for attention) drive
+        dropout at ``rate``.
+        """
+        z = self._transform(x, rate, None if keys is None else keys[0])
+        return activate(
+            self._exchange(z, adjacency, rate, None if keys is None else keys[1]), self.bias, self.activation
+        )
+
+    def _transform(self, x: Features, rate: float, keys: Tensor | None) -> Tensor:
+        """Drop entries of ``x`` and multiply each trial's by its weight: ``[nodes, trials, out]``.
+
+        Sparse features stay sparse, and dropout draws numbers for their non-zeros only.
+        """
+        trials = self.weight.size(0)
+        if isinstance(x, SparseMatrix):
+            if keys is not None:
+                values = x.values.expand(trials, -1).unsqueeze(0)
+                x = SparseMatrix(x.pattern, dropout(values, rate, keys).squeeze(0))
+            return x @ self.weight.transpose(0, 1).contiguous()
+        if keys is not None:
+            x = dropout(x.expand(-1, trials, -1), rate, keys)
+        return trial_linear(x, self.weight)
+
+    def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``repr``."""
+        trials, width, out = self.weight.shape
+        return f"{width}, {out}, trials={trials}, activation={self.activation!r}"
+
+
+class GCNConvolution(GraphConvolution):
+    r""":math:`\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}`, then the activation."""
+
+    def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
+        return adjacency @ z
+
+
+class GATConvolution(GraphConvolution):
+    r"""Attention over the neighbours and the node itself, then the activation.
+
+    .. math::
+        \mathbf{x}'_i = \sum_j \alpha_{ij} \mathbf{W} \mathbf{x}_j + \mathbf{b}, \qquad
+        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}(\mathbf{a}_s^\top \mathbf{W} \mathbf{x}_j + \mathbf{a}_t^\top \mathbf{W} \mathbf{x}_i)
+
+    Of the adjacency only the pattern counts. Heads are concatenated, or averaged without ``concat``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        trials: int,
+        activation: str = "none",
+        heads: int = 1,
+        concat: bool = True,
+    ) -> None:
+        super().__init__(in_features, heads * out_features, trials, activation)
+        self.heads, self.concat = heads, concat
+        self.source = nn.Parameter(torch.empty(trials, heads, out_features))
+        self.target = nn.Parameter(torch.empty(trials, heads, out_features))
+        if not concat:
+            self.bias = nn.Parameter(torch.empty(trials, out_features))
+
+    def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
+        nodes, trials, _ = z.shape
+        z = z.view(nodes, trials * self.heads, -1)
+        ends = torch.stack([self.source, self.target], -1).flatten(0, 1)  # [trials · heads, out, 2]
+        source, target = trial_linear(z, ends).unbind(-1)
+        if keys is not None:  # every head drops attention of its own
+            keys = (
+                keys.unsqueeze(1) + torch.arange(self.heads, dtype=torch.int32, device=z.device)
+            ).flatten()
+        z = attend(adjacency.pattern, source, target, z, rate, keys).view(nodes, trials, self.heads, -1)
+        return z.flatten(2) if self.concat else z.mean(2)
+
+
+class Hop(nn.Module):
+    """One parameterless propagation; a module so that a :class:`pairnorm.Probe` sees every step."""
+
+    is_graph_convolution: ClassVar[bool] = True
+
+    def forward(self, x: Tensor, adjacency: SparseMatrix) -> Tensor:
+        """Return ``adjacency @ x``."""
+        return adjacency @ x

@@ -1,0 +1,229 @@
+"""PairNorm on CUDA in Triton: the plain formula in as few passes over memory as it allows.
+
+``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice and writes
+once. Tensors are
+viewed as ``[nodes, trials, features]``; a program takes a share of the nodes of one trial.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TILE_ELEMENTS = 16384
+PROGRAMS_PER_PROCESSOR = 2
+
+
+def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Tensor, Tensor]:
+    """Return s·c/r and r; see ``pairnorm.nn.pair_norm._formula``."""
+    x = x.contiguous()
+    nodes, trials, features = _shape(x)
+    plan = _Plan(x, nodes, trials, features)
+    sums, squares = plan.partial(features), plan.partial(1)
+    shift = x.new_empty(trials, features, dtype=torch.float32)
+    mean = torch.empty_like(shift)
+    length = x.new_empty(nodes if individually else 1, trials, dtype=torch.float32)
+    y = torch.empty_like(x)
+    _column_sums[plan.grid](
+        x, shift, sums, squares, nodes, plan.rows, trials, features, *plan.tile, num_warps=8
+    )
+    _merge_columns[(trials,)](
+        sums,
+        squares,
+        mean,
+        length,
+        nodes,
+        plan.programs,
+        trials,
+        features,
+        eps,
+        individually,
+        *plan.tile,
+        num_warps=8,
+    )
+    _centre_and_scale[plan.cover](
+        x, shift, mean, length, y, nodes, trials, features, scale, eps, individually, *plan.tile, num_warps=8
+    )
+    return y, length.view(*(x.shape[:-1] if individually else (1, *x.shape[1:-1])), 1)
+
+
+def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually: bool) -> Tensor:
+    """Return dL/dx; see ``pairnorm.nn.pair_norm._formula_gradient``."""
+    grad = grad.contiguous()
+    nodes, trials, features = _shape(y)
+    plan = _Plan(y, nodes, trials, features)
+    sums, products = plan.partial(features), plan.partial(1)
+    result = torch.empty_like(y)
+    arguments = (nodes, trials, features, scale, individually, *plan.tile)
+    _gradient_sums[plan.grid](grad, y, length, sums, products, plan.rows, *arguments, num_warps=8)
+    mean = sums.sum(0) / nodes
+    product = products.sum(0) / nodes
+    _gradient[plan.cover](grad, y, length, mean, product, result, *arguments, num_warps=8)
+    return result
+
+
+def _shape(x: Tensor) -> tuple[int, int, int]:
+    return x.size(0), x[0, ..., 0].numel(), x.size(-1)
+
+
+class _Plan:
+    """How the nodes are shared out: ``grid`` for reductions (a few programs per processor), ``cover`` for one
+    tile each.
+    """
+
+    def __init__(self, x: Tensor, nodes: int, trials: int, features: int) -> None:
+        columns = triton.next_power_of_2(features)
+        self.tile = (max(1, min(TILE_ELEMENTS // columns, triton.next_power_of_2(nodes))), columns)
+        processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+        tiles = triton.cdiv(nodes, self.tile[0])
+        wanted = max(1, min(tiles, PROGRAMS_PER_PROCESSOR * processors // trials))
+        self.rows = triton.cdiv(tiles, wanted) * self.tile[0]
+        self.programs = triton.cdiv(nodes, self.rows)
+        self.grid = (self.programs, trials)
+        self.cover = (tiles, trials)
+        self._like, self._trials = x, trials
+
+    def partial(self, width: int) -> Tensor:
+        """A result per program: ``[programs, trials, width]``."""
+        return self._like.new_empty(self.programs, self._trials, width, dtype=torch.float32)
+
+
+@triton.jit
+def _tile(start, nodes, trials, features, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    rows = start + tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    offset = (rows.to(tl.int64) * trials + tl.program_id(1))[:, None] * features + columns[None, :]
+    return rows, columns, offset, (rows < nodes)[:, None] & (columns < features)[None, :]
+
+
+@triton.jit
+def _column_sums(  # type: ignore[no-untyped-def]
+    x, shift, sums, squares, nodes, share, trials, features, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Sum a program's rows, and their squares, about a shift near the mean, so that no large numbers cancel.
+
+    The shift is the mean of a tile of rows spread evenly over all nodes, the same for every program; a mean
+    of neighbouring rows
+    could be far off where nodes come in some order.
+    """
+    step = tl.maximum(nodes // ROWS, 1)
+    columns = tl.arange(0, COLUMNS)
+    spread = tl.arange(0, ROWS) * step
+    trial = tl.program_id(1)
+    inside = (spread < nodes)[:, None] & (columns < features)[None, :]
+    offset = (spread.to(tl.int64) * trials + trial)[:, None] * features + columns[None, :]
+    about = tl.sum(tl.load(x + offset, inside, other=0.0).to(tl.float32), 0) / tl.minimum(ROWS, nodes)
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, nodes)
+    total = tl.zeros([COLUMNS], tl.float32)
+    square = tl.zeros([COLUMNS], tl.float32)
+    for start in range(first, last, ROWS):
+        rows, columns, offset, inside = _tile(start, last, trials, features, ROWS, COLUMNS)
+        value = tl.load(x + offset, inside, other=0.0).to(tl.float32)
+        value = tl.where(inside, value - about[None, :], 0.0)
+        total += tl.sum(value, 0)
+        square += tl.sum(value * value, 0)
+    place = tl.program_id(0) * trials + trial
+    tl.store(sums + place * features + columns, total, columns < features)
+    tl.store(squares + place, tl.sum(square, 0))
+    tl.store(shift + trial * features + columns, about, columns < features)  # the same from every program
+
+
+@triton.jit
+def _merge_columns(  # type: ignore[no-untyped-def]
+    sums, squares, mean, length, nodes, programs, trials, features, eps,
+    INDIVIDUALLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Add up the programs' sums: the mean about the shift, and the length that PN divides by."""
+    trial = tl.program_id(0)
+    columns = tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    square = tl.zeros([ROWS], tl.float32)
+    for start in range(0, programs, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < programs)[:, None] & (columns < features)[None, :]
+        offset = (row * trials + trial)[:, None] * features + columns[None, :]
+        total += tl.sum(tl.load(sums + offset, inside, other=0.0), 0)
+        square += tl.load(squares + row * trials + trial, row < programs, other=0.0)
+    centre = total / nodes
+    tl.store(mean + trial * features + columns, centre, columns < features)
+    if not INDIVIDUALLY:
+        mean_square = tl.sum(square, 0) / nodes - tl.sum(centre * centre, 0)
+        tl.store(length + trial, tl.sqrt(tl.maximum(mean_square, 0.0) + eps))
+
+
+@triton.jit
+def _centre_and_scale(  # type: ignore[no-untyped-def]
+    x, shift, mean, length, y, nodes, trials, features, scale, eps,
+    INDIVIDUALLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    # Last tiles first: the sums read them last, so they may still be in the cache.
+    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
+    rows, columns, offset, inside = _tile(start, nodes, trials, features, ROWS, COLUMNS)
+    trial = tl.program_id(1)
+    about = tl.load(shift + trial * features + columns, columns < features, other=0.0)
+    rest = tl.load(mean + trial * features + columns, columns < features, other=0.0)
+    value = tl.load(x + offset, inside, other=0.0).to(tl.float32)
+    value = tl.where(inside, (value - about[None, :]) - rest[None, :], 0.0)
+    if INDIVIDUALLY:
+        divisor = tl.sqrt(tl.sum(value * value, 1) + eps)
+        tl.store(length + rows.to(tl.int64) * trials + trial, divisor, rows < nodes)
+        value = value * (scale / divisor)[:, None]
+    else:
+        value = value * (scale / tl.load(length + trial))
+    tl.store(y + offset, value.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def _towards_centred(grad, y, length, rows, offset, inside, nodes, trials, scale):  # type: ignore[no-untyped-def]
+    """The gradient before centring, when every row has a length of its own."""
+    slope = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
+    value = tl.load(y + offset, inside, other=0.0).to(tl.float32)
+    divisor = tl.load(length + rows.to(tl.int64) * trials + tl.program_id(1), rows < nodes, other=1.0)
+    pull = tl.sum(slope * value, 1) / (divisor * scale)
+    return slope * (scale / divisor)[:, None] - value * pull[:, None]
+
+
+@triton.jit
+def _gradient_sums(  # type: ignore[no-untyped-def]
+    grad, y, length, sums, products, share, nodes, trials, features, scale,
+    INDIVIDUALLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, nodes)
+    columns = tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    product = tl.zeros([COLUMNS], tl.float32)
+    for start in range(first, last, ROWS):
+        rows, columns, offset, inside = _tile(start, last, trials, features, ROWS, COLUMNS)
+        if INDIVIDUALLY:
+            total += tl.sum(_towards_centred(grad, y, length, rows, offset, inside, last, trials, scale), 0)
+        else:
+            slope = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
+            total += tl.sum(slope, 0)
+            product += tl.sum(slope * tl.load(y + offset, inside, other=0.0).to(tl.float32), 0)
+    place = tl.program_id(0) * trials + tl.program_id(1)
+    tl.store(sums + place * features + columns, total, columns < features)
+    tl.store(products + place, tl.sum(product, 0))
+
+
+@triton.jit
+def _gradient(  # type: ignore[no-untyped-def]
+    grad, y, length, mean, product, result, nodes, trials, features, scale,
+    INDIVIDUALLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
+    rows, columns, offset, inside = _tile(start, nodes, trials, features, ROWS, COLUMNS)
+    trial = tl.program_id(1)
+    middle = tl.load(mean + trial * features + columns, columns < features, other=0.0)
+    if INDIVIDUALLY:
+        value = _towards_centred(grad, y, length, rows, offset, inside, nodes, trials, scale)
+    else:
+        divisor = tl.load(length + trial)
+        slope = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
+        value = tl.load(y + offset, inside, other=0.0).to(tl.float32)
+        pull = tl.load(product + trial) / (divisor * scale)
+        value = slope * (scale / divisor) - value * pull
+        middle = middle * (scale / divisor)
+    tl.store(result + offset, (value - middle[None, :]).to(result.dtype.element_ty), inside)

@@ -1,0 +1,122 @@
+"""Sparse products on CUDA in Triton: every row gathers its columns, so sums are made in a fixed order,
+without atomics.
+
+Rows longer than ``PIECE`` entries are cut into pieces that are summed separately and then together, so that
+no program holds up
+the others: frequent words have thousands of entries, hubs hundreds.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pairnorm.nn.sparse import Pattern
+
+DTYPES = (torch.float32,)
+PIECE = 64
+UNROLL = 8
+BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Pieces of rows: entries ``start`` to ``stop`` are summed into row ``place`` of a buffer, of which the
+    first rows are the result.
+
+    ``split`` names the rows whose pieces have places of their own beyond the result, at ``split_crow``.
+    """
+
+    start: Tensor
+    stop: Tensor
+    place: Tensor
+    split: Tensor
+    split_crow: Tensor
+    num_places: int
+
+    @classmethod
+    def of(cls, pattern: "Pattern") -> "Schedule":
+        """Cut the rows of a pattern into pieces."""
+        crow = pattern.crow.long()
+        rows = pattern.shape[0]
+        pieces = ((crow.diff() + PIECE - 1) // PIECE).clamp(min=1)
+        row = torch.arange(rows, device=crow.device).repeat_interleave(pieces)
+        first = pieces.cumsum(0) - pieces
+        number = torch.arange(row.numel(), device=crow.device) - first[row]
+        start = crow[row] + number * PIECE
+        stop = torch.minimum(start + PIECE, crow[row + 1])
+        many = pieces > 1
+        split = many.nonzero().squeeze(1)
+        split_crow = torch.cat([split.new_zeros(1), pieces[split].cumsum(0)]) + rows
+        place = row.clone()
+        beyond = many[row]
+        place[beyond] = torch.arange(int(beyond.sum()), device=crow.device) + rows
+        parts = (start, stop, place, split, split_crow)
+        return cls(*(part.int() for part in parts), num_places=rows + int(beyond.sum()))
+
+
+def multiply(pattern: "Pattern", values: Tensor, dense: Tensor) -> Tensor:
+    """Return the product with ``dense`` ``[columns, ..., features]``; ``values`` are ``[entries]`` or
+    ``[trials, entries]``.
+    """
+    dense, values = dense.contiguous(), values.contiguous()
+    if "schedule" not in pattern.derived:
+        pattern.derived["schedule"] = Schedule.of(pattern)
+    schedule = pattern.derived["schedule"]
+    width = dense[0].numel()
+    buffer = dense.new_empty(schedule.num_places, width)
+    blocks = triton.cdiv(width, BLOCK)
+    _multiply[(schedule.start.numel(), blocks)](
+        schedule.start, schedule.stop, schedule.place, pattern.column, values, dense, buffer,
+        pattern.num_entries, width, dense.size(-1), values.dim() == 2, UNROLL, BLOCK, num_warps=2,
+    )  # fmt: skip
+    if schedule.split.numel():
+        _join[(schedule.split.numel(), blocks)](
+            schedule.split, schedule.split_crow, buffer, width, UNROLL, BLOCK, num_warps=2
+        )
+    return buffer[: pattern.shape[0]].view(pattern.shape[0], *dense.shape[1:])
+
+
+@triton.jit
+def _multiply(  # type: ignore[no-untyped-def]
+    start, stop, place, column, values, dense, result, entries, width, features,
+    PER_TRIAL: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    piece = tl.program_id(0)
+    across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = across < width
+    last = tl.load(stop + piece)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(tl.load(start + piece), last, UNROLL):
+        entry = first + tl.arange(0, UNROLL)
+        here = entry < last
+        source = tl.load(column + entry, here, other=0).to(tl.int64)
+        both = here[:, None] & inside[None, :]
+        if PER_TRIAL:
+            offset = (across // features).to(tl.int64)[None, :] * entries + entry[:, None]
+            value = tl.load(values + offset, both, other=0.0)
+        else:
+            value = tl.load(values + entry, here, other=0.0)[:, None]
+        total += tl.sum(
+            value * tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0), 0
+        )
+    tl.store(result + tl.load(place + piece).to(tl.int64) * width + across, total, inside)
+
+
+@triton.jit
+def _join(split, crow, buffer, width, UNROLL: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = across < width
+    last = tl.load(crow + tl.program_id(0) + 1)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(tl.load(crow + tl.program_id(0)), last, UNROLL):
+        part = first + tl.arange(0, UNROLL)
+        both = (part < last)[:, None] & inside[None, :]
+        total += tl.sum(
+            tl.load(buffer + part.to(tl.int64)[:, None] * width + across[None, :], both, other=0.0), 0
+        )
+    tl.store(buffer + tl.load(split + tl.program_id(0)).to(tl.int64) * width + across, total, inside)

@@ -1,0 +1,78 @@
+"""Training GCN and GAT: all trials of an architecture in one model."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pairnorm.data import Graph
+from pairnorm.nn import GAT, GCN
+from pairnorm.nn.dropout import keys_from_seeds, step_keys
+from pairnorm.train.loop import Loop
+from pairnorm.train.problem import Problem
+from pairnorm.train.spec import Spec
+
+
+def build(
+    spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
+) -> GCN | GAT:
+    """Build the model of a spec with a trial for each seed, its initial weights drawn from that seed
+    alone.
+    """
+    settings = dict(
+        depth=spec.depth, hidden=spec.hidden, norm=None if spec.norm == "none" else spec.norm, scale=spec.scale,
+        skip=spec.skip, dropout=spec.dropout, adjacency=spec.adjacency, order=spec.order, trials=len(seeds),
+    )  # fmt: skip
+    model: GCN | GAT
+    if spec.model == "GCN":
+        model = GCN(num_features, num_classes, **settings)  # type: ignore[arg-type]
+    else:
+        model = GAT(num_features, num_classes, heads=spec.heads, **settings)  # type: ignore[arg-type]
+    model.reset_parameters(seeds)
+    return model.to(device)
+
+
+class GNNRun:
+    """One architecture, many (spec, seed) pairs that differ in seed and in what is missing."""
+
+    def __init__(
+        self, graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device, curves: bool = False
+    ) -> None:
+        spec, seeds = trials[0][0], [seed for _, seed in trials]
+        self.problem = Problem.of(graph, trials, device)
+        self.model = build(spec, graph.num_features, graph.num_classes, seeds, device)
+        self._keys = keys_from_seeds(seeds, device)
+        self._depth, self._epochs = spec.depth, spec.epochs
+        parameters = list(self.model.parameters())
+        self.loop = Loop(
+            parameters,
+            parameters,
+            self._loss,
+            self._accuracy,
+            learning_rate=spec.learning_rate,
+            weight_decay=spec.weight_decay,
+            curves=curves,
+        )
+
+    def run(self, tick: Callable[[int], None]) -> None:
+        """Train to the end and put the kept weights into the model."""
+        self.loop.run(self._epochs, tick)
+        self.loop.restore()
+        self.model.eval()
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[Tensor, Tensor]:
+        """Return the last hidden representation and the logits of the kept models."""
+        return self.model.hidden_and_logits(self.problem.features, self.problem.adjacency)
+
+    def _loss(self, epoch: Tensor) -> Tensor:
+        self.model.train()
+        keys = step_keys(self._keys, epoch, 2 * self._depth).view(self._depth, 2, -1)
+        logits = self.model(self.problem.features, self.problem.adjacency, keys)
+        return self.problem.losses(logits, "train")
+
+    def _accuracy(self) -> Tensor:
+        self.model.eval()
+        return self.problem.accuracies(
+            self.model(self.problem.features, self.problem.adjacency), "validation"
+        )

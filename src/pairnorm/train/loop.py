@@ -1,0 +1,129 @@
+"""The epoch loop that all models share: Adam, validation every epoch, the best epoch of every trial kept."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+# Replays of a captured epoch are queued; a stop now and then keeps the queue short and Ctrl-C prompt.
+EPOCHS_PER_SYNC = 25
+
+
+class Loop:
+    """Train many models at once, independently of one another.
+
+    An epoch is a step of Adam on every trial's loss, then validation. The parameters of the epoch with the
+    best validation
+    accuracy so far are kept, per trial. On CUDA the first epochs run as they are and the others are replays
+    of a captured one.
+
+    Args:
+        parameters: the tensors that Adam updates.
+        models: the same numbers, viewed so that the leading axes count the models.
+        loss: gives the training loss of every model in an epoch, whose number it gets as an int32 tensor.
+        accuracy: gives the validation accuracy of every model.
+        learning_rate: of Adam.
+        weight_decay: the L2 penalty, as Adam has it.
+        curves: record loss and accuracy of every epoch.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        models: Sequence[Tensor],
+        loss: Callable[[Tensor], Tensor],
+        accuracy: Callable[[], Tensor],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        curves: bool = False,
+    ) -> None:
+        self._models, self._loss, self._accuracy = [model.detach() for model in models], loss, accuracy
+        device = parameters[0].device
+        self.cuda = device.type == "cuda"
+        self._adam = torch.optim.Adam(
+            parameters, lr=learning_rate, weight_decay=weight_decay, fused=True, capturable=self.cuda
+        )
+        self._epoch_number = torch.zeros((), dtype=torch.int32, device=device)
+        self.kept = [model.clone() for model in self._models]
+        with torch.no_grad():
+            shape = accuracy().shape
+        self.best_accuracy = torch.full(shape, -1.0, device=device)
+        self.best_epoch = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.diverged = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._latest = torch.zeros(2, *shape, device=device)
+        self.curves: list[Tensor] | None = [] if curves else None
+
+    def run(self, epochs: int, tick: Callable[[int], None] = lambda epochs: None) -> None:
+        """Train; ``tick`` is told, every so often, how many epochs have passed since it was last told."""
+        if self.cuda:
+            self._run_captured(epochs, tick)
+            return
+        for epoch in range(1, epochs + 1):
+            self._epoch()
+            self._record()
+            if epoch % EPOCHS_PER_SYNC == 0:
+                tick(EPOCHS_PER_SYNC)
+        tick(epochs % EPOCHS_PER_SYNC)
+
+    def _run_captured(self, epochs: int, tick: Callable[[int], None]) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            warm = min(3, epochs)  # allocations and libraries settle before an epoch can be captured
+            for _ in range(warm):
+                self._epoch()
+                self._record()
+            graph = torch.cuda.CUDAGraph()
+            if epochs > warm:
+                self._adam.zero_grad(set_to_none=True)
+                with torch.cuda.graph(graph, stream=stream):
+                    self._epoch()
+            since = warm
+            for epoch in range(warm + 1, epochs + 1):
+                graph.replay()
+                self._record()
+                since += 1
+                if epoch % EPOCHS_PER_SYNC == 0:
+                    stream.synchronize()
+                    tick(since)
+                    since = 0
+            tick(since)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def _epoch(self) -> None:
+        self._adam.zero_grad(set_to_none=True)
+        losses = self._loss(self._epoch_number)
+        losses.sum().backward()
+        self._adam.step()
+        with torch.no_grad():
+            accuracy = self._accuracy()
+            finite = losses.isfinite()
+            self.diverged |= ~finite
+            self._keep((accuracy > self.best_accuracy) & finite, accuracy)
+            self._latest[0], self._latest[1] = losses.detach(), accuracy
+            self._epoch_number += 1
+
+    def _keep(self, better: Tensor, accuracy: Tensor) -> None:
+        if not self.cuda and not better.any():
+            return
+        self.best_accuracy.copy_(torch.where(better, accuracy, self.best_accuracy))
+        self.best_epoch.copy_(torch.where(better, self._epoch_number, self.best_epoch))
+        if self.cuda:
+            for kept, model in zip(self.kept, self._models, strict=True):
+                torch.where(
+                    better.view(*better.shape, *[1] * (kept.dim() - better.dim())), model, kept, out=kept
+                )
+        else:  # improvements are rare and few at a time: copy just those
+            for index in better.nonzero().tolist():
+                for kept, model in zip(self.kept, self._models, strict=True):
+                    kept[tuple(index)] = model[tuple(index)]
+
+    def restore(self) -> None:
+        """Put the parameters of the best epoch back in place."""
+        for kept, model in zip(self.kept, self._models, strict=True):
+            model.copy_(kept)
+
+    def _record(self) -> None:
+        if self.curves is not None:
+            self.curves.append(self._latest.clone())

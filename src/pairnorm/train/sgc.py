@@ -1,0 +1,153 @@
+"""Training SGC: one propagation serves every depth and every scale, and the epochs are a small regression.
+
+PairNorm commutes with its scale: with scale s every state is s times the state with scale 1 (up to eps). So
+the states are made
+once, with scale 1, and s multiplies the logits before the bias. PN-SCS does not commute; there every scale is
+propagated.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pairnorm.data import Graph
+from pairnorm.nn import SparseMatrix, pair_norm
+from pairnorm.nn.dropout import dropout, keys_from_seeds, step_keys
+from pairnorm.nn.linear import trial_linear
+from pairnorm.nn.models import glorot
+from pairnorm.train.loop import Loop
+from pairnorm.train.problem import Problem, part_accuracies, part_losses
+from pairnorm.train.spec import Spec
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """One depth, fitted: logits ``[nodes, trials, scales, classes]``, and the state ``[nodes, trials,
+    features]`` with scale 1.
+    """
+
+    depth: int
+    loop: Loop
+    hidden: Tensor
+    logits: Tensor
+
+
+class SGCRun:
+    """All depths and scales of (spec, seed) pairs that differ in nothing else but seed and what is missing.
+
+    Args:
+        graph: the graph.
+        trials: (spec, seed) pairs; depth and scale of their specs are not looked at.
+        depths: at which to fit a regression.
+        scales: of PairNorm; of one only where there is no norm.
+        device: where to run.
+        curves: record loss and accuracy of every epoch.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        trials: Sequence[tuple[Spec, int]],
+        depths: Sequence[int],
+        scales: Sequence[float],
+        device: torch.device,
+        curves: bool = False,
+    ) -> None:
+        self.problem = Problem.of(graph, trials, device)
+        self.spec, self.seeds = trials[0][0], [seed for _, seed in trials]
+        self.depths, self.scales, self._curves = sorted(set(depths)), list(scales), curves
+
+    def run(self, tick: Callable[[int], None]) -> Iterator[Fitted]:
+        """Propagate, and fit at every depth on the way."""
+        if self.spec.norm == "PN-SCS" and len(self.scales) > 1:
+            raise NotImplementedError("PN-SCS does not commute with its scale: run its scales one by one")
+        own_scale = self.scales[0] if self.spec.norm == "PN-SCS" else 1.0
+        state = self._normalise(_dense(self.problem.features, len(self.seeds)), own_scale)
+        for depth in range(1, self.depths[-1] + 1):
+            state = self._normalise(self.problem.adjacency @ state, own_scale)
+            if depth in self.depths:
+                yield self._fit(depth, state, tick)
+
+    def _normalise(self, state: Tensor, scale: float) -> Tensor:
+        return state if self.spec.norm == "none" else pair_norm(state, scale, self.spec.norm)
+
+    def _fit(self, depth: int, state: Tensor, tick: Callable[[int], None]) -> Fitted:
+        factors = [1.0] if self.spec.norm == "PN-SCS" else self.scales
+        regression = _Regression(
+            self.seeds, factors, state.size(-1), self.problem.num_classes, self.spec.dropout, state.device
+        )
+        train, validation = self.problem.parts["train"], self.problem.parts["validation"]
+        train_rows, validation_rows = state[train].contiguous(), state[validation].contiguous()
+        keys = keys_from_seeds(self.seeds, state.device)
+
+        def loss(epoch: Tensor) -> Tensor:
+            logits = regression.logits(train_rows, step_keys(keys, epoch, 1)[0])
+            return part_losses(logits, self.problem.labels[train])
+
+        def accuracy() -> Tensor:
+            return part_accuracies(regression.logits(validation_rows), self.problem.labels[validation])
+
+        loop = Loop(
+            [regression.weight, regression.bias],
+            regression.models,
+            loss,
+            accuracy,
+            learning_rate=self.spec.learning_rate,
+            weight_decay=self.spec.weight_decay,
+            curves=self._curves,
+        )
+        loop.run(self.spec.epochs, tick)
+        loop.restore()
+        with torch.no_grad():
+            return Fitted(depth, loop, state, regression.logits(state))
+
+
+class _Regression:
+    """Logistic regressions of trials x scales, each with its own weights; the scales of a trial share its
+    features.
+
+    The weight is ``[trials, features, scales · classes]``, so that one product per trial serves all scales.
+    Every scale of a seed
+    starts from the same weights.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        scales: Sequence[float],
+        features: int,
+        classes: int,
+        rate: float,
+        device: torch.device,
+    ) -> None:
+        drawn = [glorot((features, classes), torch.Generator().manual_seed(seed)) for seed in seeds]
+        self.weight = torch.stack(drawn).repeat(1, 1, len(scales)).to(device).requires_grad_()
+        self.bias = torch.zeros(len(seeds), len(scales), classes, device=device, requires_grad=True)
+        self._scale = torch.tensor(scales, device=device).view(-1, 1)
+        self._rate = rate
+
+    @property
+    def models(self) -> list[Tensor]:
+        """Weight and bias of every model, ``[trials, scales, ...]``."""
+        trials, features, _ = self.weight.shape
+        return [self.weight.view(trials, features, *self.bias.shape[1:]).transpose(1, 2), self.bias]
+
+    def logits(self, rows: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Return ``[nodes, trials, scales, classes]`` from ``[nodes, trials, features]``; with ``keys``,
+        after dropout.
+        """
+        if keys is not None and self._rate:
+            rows = dropout(rows, self._rate, keys)
+        return trial_linear(rows, self.weight).view(rows.size(0), *self.bias.shape) * self._scale + self.bias
+
+
+def _dense(features: Tensor | SparseMatrix, trials: int) -> Tensor:
+    """Return ``[nodes, trials, features]``; one propagation for all trials where they see the same."""
+    if isinstance(features, SparseMatrix):
+        features = features.to_dense()
+        features = features.unsqueeze(1) if features.dim() == 2 else features.transpose(0, 1).contiguous()
+    elif features.dim() == 2:
+        features = features.unsqueeze(1)
+    return features.expand(-1, trials, -1) if features.size(1) == 1 and trials > 1 else features
