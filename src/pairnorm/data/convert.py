@@ -70,9 +70,8 @@ def from_pyg(data: Data, **parts: Any) -> Graph:
     if "num_nodes" in found or "x" not in found:
         taken["num_nodes"] = int(data.num_nodes)
     if isinstance(weights := found.get("edge_weight"), Tensor):
-        taken["weights"] = weights.cpu()
-    device = found["edge_index"].device
-    return Graph.from_edges(found["edge_index"].cpu(), **(taken | parts)).to(device)
+        taken["weights"] = weights
+    return Graph.from_edges(found["edge_index"], **(taken | parts))
 
 
 def _whole(labels: Tensor) -> Tensor:
@@ -170,22 +169,22 @@ def from_networkx(
     from pairnorm.data.names import Ends
     from pairnorm.data.tables import Source
 
-    attributes = dict.fromkeys(key for _, found in graph.nodes(data=True) for key in found)
-    label = "label" if label is None and "label" in attributes else label
-    split = "split" if split is None and "split" in attributes else split
-    vectors = [found.get(features) for _, found in graph.nodes(data=True)] if features in attributes else None
-    records: dict[str, list[Any]] = {_NODE: list(graph.nodes)}
-    if vectors is None:
-        wanted = list(attributes)
-    else:
-        wanted = [key for key in (label, split) if key in attributes]
-    records |= {str(key): [found.get(key) for _, found in graph.nodes(data=True)] for key in wanted}
+    def source(name: str, frame: pandas.DataFrame) -> Source:
+        return Source(f"the {name} of the networkx graph", tuple(frame.columns), frame=frame)
+
+    found = [attributes for _, attributes in graph.nodes(data=True)]
+    known = list(dict.fromkeys(key for attributes in found for key in attributes))
+    label = "label" if label is None and "label" in known else label
+    split = "split" if split is None and "split" in known else split
+    vectors = [attributes.get(features) for attributes in found] if features in known else None
+    wanted = known if vectors is None else [key for key in known if key in (label, split)]
+    nodes = {_NODE: list(graph.nodes)} | {str(key): [each.get(key) for each in found] for key in wanted}
     edges = list(graph.edges(data="weight", default=1.0))
     if not graph.is_directed():
         edges += [(target, source, weight) for source, target, weight in edges if source != target]
     result = from_sources(
-        _source("nodes", pandas.DataFrame(records), Source),
-        _source("edges", pandas.DataFrame(edges, columns=["source", "target", "weight"]), Source),
+        source("nodes", pandas.DataFrame(nodes)),
+        source("edges", pandas.DataFrame(edges, columns=["source", "target", "weight"])),
         Ends("source", "target"),
         label=label,
         split=split,
@@ -194,10 +193,6 @@ def from_networkx(
         **columns,
     )
     return result if vectors is None else _with_vectors(result, vectors, features)
-
-
-def _source(name: str, frame: Any, source: Any) -> Any:
-    return source(f"the {name} of the networkx graph", tuple(frame.columns), frame=frame)
 
 
 def _with_vectors(graph: Graph, vectors: list[Any], attribute: str) -> Graph:

@@ -28,9 +28,10 @@ def row_normalise(features: Tensor) -> Tensor:
     if features.layout != torch.sparse_csr:
         lengths = features.abs().sum(1, keepdim=True)
         return features / torch.where(lengths > 0, lengths, 1)
-    rows, values = stored_rows(features), features.values()
-    lengths = values.new_zeros(features.shape[0]).index_add_(0, rows, values.abs())
-    return with_values(features, values / torch.where(lengths > 0, lengths, 1)[rows])
+    values, stored = features.values(), features.crow_indices().diff()
+    # Adds in order, so that the result is the same every time on CUDA too, which index_add does not promise.
+    lengths = torch.segment_reduce(values.abs(), "sum", lengths=stored, initial=0)
+    return with_values(features, values / torch.where(lengths > 0, lengths, 1).repeat_interleave(stored))
 
 
 def stored_rows(features: Tensor) -> Tensor:

@@ -48,7 +48,21 @@ def csbm(
         exponent: of the power law of the degrees, above 2; ``math.inf`` gives all nodes the same weight.
         seed: for everything that is drawn.
     """
-    _check(nodes, classes, degree, homophily, features, words, signal, exponent)
+    peers = nodes / max(classes, 1)
+    most = min((peers - 1) / 2 / max(homophily, 1e-9), (nodes - peers) / 2 / max(1 - homophily, 1e-9))
+    for name, value, fine, expected in (
+        ("nodes", nodes, 100 <= nodes <= 10_000_000, "from 100 to 10,000,000"),
+        ("classes", classes, 2 <= classes <= nodes // 10, "at least 2, and at most one for every ten nodes"),
+        ("homophily", homophily, 0 <= homophily <= 1, "from 0 to 1"),
+        ("degree", degree, 0 <= degree <= most, f"from 0 to {most:.4g}, half of all pairs of so many nodes"),
+        ("features", features, classes <= features, "at least one word for each class"),
+        ("words", words, 1 <= words <= features, "from 1 to the number of features"),
+        ("signal", signal, 0 <= signal <= 1, "from 0 to 1"),
+        ("exponent", exponent, exponent > 2, "above 2"),
+    ):
+        if not fine:
+            raise PairNormError(f"{name} is {value}; expected {expected}.")
+
     stream = Stream(seed, "csbm")
     labels = np.empty(nodes, dtype=np.int64)
     members = stream.order(nodes)
@@ -75,38 +89,6 @@ def csbm(
     )
 
 
-def _check(
-    nodes: int,
-    classes: int,
-    degree: float,
-    homophily: float,
-    features: int,
-    words: int,
-    signal: float,
-    exponent: float,
-) -> None:
-    peers = nodes / max(classes, 1)
-    most = min((peers - 1) / 2 / max(homophily, 1e-9), (nodes - peers) / 2 / max(1 - homophily, 1e-9))
-    rules: tuple[tuple[str, float, bool, str], ...] = (
-        ("nodes", nodes, 100 <= nodes <= 10_000_000, "from 100 to 10,000,000"),
-        ("classes", classes, 2 <= classes <= nodes // 10, "at least 2, and at most one for every ten nodes"),
-        ("homophily", homophily, 0 <= homophily <= 1, "from 0 to 1"),
-        (
-            "degree",
-            degree,
-            0 <= degree <= most,
-            f"from 0 to {most:.4g}, half of what so many nodes and classes allow",
-        ),
-        ("features", features, classes <= features, "at least one word for each class"),
-        ("words", words, 1 <= words <= features, "from 1 to the number of features"),
-        ("signal", signal, 0 <= signal <= 1, "from 0 to 1"),
-        ("exponent", exponent, exponent > 2, "above 2"),
-    )
-    for name, value, fine, expected in rules:
-        if not fine:
-            raise PairNormError(f"{name} is {value}; expected {expected}.")
-
-
 class _WeightedDraw:
     """Draws nodes by weight in constant time: a table of quantiles tells where to look."""
 
@@ -124,6 +106,7 @@ class _WeightedDraw:
         self.starts = np.searchsorted(self.ends, np.arange(count) * (len(sizes) / count), side="right")
         self.step = count / len(sizes)
         self.last = np.cumsum(sizes) - 1
+        self.first = self.last - sizes + 1
 
     def any(self, count: int) -> NDArray[np.int64]:
         """Draw places of nodes of any class (each class weighs the same)."""
@@ -132,7 +115,8 @@ class _WeightedDraw:
     def of(self, classes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw a place of a node of each of the given classes."""
         place = self._at(classes + self.uniform(len(classes)))
-        return np.minimum(place, self.last[classes])
+        # Rounding in the cumulative weights must not lead into a neighbouring class.
+        return np.clip(place, self.first[classes], self.last[classes])
 
     def _at(self, levels: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the first place whose cumulative weight exceeds each level."""

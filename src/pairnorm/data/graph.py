@@ -185,7 +185,9 @@ class Graph:
             weights: [edges], positive. Default: 1.
             **parts: any other part of a graph, e.g. ``train``.
         """
-        ends = np.asarray(edge_index)
+        tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
+        device = next((part.device for part in tensors), torch.device("cpu"))
+        ends = np.asarray(edge_index.cpu() if isinstance(edge_index, Tensor) else edge_index)
         if (
             ends.ndim != 2
             or ends.shape[0] != 2
@@ -195,9 +197,9 @@ class Graph:
                 f"edge_index is {ends.dtype} of shape {ends.shape}; expected whole numbers, [2, edges]."
             )
         if labels is not None:
-            labels = torch.as_tensor(labels)
-        if features is not None and not isinstance(features, Tensor):
-            features = torch.as_tensor(features, dtype=torch.float32)
+            labels = torch.as_tensor(labels, device=device)
+        if features is not None:
+            features = torch.as_tensor(features, dtype=torch.float32, device=device)
         if num_nodes is None:
             known = next((len(part) for part in (features, labels) if part is not None), None)
             num_nodes = known if known is not None else int(ends.max(initial=-1)) + 1
@@ -206,16 +208,16 @@ class Graph:
             raise PairNormError(
                 f"edge_index names node {wrong}, but the graph has nodes 0 to {num_nodes - 1}."
             )
-        strengths = None if weights is None else np.asarray(weights, dtype=np.float32)
+        strengths = None if weights is None else torch.as_tensor(weights).cpu().float().numpy()
         if strengths is not None and (strengths.shape != ends.shape[1:] or not (strengths > 0).all()):
             raise PairNormError(
                 f"weights have shape {strengths.shape}; expected a positive weight for each edge."
             )
         adjacency, counts = symmetric_adjacency(ends[0], ends[1], num_nodes, strengths)
         if features is None:
-            features = torch.zeros(num_nodes, 0)
+            features = torch.zeros(num_nodes, 0, device=device)
         notes = parts.pop("notes", ()) + counts.notes()
-        return cls(adjacency, features, cast(Tensor, labels), notes=notes, **parts)
+        return cls(adjacency.to(device), features, cast(Tensor, labels), notes=notes, **parts)
 
     @classmethod
     def from_files(

@@ -6,7 +6,7 @@ import inspect
 import io
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ class Dataset:
     features: int
     classes: int
     label_rate: float
-    files: tuple[str, ...] = ()
-    address: str = ""
+    files: tuple[str, ...] = field(default=(), repr=False)
+    address: str = field(default="", repr=False)
 
     def absent(self, root: str | PathLike[str] | None = None) -> tuple[Path, ...]:
         """Return the files that have yet to be fetched.
