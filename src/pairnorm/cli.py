@@ -97,7 +97,7 @@ def datasets(root: Root = None) -> None:
         counts = (dataset.nodes, dataset.listed_edges, dataset.edges, dataset.features, dataset.classes)
         table.add_row(dataset.name, *(f"{count:,}" for count in counts), f"{dataset.label_rate:.3f}", where)
     console.print(table)
-    console.print("Edges: every listed pair, as the paper counts. Distinct: undirected, counted once.")
+    console.print("Edges: all listed pairs, as in the paper. Distinct: undirected, counted once.")
     console.print("Cora's 5,429 citations, for instance, are 5,278 distinct undirected edges.")
     if absent:
         console.print(
