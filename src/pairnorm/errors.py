@@ -5,7 +5,9 @@ from difflib import get_close_matches
 
 
 class PairNormError(ValueError):
-    """An input that cannot be used. The message names the value, what was expected, and a remedy where there is one."""
+    """An input that cannot be used. The message names the value, what was expected, and a remedy where there
+    is one.
+    """
 
 
 def one_of(what: str, value: object, allowed: Sequence[str]) -> str:

@@ -108,8 +108,10 @@ def data_folder(root: str | PathLike[str] | None = None) -> Path:
         root = os.environ.get("PAIRNORM_DATA")
     if root:
         return Path(root).expanduser()
-    from platformdirs import user_cache_path
-
+    try:
+        from platformdirs import user_cache_path
+    except ImportError:  # a machine on which nothing could be installed
+        return Path.home() / ".cache" / "pairnorm"
     return user_cache_path("pairnorm")
 
 

@@ -82,8 +82,9 @@ class GATConvolution(GraphConvolution):
     r"""Attention over the neighbours and the node itself, then the activation.
 
     .. math::
-        \mathbf{x}'_i = \sum_j \alpha_{ij} \mathbf{W} \mathbf{x}_j + \mathbf{b}, \qquad
-        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}(\mathbf{a}_s^\top \mathbf{W} \mathbf{x}_j + \mathbf{a}_t^\top \mathbf{W} \mathbf{x}_i)
+        \mathbf{z}_i = \mathbf{W} \mathbf{x}_i, \qquad
+        \mathbf{x}'_i = \sum_j \alpha_{ij} \mathbf{z}_j + \mathbf{b}, \qquad
+        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}(\mathbf{a}_s^\top \mathbf{z}_j + \mathbf{a}_t^\top \mathbf{z}_i)
 
     Of the adjacency only the pattern counts. Heads are concatenated, or averaged without ``concat``.
     """

@@ -165,7 +165,10 @@ class _DeepGNN(_DeepModel):
 
 
 class GCN(_DeepGNN):
-    r"""Graph convolutional network: :math:`\mathbf{H}' = \text{norm}(\text{ReLU}(\tilde{\mathbf{A}} \mathbf{H} \mathbf{W} + \mathbf{b}))`, the last layer bare.
+    r"""Graph convolutional network, the last layer without activation and norm.
+
+    .. math::
+        \mathbf{H}' = \text{norm}(\text{ReLU}(\tilde{\mathbf{A}} \mathbf{H} \mathbf{W} + \mathbf{b}))
 
     Args:
         in_features: Features per node.
@@ -234,7 +237,12 @@ class GAT(_DeepGNN):
 
 
 class SGC(_DeepModel):
-    r"""Simple graph convolution, :math:`\tilde{\mathbf{A}}^K \mathbf{X} \mathbf{W} + \mathbf{b}`, with PairNorm on the input and after every step.
+    r"""Simple graph convolution: propagation, then one linear map.
+
+    .. math::
+        \tilde{\mathbf{A}}^K \mathbf{X} \mathbf{W} + \mathbf{b}
+
+    PairNorm comes on the input and after every step.
 
     Args:
         in_features: Features per node.

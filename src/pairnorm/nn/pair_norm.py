@@ -30,9 +30,12 @@ def pair_norm(
     With :math:`\mathbf{x}^c_i = \mathbf{x}_i - \frac{1}{n} \sum_j \mathbf{x}_j`:
 
     .. math::
-        \text{PN:} \quad & s \, \mathbf{x}^c_i \Big/ \sqrt{\tfrac{1}{n} \textstyle\sum_j \|\mathbf{x}^c_j\|_2^2 + \epsilon} \\
+        \text{PN:} \quad
+            & s \, \mathbf{x}^c_i \Big/ \sqrt{\tfrac{1}{n} \textstyle\sum_j \|\mathbf{x}^c_j\|_2^2 + \epsilon} \\
         \text{PN-SI:} \quad & s \, \mathbf{x}^c_i \Big/ \sqrt{\|\mathbf{x}^c_i\|_2^2 + \epsilon} \\
-        \text{PN-SCS:} \quad & s \, \mathbf{x}_i \Big/ \sqrt{\|\mathbf{x}_i\|_2^2 + \epsilon} - \tfrac{1}{n} \textstyle\sum_j \mathbf{x}_j
+        \text{PN-SCS:} \quad
+            & s \, \mathbf{x}_i \Big/ \sqrt{\|\mathbf{x}_i\|_2^2 + \epsilon}
+            - \tfrac{1}{n} \textstyle\sum_j \mathbf{x}_j
 
     Statistics accumulate in float32 for half precision (float64 for float64); the output has the dtype of the
     input.
@@ -112,7 +115,7 @@ def _normalise(
 ) -> Tensor:
     if torch.compiler.is_compiling():  # the compiler fuses the formula and derives its gradient itself
         return _formula(x, groups, scale, eps, individually, centre)[0]
-    y, _ = _Normalise.apply(x, groups, scale, eps, individually, centre)
+    y: Tensor = _Normalise.apply(x, groups, scale, eps, individually, centre)[0]
     return y
 
 
@@ -173,7 +176,8 @@ class _Normalise(torch.autograd.Function):
         backend = _backend(x, groups, centre)
         if backend is None:
             return _formula(x, groups, scale, eps, individually, centre)
-        return backend.forward(x, scale, eps, individually)
+        result: tuple[Tensor, Tensor] = backend.forward(x, scale, eps, individually)
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -63,8 +63,8 @@ def _entries(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> tuple[i
         return nodes, matrix.pattern.row.long(), matrix.pattern.column.long(), matrix.values.float()
     if adjacency.dim() != 2 or adjacency.size(0) != 2 or adjacency.is_floating_point():
         raise PairNormError(
-            f"adjacency has shape {list(adjacency.shape)} and dtype {adjacency.dtype}; expected an integer edge_index [2, edges] "
-            "or a sparse tensor [nodes, nodes]"
+            f"adjacency has shape {list(adjacency.shape)} and dtype {adjacency.dtype}; "
+            "expected an integer edge_index [2, edges] or a sparse tensor [nodes, nodes]"
         )
     needed = int(adjacency.max()) + 1 if adjacency.numel() else 0
     nodes = needed if num_nodes is None else num_nodes

@@ -105,12 +105,13 @@ class SparseMatrix:
     def __matmul__(self, dense: Tensor) -> Tensor:
         if dense.size(0) != self.pattern.shape[1]:
             raise PairNormError(
-                f"cannot multiply a {self.pattern.shape[0]} x {self.pattern.shape[1]} matrix with {dense.size(0)} rows of features"
+                f"cannot multiply a {self.pattern.shape[0]} x {self.pattern.shape[1]} matrix "
+                f"with {dense.size(0)} rows of features"
             )
         if self.values.dim() == 2 and (dense.dim() != 3 or dense.size(1) != self.values.size(0)):
             raise PairNormError(
-                f"the matrix has values for {self.values.size(0)} trials, the features have shape {list(dense.shape)}; "
-                f"expected [{dense.size(0)}, {self.values.size(0)}, features]"
+                f"the matrix has values for {self.values.size(0)} trials, the features have shape "
+                f"{list(dense.shape)}; expected [{dense.size(0)}, {self.values.size(0)}, features]"
             )
         result: Tensor = _Multiply.apply(self, self.values, dense)
         return result
@@ -128,7 +129,7 @@ class SparseMatrix:
                 torch.sparse_csr_tensor(
                     self.pattern.crow, self.pattern.column, values, self.pattern.shape, check_invariants=False
                 )
-                for values in self.values.detach().view(-1, self.pattern.num_entries)
+                for values in torch.atleast_2d(self.values.detach())
             ]
 
 

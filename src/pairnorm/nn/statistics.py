@@ -30,7 +30,8 @@ class Groups:
             return cls(x.size(0))
         if batch.dim() != 1 or batch.size(0) != x.size(0):
             raise PairNormError(
-                f"batch has shape {list(batch.shape)}; expected [{x.size(0)}], the graph of each of the {x.size(0)} nodes"
+                f"batch has shape {list(batch.shape)}; expected [{x.size(0)}], "
+                f"the graph of each of the {x.size(0)} nodes"
             )
         if batch.dtype not in (torch.int64, torch.int32):
             raise PairNormError(f"batch has dtype {batch.dtype}; expected torch.int64")

@@ -1,6 +1,7 @@
 """Training GCN and GAT: all trials of an architecture in one model."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,15 +20,20 @@ def build(
     """Build the model of a spec with a trial for each seed, its initial weights drawn from that seed
     alone.
     """
-    settings = dict(
-        depth=spec.depth, hidden=spec.hidden, norm=None if spec.norm == "none" else spec.norm, scale=spec.scale,
-        skip=spec.skip, dropout=spec.dropout, adjacency=spec.adjacency, order=spec.order, trials=len(seeds),
-    )  # fmt: skip
-    model: GCN | GAT
-    if spec.model == "GCN":
-        model = GCN(num_features, num_classes, **settings)  # type: ignore[arg-type]
-    else:
-        model = GAT(num_features, num_classes, heads=spec.heads, **settings)  # type: ignore[arg-type]
+    kind = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
+    model: GCN | GAT = kind(
+        num_features,
+        num_classes,
+        depth=spec.depth,
+        hidden=spec.hidden,
+        norm=None if spec.norm == "none" else spec.norm,
+        scale=spec.scale,
+        skip=spec.skip,
+        dropout=spec.dropout,
+        adjacency=spec.adjacency,
+        order=spec.order,
+        trials=len(seeds),
+    )
     model.reset_parameters(seeds)
     return model.to(device)
 

@@ -42,8 +42,8 @@ class Problem:
         """Draw what each (spec, seed) is missing and bring everything to the device."""
         if not graph.train.any() or not graph.validation.any():
             raise PairNormError(
-                f"graph {graph.name!r} has {int(graph.train.sum())} training and {int(graph.validation.sum())} validation nodes; "
-                "expected some of both: give it a split first"
+                f"graph {graph.name!r} has {int(graph.train.sum())} training and "
+                f"{int(graph.validation.sum())} validation nodes; expected some of both: give it a split first"
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
         adjacency = propagation(graph.adjacency, trials[0][0].adjacency)

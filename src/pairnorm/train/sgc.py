@@ -30,7 +30,7 @@ class Fitted:
 
     depth: int
     loop: Loop
-    hidden: Tensor
+    state: Tensor
     logits: Tensor
 
 
@@ -59,11 +59,16 @@ class SGCRun:
         self.spec, self.seeds = trials[0][0], [seed for _, seed in trials]
         self.depths, self.scales, self._curves = sorted(set(depths)), list(scales), curves
 
+    @property
+    def factors(self) -> list[float]:
+        """What the states are multiplied by, for every scale."""
+        return [1.0] if self.spec.norm == "PN-SCS" else self.scales
+
     def run(self, tick: Callable[[int], None]) -> Iterator[Fitted]:
         """Propagate, and fit at every depth on the way."""
-        if self.spec.norm == "PN-SCS" and len(self.scales) > 1:
-            raise NotImplementedError("PN-SCS does not commute with its scale: run its scales one by one")
-        own_scale = self.scales[0] if self.spec.norm == "PN-SCS" else 1.0
+        own_scale = 1.0
+        if self.spec.norm == "PN-SCS":
+            (own_scale,) = self.scales
         state = self._normalise(_dense(self.problem.features, len(self.seeds)), own_scale)
         for depth in range(1, self.depths[-1] + 1):
             state = self._normalise(self.problem.adjacency @ state, own_scale)
@@ -74,9 +79,13 @@ class SGCRun:
         return state if self.spec.norm == "none" else pair_norm(state, scale, self.spec.norm)
 
     def _fit(self, depth: int, state: Tensor, tick: Callable[[int], None]) -> Fitted:
-        factors = [1.0] if self.spec.norm == "PN-SCS" else self.scales
         regression = _Regression(
-            self.seeds, factors, state.size(-1), self.problem.num_classes, self.spec.dropout, state.device
+            self.seeds,
+            self.factors,
+            state.size(-1),
+            self.problem.num_classes,
+            self.spec.dropout,
+            state.device,
         )
         train, validation = self.problem.parts["train"], self.problem.parts["validation"]
         train_rows, validation_rows = state[train].contiguous(), state[validation].contiguous()

@@ -55,8 +55,9 @@ class Schedule:
         place = row.clone()
         beyond = many[row]
         place[beyond] = torch.arange(int(beyond.sum()), device=crow.device) + rows
-        parts = (start, stop, place, split, split_crow)
-        return cls(*(part.int() for part in parts), num_places=rows + int(beyond.sum()))
+        return cls(
+            start.int(), stop.int(), place.int(), split.int(), split_crow.int(), rows + int(beyond.sum())
+        )
 
 
 def multiply(pattern: "Pattern", values: Tensor, dense: Tensor) -> Tensor:

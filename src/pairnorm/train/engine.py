@@ -1,0 +1,168 @@
+"""Training a job: from (spec, seed) pairs to their trials, in this process."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pairnorm import measure
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError, one_of
+from pairnorm.train.gnn import GNNRun
+from pairnorm.train.jobs import Job, Pair, plan
+from pairnorm.train.loop import Loop
+from pairnorm.train.sgc import SGCRun
+from pairnorm.train.spec import Spec
+from pairnorm.train.trial import Trial
+
+MEASURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "row_diff": measure.row_diff,  # type: ignore[dict-item]
+    "col_diff": measure.col_diff,  # type: ignore[dict-item]
+    "tpsd": measure.tpsd,
+    "effective_rank": measure.effective_rank,
+}
+
+
+def train(
+    graph: Graph,
+    spec: Spec,
+    seeds: Sequence[int],
+    device: str | torch.device = "auto",
+    *,
+    measures: Sequence[str] = (),
+    curves: bool = False,
+) -> list[Trial]:
+    """Train a spec once for every seed, side by side, and return the trials in the order of the seeds.
+
+    Adam minimises the cross-entropy on the training nodes; the epoch with the best validation accuracy is
+    kept, per trial. A
+    trial's initial weights, dropout and missing features depend on its own seed alone.
+
+    Args:
+        graph: with a split.
+        spec: what to train; its ``dataset`` and ``split`` only name the graph.
+        seeds: one for each trial.
+        device: ``"auto"`` for CUDA where there is one, else the CPU.
+        measures: of the last hidden representation: ``row_diff``, ``col_diff``, ``tpsd``, ``effective_rank``.
+        curves: keep training loss and validation accuracy of every epoch.
+
+    Example:
+        >>> from pairnorm.data import load
+        >>> spec = Spec("cora", "SGC", 2, epochs=50, learning_rate=0.2, dropout=0.0)
+        >>> [trial] = train(load("cora"), spec, seeds=[0], device="cpu")
+        >>> trial.test_accuracy > 0.7
+        True
+    """
+    where = find_device(device)
+    found: dict[Pair, Trial] = {}
+    for job in plan(graph, [(spec, seed) for seed in dict.fromkeys(seeds)], where):
+        found.update(execute(graph, job, where, measures=measures, curves=curves))
+    return [found[spec, seed] for seed in seeds]
+
+
+def find_device(device: str | torch.device = "auto") -> torch.device:
+    """Return the device of a name; ``"auto"`` is CUDA where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise PairNormError(f"device is {device!r}; expected 'auto', 'cpu' or 'cuda'") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise PairNormError(f"device is {device!r}, but torch finds no CUDA device; use 'auto' or 'cpu'")
+    return found
+
+
+def execute(
+    graph: Graph,
+    job: Job,
+    device: torch.device,
+    *,
+    measures: Sequence[str] = (),
+    curves: bool = False,
+    tick: Callable[[int], None] = lambda epochs: None,
+) -> dict[Pair, Trial]:
+    """Train a job; out of CUDA memory, its halves one after the other.
+
+    Args:
+        graph: with a split.
+        job: the pairs to train.
+        device: where to.
+        measures: names of measures to take.
+        curves: keep curves.
+        tick: is told how much of ``job.cost`` has been done since it was last told.
+    """
+    for name in measures:
+        one_of("measure", name, list(MEASURES))
+    try:
+        results = _execute_sgc if job.pairs[0][0].model == "SGC" else _execute_gnn
+        return dict(results(graph, job, device, measures, curves, tick))
+    except torch.cuda.OutOfMemoryError:
+        halves = job.halves()
+        if len(halves) == 1:
+            raise
+    torch.cuda.empty_cache()
+    return {
+        pair: trial
+        for half in halves
+        for pair, trial in execute(graph, half, device, measures=measures, curves=curves, tick=tick).items()
+    }
+
+
+Results = Iterator[tuple[Pair, Trial]]
+Tick = Callable[[int], None]
+
+
+def _execute_gnn(
+    graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
+) -> Results:
+    run = GNNRun(graph, job.pairs, device, curves)
+    layers = len(job.pairs) * job.pairs[0][0].depth
+    run.run(lambda epochs: tick(epochs * layers))
+    hidden, logits = run.evaluate()
+    values = {name: MEASURES[name](hidden) for name in measures}
+    yield from zip(job.pairs, _trials(job.pairs, run.loop, run.problem.metrics(logits), values), strict=True)
+
+
+def _execute_sgc(
+    graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
+) -> Results:
+    trials, scales, wanted = job.trials, job.scales, set(job.pairs)
+    run = SGCRun(graph, trials, job.depths, scales, device, curves)
+    for fitted in run.run(lambda epochs: tick(epochs * len(trials))):
+        values = {
+            name: torch.stack([MEASURES[name](factor * fitted.state) for factor in run.factors], -1)
+            for name in measures
+        }
+        pairs = [
+            (spec.replace(depth=fitted.depth, scale=scale), seed) for spec, seed in trials for scale in scales
+        ]
+        metrics = run.problem.metrics(fitted.logits)
+        for pair, trial in zip(pairs, _trials(pairs, fitted.loop, metrics, values), strict=True):
+            if pair in wanted:
+                yield pair, trial
+
+
+def _trials(
+    pairs: Sequence[Pair], loop: Loop, metrics: dict[str, Tensor], measures: dict[str, Tensor]
+) -> Iterator[Trial]:
+    """Read the results of all models off their tensors, which count the models in the order of ``pairs``."""
+    shape = loop.best_epoch.shape
+    columns = {name: value.flatten().tolist() for name, value in metrics.items()}
+    taken = {name: value.expand(shape).flatten().tolist() for name, value in measures.items()}
+    best, diverged = (loop.best_epoch + 1).flatten().tolist(), loop.diverged.flatten().tolist()
+    curves = torch.stack(loop.curves).flatten(2).cpu() if loop.curves else None  # [epochs, 2, models]
+    for number, (_, seed) in enumerate(pairs):
+        yield Trial(
+            seed=seed,
+            diverged=diverged[number],
+            best_epoch=best[number],
+            measures={name: value[number] for name, value in taken.items()},
+            curves=None
+            if curves is None
+            else {
+                "train_loss": curves[:, 0, number].tolist(),
+                "validation_accuracy": curves[:, 1, number].tolist(),
+            },
+            **{name: value[number] for name, value in columns.items()},
+        )

@@ -1,0 +1,107 @@
+"""Jobs: which trials run side by side, so that they share what they can and fit where they run."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pairnorm.data import Graph
+from pairnorm.train.spec import Spec
+
+Pair = tuple[Spec, int]
+
+# The state of a layer should stay in a core's second-level cache, with room for what it is made from.
+CACHE_BYTES = 2**20
+CUDA_SHARE = 0.7
+
+
+@dataclass(frozen=True)
+class Job:
+    """(spec, seed) pairs of one architecture on one graph, trained in one go."""
+
+    pairs: tuple[Pair, ...]
+
+    @property
+    def trials(self) -> list[Pair]:
+        """The trials side by side. For SGC, depths and scales are not trials of their own: they share a
+        propagation.
+        """
+        if self.pairs[0][0].model != "SGC":
+            return list(self.pairs)
+        return list(dict.fromkeys((spec.replace(depth=1, scale=1.0), seed) for spec, seed in self.pairs))
+
+    @property
+    def depths(self) -> list[int]:
+        """The depths, rising."""
+        return sorted({spec.depth for spec, _ in self.pairs})
+
+    @property
+    def scales(self) -> list[float]:
+        """The scales, rising."""
+        return sorted({spec.scale for spec, _ in self.pairs})
+
+    @property
+    def cost(self) -> int:
+        """Work in layer-epochs, for progress bars; an SGC's epoch counts as one layer."""
+        spec = self.pairs[0][0]
+        layers = len(self.depths) if spec.model == "SGC" else spec.depth
+        return spec.epochs * len(self.trials) * layers
+
+    def halves(self) -> "list[Job]":
+        """Cut the trials in two, or give back this job if there is only one."""
+        trials = self.trials
+        if len(trials) < 2:
+            return [self]
+        return _cut(self.pairs, (len(trials) + 1) // 2)
+
+
+def plan(graph: Graph, pairs: Iterable[Pair], device: torch.device) -> list[Job]:
+    """Group pairs that share an architecture, then cut the groups to fit the device; long jobs first.
+
+    Args:
+        graph: the graph of all pairs.
+        pairs: what is to be trained.
+        device: where it will run.
+    """
+    groups: dict[Spec, list[Pair]] = defaultdict(list)
+    for spec, seed in pairs:
+        groups[_architecture(spec)].append((spec, seed))
+    jobs = [job for spec, group in groups.items() for job in _cut(group, _side_by_side(graph, spec, device))]
+    return sorted(jobs, key=lambda job: -job.cost)
+
+
+def _architecture(spec: Spec) -> Spec:
+    """What pairs must agree on to train side by side: everything but what is missing; for SGC, but depth and
+    scale too.
+    """
+    kind = "entries" if spec.missing_kind == "entries" else "vectors"
+    shared = spec.replace(missing_rate=1.0, missing_kind=kind)
+    if spec.model != "SGC":
+        return shared
+    return shared.replace(depth=1, scale=spec.scale if spec.norm == "PN-SCS" else 1.0)
+
+
+def _cut(pairs: Sequence[Pair], size: int) -> list[Job]:
+    """Cut into jobs of at most ``size`` trials, as even as can be."""
+    trials = Job(tuple(pairs)).trials
+    count = -(-len(trials) // size)
+    number = {trial: position * count // len(trials) for position, trial in enumerate(trials)}
+    parts: dict[int, list[Pair]] = defaultdict(list)
+    for spec, seed in pairs:
+        trial = (spec.replace(depth=1, scale=1.0), seed) if spec.model == "SGC" else (spec, seed)
+        parts[number[trial]].append((spec, seed))
+    return [Job(tuple(part)) for part in parts.values()]
+
+
+def _side_by_side(graph: Graph, spec: Spec, device: torch.device) -> int:
+    """How many trials one job should have."""
+    width = graph.num_features if spec.model == "SGC" else spec.hidden
+    state = 4 * graph.num_nodes * width
+    if device.type != "cuda":
+        return max(1, CACHE_BYTES // state)
+    # Of every layer the backward pass keeps a handful of states; attention keeps scores too.
+    kept = 4 if spec.model == "SGC" else {"GCN": 6, "GAT": 9}[spec.model] * spec.depth
+    features = 12 * (graph.features.values().numel() if graph.features.layout == torch.sparse_csr else 0)
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, int(CUDA_SHARE * free) // (kept * state + features))
