@@ -1,18 +1,20 @@
-"""The command line: parse, call, print. Each command is a function, its example the epilog."""
+"""The command line: parse, call, print. Each command is a function, its example the epilog.
+
+Commands of more than a few lines live in ``pairnorm.commands`` and are registered at the end of this module.
+"""
 
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from pairnorm import __version__
+from pairnorm.commands.terminal import Root, complaints, console
 from pairnorm.errors import PairNormError
 
 app = typer.Typer(
@@ -22,13 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console(highlight=False)
-complaints = Console(highlight=False, stderr=True)
-
-Root = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the raw files. Default: $PAIRNORM_DATA, else your cache folder."),
-]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
