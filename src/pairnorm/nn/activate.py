@@ -1,4 +1,4 @@
-"""Bias and activation in one step, because together they are one pass over memory."""
+"""Bias and activation in one step with what comes before, because together they are one pass over memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pairnorm.nn.backends import kernels
+from pairnorm.nn.sparse import SparseMatrix
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -26,29 +27,54 @@ def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     return result
 
 
+def convolve(matrix: SparseMatrix, x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
+    """Return ``activation(matrix @ x + bias)`` for ``[nodes, trials, features]``, the matrix shared by all trials."""
+    if kernels("activate", x) is None:
+        return ACTIVATIONS[activation](matrix @ x + bias)
+    result: Tensor = _Convolve.apply(matrix, x, bias, activation)
+    return result
+
+
 class _Activate(torch.autograd.Function):
-    """The compiled form. Both activations have a slope that follows from their output, so that is all it
-    saves.
-    """
+    """The compiled form. Both activations have a slope that follows from their output, so that is all it saves."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, activation: str) -> Tensor:
-        y: Tensor = _kernels(x).forward(x.contiguous(), bias, activation)
+        y: Tensor = _compiled(x).forward(x.contiguous(), bias, activation)
         ctx.activation = activation
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        (y,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            slope = {"none": torch.ones_like(y), "relu": (y > 0).to(y.dtype), "elu": 1 + y.clamp(max=0)}[
-                ctx.activation
-            ]
-            return grad * slope, (grad * slope).sum(0), None
-        result = _kernels(y).backward(grad.contiguous(), y, ctx.activation)
-        return result[0], result[1], None
+        return *_slope(grad, ctx.saved_tensors[0], ctx.activation), None
 
 
-def _kernels(x: Tensor) -> Any:
+class _Convolve(torch.autograd.Function):
+    """The product and the activation as one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: SparseMatrix, x: Tensor, bias: Tensor, activation: str) -> Tensor:
+        y: Tensor = kernels("sparse", x).multiply(matrix.pattern, matrix.values, x, bias, activation)  # type: ignore[union-attr]
+        ctx.matrix, ctx.activation = matrix, activation
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
+        grad_product, grad_bias = _slope(grad, ctx.saved_tensors[0], ctx.activation)
+        return None, ctx.matrix.transposed @ grad_product, grad_bias, None
+
+
+def _slope(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of what the activation was given, and of the bias, from the gradient of y."""
+    if not torch.is_grad_enabled():
+        result: tuple[Tensor, Tensor] = _compiled(y).backward(grad.contiguous(), y, activation)
+        return result
+    if activation != "none":
+        grad = grad * ((y > 0).to(y.dtype) if activation == "relu" else 1 + y.clamp(max=0))
+    return grad, grad.sum(0)
+
+
+def _compiled(x: Tensor) -> Any:
     return kernels("activate", x)

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pairnorm.nn.activate import activate
+from pairnorm.nn.activate import activate, convolve
 from pairnorm.nn.attention import attend
 from pairnorm.nn.dropout import dropout
 from pairnorm.nn.linear import trial_linear
@@ -43,24 +43,19 @@ class GraphConvolution(nn.Module):
         dropout at ``rate``.
         """
         z = self._transform(x, rate, None if keys is None else keys[0])
-        return activate(
-            self._exchange(z, adjacency, rate, None if keys is None else keys[1]), self.bias, self.activation
-        )
+        return self._exchange(z, adjacency, rate, None if keys is None else keys[1])
 
     def _transform(self, x: Features, rate: float, keys: Tensor | None) -> Tensor:
         """Drop entries of ``x`` and multiply each trial's by its weight: ``[nodes, trials, out]``.
 
         Sparse features stay sparse, and dropout draws numbers for their non-zeros only.
         """
-        trials = self.weight.size(0)
         if isinstance(x, SparseMatrix):
             if keys is not None:
-                values = x.values.expand(trials, -1).unsqueeze(0)
+                values = x.values.expand(self.weight.size(0), -1).unsqueeze(0)
                 x = SparseMatrix(x.pattern, dropout(values, rate, keys).squeeze(0))
             return x @ self.weight.transpose(0, 1).contiguous()
-        if keys is not None:
-            x = dropout(x.expand(-1, trials, -1), rate, keys)
-        return trial_linear(x, self.weight)
+        return trial_linear(x, self.weight, rate, keys)
 
     def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -75,7 +70,7 @@ class GCNConvolution(GraphConvolution):
     r""":math:`\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}`, then the activation."""
 
     def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
-        return adjacency @ z
+        return convolve(adjacency, z, self.bias, self.activation)
 
 
 class GATConvolution(GraphConvolution):
@@ -115,7 +110,7 @@ class GATConvolution(GraphConvolution):
                 keys.unsqueeze(1) + torch.arange(self.heads, dtype=torch.int32, device=z.device)
             ).flatten()
         z = attend(adjacency.pattern, source, target, z, rate, keys).view(nodes, trials, self.heads, -1)
-        return z.flatten(2) if self.concat else z.mean(2)
+        return activate(z.flatten(2) if self.concat else z.mean(2), self.bias, self.activation)
 
 
 class Hop(nn.Module):

@@ -1,23 +1,35 @@
-"""The linear map of many trials at once, each with a weight of its own."""
+"""Dropout and the linear map of many trials at once, each with a weight and a mask of its own."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pairnorm.nn.backends import kernels
+from pairnorm.nn.dropout import dropout
 
-def trial_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x·W for every trial: ``[nodes, trials or 1, in]`` by ``[trials, in, out]`` to ``[nodes, trials,
-    out]``.
+
+def trial_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
+    """Return dropout(x)·W for every trial.
+
+    Args:
+        x: ``[nodes, trials or 1, in]``.
+        weight: ``[trials, in, out]``.
+        rate: at which entries of ``x`` are dropped.
+        keys: of the dropout, ``[trials]``; None for none. See :mod:`pairnorm.nn.dropout`.
     """
-    result: Tensor = _TrialLinear.apply(x.expand(-1, weight.size(0), -1), weight)
+    x = x.expand(-1, weight.size(0), -1)
+    result: Tensor
+    compiled = kernels("linear", x)
+    if compiled is not None and compiled.supports(weight):
+        result = compiled.DropoutLinear.apply(x, weight, rate, keys)
+    else:
+        result = _TrialLinear.apply(x if keys is None else dropout(x, rate, keys), weight)
     return result
 
 
 class _TrialLinear(torch.autograd.Function):
-    """Batched products that read and write ``[nodes, trials, features]`` as it lies, without a copy to put
-    trials first.
-    """
+    """Batched products that read and write ``[nodes, trials, features]`` as it lies, without a copy."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -29,10 +41,8 @@ class _TrialLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            if torch.is_grad_enabled():
-                grad_x = trial_linear(grad, weight.transpose(1, 2))
-            else:
-                grad_x = _product(grad, weight.transpose(1, 2))
+            differentiable = torch.is_grad_enabled()
+            grad_x = (trial_linear if differentiable else _product)(grad, weight.transpose(1, 2))
         if ctx.needs_input_grad[1]:
             grad_weight = torch.bmm(x.permute(1, 2, 0), grad.transpose(0, 1))
         return grad_x, grad_weight

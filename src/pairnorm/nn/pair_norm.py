@@ -102,7 +102,7 @@ class PairNorm(nn.Module):
 def _check_settings(scale: float, mode: str, eps: float) -> None:
     one_of("mode", mode, MODES)
     for name, value in (("scale", scale), ("eps", eps)):
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value < math.inf:  # false for NaN too; torch.compile cannot trace math.isfinite
             raise PairNormError(f"{name} is {value}; expected a positive finite number")
 
 
@@ -184,6 +184,13 @@ class _Normalise(torch.autograd.Function):
         _, ctx.groups, ctx.scale, _, ctx.individually, ctx.centre = inputs
         ctx.save_for_backward(*output)
         ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, *settings: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        """What ``torch.vmap`` runs over is one more trial axis."""
+        return _Normalise.apply(x.movedim(in_dims[0] or 0, 1), *settings), (1, 1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_length: Tensor | None) -> tuple[Tensor | None, ...]:

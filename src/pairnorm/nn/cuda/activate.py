@@ -35,6 +35,16 @@ def backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
+def activated(value, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Apply the activation of ``CODES``; NaN stays NaN."""
+    if CODE == 1:
+        value = tl.where(value < 0, 0.0, value)
+    if CODE == 2:
+        value = tl.where(value < 0, tl.exp(value) - 1, value)
+    return value
+
+
+@triton.jit
 def _forward(x, bias, y, nodes, width, CODE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -43,11 +53,7 @@ def _forward(x, bias, y, nodes, width, CODE: tl.constexpr, ROWS: tl.constexpr, C
     value = (
         tl.load(x + offset, inside, other=0.0) + tl.load(bias + column, column < width, other=0.0)[None, :]
     )
-    if CODE == 1:
-        value = tl.where(value < 0, 0.0, value)  # NaN stays NaN
-    if CODE == 2:
-        value = tl.where(value < 0, tl.exp(value) - 1, value)
-    tl.store(y + offset, value, inside)
+    tl.store(y + offset, activated(value, CODE), inside)
 
 
 @triton.jit

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32,)
 UNROLL = 4
 TILE = 256
+WARPS = 2
 
 
 class Attend(torch.autograd.Function):
@@ -48,7 +49,7 @@ class Attend(torch.autograd.Function):
         grid = (pattern.shape[0], triton.cdiv(trials, tile[0]))
         _attend[grid](
             pattern.crow, pattern.column, source, target, z, keys, y, normaliser, trials, features, slope, dropped,
-            (pattern.num_entries + 1) // 2, dropped > 0, UNROLL, *tile, num_warps=2,
+            (pattern.num_entries + 1) // 2, dropped > 0, UNROLL, *tile, num_warps=WARPS,
         )  # fmt: skip
         ctx.pattern, ctx.slope, ctx.dropped = pattern, slope, dropped
         ctx.save_for_backward(source, target, z, y, normaliser, keys)
@@ -60,7 +61,9 @@ class Attend(torch.autograd.Function):
         """Return the gradients of the scores and of z."""
         source, target, z, y, normaliser, keys = ctx.saved_tensors
         pattern, grad = ctx.pattern, grad.contiguous()
-        mean = (grad * y).sum(-1)
+        mean = torch.empty_like(target)
+        rows = mean.numel()
+        _row_products[(triton.cdiv(rows, 32),)](grad, y, mean, rows, z.size(-1), 32, triton.next_power_of_2(z.size(-1)))
         grad_z, grad_source, grad_target = (
             torch.empty_like(z),
             torch.empty_like(source),
@@ -73,7 +76,7 @@ class Attend(torch.autograd.Function):
         _attend_gradient[grid](
             transposed.crow, transposed.column, pattern.order, source, target, z, keys, normaliser, mean, grad,
             grad_z, grad_source, grad_score, trials, features, ctx.slope, ctx.dropped,
-            (pattern.num_entries + 1) // 2, ctx.dropped > 0, UNROLL, *tile, num_warps=2,
+            (pattern.num_entries + 1) // 2, ctx.dropped > 0, UNROLL, *tile, num_warps=WARPS,
         )  # fmt: skip
         block = triton.next_power_of_2(min(trials, 64))
         _sum_rows[(pattern.shape[0], triton.cdiv(trials, block))](
@@ -110,6 +113,8 @@ def _attend(  # type: ignore[no-untyped-def]
         here = entry < last
         other = tl.load(column + entry, here, other=0).to(tl.int64)
         both = here[:, None] & known[None, :]
+        offset = (other[:, None] * trials + trial[None, :])[:, :, None] * features + feature[None, None, :]
+        value = tl.load(z + offset, both[:, :, None] & width[None, None, :], other=0.0)
         score = tl.load(source + other[:, None] * trials + trial[None, :], both, other=0.0) + own[None, :]
         score = tl.where(score > 0, score, score * slope)
         score = tl.where(here[:, None], score, -float("inf"))
@@ -121,8 +126,6 @@ def _attend(  # type: ignore[no-untyped-def]
             weight = weight * keep_factor(
                 (entry % words)[:, None], key[None, :], (entry // words)[:, None], dropped
             )
-        offset = (other[:, None] * trials + trial[None, :])[:, :, None] * features + feature[None, None, :]
-        value = tl.load(z + offset, both[:, :, None] & width[None, None, :], other=0.0)
         result = result * shrink[:, None] + tl.sum(weight[:, :, None] * value, 0)
         largest = larger
     tl.store(normaliser + row * trials + trial, largest + tl.log(total), known)
@@ -176,6 +179,16 @@ def _attend_gradient(  # type: ignore[no-untyped-def]
         tl.store(grad_score + number.to(tl.int64)[:, None] * trials + trial[None, :], change, both)
     tl.store(grad_z + offset, result, known[:, None] & width[None, :])
     tl.store(grad_source + place, total, known)
+
+
+@triton.jit
+def _row_products(left, right, result, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    offset = row[:, None] * width + column[None, :]
+    product = tl.load(left + offset, inside, other=0.0) * tl.load(right + offset, inside, other=0.0)
+    tl.store(result + row, tl.sum(product, 1), row < rows)
 
 
 @triton.jit

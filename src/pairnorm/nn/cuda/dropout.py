@@ -12,11 +12,11 @@ BLOCK = 1024
 def apply(x: Tensor, dropped: int, keys: Tensor) -> Tensor:
     """Drop ``dropped`` of 2¹⁶ entries of ``x`` ``[nodes, trials, features]``."""
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    node, trial, feature = x.stride()
-    grid = (triton.cdiv(x.numel(), BLOCK),)
-    _dropout[grid](
-        x, keys, result, x.numel(), x.size(1), x.size(2), node, trial, feature, dropped, BLOCK, num_warps=4
-    )
+    nodes, trials, features = x.shape
+    columns = min(BLOCK, triton.next_power_of_2(features))
+    rows = BLOCK // columns
+    grid = (triton.cdiv(nodes * trials, rows), triton.cdiv(features, columns))
+    _dropout[grid](x, keys, result, nodes * trials, trials, features, *x.stride(), dropped, rows, columns, num_warps=4)
     return result
 
 
@@ -38,27 +38,19 @@ def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _dropout(  # type: ignore[no-untyped-def]
-    x,
-    keys,
-    result,
-    count,
-    trials,
-    features,
-    node_stride,
-    trial_stride,
-    feature_stride,
-    dropped,
-    BLOCK: tl.constexpr,
-):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    feature = place % features
-    trial = (place // features) % trials
-    node = place // (features * trials)
-    key = tl.load(keys + trial, inside, other=0)
+    x, keys, result, rows, trials, features, node_stride, trial_stride, feature_stride, dropped,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    feature = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (feature < features)[None, :]
+    node, trial = row // trials, row % trials
     words = (features + 1) // 2
-    factor = keep_factor(node * words + feature % words, key, feature // words, dropped)
-    value = tl.load(
-        x + node * node_stride + trial * trial_stride + feature * feature_stride, inside, other=0.0
+    key = tl.load(keys + trial, row < rows, other=0)
+    factor = keep_factor(
+        (node * words)[:, None] + (feature % words)[None, :], key[:, None], (feature // words)[None, :], dropped
     )
-    tl.store(result + place, (value.to(tl.float32) * factor).to(result.dtype.element_ty), inside)
+    start = node.to(tl.int64) * node_stride + trial.to(tl.int64) * trial_stride
+    value = tl.load(x + start[:, None] + (feature * feature_stride)[None, :], inside, other=0.0).to(tl.float32)
+    place = row.to(tl.int64)[:, None] * features + feature[None, :]
+    tl.store(result + place, (value * factor).to(result.dtype.element_ty), inside)

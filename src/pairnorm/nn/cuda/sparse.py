@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pairnorm.nn.cuda.activate import CODES, activated
+
 if TYPE_CHECKING:
     from pairnorm.nn.sparse import Pattern
 
@@ -60,32 +62,43 @@ class Schedule:
         )
 
 
-def multiply(pattern: "Pattern", values: Tensor, dense: Tensor) -> Tensor:
-    """Return the product with ``dense`` ``[columns, ..., features]``; ``values`` are ``[entries]`` or
-    ``[trials, entries]``.
+def multiply(
+    pattern: "Pattern", values: Tensor, dense: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    """Return the product with ``dense`` ``[columns, ..., features]``, plus bias, activated.
+
+    ``values`` are ``[entries]`` or ``[trials, entries]``.
     """
     dense, values = dense.contiguous(), values.contiguous()
     if "schedule" not in pattern.derived:
         pattern.derived["schedule"] = Schedule.of(pattern)
     schedule = pattern.derived["schedule"]
-    width = dense[0].numel()
+    rows, width = pattern.shape[0], dense[0].numel()
     buffer = dense.new_empty(schedule.num_places, width)
     blocks = triton.cdiv(width, BLOCK)
+    finish = (dense if bias is None else bias, rows, width, bias is not None, CODES[activation], UNROLL, BLOCK)
     _multiply[(schedule.start.numel(), blocks)](
         schedule.start, schedule.stop, schedule.place, pattern.column, values, dense, buffer,
-        pattern.num_entries, width, dense.size(-1), values.dim() == 2, UNROLL, BLOCK, num_warps=2,
+        pattern.num_entries, dense.size(-1), values.dim() == 2, *finish, num_warps=2,
     )  # fmt: skip
     if schedule.split.numel():
         _join[(schedule.split.numel(), blocks)](
-            schedule.split, schedule.split_crow, buffer, width, UNROLL, BLOCK, num_warps=2
+            schedule.split, schedule.split_crow, buffer, *finish, num_warps=2
         )
-    return buffer[: pattern.shape[0]].view(pattern.shape[0], *dense.shape[1:])
+    return buffer[:rows].view(rows, *dense.shape[1:])
+
+
+@triton.jit
+def _finish(total, bias, across, inside, BIAS: tl.constexpr, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    if BIAS:
+        total += tl.load(bias + across, inside, other=0.0)
+    return activated(total, CODE)
 
 
 @triton.jit
 def _multiply(  # type: ignore[no-untyped-def]
-    start, stop, place, column, values, dense, result, entries, width, features,
-    PER_TRIAL: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr,
+    start, stop, place, column, values, dense, result, entries, features, PER_TRIAL: tl.constexpr,
+    bias, rows, width, BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -102,14 +115,18 @@ def _multiply(  # type: ignore[no-untyped-def]
             value = tl.load(values + offset, both, other=0.0)
         else:
             value = tl.load(values + entry, here, other=0.0)[:, None]
-        total += tl.sum(
-            value * tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0), 0
-        )
-    tl.store(result + tl.load(place + piece).to(tl.int64) * width + across, total, inside)
+        total += tl.sum(value * tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0), 0)
+    target = tl.load(place + piece).to(tl.int64)
+    if target < rows:  # a whole row; pieces of a row are finished when they are joined
+        total = _finish(total, bias, across, inside, BIAS, CODE)
+    tl.store(result + target * width + across, total, inside)
 
 
 @triton.jit
-def _join(split, crow, buffer, width, UNROLL: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _join(  # type: ignore[no-untyped-def]
+    split, crow, buffer, bias, rows, width,
+    BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = across < width
     last = tl.load(crow + tl.program_id(0) + 1)
@@ -120,4 +137,5 @@ def _join(split, crow, buffer, width, UNROLL: tl.constexpr, BLOCK: tl.constexpr)
         total += tl.sum(
             tl.load(buffer + part.to(tl.int64)[:, None] * width + across[None, :], both, other=0.0), 0
         )
+    total = _finish(total, bias, across, inside, BIAS, CODE)
     tl.store(buffer + tl.load(split + tl.program_id(0)).to(tl.int64) * width + across, total, inside)
