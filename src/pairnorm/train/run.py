@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,8 +45,9 @@ def run(
     curves: bool = False,
     workers: int | None = None,
     progress: Callable[[Progress], None] = lambda progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Train every (spec, seed) pair that the store lacks and return how many there were.
+    """Train every (spec, seed) pair that the store lacks and return how many were trained.
 
     Every job is written when it finishes, so that an interrupted run goes on where it stopped. On a CPU jobs
     go to processes of
@@ -61,6 +63,8 @@ def run(
         curves: store learning curves too.
         workers: processes on a CPU. Default: one for each core.
         progress: is told how far the run is.
+        should_stop: is asked before every job; once it says so, no more are started and those under way
+            finish.
     """
     where = find_device(device)
     lacking = _lacking(pairs, store)
@@ -76,13 +80,16 @@ def run(
     report(0, "starting")
     count = os.cpu_count() if workers is None else workers
     if where.type == "cuda" or count == 1 or len(jobs) < 2:
+        trained = 0
         for graph, job in jobs:
+            if should_stop():
+                break
             began = time.perf_counter()
             found = execute(graph, job, where, tick=partial(report, label=str(job.pairs[0][0])), **options)
             _write(store, found, time.perf_counter() - began, where)
-    else:
-        _run_in_processes(jobs, store, min(count or 1, len(jobs)), options, report)
-    return len(lacking)
+            trained += len(found)
+        return trained
+    return _run_in_processes(jobs, store, min(count or 1, len(jobs)), options, report, should_stop)
 
 
 def _lacking(pairs: Iterable[Pair], store: Store) -> list[Pair]:
@@ -119,26 +126,33 @@ def _run_in_processes(
     workers: int,
     options: dict[str, Any],
     report: Callable[[int, str], None],
-) -> None:
+    should_stop: Callable[[], bool],
+) -> int:
     context = multiprocessing.get_context("spawn")
     ticks = context.Value("q", 0)
-    seen = 0
+    seen = trained = 0
     pool = ProcessPoolExecutor(workers, context, _start_worker, (ticks,))
     label = ""
+    waiting = iter(jobs)
+    pending: set[Future[tuple[dict[Pair, Trial], float]]] = set()
     try:
-        pending: set[Future[tuple[dict[Pair, Trial], float]]] = {
-            pool.submit(_work, graph, job, options) for graph, job in jobs
-        }
-        while pending:
+        while True:
+            # One more than there are workers, so that none waits for the next job to arrive.
+            while len(pending) <= workers and not should_stop() and (entry := next(waiting, None)):
+                pending.add(pool.submit(_work, *entry, options))
+            if not pending:
+                break
             finished, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
             for future in finished:
                 found, seconds = future.result()
                 _write(store, found, seconds, torch.device("cpu"))
+                trained += len(found)
                 label = str(next(iter(found))[0])
             units = ticks.value - seen
             seen += units
             report(units, label)
         pool.shutdown()
+        return trained
     except (
         BaseException
     ):  # Ctrl-C, or a job that failed: what runs now is lost, what has finished is in the store
@@ -157,6 +171,14 @@ def _start_worker(ticks: Any) -> None:
     _ticks = ticks
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when the parent was killed: nobody would take its results, or ever tell it to stop."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+    os._exit(1)
 
 
 def _tick(units: int) -> None:

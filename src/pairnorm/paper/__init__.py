@@ -1,0 +1,1 @@
+"""Every table and figure of the paper as data: what to run, what the paper reported, how to draw it."""

@@ -1,0 +1,186 @@
+"""What the store says about an experiment: means over runs, and the candidates that validation chooses."""
+
+import gzip
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+
+from pairnorm.errors import PairNormError
+from pairnorm.paper.experiment import Experiment, Place
+from pairnorm.train import Spec, Store, Trial
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The runs of one spec."""
+
+    spec: Spec
+    trials: tuple[Trial, ...]
+
+    def mean(self, name: str) -> float:
+        """Return the mean over the runs of a metric, such as ``test_accuracy``, or of a measure."""
+        return fmean(self._values(name))
+
+    def std(self, name: str) -> float:
+        """Return the sample standard deviation over the runs, NaN for a single one."""
+        values = self._values(name)
+        return stdev(values) if len(values) > 1 and not any(map(isnan, values)) else nan
+
+    @property
+    def validation(self) -> float:
+        """The mean validation accuracy, by which candidates compare; a NaN loses.
+
+        Rounded, so that the same number of right answers is a tie however they are spread over the runs.
+        """
+        value = self.mean("validation_accuracy")
+        return -1.0 if isnan(value) else round(value, 6)
+
+    def _values(self, name: str) -> list[float]:
+        return [
+            trial.measures[name] if name in trial.measures else float(getattr(trial, name))
+            for trial in self.trials
+        ]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidate of a place with the best mean validation accuracy; of equals, the shallowest."""
+
+    best: Summary
+    complete: bool
+    """Whether all candidates had been trained."""
+
+    @property
+    def accuracy(self) -> float:
+        """Mean test accuracy."""
+        return self.best.mean("test_accuracy")
+
+    @property
+    def accuracy_std(self) -> float:
+        """Standard deviation of the test accuracy over the runs."""
+        return self.best.std("test_accuracy")
+
+    @property
+    def layers(self) -> int:
+        """The depth."""
+        return self.best.spec.depth
+
+
+class Results:
+    """The trials of a store, by spec."""
+
+    def __init__(self, cells: Mapping[Spec, Sequence[Trial]]) -> None:
+        self._trials = {spec: {trial.seed: trial for trial in trials} for spec, trials in cells.items()}
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "Results":
+        """Read a store, or its export as ``.csv`` or ``.csv.gz``."""
+        with opened(path) as store:
+            return cls(store.cells())
+
+    @classmethod
+    def of(cls, store: Store, experiment: Experiment) -> "Results":
+        """Read what a store has of the graphs and models of an experiment."""
+        models = {settings["model"] for settings in experiment.methods.values()}
+        return cls(store.cells(dataset=list(experiment.datasets), model=models))
+
+    def summary(self, spec: Spec, seeds: Iterable[int]) -> Summary | None:
+        """Return the runs of a spec with these seeds, or None if one is lacking."""
+        found = self._trials.get(spec, {})
+        wanted = list(seeds)
+        if not all(seed in found for seed in wanted):
+            return None
+        return Summary(spec, tuple(found[seed] for seed in wanted))
+
+    def candidates(self, experiment: Experiment, place: Place) -> tuple[list[Summary], bool]:
+        """Return the candidates of a place that have all runs, and whether these are all candidates.
+
+        Of a search, the candidates are those with the searched settings that did best in its first runs.
+        """
+        specs, seeds = experiment.candidates(place), experiment.seeds(place.missing_percent)
+        complete = True
+        if experiment.search_runs is not None:
+            first = self._summaries(specs, seeds[: experiment.search_runs])
+            complete = len(first) == len(specs)
+            specs = same_settings(specs, best(first).spec, experiment.searched) if first else []
+        found = self._summaries(specs, seeds)
+        return found, complete and len(found) == len(specs)
+
+    def chosen(self, experiment: Experiment, place: Place) -> Chosen | None:
+        """Return what is reported at a place, or None where nothing has been run."""
+        found, complete = self.candidates(experiment, place)
+        return Chosen(best(found), complete) if found else None
+
+    def by_depth(self, experiment: Experiment, place: Place, one_scale: bool = False) -> list[Summary]:
+        """Return the best candidate of each depth, the shallow ones first.
+
+        Args:
+            experiment: the experiment.
+            place: of which a curve is wanted.
+            one_scale: the same scale at all depths, that of the best mean validation accuracy over them.
+        """
+        found, _ = self.candidates(experiment, place)
+        if one_scale and found:
+            scales = _grouped(found, "scale")
+            found = max(scales.values(), key=lambda group: fmean(one.validation for one in group))
+        return [best(group) for _, group in sorted(_grouped(found, "depth").items())]
+
+    def second_stage(self, experiment: Experiment) -> Iterator[tuple[Spec, int]]:
+        """Yield the (spec, seed) pairs with which a search goes on where its first stage is complete."""
+        if experiment.search_runs is None:
+            return
+        for place in experiment.places():
+            specs, seeds = experiment.candidates(place), experiment.seeds(place.missing_percent)
+            first = self._summaries(specs, seeds[: experiment.search_runs])
+            if len(first) == len(specs):
+                for spec in same_settings(specs, best(first).spec, experiment.searched):
+                    for seed in seeds:
+                        yield spec, seed
+
+    def _summaries(self, specs: Iterable[Spec], seeds: Sequence[int]) -> list[Summary]:
+        return [found for spec in specs if (found := self.summary(spec, seeds)) is not None]
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[Store]:
+    """Open a store for reading; an export, ``.csv`` or ``.csv.gz``, by way of a passing store."""
+    source = Path(path)
+    if ".csv" not in source.suffixes[-2:]:
+        with Store(source, read_only=True) as store:
+            yield store
+        return
+    if not source.is_file():
+        raise PairNormError(f"there is no export at {source}; check the path, or run an experiment first.")
+    with TemporaryDirectory() as folder:
+        if source.suffix == ".gz":
+            plain = Path(folder) / source.stem
+            with gzip.open(source) as packed, plain.open("wb") as target:
+                shutil.copyfileobj(packed, target)
+            source = plain
+        with Store(Path(folder) / "store.sqlite") as store:
+            store.merge(source)
+            yield store
+
+
+def best(candidates: Sequence[Summary]) -> Summary:
+    """Return the candidate with the best mean validation accuracy, of equals the first."""
+    return max(candidates, key=lambda candidate: candidate.validation)
+
+
+def same_settings(specs: Iterable[Spec], model: Spec, names: Sequence[str]) -> list[Spec]:
+    """Return the specs that agree with ``model`` in the named fields."""
+    return [spec for spec in specs if all(getattr(spec, name) == getattr(model, name) for name in names)]
+
+
+def _grouped(candidates: Iterable[Summary], name: str) -> dict[float, list[Summary]]:
+    groups: dict[float, list[Summary]] = defaultdict(list)
+    for candidate in candidates:
+        groups[getattr(candidate.spec, name)].append(candidate)
+    return groups
