@@ -16,7 +16,9 @@ def apply(x: Tensor, dropped: int, keys: Tensor) -> Tensor:
     columns = min(BLOCK, triton.next_power_of_2(features))
     rows = BLOCK // columns
     grid = (triton.cdiv(nodes * trials, rows), triton.cdiv(features, columns))
-    _dropout[grid](x, keys, result, nodes * trials, trials, features, *x.stride(), dropped, rows, columns, num_warps=4)
+    _dropout[grid](
+        x, keys, result, nodes * trials, trials, features, *x.stride(), dropped, rows, columns, num_warps=4
+    )
     return result
 
 
@@ -48,9 +50,14 @@ def _dropout(  # type: ignore[no-untyped-def]
     words = (features + 1) // 2
     key = tl.load(keys + trial, row < rows, other=0)
     factor = keep_factor(
-        (node * words)[:, None] + (feature % words)[None, :], key[:, None], (feature // words)[None, :], dropped
+        (node * words)[:, None] + (feature % words)[None, :],
+        key[:, None],
+        (feature // words)[None, :],
+        dropped,
     )
     start = node.to(tl.int64) * node_stride + trial.to(tl.int64) * trial_stride
-    value = tl.load(x + start[:, None] + (feature * feature_stride)[None, :], inside, other=0.0).to(tl.float32)
+    value = tl.load(x + start[:, None] + (feature * feature_stride)[None, :], inside, other=0.0).to(
+        tl.float32
+    )
     place = row.to(tl.int64)[:, None] * features + feature[None, :]
     tl.store(result + place, (value * factor).to(result.dtype.element_ty), inside)

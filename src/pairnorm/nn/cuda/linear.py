@@ -39,7 +39,19 @@ class DropoutLinear(torch.autograd.Function):
         nodes, (trials, width, out) = x.size(0), weight.shape
         result = x.new_empty(nodes, trials, out)
         _forward[(triton.cdiv(nodes, ROWS), trials)](
-            x, weight, keys, result, nodes, trials, width, out, dropped, dropped > 0, ROWS, *_padded(width, out), num_warps=4
+            x,
+            weight,
+            keys,
+            result,
+            nodes,
+            trials,
+            width,
+            out,
+            dropped,
+            dropped > 0,
+            ROWS,
+            *_padded(width, out),
+            num_warps=4,
         )
         return result
 

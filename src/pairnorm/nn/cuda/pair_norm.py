@@ -43,7 +43,7 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
         num_warps=8,
     )
     _centre_and_scale[plan.cover](
-        x, shift, mean, length, y, nodes, trials, features, scale, eps, individually, *plan.tile, num_warps=8
+        x, shift, mean, length, y, nodes, trials, features, scale, eps, individually, *plan.tile, num_warps=4
     )
     return y, length.view(*(x.shape[:-1] if individually else (1, *x.shape[1:-1])), 1)
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float32,)
 PIECE = 64
-UNROLL = 8
-BLOCK = 256
+UNROLL = 4
+BLOCK = 512
+TILE = 256
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,32 @@ def multiply(
 
     ``values`` are ``[entries]`` or ``[trials, entries]``.
     """
-    dense, values = dense.contiguous(), values.contiguous()
+    dense = dense.contiguous()
     if "schedule" not in pattern.derived:
         pattern.derived["schedule"] = Schedule.of(pattern)
     schedule = pattern.derived["schedule"]
     rows, width = pattern.shape[0], dense[0].numel()
     buffer = dense.new_empty(schedule.num_places, width)
     blocks = triton.cdiv(width, BLOCK)
-    finish = (dense if bias is None else bias, rows, width, bias is not None, CODES[activation], UNROLL, BLOCK)
-    _multiply[(schedule.start.numel(), blocks)](
-        schedule.start, schedule.stop, schedule.place, pattern.column, values, dense, buffer,
-        pattern.num_entries, dense.size(-1), values.dim() == 2, *finish, num_warps=2,
-    )  # fmt: skip
+    finish = (
+        dense if bias is None else bias,
+        rows,
+        width,
+        bias is not None,
+        CODES[activation],
+        UNROLL,
+        BLOCK,
+    )
+    pieces = (schedule.start, schedule.stop, schedule.place, pattern.column, values, dense, buffer)
+    if values.dim() == 1:
+        _multiply[(schedule.start.numel(), blocks)](*pieces, *finish, num_warps=2)
+    else:
+        _, trials, features = dense.shape
+        columns = triton.next_power_of_2(features)
+        tile = (max(1, min(TILE // columns, triton.next_power_of_2(trials))), columns)
+        _multiply_trials[(schedule.start.numel(), triton.cdiv(trials, tile[0]))](
+            *pieces, trials, features, *values.stride(), *finish[:-1], *tile, num_warps=1
+        )
     if schedule.split.numel():
         _join[(schedule.split.numel(), blocks)](
             schedule.split, schedule.split_crow, buffer, *finish, num_warps=2
@@ -97,9 +112,10 @@ def _finish(total, bias, across, inside, BIAS: tl.constexpr, CODE: tl.constexpr)
 
 @triton.jit
 def _multiply(  # type: ignore[no-untyped-def]
-    start, stop, place, column, values, dense, result, entries, features, PER_TRIAL: tl.constexpr,
+    start, stop, place, column, values, dense, result,
     bias, rows, width, BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A piece of a row, for a block of all trials' features."""
     piece = tl.program_id(0)
     across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = across < width
@@ -109,15 +125,43 @@ def _multiply(  # type: ignore[no-untyped-def]
         entry = first + tl.arange(0, UNROLL)
         here = entry < last
         source = tl.load(column + entry, here, other=0).to(tl.int64)
+        value = tl.load(values + entry, here, other=0.0)[:, None]
         both = here[:, None] & inside[None, :]
-        if PER_TRIAL:
-            offset = (across // features).to(tl.int64)[None, :] * entries + entry[:, None]
-            value = tl.load(values + offset, both, other=0.0)
-        else:
-            value = tl.load(values + entry, here, other=0.0)[:, None]
-        total += tl.sum(value * tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0), 0)
+        total += tl.sum(
+            value * tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0), 0
+        )
     target = tl.load(place + piece).to(tl.int64)
     if target < rows:  # a whole row; pieces of a row are finished when they are joined
+        total = _finish(total, bias, across, inside, BIAS, CODE)
+    tl.store(result + target * width + across, total, inside)
+
+
+@triton.jit
+def _multiply_trials(  # type: ignore[no-untyped-def]
+    start, stop, place, column, values, dense, result, trials, features, trial_stride, entry_stride,
+    bias, rows, width, BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr,
+    TRIALS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    """A piece of a row, for a few trials, each with values of its own."""
+    piece = tl.program_id(0)
+    trial = tl.program_id(1) * TRIALS + tl.arange(0, TRIALS)
+    feature = tl.arange(0, FEATURES)
+    known = trial < trials
+    across = trial[:, None] * features + feature[None, :]
+    inside = known[:, None] & (feature < features)[None, :]
+    last = tl.load(stop + piece)
+    total = tl.zeros([TRIALS, FEATURES], tl.float32)
+    for first in range(tl.load(start + piece), last, UNROLL):
+        entry = first + tl.arange(0, UNROLL)
+        here = entry < last
+        source = tl.load(column + entry, here, other=0).to(tl.int64)
+        offset = trial.to(tl.int64)[None, :] * trial_stride + entry.to(tl.int64)[:, None] * entry_stride
+        value = tl.load(values + offset, here[:, None] & known[None, :], other=0.0)
+        both = here[:, None, None] & inside[None, :, :]
+        tile = tl.load(dense + source[:, None, None] * width + across[None, :, :], both, other=0.0)
+        total += tl.sum(value[:, :, None] * tile, 0)
+    target = tl.load(place + piece).to(tl.int64)
+    if target < rows:
         total = _finish(total, bias, across, inside, BIAS, CODE)
     tl.store(result + target * width + across, total, inside)
 
