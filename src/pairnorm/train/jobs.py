@@ -13,7 +13,9 @@ Pair = tuple[Spec, int]
 
 # The state of a layer should stay in a core's second-level cache, with room for what it is made from.
 CACHE_BYTES = 2**20
-CUDA_SHARE = 0.7
+# A few jobs run beside one another on CUDA, and share its memory.
+CUDA_STREAMS = 4
+CUDA_SHARE = 0.8 / CUDA_STREAMS
 
 
 @dataclass(frozen=True)

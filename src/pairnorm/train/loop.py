@@ -1,5 +1,6 @@
 """The epoch loop that all models share: Adam, validation every epoch, the best epoch of every trial kept."""
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor
 
 # Replays of a captured epoch are queued; a stop now and then keeps the queue short and Ctrl-C prompt.
 EPOCHS_PER_SYNC = 25
+# Jobs may run in several threads; an epoch is captured by one at a time, since a capture synchronises the
+# device.
+CAPTURE = threading.Lock()
 
 
 class Loop:
@@ -71,14 +75,15 @@ class Loop:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             warm = min(3, epochs)  # allocations and libraries settle before an epoch can be captured
-            for _ in range(warm):
-                self._epoch()
-                self._record()
             graph = torch.cuda.CUDAGraph()
-            if epochs > warm:
-                self._adam.zero_grad(set_to_none=True)
-                with torch.cuda.graph(graph, stream=stream):
+            with CAPTURE:
+                for _ in range(warm):
                     self._epoch()
+                    self._record()
+                if epochs > warm:
+                    self._adam.zero_grad(set_to_none=True)
+                    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                        self._epoch()
             since = warm
             for epoch in range(warm + 1, epochs + 1):
                 graph.replay()

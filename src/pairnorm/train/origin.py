@@ -26,7 +26,8 @@ class Origin:
         python_version: version of Python.
         device: name of the processor or accelerator.
         git_commit: commit of the checkout the package ran from, ``-dirty`` added if files differed from it;
-            ``None`` where the package is installed.
+            ``$PAIRNORM_COMMIT`` where that is set (for a copy without its history); ``None`` where the package
+            is installed.
         finished: UTC time in ISO format.
     """
 
@@ -49,7 +50,7 @@ class Origin:
             torch_version=str(torch.__version__),
             python_version=platform.python_version(),
             device=device_name(device),
-            git_commit=git_commit(Path(__file__)),
+            git_commit=os.environ.get("PAIRNORM_COMMIT") or git_commit(Path(__file__)),
             finished=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
 

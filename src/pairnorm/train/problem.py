@@ -43,7 +43,7 @@ class Problem:
         if not graph.train.any() or not graph.validation.any():
             raise PairNormError(
                 f"graph {graph.name!r} has {int(graph.train.sum())} training and "
-                f"{int(graph.validation.sum())} validation nodes; expected some of both: give it a split first"
+                f"{int(graph.validation.sum())} validation nodes; expected some of both: give it a split"
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
         adjacency = propagation(graph.adjacency, trials[0][0].adjacency)
@@ -108,12 +108,11 @@ def _features(
     seen = features_after(graph, Missing(masks[0].kind, masks[0].rate, None, mask))
     if seen.values.layout != torch.sparse_csr:
         return seen.dense().to(device)
+    # Entries that a trial does not see stay in the pattern, as zeros: dropout goes by an entry's place in it,
+    # and a trial's places must not depend on what the others see.
     matrix = SparseMatrix.from_torch(seen.values)
-    used = seen.keep.any(1)  # what no trial sees is not even multiplied with
-    pattern = matrix.pattern.select(used)
-    return SparseMatrix(pattern, (matrix.values[used].unsqueeze(1) * seen.keep[used]).t().contiguous()).to(
-        device
-    )
+    values = (matrix.values.unsqueeze(1) * seen.keep).t().contiguous()
+    return SparseMatrix(matrix.pattern, values).to(device)
 
 
 def _missing(graph: Graph, spec: Spec, seed: int) -> Missing:

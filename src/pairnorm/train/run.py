@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from pairnorm.data import Graph, load
 from pairnorm.train.engine import execute, find_device
-from pairnorm.train.jobs import Job, Pair, plan
+from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 from pairnorm.train.trial import Trial
@@ -50,8 +50,7 @@ def run(
     """Train every (spec, seed) pair that the store lacks and return how many were trained.
 
     Every job is written when it finishes, so that an interrupted run goes on where it stopped. On a CPU jobs
-    go to processes of
-    one thread each; on CUDA they run one after another.
+    go to processes of one thread each; on CUDA a few run side by side, each on a stream of its own.
 
     Args:
         pairs: what is wanted.
@@ -78,18 +77,14 @@ def run(
         progress(Progress(done, total, len(lacking), label))
 
     report(0, "starting")
-    count = os.cpu_count() if workers is None else workers
-    if where.type == "cuda" or count == 1 or len(jobs) < 2:
-        trained = 0
-        for graph, job in jobs:
-            if should_stop():
-                break
-            began = time.perf_counter()
-            found = execute(graph, job, where, tick=partial(report, label=str(job.pairs[0][0])), **options)
-            _write(store, found, time.perf_counter() - began, where)
-            trained += len(found)
-        return trained
-    return _run_in_processes(jobs, store, min(count or 1, len(jobs)), options, report, should_stop)
+    if where.type == "cuda":
+        pool: _Processes | _Streams = _Streams(min(CUDA_STREAMS, max(len(jobs), 1)), where)
+    else:
+        count = os.cpu_count() if workers is None else workers
+        if count == 1 or len(jobs) < 2:
+            return _run_here(jobs, store, where, options, report, should_stop)
+        pool = _Processes(min(count or 1, len(jobs)))
+    return _run_in_pool(pool, jobs, store, where, options, report, should_stop)
 
 
 def _lacking(pairs: Iterable[Pair], store: Store) -> list[Pair]:
@@ -120,47 +115,125 @@ def _write(store: Store, found: dict[Pair, Trial], seconds: float, device: torch
     store.add_cells(cells, seconds=seconds, device=device)
 
 
-def _run_in_processes(
+def _run_here(
     jobs: Sequence[tuple[Graph, Job]],
     store: Store,
-    workers: int,
+    device: torch.device,
     options: dict[str, Any],
     report: Callable[[int, str], None],
     should_stop: Callable[[], bool],
 ) -> int:
-    context = multiprocessing.get_context("spawn")
-    ticks = context.Value("q", 0)
+    trained = 0
+    for graph, job in jobs:
+        if should_stop():
+            break
+        began = time.perf_counter()
+        found = execute(graph, job, device, tick=partial(report, label=str(job.pairs[0][0])), **options)
+        _write(store, found, time.perf_counter() - began, device)
+        trained += len(found)
+    return trained
+
+
+def _run_in_pool(
+    pool: "_Processes | _Streams",
+    jobs: Sequence[tuple[Graph, Job]],
+    store: Store,
+    device: torch.device,
+    options: dict[str, Any],
+    report: Callable[[int, str], None],
+    should_stop: Callable[[], bool],
+) -> int:
     seen = trained = 0
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (ticks,))
     label = ""
     waiting = iter(jobs)
     pending: set[Future[tuple[dict[Pair, Trial], float]]] = set()
     try:
         while True:
             # One more than there are workers, so that none waits for the next job to arrive.
-            while len(pending) <= workers and not should_stop() and (entry := next(waiting, None)):
-                pending.add(pool.submit(_work, *entry, options))
+            while len(pending) <= pool.workers and not should_stop() and (entry := next(waiting, None)):
+                pending.add(pool.submit(*entry, options))
             if not pending:
                 break
             finished, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
             for future in finished:
                 found, seconds = future.result()
-                _write(store, found, seconds, torch.device("cpu"))
+                _write(store, found, seconds, device)
                 trained += len(found)
                 label = str(next(iter(found))[0])
-            units = ticks.value - seen
+            units = pool.ticks - seen
             seen += units
             report(units, label)
-        pool.shutdown()
-        return trained
-    except (
-        BaseException
-    ):  # Ctrl-C, or a job that failed: what runs now is lost, what has finished is in the store
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
+    except BaseException:
+        # Ctrl-C, or a job that failed: what runs now is lost, what has finished is in the store.
+        pool.abandon()
+        raise
+    pool.close()
+    return trained
+
+
+class _Streams:
+    """Threads, each with a CUDA stream of its own: jobs that do not fill the device run beside one
+    another.
+    """
+
+    def __init__(self, workers: int, device: torch.device) -> None:
+        self.workers, self.ticks = workers, 0
+        self._device = device
+        self._pool = ThreadPoolExecutor(workers)
+        self._lock = threading.Lock()
+        self._abandoned = False
+
+    def submit(
+        self, graph: Graph, job: Job, options: dict[str, Any]
+    ) -> Future[tuple[dict[Pair, Trial], float]]:
+        return self._pool.submit(self._work, graph, job, options)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self, graph: Graph, job: Job, options: dict[str, Any]) -> tuple[dict[Pair, Trial], float]:
+        began = time.perf_counter()
+        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.Stream()):
+            found = execute(graph, job, self._device, tick=self._tick, **options)
+        return found, time.perf_counter() - began
+
+    def _tick(self, units: int) -> None:
+        if self._abandoned:
+            raise KeyboardInterrupt
+        with self._lock:
+            self.ticks += units
+
+
+class _Processes:
+    """Processes of one thread each, one for each core."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        context = multiprocessing.get_context("spawn")
+        self._ticks = context.Value("q", 0)
+        self._pool = ProcessPoolExecutor(workers, context, _start_worker, (self._ticks,))
+
+    @property
+    def ticks(self) -> int:
+        return int(self._ticks.value)
+
+    def submit(
+        self, graph: Graph, job: Job, options: dict[str, Any]
+    ) -> Future[tuple[dict[Pair, Trial], float]]:
+        return self._pool.submit(_work, graph, job, options)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def abandon(self) -> None:
+        processes = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.terminate()
-        raise
 
 
 _ticks: Any = None
