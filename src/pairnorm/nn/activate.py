@@ -29,7 +29,8 @@ def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
 
 def convolve(matrix: SparseMatrix, x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     """Return ``activation(matrix @ x + bias)`` for ``[nodes, trials, features]``, the matrix shared by all trials."""
-    if kernels("activate", x) is None:
+    learned = matrix.values.requires_grad  # the kernel has no gradient for them
+    if kernels("activate", x) is None or learned or matrix.values.dtype != x.dtype:
         return ACTIVATIONS[activation](matrix @ x + bias)
     result: Tensor = _Convolve.apply(matrix, x, bias, activation)
     return result

@@ -85,7 +85,9 @@ def _statistics(x: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
         counts.append(rows.size(0))
         means.append(shift.double() + rest)
         if squares:
-            square = torch.linalg.vector_norm(centred, dim=(0, -1), keepdim=True).double().square_()
+            # Row by row, then in float64: in one float32 sum a few long rows would swallow the others.
+            lengths = torch.linalg.vector_norm(centred, dim=-1, keepdim=True).double()
+            square = lengths.square_().sum(0, keepdim=True)
             inner.append(square - rows.size(0) * rest.square().sum(-1, keepdim=True))
     count = torch.tensor(counts, dtype=torch.float64).view(-1, *[1] * (x.dim() - 1))
     stacked = torch.cat(means)

@@ -102,14 +102,15 @@ class GATConvolution(GraphConvolution):
 
     def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
         nodes, trials, _ = z.shape
-        z = z.view(nodes, trials * self.heads, -1)
+        width = self.source.size(-1)
+        z = z.view(nodes, trials * self.heads, width)
         ends = torch.stack([self.source, self.target], -1).flatten(0, 1)  # [trials · heads, out, 2]
         source, target = trial_linear(z, ends).unbind(-1)
         if keys is not None:  # every head drops attention of its own
             keys = (
                 keys.unsqueeze(1) + torch.arange(self.heads, dtype=torch.int32, device=z.device)
             ).flatten()
-        z = attend(adjacency.pattern, source, target, z, rate, keys).view(nodes, trials, self.heads, -1)
+        z = attend(adjacency.pattern, source, target, z, rate, keys).view(nodes, trials, self.heads, width)
         return activate(z.flatten(2) if self.concat else z.mean(2), self.bias, self.activation)
 
 

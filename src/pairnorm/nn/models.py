@@ -50,7 +50,7 @@ class _DeepModel(nn.Module):
                 raise PairNormError(f"{name} is {value}; expected at least {least}")
         if not 0 <= dropout < 1:
             raise PairNormError(f"dropout is {dropout}; expected a rate from 0 to below 1")
-        self.depth, self.dropout, self.trials = depth, dropout, trials
+        self.in_features, self.depth, self.dropout, self.trials = in_features, depth, dropout, trials
         self.adjacency = one_of("adjacency", adjacency, KINDS)
         self.norm = None if norm is None else PairNorm(scale, one_of("norm", norm, MODES))
 
@@ -79,15 +79,24 @@ class _DeepModel(nn.Module):
         """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix, and the adjacency to its
         normalised form.
         """
-        if isinstance(x, Tensor):
-            if x.layout != torch.strided:
-                x = SparseMatrix.from_torch(x)
-            elif x.dim() == 2:
-                x = x.unsqueeze(1)
-            elif self.trials is None or x.dim() != 3 or x.size(1) not in (1, self.trials):
-                wanted = "" if self.trials is None else f" or [nodes, {self.trials}, features]"
-                raise PairNormError(f"x has shape {list(x.shape)}; expected [nodes, features]{wanted}")
-        nodes = x.pattern.shape[0] if isinstance(x, SparseMatrix) else x.size(0)
+        if isinstance(x, Tensor) and x.layout != torch.strided:
+            x = SparseMatrix.from_torch(x)
+        if isinstance(x, SparseMatrix):
+            shape: Sequence[int] = (x.pattern.shape[0], *x.values.shape[:-1], x.pattern.shape[1])
+            dtype = x.values.dtype
+        else:
+            shape, dtype = x.shape, x.dtype
+        trials = self.trials or 1
+        fits = len(shape) > 1 and shape[-1] == self.in_features and shape[1:-1] in ((), (1,), (trials,))
+        if not fits or not dtype.is_floating_point:
+            wanted = "" if self.trials is None else f" or [nodes, {trials}, {self.in_features}]"
+            raise PairNormError(
+                f"x has shape {list(shape)} and dtype {dtype}; "
+                f"expected floating-point [nodes, {self.in_features}]{wanted}"
+            )
+        if isinstance(x, Tensor) and x.dim() == 2:
+            x = x.unsqueeze(1)
+        nodes = shape[0]
         if not isinstance(adjacency, SparseMatrix):
             adjacency = self.propagation(adjacency, nodes)
         if adjacency.pattern.shape[0] != nodes:
@@ -100,7 +109,15 @@ class _DeepModel(nn.Module):
         """Return the dropout keys of each layer, None where there is no dropout."""
         if not self.training or self.dropout == 0:
             return [None] * count
-        return draw_keys(count, 2, self.trials or 1, device=device) if keys is None else keys
+        shape = (count, 2, self.trials or 1)
+        if keys is None:
+            return draw_keys(*shape, device=device)
+        if keys.shape != shape or keys.dtype != torch.int32:
+            raise PairNormError(
+                f"keys have shape {list(keys.shape)} and dtype {keys.dtype}; "
+                f"expected {list(shape)} and torch.int32"
+            )
+        return keys
 
     def _logits(self, h: Tensor) -> Tensor:
         return h.squeeze(1) if self.trials is None else h

@@ -44,6 +44,11 @@ def propagation(
     weight = weight.new_zeros(entry.numel()).index_add_(0, inverse, weight)
     row, column = entry // nodes, entry % nodes
     degree = weight.new_zeros(nodes).index_add_(0, row, weight)
+    if not ((degree > 0) & degree.isfinite()).all():
+        node = int((~((degree > 0) & degree.isfinite())).nonzero()[0])
+        raise PairNormError(
+            f"the weights of node {node} add up to {degree[node]:g}; expected a positive finite sum"
+        )
     if kind == "rw":
         weight = weight / degree[row]
     else:
@@ -70,5 +75,7 @@ def _entries(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> tuple[i
     nodes = needed if num_nodes is None else num_nodes
     if nodes < needed:
         raise PairNormError(f"edge_index names node {needed - 1}, but there are only {nodes} nodes")
+    if adjacency.numel() and adjacency.min() < 0:
+        raise PairNormError(f"edge_index names node {int(adjacency.min())}; expected numbers from 0")
     source, target = adjacency.long()
     return nodes, target, source, torch.ones(source.numel(), device=adjacency.device)

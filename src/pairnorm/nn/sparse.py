@@ -79,17 +79,25 @@ class SparseMatrix:
     @classmethod
     def from_torch(cls, tensor: Tensor) -> "SparseMatrix":
         """Take over a torch sparse tensor of any layout, or a dense one."""
-        if tensor.layout == torch.sparse_coo:
-            tensor = tensor.coalesce()
+        if tensor.dim() != 2:
+            raise PairNormError(f"sparse tensor has shape {list(tensor.shape)}; expected two dimensions")
+        if tensor.layout not in (torch.strided, torch.sparse_csr):
+            tensor = tensor.to_sparse_coo().coalesce()
         csr = tensor if tensor.layout == torch.sparse_csr else tensor.to_sparse_csr()
-        if csr.dim() != 2:
-            raise PairNormError(f"sparse tensor has shape {list(csr.shape)}; expected two dimensions")
         pattern = Pattern(csr.crow_indices().int(), csr.col_indices().int(), (csr.size(0), csr.size(1)))
         return cls(pattern, csr.values())
 
-    @cached_property
+    @property
     def transposed(self) -> "SparseMatrix":
         """The transpose of every trial's matrix."""
+        # Values that learn change in place and carry a graph: of those, nothing derived may be kept.
+        return self._transpose() if self.values.requires_grad else self._kept_transpose
+
+    @cached_property
+    def _kept_transpose(self) -> "SparseMatrix":
+        return self._transpose()
+
+    def _transpose(self) -> "SparseMatrix":
         return SparseMatrix(self.pattern.transposed, self.values[..., self.pattern.order])
 
     def to(self, device: torch.device | str) -> "SparseMatrix":
@@ -103,6 +111,11 @@ class SparseMatrix:
         return dense
 
     def __matmul__(self, dense: Tensor) -> Tensor:
+        if dense.dim() not in (2, 3) or not dense.is_floating_point():
+            raise PairNormError(
+                f"the features have shape {list(dense.shape)} and dtype {dense.dtype}; "
+                "expected floating-point [columns, features] or [columns, trials, features]"
+            )
         if dense.size(0) != self.pattern.shape[1]:
             raise PairNormError(
                 f"cannot multiply a {self.pattern.shape[0]} x {self.pattern.shape[1]} matrix "
@@ -113,8 +126,10 @@ class SparseMatrix:
                 f"the matrix has values for {self.values.size(0)} trials, the features have shape "
                 f"{list(dense.shape)}; expected [{dense.size(0)}, {self.values.size(0)}, features]"
             )
-        result: Tensor = _Multiply.apply(self, self.values, dense)
-        return result
+        wide = torch.promote_types(dense.dtype, torch.float32)  # half precision is summed in single
+        matrix = self if self.values.dtype == wide else SparseMatrix(self.pattern, self.values.to(wide))
+        result: Tensor = _Multiply.apply(matrix, matrix.values, dense.to(wide))
+        return result.to(dense.dtype)
 
     def __repr__(self) -> str:
         rows, columns = self.pattern.shape
@@ -163,7 +178,7 @@ def _product(matrix: SparseMatrix, dense: Tensor) -> Tensor:
         return result
     rows = matrix.pattern.shape[0]
     if matrix.values.dim() == 1:
-        return (matrix._csr[0] @ dense.reshape(dense.size(0), -1)).view(rows, *dense.shape[1:])
+        return (matrix._csr[0] @ dense.flatten(1)).view(rows, *dense.shape[1:])
     result = dense.new_empty(rows, *dense.shape[1:])
     for trial, csr in enumerate(matrix._csr):
         result[:, trial] = csr @ dense[:, trial]

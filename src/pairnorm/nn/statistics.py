@@ -44,13 +44,17 @@ class Groups:
         """Sum ``[nodes, ...]`` over the nodes of each graph: ``[graphs, ...]``."""
         if self.batch is None:
             return x.sum(0, keepdim=True)
-        return x.new_zeros(self.size, *x.shape[1:]).index_add(0, self.batch, x)
+        flat = x.flatten(1)
+        graph = self.batch.long().unsqueeze(1).expand_as(flat)
+        # scatter_add, because for its gradient index_add would keep x.
+        return x.new_zeros(self.size, flat.size(1)).scatter_add(0, graph, flat).view(self.size, *x.shape[1:])
 
     def mean(self, x: Tensor) -> Tensor:
         """Average over the nodes of each graph; a graph without nodes has mean zero."""
         if self.batch is None:
             return self.sum(x) / max(self.num_nodes, 1)
-        count = self.sum(x.new_ones(self.num_nodes)).clamp(min=1)
+        ones = torch.ones_like(self.batch).unsqueeze(1)  # integers: exact beyond 2²⁴ nodes
+        count = self.sum(ones).clamp(min=1)
         return self.sum(x) / count.view(-1, *[1] * (x.dim() - 1))
 
     def spread(self, statistic: Tensor) -> Tensor:

@@ -1,0 +1,407 @@
+import copy
+import itertools
+import math
+import pickle
+import re
+import shutil
+
+import numpy
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch_geometric.nn import PairNorm as PeerPairNorm
+
+from pairnorm import PairNorm, PairNormError, pair_norm
+from pairnorm.nn import blocks
+from pairnorm.nn.pair_norm import MODES
+
+modes = pytest.mark.parametrize("mode", MODES)
+BATCHES = {
+    "sorted": [0, 0, 0, 1, 1, 2, 2, 2, 2],
+    "unsorted": [2, 0, 1, 2, 2, 0, 1, 0, 2],
+    "empty graphs": [1, 1, 4, 4, 4, 1, 6, 6, 6],
+    "single nodes": [0, 3, 1, 1, 1, 2, 1, 4, 1],
+}
+batches = pytest.mark.parametrize(
+    "batch", [torch.tensor(batch) for batch in BATCHES.values()], ids=[*BATCHES]
+)
+
+
+def brute_force(x, scale, mode, eps=1e-6, batch=None):
+    """The formulas of the docstring, node by node in float64."""
+    x = x.detach().double().numpy()
+    batch = numpy.zeros(len(x)) if batch is None else batch.numpy()
+    result = numpy.zeros_like(x)
+    for graph, trial in itertools.product(numpy.unique(batch), numpy.ndindex(x.shape[1:-1])):
+        nodes = [(node, *trial) for node in numpy.flatnonzero(batch == graph)]
+        mean = sum(x[node] for node in nodes) / len(nodes)
+        centred = {node: x[node] - mean for node in nodes}
+        mean_square = sum(row @ row for row in centred.values()) / len(nodes)
+        for node in nodes:
+            if mode == "PN":
+                result[node] = scale * centred[node] / math.sqrt(mean_square + eps)
+            elif mode == "PN-SI":
+                result[node] = scale * centred[node] / math.sqrt(centred[node] @ centred[node] + eps)
+            else:
+                result[node] = scale * x[node] / math.sqrt(x[node] @ x[node] + eps) - mean
+    return torch.from_numpy(result)
+
+
+def assert_near(actual, expected, tolerance=1e-5):
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+class TestFormula:
+    @modes
+    @pytest.mark.parametrize("shape", [(7, 5), (6, 3, 4), (5, 2, 3, 4), (3, 1, 1), (2, 2, 1, 1, 3)])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_brute_force(self, mode, shape, dtype, either_form):
+        x = torch.randn(shape, dtype=dtype) * 3 + 1
+        y = pair_norm(x, 2.5, mode, eps=1e-3)
+        assert y.dtype == dtype
+        assert_near(y, brute_force(x, 2.5, mode, 1e-3), 1e-5 if dtype == torch.float32 else 1e-12)
+
+    @modes
+    @batches
+    @pytest.mark.parametrize("batch_size", [None, 7, 9])
+    @pytest.mark.parametrize("middle", [(), (2,), (2, 2)])
+    def test_batch(self, mode, batch, batch_size, middle):
+        x = torch.randn(9, *middle, 4)
+        y = pair_norm(x, 2.0, mode, batch=batch, batch_size=batch_size)
+        assert_near(y, brute_force(x, 2.0, mode, batch=batch))
+        for graph in batch.unique():
+            assert_near(y[batch == graph], pair_norm(x[batch == graph], 2.0, mode))
+        assert torch.equal(y, PairNorm(2.0, mode)(x, batch.int(), batch_size))
+
+    @modes
+    def test_trial_axes_equal_a_loop(self, mode):
+        x = torch.randn(8, 2, 3, 5)
+        y = pair_norm(x, mode=mode)
+        for a, b in itertools.product(range(2), range(3)):
+            assert_near(y[:, a, b], pair_norm(x[:, a, b], mode=mode))
+
+    @pytest.mark.parametrize("individually", [False, True])
+    @pytest.mark.parametrize("batched", [False, True])
+    def test_equals_peer(self, individually, batched):
+        x = torch.randn(12, 5, dtype=torch.float64)
+        batch = torch.arange(12) // 4 if batched else None
+        # PyG adds eps to the row length, not under the root: an eps that vanishes makes them one.
+        peer = PeerPairNorm(scale=3.0, scale_individually=individually, eps=1e-30)
+        ours = PairNorm(3.0, "PN-SI" if individually else "PN", eps=1e-30)
+        assert_near(ours(x, batch), peer(x, batch), 1e-12)
+        assert_near(ours(x, batch, 3), peer(x, batch, 3), 1e-12)
+
+    @modes
+    def test_strides_do_not_matter(self, mode, either_form):
+        x = torch.randn(4, 6, 5).permute(1, 0, 2)[:, ::2]
+        assert not x.is_contiguous()
+        assert_near(pair_norm(x, mode=mode), pair_norm(x.contiguous(), mode=mode), 1e-6)
+
+    @modes
+    def test_diverged_trials_show_and_spare_the_others(self, mode):
+        x = torch.randn(6, 2, 4)
+        x[3, 1, 2] = torch.nan
+        y = pair_norm(x, mode=mode)
+        assert_near(y[:, 0], pair_norm(x[:, 0], mode=mode))
+        assert y[:, 1].isnan().any(-1).all()
+
+
+class TestPrecision:
+    @modes
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("batch", [None, torch.arange(50) % 3], ids=["one graph", "batch"])
+    def test_half_precision_is_summed_in_single(self, mode, dtype, batch):
+        x = (torch.randn(50, 2, 64).sign() * 1e4).to(dtype)  # a square is beyond float16
+        y = pair_norm(x, 4.0, mode, batch=batch)
+        assert y.dtype == dtype
+        expected = brute_force(x, 4.0, mode, batch=batch)
+        last_bit = torch.finfo(dtype).eps * expected.abs().max()
+        assert (y.double() - expected).abs().max() <= last_bit
+
+    @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+    @pytest.mark.parametrize("order", ["random", "zero row first", "sorted"])
+    @pytest.mark.parametrize("noise", [1.0, 0.01])
+    @pytest.mark.parametrize("path", ["plain", "kernels", "blocks", "batch"])
+    def test_large_offset(self, mode, order, noise, path, without_kernels, monkeypatch, request):
+        if path == "kernels" and order != "zero row first":
+            request.applymarker(pytest.mark.xfail(reason="numba reorders (x - high) - low", strict=True))
+        if path == "blocks":
+            monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 2048)
+        x = 1e4 + noise * torch.randn(700, 32)
+        if order == "zero row first":
+            x[0] = 0
+        elif order == "sorted":
+            x = x.sort(0).values
+        x.requires_grad_()
+        grad = torch.randn_like(x)
+        batch = torch.zeros(700, dtype=torch.long) if path == "batch" else None
+        expected = pair_norm(x.double(), 1.0, mode)
+        if path == "plain":
+            with without_kernels():
+                y = pair_norm(x, 1.0, mode)
+        else:
+            y = pair_norm(x, 1.0, mode, batch=batch)
+        assert_near(y, expected, 2e-5)
+        slopes = torch.autograd.grad(y, x, grad)[0], torch.autograd.grad(expected, x, grad)[0]
+        assert_near(slopes[0] / slopes[1].abs().max(), slopes[1] / slopes[1].abs().max(), 2e-5)
+
+    @modes
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    @pytest.mark.parametrize("batch", [None, torch.arange(6) % 2], ids=["one graph", "batch"])
+    def test_autocast_keeps_the_dtype(self, mode, dtype, batch):
+        x = torch.randn(6, 4).to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = pair_norm(x, mode=mode, batch=batch)
+        assert y.dtype == dtype
+        assert torch.equal(y, pair_norm(x, mode=mode, batch=batch))
+
+
+class TestDegenerate:
+    @modes
+    @pytest.mark.parametrize("batch", [False, True])
+    @pytest.mark.parametrize(
+        "x",
+        [
+            torch.full((5, 3), 7.0),
+            torch.zeros(5, 3),
+            torch.tensor([[1e4, 2e-3]]).expand(9, 2),
+            torch.randn(1, 4),
+            torch.randn(1, 2, 4),
+            torch.zeros(0, 4),
+            torch.zeros(0, 2, 4),
+            torch.zeros(5, 0),
+            torch.zeros(5, 0, 3),
+        ],
+        ids=lambda x: str(list(x.shape)),
+    )
+    def test_zeros_or_empty_and_finite_gradients(self, mode, x, batch, either_form):
+        x = x.clone().requires_grad_()
+        groups = torch.zeros(len(x), dtype=torch.long) if batch else None
+        y = pair_norm(x, mode=mode, batch=groups)
+        assert y.shape == x.shape
+        assert_near(y, brute_force(x, 1.0, mode))
+        assert mode == "PN-SCS" or not y.any()
+        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+        assert grad.isfinite().all()
+        assert torch.autograd.grad(grad.square().sum() + 0 * x.sum(), x)[0].isfinite().all()
+
+    @modes
+    def test_slope_at_a_zero_row_is_bounded_by_the_scale_over_the_root_of_eps(self, mode):
+        x = torch.zeros(4, 3, requires_grad=True)
+        pair_norm(x, 2.0, mode, eps=1e-4)[0, 0].backward()
+        assert x.grad.abs().max() <= 2.0 / 1e-2 + 1
+
+
+class TestGradient:
+    @modes
+    @pytest.mark.parametrize("batch", [None, torch.tensor([1, 0, 1, 3, 1])], ids=["one graph", "batch"])
+    @pytest.mark.parametrize("middle", [(), (2,)])
+    def test_gradcheck(self, mode, batch, middle):
+        x = torch.randn(5, *middle, 3, dtype=torch.float64, requires_grad=True)
+
+        def function(x):
+            return pair_norm(x, 1.7, mode, 1e-3, batch, 4)
+
+        assert gradcheck(function, x)
+        assert gradgradcheck(function, x)
+
+    @modes
+    @pytest.mark.parametrize("shape", [(40, 6), (30, 2, 5), (90, 32)])
+    def test_single_precision_equals_double(self, mode, shape, either_form, monkeypatch):
+        monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 2000)
+        x = torch.randn(shape, requires_grad=True)
+        grad = torch.randn(shape)
+        (single,) = torch.autograd.grad(pair_norm(x, 2.0, mode), x, grad)
+        (double,) = torch.autograd.grad(pair_norm(x.double(), 2.0, mode), x, grad.double())
+        assert_near(single, double)
+
+    @modes
+    def test_gradient_of_the_gradient_in_single_precision(self, mode):
+        x, grad = torch.randn(12, 2, 4, requires_grad=True), torch.randn(12, 2, 4, requires_grad=True)
+
+        def second(x, grad):
+            (first,) = torch.autograd.grad(pair_norm(x, 2.0, mode), x, grad, create_graph=True)
+            return torch.autograd.grad(first.pow(3).sum(), (x, grad))
+
+        wide = [tensor.detach().double().requires_grad_() for tensor in (x, grad)]
+        for single, double in zip(second(x, grad), second(*wide), strict=True):
+            assert_near(single, double, 1e-4)
+
+    @modes
+    def test_an_expanded_gradient(self, mode, either_form):
+        x = torch.randn(9, 4, requires_grad=True)
+        weight = torch.randn(9, 1)
+        pair_norm(x, mode=mode).mul(weight).sum().backward()
+        (expected,) = torch.autograd.grad(pair_norm(x, mode=mode), x, weight.repeat(1, 4))
+        assert_near(x.grad, expected)
+
+    @modes
+    def test_no_graph_where_none_is_wanted(self, mode):
+        assert not pair_norm(torch.randn(4, 3), mode=mode).requires_grad
+        with torch.no_grad():
+            assert not pair_norm(torch.randn(4, 3, requires_grad=True), mode=mode).requires_grad
+
+    @modes
+    @pytest.mark.parametrize("batch", [False, True])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    @pytest.mark.parametrize("nodes", [200, 5000])
+    def test_saves_one_tensor_of_the_input_size(self, mode, batch, dtype, nodes):
+        x = torch.randn(nodes, 2, 64, dtype=dtype, requires_grad=True)
+        assert (x.numel() > blocks.BLOCK_ELEMENTS) == (nodes == 5000)
+        groups = torch.zeros(nodes, dtype=torch.long) if batch else None
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            pair_norm(x, mode=mode, batch=groups, batch_size=1)
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved
+        }
+        per_row = 8 * x.shape[:-1].numel()  # lengths, and the graph of each node
+        assert sum(storages.values()) <= x.nbytes + 2 * per_row
+
+
+class TestTransforms:
+    @modes
+    @pytest.mark.parametrize("batched", [False, True])
+    def test_compile_in_one_graph_for_all_sizes(self, mode, batched):
+        torch.compiler.reset()
+        graphs = []
+
+        def count(graph, inputs):
+            graphs.append(graph)
+            return graph
+
+        function = torch.compile(
+            lambda x, batch: pair_norm(x, 2.0, mode, batch=batch, batch_size=3),
+            fullgraph=True,
+            dynamic=True,
+            backend=count,
+        )
+        for nodes in (5, 8, 13):
+            x = torch.randn(nodes, 4)
+            batch = torch.arange(nodes) % 3 if batched else None
+            assert_near(function(x, batch), pair_norm(x, 2.0, mode, batch=batch))
+        assert len(graphs) == 1
+
+    @pytest.mark.skipif(not shutil.which("c++"), reason="torch.compile needs a C++ compiler on a CPU")
+    def test_compiled_code_and_its_gradient(self):
+        torch.compiler.reset()
+
+        def everything(x):
+            return sum(pair_norm(x, 2.0, mode) for mode in MODES)
+
+        function = torch.compile(everything, fullgraph=True, dynamic=True)
+        for nodes in (5, 13):
+            x, grad = torch.randn(nodes, 4, requires_grad=True), torch.randn(nodes, 4)
+            y, expected = function(x), everything(x)
+            assert_near(y, expected)
+            assert_near(*(torch.autograd.grad(output, x, grad)[0] for output in (y, expected)))
+
+    @modes
+    def test_export(self, mode):
+        layer = PairNorm(2.0, mode)
+        nodes = torch.export.Dim("nodes", min=2)
+        exported = torch.export.export(layer, (torch.randn(6, 4),), dynamic_shapes=({0: nodes},)).module()
+        x = torch.randn(11, 4)
+        assert_near(exported(x), layer(x))
+
+    @modes
+    def test_vmap_is_a_trial_axis(self, mode):
+        x, grad = torch.randn(3, 7, 2, 4), torch.randn(3, 7, 2, 4)
+        expected = torch.stack([pair_norm(trial, mode=mode) for trial in x])
+        assert_near(torch.vmap(lambda x: pair_norm(x, mode=mode))(x), expected)
+        last = torch.vmap(lambda x: pair_norm(x, mode=mode), in_dims=2, out_dims=2)
+        assert_near(last(x.movedim(0, 2)).movedim(2, 0), expected)
+
+        def inner(x, grad):
+            return (pair_norm(x, mode=mode) * grad).sum()
+
+        slopes = torch.vmap(torch.func.grad(inner))(x, grad)
+        assert_near(
+            slopes, torch.stack([torch.func.grad(inner)(*pair) for pair in zip(x, grad, strict=True)])
+        )
+
+    @modes
+    def test_functional_gradients(self, mode):
+        x = torch.randn(5, 3)
+        leaf = x.clone().requires_grad_()
+        pair_norm(leaf, mode=mode).pow(3).sum().backward()
+        assert_near(torch.func.grad(lambda x: pair_norm(x, mode=mode).pow(3).sum())(x), leaf.grad)
+        jacobian = torch.autograd.functional.jacobian(lambda x: pair_norm(x, mode=mode), x)
+        assert_near(torch.func.jacrev(lambda x: pair_norm(x, mode=mode))(x), jacobian)
+
+    @modes
+    def test_meta_tensors_have_a_shape_and_no_kernel(self, mode):
+        assert pair_norm(torch.empty(7, 3, device="meta"), mode=mode).shape == (7, 3)
+
+
+class TestLayer:
+    def test_defaults(self):
+        x = torch.randn(5, 3)
+        assert torch.equal(PairNorm()(x), pair_norm(x))
+        assert torch.equal(pair_norm(x), pair_norm(x, scale=1.0, mode="PN", eps=1e-6))
+
+    @pytest.mark.parametrize("layer", [PairNorm(), PairNorm(0.5, "PN-SI", 1e-3), PairNorm(10, mode="PN-SCS")])
+    def test_repr_shows_every_setting(self, layer):
+        again = eval(repr(layer), {"PairNorm": PairNorm})
+        assert (again.scale, again.mode, again.eps) == (layer.scale, layer.mode, layer.eps)
+        for setting in ("scale", "mode", "eps"):
+            assert f"{setting}={getattr(layer, setting)!r}" in repr(layer)
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+    def test_copies(self, copied):
+        layer = PairNorm(3.0, "PN-SI", 1e-3)
+        x = torch.randn(5, 3)
+        assert repr(copied(layer)) == repr(layer)
+        assert torch.equal(copied(layer)(x), layer(x))
+
+    def test_no_state(self):
+        layer = PairNorm(3.0)
+        assert layer.state_dict() == {}
+        layer.load_state_dict({})
+        assert not list(layer.parameters())
+
+
+class TestErrors:
+    @pytest.mark.parametrize("mode", ["PN-Si", "pn", "", None, 3])
+    def test_unknown_mode(self, mode):
+        expected = re.escape(f"mode is {mode!r}; expected one of 'PN', 'PN-SI', 'PN-SCS'")
+        for call in (lambda: pair_norm(torch.randn(3, 2), mode=mode), lambda: PairNorm(mode=mode)):
+            with pytest.raises(PairNormError, match=expected):
+                call()
+
+    def test_unknown_mode_gets_a_suggestion(self):
+        with pytest.raises(PairNormError, match=r"Did you mean 'PN-SI'\?"):
+            PairNorm(mode="PNSI")
+
+    @pytest.mark.parametrize("value", [0, 0.0, -1.0, math.inf, -math.inf, math.nan])
+    @pytest.mark.parametrize("name", ["scale", "eps"])
+    def test_settings_out_of_range(self, name, value):
+        expected = re.escape(f"{name} is {value}; expected a positive finite number")
+        for call in (
+            lambda: pair_norm(torch.randn(3, 2), **{name: value}),
+            lambda: PairNorm(**{name: value}),
+        ):
+            with pytest.raises(PairNormError, match=expected):
+                call()
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+    def test_input_without_floats(self, dtype):
+        with pytest.raises(PairNormError, match=f"dtype {dtype}; expected a floating-point tensor"):
+            pair_norm(torch.ones(3, 2, dtype=dtype))
+
+    @pytest.mark.parametrize("shape", [(), (5,)])
+    def test_too_few_dimensions(self, shape):
+        with pytest.raises(
+            PairNormError, match=re.escape(f"shape {list(shape)}; expected [nodes, features]")
+        ):
+            pair_norm(torch.ones(shape))
+
+    @pytest.mark.parametrize("shape", [(4,), (6,), (0,), (5, 1)])
+    def test_batch_of_the_wrong_length(self, shape):
+        expected = re.escape(f"batch has shape {list(shape)}; expected [5]")
+        with pytest.raises(PairNormError, match=expected):
+            pair_norm(torch.randn(5, 2), batch=torch.zeros(shape, dtype=torch.long))
+
+    def test_batch_of_floats(self):
+        with pytest.raises(PairNormError, match=r"dtype torch.float32; expected torch.int64"):
+            pair_norm(torch.randn(5, 2), batch=torch.zeros(5))
