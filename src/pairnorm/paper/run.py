@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m pairnorm.paper.run",
-        description="Train what a table or figure of the paper needs; what the store has is not trained anew.",
+        description="Train what a table or figure of the paper needs; not again what the store has.",
     )
     parser.add_argument("what", nargs="+", metavar="WHAT", help=", ".join(NAMES))
     parser.add_argument("--store", required=True, help="SQLite file of the results")

@@ -1,0 +1,220 @@
+"""The figures of accuracy and loss: against depth (Figures 1, 3, 4 and their twins) and as bar charts."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Literal
+
+from pairnorm.paper.experiment import Experiment, Place
+from pairnorm.paper.results import Results, Summary, best
+from pairnorm.paper.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    MARKERS,
+    NORMALISED,
+    ORANGE,
+    PARTS,
+    PLAIN,
+    VERMILLION,
+    new_figure,
+    style,
+    whole_ticks,
+)
+from pairnorm.paper.tables import TITLES
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Curve = Sequence[Summary]
+DIAMOND: dict[str, Any] = {
+    "marker": "D",
+    "markersize": 8,
+    "color": GREEN,
+    "markeredgecolor": "black",
+    "linestyle": "none",
+}
+Line = Literal["dashed", "solid"]
+
+
+def figure1(results: Results, experiment: Experiment, dataset: str) -> "Figure | None":
+    """Draw SGC against depth, with PairNorm solid: losses, accuracies, row-diff, col-diff.
+
+    With PairNorm the scale is the same at all depths, as row-diff grows with it.
+    """
+    curves = {
+        line: results.by_depth(experiment, Place(dataset, method, 0), one_scale=True)
+        for method, line in (("SGC", PLAIN), ("SGC-PN", NORMALISED))
+    }
+    if not any(curves.values()):
+        return None
+    with style():
+        figure = new_figure(12.6, 3.3)
+        axes = figure.subplots(1, 4)
+        for line, curve in curves.items():
+            _draw_parts(axes[0], curve, "loss", line)
+            _draw_parts(axes[1], curve, "accuracy", line)
+            for axis, name in ((axes[2], "row_diff"), (axes[3], "col_diff")):
+                _draw(axis, curve, name, GREY, line, "o")
+        for axis, title in zip(axes, ("Loss", "Accuracy", "Row-diff", "Col-diff"), strict=True):
+            axis.set_title(title)
+            axis.set_xlabel("Layers")
+            whole_ticks(axis)
+        for axis in axes[2:]:
+            _logarithmic_if_wide(axis)
+        _legend(figure, f"SGC on {TITLES[dataset]}")
+        return figure
+
+
+def against_depth(
+    results: Results,
+    experiment: Experiment,
+    dataset: str,
+    models: Sequence[str],
+    percent: int,
+    mark_best: bool = False,
+) -> "Figure | None":
+    """Draw accuracies against depth, a panel for each model, with PairNorm solid (Figures 3 and 4).
+
+    Args:
+        results: what has been run.
+        experiment: that has the models, and the models with ``-PN``.
+        dataset: name of the graph.
+        models: such as ``GCN`` and ``GAT``.
+        percent: of missing vectors.
+        mark_best: mark the depth of the best validation accuracy.
+    """
+    curves = {
+        (model, line): results.by_depth(experiment, Place(dataset, method, percent))
+        for model in models
+        for method, line in ((model, PLAIN), (f"{model}-PN", NORMALISED))
+        if method in experiment.methods
+    }
+    if not any(curves.values()):
+        return None
+    with style():
+        figure = new_figure(0.6 + 4.0 * len(models), 3.9)
+        axes = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+        for axis, model in zip(axes, models, strict=True):
+            for line in (PLAIN, NORMALISED):
+                _draw_parts(axis, curves.get((model, line), ()), "accuracy", line)
+            # Last, so that no line covers a diamond.
+            for line in (PLAIN, NORMALISED):
+                if mark_best and (curve := curves.get((model, line))):
+                    _mark(axis, best(curve))
+            axis.set_title(model)
+            axis.set_xlabel("Layers")
+            whole_ticks(axis)
+        axes[0].set_ylabel("Accuracy")
+        missing = f", {percent}% of vectors missing" if percent else ""
+        _legend(figure, f"{TITLES[dataset]}{missing}", diamond=mark_best)
+        return figure
+
+
+def bars(results: Results, experiment: Experiment, model: str) -> "Figure | None":
+    """Draw test accuracy (left) and chosen depth (right) by missing rate, a row of panels for each graph.
+
+    Args:
+        results: what has been run.
+        experiment: that has the methods of the model.
+        model: ``GCN`` or ``GAT``.
+    """
+    methods = [name for name in experiment.methods if name.split("-")[0] == model]
+    percents = list(experiment.missing)
+    found = {
+        place: chosen
+        for place in experiment.places()
+        if place.method in methods and (chosen := results.chosen(experiment, place)) is not None
+    }
+    shown = [dataset for dataset in experiment.datasets if any(place.dataset == dataset for place in found)]
+    if not shown:
+        return None
+    with style():
+        from matplotlib.patches import Patch
+
+        figure = new_figure(11.5, 0.9 + 2.5 * len(shown))
+        axes = figure.subplots(len(shown), 2, squeeze=False, sharex=True)
+        width = 0.8 / len(methods)
+        for (left, right), dataset in zip(axes, shown, strict=True):
+            for number, method in enumerate(methods):
+                offset = (number - (len(methods) - 1) / 2) * width
+                here = {
+                    position: found[place]
+                    for position, percent in enumerate(percents)
+                    if (place := Place(dataset, method, percent)) in found
+                }
+                where = [position + offset for position in here]
+                looks = _bar_looks(method)
+                left.bar(where, [chosen.accuracy for chosen in here.values()], width, **looks)
+                right.bar(where, [chosen.layers for chosen in here.values()], width, **looks)
+            left.set_title(TITLES[dataset], loc="left")
+            left.set_ylabel("Test accuracy")
+            right.set_ylabel("Layers chosen")
+        for axis in axes[-1]:
+            axis.set_xticks(range(len(percents)), [f"{percent}%" for percent in percents])
+            axis.set_xlabel("Vectors missing")
+        handles = [Patch(**_bar_looks(method), label=method) for method in methods]
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(methods))
+        return figure
+
+
+def _draw_parts(axis: "Axes", curve: Curve, metric: str, line: Line) -> None:
+    for part, colour in PARTS.items():
+        _draw(axis, curve, f"{part}_{metric}", colour, line, MARKERS[part])
+
+
+def _draw(axis: "Axes", curve: Curve, name: str, colour: str, line: Line, marker: str) -> None:
+    hollow = "white" if line == PLAIN else colour
+    depths = [found.spec.depth for found in curve]
+    axis.plot(
+        depths,
+        [found.mean(name) for found in curve],
+        color=colour,
+        linestyle=line,
+        marker=marker,
+        markerfacecolor=hollow,
+        markeredgewidth=1.0,
+    )
+
+
+def _mark(axis: "Axes", found: Summary) -> None:
+    axis.plot(
+        found.spec.depth,
+        found.mean("test_accuracy"),
+        zorder=5,
+        **DIAMOND,
+    )
+
+
+def _logarithmic_if_wide(axis: "Axes") -> None:
+    values = [float(value) for line in axis.lines for value in line.get_ydata()]  # type: ignore[union-attr, arg-type]
+    positive = [value for value in values if isfinite(value) and value > 0]
+    if positive and max(positive) > 20 * min(positive):
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=0)
+
+
+def _legend(figure: "Figure", title: str, diamond: bool = False) -> None:
+    """Put one legend above all panels: colours tell the parts, dashes whether PairNorm is at work."""
+    from matplotlib.lines import Line2D
+
+    handles: list[Artist] = [
+        Line2D([], [], color=colour, marker=MARKERS[part], label=part) for part, colour in PARTS.items()
+    ]
+    handles.append(Line2D([], [], color="black", linestyle=PLAIN, label="without PairNorm"))
+    handles.append(Line2D([], [], color="black", linestyle=NORMALISED, label="with PairNorm"))
+    if diamond:
+        handles.append(Line2D([], [], label="best validation", **DIAMOND))
+    figure.legend(
+        handles=handles, loc="outside upper center", ncols=len(handles), title=title, handlelength=2.6
+    )
+
+
+def _bar_looks(method: str) -> dict[str, Any]:
+    """Return colour by skip; filled with PairNorm, hatched without."""
+    colour = VERMILLION if "t1" in method else ORANGE if "t2" in method else BLUE
+    if method.endswith("-PN"):
+        return {"facecolor": colour, "edgecolor": colour, "linewidth": 1}
+    return {"facecolor": "white", "edgecolor": colour, "linewidth": 1, "hatch": "//////"}

@@ -1,0 +1,250 @@
+"""Our numbers beside the paper's: one table, written for the terminal, as Markdown, CSV and LaTeX."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import TYPE_CHECKING
+
+from pairnorm.data import datasets
+from pairnorm.paper.experiment import Experiment, Place
+from pairnorm.paper.reported import Reported, reported
+from pairnorm.paper.results import Chosen, Results
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+TITLES = {dataset.name: dataset.title for dataset in datasets()}
+NOT_RUN = "not run"
+PARTIAL = "* not all candidates of this place have been trained yet"
+COLUMNS = (
+    "dataset", "method", "missing_percent", "accuracy", "layers", "accuracy_std", "paper_accuracy",
+    "paper_layers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A place of a table: what we found there, and what the paper reports, where there is either."""
+
+    place: Place
+    ours: Chosen | None
+    paper: Reported | None
+    best: bool = False
+    """Whether no method has a higher accuracy on this graph at this missing rate."""
+
+    @property
+    def difference(self) -> float | None:
+        """Our accuracy minus the paper's."""
+        return None if self.ours is None or self.paper is None else self.ours.accuracy - self.paper.accuracy
+
+
+@dataclass(frozen=True)
+class Table:
+    """Entries, dataset by dataset and method by method."""
+
+    name: str
+    title: str
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, results: Results, *experiments: Experiment, name: str = "", title: str = "") -> "Table":
+        """Look up every place of experiments that have the same columns; the first gives name and title.
+
+        Args:
+            results: what has been run.
+            *experiments: one, or several whose methods are to stand below one another.
+            name: instead of the first experiment's.
+            title: likewise.
+        """
+        found = {
+            place: (results.chosen(experiment, place), reported(experiment.name).get(place))
+            for experiment in experiments
+            for place in experiment.places()
+        }
+        order = {dataset: number for number, dataset in enumerate(TITLES)}
+        accuracies: dict[tuple[str, int], float] = {}
+        for place, (ours, _) in found.items():
+            if ours is not None:
+                column = (place.dataset, place.missing_percent)
+                accuracies[column] = max(accuracies.get(column, 0.0), round(ours.accuracy, 3))
+        entries = (
+            Entry(
+                place,
+                ours,
+                paper,
+                ours is not None
+                and round(ours.accuracy, 3) == accuracies[place.dataset, place.missing_percent],
+            )
+            for place, (ours, paper) in found.items()
+        )
+        first = experiments[0]
+        listed = tuple(sorted(entries, key=lambda entry: order[entry.place.dataset]))
+        return cls(name or first.name, title or first.title, listed)
+
+    @property
+    def percents(self) -> list[int]:
+        """The missing percentages, rising."""
+        return sorted({entry.place.missing_percent for entry in self.entries})
+
+    @property
+    def filled(self) -> int:
+        """How many entries have a number of ours."""
+        return sum(entry.ours is not None for entry in self.entries)
+
+    @property
+    def partial(self) -> bool:
+        """Whether a number of ours was chosen among fewer candidates than there should be."""
+        return any(entry.ours is not None and not entry.ours.complete for entry in self.entries)
+
+    def rows(self) -> Iterator[tuple[str, str, list[Entry | None]]]:
+        """Yield dataset, method, and the entries at every missing percentage."""
+        found: dict[tuple[str, str], dict[int, Entry]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.place[:2], {})[entry.place.missing_percent] = entry
+        for (dataset, method), entries in found.items():
+            yield dataset, method, [entries.get(percent) for percent in self.percents]
+
+
+def csv_text(table: Table, settings: Sequence[str] = ()) -> str:
+    """Return the table as CSV, empty where nothing was run.
+
+    Args:
+        table: the table.
+        settings: fields of the chosen specs to add as columns.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*COLUMNS, *settings])
+    for entry in table.entries:
+        ours, paper = entry.ours, entry.paper
+        std = "" if ours is None or isnan(ours.accuracy_std) else f"{ours.accuracy_std:.4f}"
+        writer.writerow(
+            [
+                *entry.place,
+                *(("", "") if ours is None else (f"{ours.accuracy:.4f}", ours.layers)),
+                std,
+                *(("", "") if paper is None else paper),
+                *("" if ours is None else getattr(ours.best.spec, name) for name in settings),
+            ]
+        )
+    return text.getvalue()
+
+
+def markdown(table: Table) -> str:
+    """Return the table as Markdown: a line of ours and a line of the paper's in every cell."""
+    lines = [
+        f"| Graph | Method | {' | '.join(f'{percent}% missing' for percent in table.percents)} |",
+        f"|---|---|{'---|' * len(table.percents)}",
+    ]
+    previous = ""
+    for dataset, method, entries in table.rows():
+        title = TITLES[dataset] if dataset != previous else ""
+        lines.append(f"| {title} | {method} | {' | '.join(map(_markdown_cell, entries))} |")
+        previous = dataset
+    legend = "Ours: mean test accuracy ± standard deviation over the runs, @ layers chosen by validation."
+    if any(entry.paper for entry in table.entries):
+        legend += " Below: the paper's, and ours minus the paper's."
+    legend += " Bold: the best of ours on a graph."
+    return "\n".join([*lines, "", legend + (f" {PARTIAL}." if table.partial else "")]) + "\n"
+
+
+def latex(table: Table) -> str:
+    """Return the table as LaTeX (booktabs), under each method the paper's numbers and the differences."""
+    percents = table.percents
+    lines = [
+        rf"\begin{{tabular}}{{ll{'rr' * len(percents)}}}",
+        r"\toprule",
+        r"Graph & Method"
+        + "".join(rf" & \multicolumn{{2}}{{c}}{{{percent}\% missing}}" for percent in percents)
+        + r" \\",
+        " & " + r" & Acc & \#L" * len(percents) + r" \\",
+    ]
+    previous = ""
+    for dataset, method, entries in table.rows():
+        if dataset != previous:
+            lines.append(r"\midrule")
+        title = TITLES[dataset] if dataset != previous else ""
+        lines.append(f"{title} & {method} & " + " & ".join(map(_latex_ours, entries)) + r" \\")
+        if any(entry is not None and entry.paper for entry in entries):
+            lines.append(r" & \quad paper & " + " & ".join(map(_latex_paper, entries)) + r" \\")
+        previous = dataset
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def terminal(table: Table) -> "RichTable":
+    """Return the table for the terminal, a line for each place."""
+    from rich import box
+    from rich.table import Table as RichTable
+
+    against = any(entry.paper for entry in table.entries)
+    shown = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title=table.title)
+    for heading in ("Graph", "Method"):
+        shown.add_column(heading)
+    numbers = ["Missing", "Ours", "Layers", *(["Paper", "Layers", "Difference"] if against else [])]
+    for heading in numbers:
+        shown.add_column(heading, justify="right")
+    previous: tuple[str, str] = ("", "")
+    for entry in table.entries:
+        dataset, method, percent = entry.place
+        if previous[0] not in ("", dataset):
+            shown.add_section()
+        ours, paper = entry.ours, entry.paper
+        cells = [
+            TITLES[dataset] if dataset != previous[0] else "",
+            method if (dataset, method) != previous else "",
+            f"{percent}%",
+            f"[dim]{NOT_RUN}[/]"
+            if ours is None
+            else f"[bold]{_value(ours)}[/]"
+            if entry.best
+            else _value(ours),
+            "" if ours is None else str(ours.layers),
+        ]
+        if against:
+            cells += ["", ""] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
+            cells.append("" if entry.difference is None else f"{entry.difference:+.3f}")
+        shown.add_row(*cells)
+        previous = (dataset, method)
+    if table.partial:
+        shown.caption = PARTIAL
+    return shown
+
+
+def _value(ours: Chosen) -> str:
+    spread = "" if isnan(ours.accuracy_std) else f" ± {ours.accuracy_std:.3f}"
+    return f"{ours.accuracy:.3f}{spread}{'' if ours.complete else '*'}"
+
+
+def _markdown_cell(entry: Entry | None) -> str:
+    if entry is None:
+        return ""
+    if entry.ours is None:
+        text = NOT_RUN
+    else:
+        text = f"**{_value(entry.ours)}**" if entry.best else _value(entry.ours)
+        text += f" @ {entry.ours.layers}"
+    if entry.paper is not None:
+        text += f"<br>{entry.paper.accuracy:.3f} @ {entry.paper.layers}"
+    if entry.difference is not None:
+        text += f", {entry.difference:+.3f}"
+    return text
+
+
+def _latex_ours(entry: Entry | None) -> str:
+    if entry is None:
+        return " & "
+    if entry.ours is None:
+        return rf"\multicolumn{{2}}{{c}}{{{NOT_RUN}}}"
+    value = _value(entry.ours).replace(" ± ", r"{\scriptsize$\,\pm\,$") + (
+        "" if isnan(entry.ours.accuracy_std) else "}"
+    )
+    return (rf"\textbf{{{value}}}" if entry.best else value) + f" & {entry.ours.layers}"
+
+
+def _latex_paper(entry: Entry | None) -> str:
+    if entry is None or entry.paper is None:
+        return " & "
+    difference = "" if entry.difference is None else f" (${entry.difference:+.3f}$)"
+    return f"{entry.paper.accuracy:.3f}{difference} & {entry.paper.layers}"
