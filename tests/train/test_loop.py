@@ -1,0 +1,129 @@
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from pairnorm.train.loop import EPOCHS_PER_SYNC, Loop
+
+
+class Bowls:
+    """Models that each slide into a parabola of their own; accuracies by epoch are given."""
+
+    def __init__(self, centres: Sequence[float], accuracies: Callable[[int, int], float]) -> None:
+        self.centre = torch.tensor(centres)
+        self.place = torch.zeros(len(centres), 2, requires_grad=True)
+        self.epochs: list[int] = []
+        self._accuracies = accuracies
+
+    def loss(self, epoch: Tensor) -> Tensor:
+        self.epochs.append(int(epoch))
+        return (self.place - self.centre.unsqueeze(1)).square().sum(1)
+
+    def accuracy(self) -> Tensor:
+        epoch = len(self.epochs) - 1
+        return torch.tensor([self._accuracies(model, epoch) for model in range(len(self.centre))])
+
+    def loop(self, **options: float) -> Loop:
+        settings = {"learning_rate": 0.1, "weight_decay": 0.01} | options
+        return Loop([self.place], [self.place], self.loss, self.accuracy, curves=True, **settings)
+
+
+def places(centre: float, epochs: int) -> tuple[list[Tensor], list[float]]:
+    """Where plain Adam takes one model: after each epoch, and the loss before it."""
+    place = torch.zeros(2, requires_grad=True)
+    adam = torch.optim.Adam([place], lr=0.1, weight_decay=0.01, foreach=False)
+    found, losses = [], []
+    for _ in range(epochs):
+        adam.zero_grad()
+        loss = (place - centre).square().sum()
+        loss.backward()
+        adam.step()
+        found.append(place.detach().clone())
+        losses.append(loss.item())
+    return found, losses
+
+
+def test_every_model_takes_the_steps_of_its_own_adam() -> None:
+    bowls = Bowls([1.0, -3.0, 0.5], lambda model, epoch: epoch)
+    loop = bowls.loop()
+    loop.run(30)
+    curves = torch.stack(loop.curves)
+    for model, centre in enumerate([1.0, -3.0, 0.5]):
+        found, losses = places(centre, 30)
+        torch.testing.assert_close(bowls.place[model].detach(), found[-1])
+        torch.testing.assert_close(curves[:, 0, model], torch.tensor(losses))
+        assert curves[:, 1, model].tolist() == list(range(30))
+    assert bowls.epochs == list(range(30))
+
+
+def test_the_first_of_the_best_epochs_is_kept_per_model() -> None:
+    table = [[0.1, 0.5, 0.5, 0.2, 0.5], [0.9, 0.1, 0.1, 0.1, 0.1], [0.0, 0.0, 0.0, 0.0, 0.3]]
+    bowls = Bowls([1.0, 2.0, 3.0], lambda model, epoch: table[model][epoch])
+    loop = bowls.loop()
+    loop.run(5)
+    assert loop.best_epoch.tolist() == [1, 0, 4]
+    assert loop.best_accuracy.tolist() == pytest.approx([0.5, 0.9, 0.3])
+    last = bowls.place.detach().clone()
+    loop.restore()
+    for model, best in enumerate([1, 0, 4]):
+        found, _ = places([1.0, 2.0, 3.0][model], 5)
+        torch.testing.assert_close(bowls.place[model].detach(), found[best])
+        torch.testing.assert_close(last[model], found[-1])
+
+
+def test_a_model_that_diverges_is_marked_keeps_what_was_best_and_leaves_the_others_alone() -> None:
+    bowls = Bowls([1.0, 2.0, 3.0], lambda model, epoch: epoch)
+    finite = bowls.loss
+
+    def loss(epoch: Tensor) -> Tensor:
+        losses = finite(epoch)
+        worth = torch.ones(3)
+        worth[1] = math.inf if epoch == 4 else 1
+        return losses * worth
+
+    bowls.loss = loss  # type: ignore[method-assign]
+    loop = bowls.loop()
+    loop.run(10)
+    assert loop.diverged.tolist() == [False, True, False]
+    assert loop.best_epoch.tolist() == [9, 3, 9]
+    loop.restore()
+    for model, best in enumerate([9, 3, 9]):
+        found, _ = places([1.0, 2.0, 3.0][model], 10)
+        torch.testing.assert_close(bowls.place[model].detach(), found[best])
+
+
+@pytest.mark.parametrize("epochs", [1, EPOCHS_PER_SYNC - 1, EPOCHS_PER_SYNC, 2 * EPOCHS_PER_SYNC + 3])
+def test_ticks_add_up_to_the_epochs(epochs: int) -> None:
+    ticks: list[int] = []
+    bowls = Bowls([1.0], lambda model, epoch: 0.0)
+    bowls.loop().run(epochs, ticks.append)
+    assert sum(ticks) == epochs == len(bowls.epochs)
+    assert max(ticks) <= EPOCHS_PER_SYNC
+
+
+def test_parameters_may_be_laid_out_unlike_the_models() -> None:
+    """As in SGC, where one tensor holds the weights of all scales side by side."""
+    weight = torch.zeros(2, 6, requires_grad=True)  # [trials, scales · 3]
+    models = weight.view(2, 2, 3)
+    centre = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    epoch_now = -1
+
+    def loss(epoch: Tensor) -> Tensor:
+        nonlocal epoch_now
+        epoch_now = int(epoch)
+        return (weight.view(2, 2, 3) - centre.unsqueeze(-1)).square().sum(-1)
+
+    def accuracy() -> Tensor:
+        return torch.tensor([[0.0, epoch_now], [-epoch_now, 1.0]], dtype=torch.float)
+
+    loop = Loop([weight], [models], loss, accuracy, learning_rate=0.1, weight_decay=0.01)
+    loop.run(4)
+    assert loop.curves is None
+    assert loop.best_epoch.tolist() == [[0, 3], [0, 0]]
+    loop.restore()
+    for trial, scale in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        best = int(loop.best_epoch[trial, scale])
+        expected = places(float(centre[trial, scale]), 4)[0][best][0].expand(3)
+        torch.testing.assert_close(weight.detach().view(2, 2, 3)[trial, scale], expected)
