@@ -44,8 +44,7 @@ def propagation(
     weight = weight.new_zeros(entry.numel()).index_add_(0, inverse, weight)
     row, column = entry // nodes, entry % nodes
     degree = weight.new_zeros(nodes).index_add_(0, row, weight)
-    if not ((degree > 0) & degree.isfinite()).all():
-        node = int((~((degree > 0) & degree.isfinite())).nonzero()[0])
+    for node in (~((degree > 0) & degree.isfinite())).nonzero()[:1, 0].tolist():
         raise PairNormError(
             f"the weights of node {node} add up to {degree[node]:g}; expected a positive finite sum"
         )
