@@ -86,6 +86,13 @@ def test_losses_and_accuracies_equal_cross_entropy_and_counting(graph: Graph) ->
             assert float(metrics[f"{part}_accuracy"][trial]) == pytest.approx(right)
 
 
+def test_a_model_that_gives_nan_is_never_right(graph: Graph) -> None:
+    problem = Problem.of(graph, [(Spec("csbm", "GCN", 2), 0)], CPU)
+    logits = torch.full((graph.num_nodes, 2, graph.num_classes), torch.nan)
+    logits[:, 1] = torch.nn.functional.one_hot(graph.labels).float()
+    assert problem.accuracies(logits, "test").tolist() == [0.0, 1.0]
+
+
 @pytest.mark.parametrize("kind", ["rw", "sym"])
 def test_the_adjacency_is_the_one_the_spec_names(graph: Graph, kind: str) -> None:
     problem = Problem.of(graph, [(Spec("csbm", "GCN", 2, adjacency=kind), 0)], CPU)

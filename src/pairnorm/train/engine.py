@@ -150,7 +150,9 @@ def _trials(
     shape = loop.best_epoch.shape
     columns = {name: value.flatten().tolist() for name, value in metrics.items()}
     taken = {name: value.expand(shape).flatten().tolist() for name, value in measures.items()}
-    best, diverged = (loop.best_epoch + 1).flatten().tolist(), loop.diverged.flatten().tolist()
+    best = (loop.best_epoch + 1).flatten().tolist()
+    # The loop sees a loss before each step; that a trial's last step went astray shows only now.
+    diverged = (loop.diverged | ~metrics["train_loss"].isfinite()).flatten().tolist()
     curves = torch.stack(loop.curves).flatten(2).cpu() if loop.curves else None  # [epochs, 2, models]
     for number, (_, seed) in enumerate(pairs):
         yield Trial(

@@ -85,7 +85,10 @@ def part_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the fraction of right answers of ``[nodes, ..., classes]`` logits: ``[...]``, one for each
     model.
     """
-    return (logits.argmax(-1) == labels.view(-1, *[1] * (logits.dim() - 2))).float().mean(0)
+    largest, predicted = logits.max(-1)
+    right = predicted == labels.view(-1, *[1] * (logits.dim() - 2))
+    # Of logits that are NaN torch takes the first class, so that a diverged model would be right at times.
+    return (right & ~largest.isnan()).float().mean(0)
 
 
 def _features(

@@ -1,0 +1,229 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pairnorm import measure
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
+from pairnorm.nn import pair_norm
+from pairnorm.train import Spec, Trial, engine, train
+from pairnorm.train.engine import execute, find_device
+from pairnorm.train.gnn import GNNRun
+from pairnorm.train.jobs import Job, plan
+
+CPU = torch.device("cpu")
+NORM = {"norm": "PN-SI", "epochs": 30}
+METRICS = [f"{part}_{what}" for part in ("train", "validation", "test") for what in ("loss", "accuracy")]
+
+
+def agree(left: Trial, right: Trial, tolerance: float = 1e-4) -> bool:
+    """Whether two trials are one but for rounding."""
+    names = [*METRICS, "best_epoch"]
+    same = [math.isclose(getattr(left, name), getattr(right, name), rel_tol=tolerance) for name in names]
+    return left.seed == right.seed and left.diverged == right.diverged and all(same)
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+def test_the_same_command_gives_the_same_numbers_twice(graph: Graph, model: str) -> None:
+    spec = Spec("csbm", model, 3, missing_rate=0.5, **NORM)
+    first = train(graph, spec, range(3), "cpu", measures=["row_diff"], curves=True)
+    torch.manual_seed(1)  # what torch's own generator is up to does not matter
+    assert train(graph, spec, range(3), "cpu", measures=["row_diff"], curves=True) == first
+    assert len({trial.test_loss for trial in first}) == 3
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+def test_trials_come_in_the_order_of_the_seeds_which_changes_nothing_else(graph: Graph, model: str) -> None:
+    spec = Spec("csbm", model, 3, missing_rate=0.5, **NORM)
+    ahead, back = train(graph, spec, [1, 2, 3], "cpu"), train(graph, spec, [3, 2, 1, 3], "cpu")
+    assert [trial.seed for trial in back] == [3, 2, 1, 3]
+    assert all(agree(*pair) for pair in zip(ahead, back[2::-1], strict=True))
+    assert back[0] == back[3]
+    assert train(graph, spec, [], "cpu") == []
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+@pytest.mark.parametrize("dropout", [0.0, 0.6])
+def test_a_trial_is_the_same_alone_and_beside_other_seeds_and_rates(
+    graph: Graph, model: str, dropout: float
+) -> None:
+    specs = [Spec("csbm", model, 3, dropout=dropout, missing_rate=rate, **NORM) for rate in (0, 0.5, 1)]
+    pairs = [(spec, seed) for spec in specs for seed in (3, 8)]
+    together = execute(graph, Job(tuple(pairs)), CPU, curves=True)
+    assert list(together) == pairs
+    for pair in pairs:
+        alone = execute(graph, Job((pair,)), CPU, curves=True)[pair]
+        assert agree(together[pair], alone)
+        for name, curve in (alone.curves or {}).items():
+            assert together[pair].curves[name] == pytest.approx(curve, abs=1e-5)
+    assert len({trial.test_loss for trial in together.values()}) == len(pairs)
+
+
+@pytest.mark.parametrize("kind", ["nodes", "entries"])
+def test_other_kinds_of_missing_train_alone_as_beside_others(graph: Graph, kind: str) -> None:
+    spec = Spec("csbm", "GCN", 2, missing_kind=kind, missing_rate=0.7, **NORM)
+    pairs = ((spec, 1), (spec.replace(missing_rate=0.2), 1))
+    together = execute(graph, Job(pairs), CPU)
+    assert all(agree(together[pair], execute(graph, Job((pair,)), CPU)[pair]) for pair in pairs)
+
+
+def test_the_best_epoch_is_the_first_of_the_best_and_counts_from_one(graph: Graph) -> None:
+    for trial in train(graph, Spec("csbm", "GCN", 3, **NORM), range(4), "cpu", curves=True):
+        assert trial.curves is not None
+        accuracies = list(trial.curves["validation_accuracy"])
+        assert trial.best_epoch == accuracies.index(max(accuracies)) + 1
+        assert trial.validation_accuracy == pytest.approx(max(accuracies))
+        assert set(trial.curves) == {"train_loss", "validation_accuracy"}
+        assert len(accuracies) == len(trial.curves["train_loss"]) == 30
+    assert train(graph, Spec("csbm", "GCN", 3, **NORM), [0], "cpu")[0].curves is None
+
+
+@pytest.mark.parametrize("model", ["GCN", "GAT"])
+def test_measures_are_of_the_last_hidden_representation_of_the_kept_model(graph: Graph, model: str) -> None:
+    spec = Spec("csbm", model, 3, missing_rate=0.5, **NORM)
+    run = GNNRun(graph, [(spec, seed) for seed in (5, 6)], CPU)
+    run.run(lambda epochs: None)
+    hidden, _ = run.evaluate()
+    assert hidden.shape == (graph.num_nodes, 2, spec.hidden)
+    torch.testing.assert_close(hidden.norm(dim=-1), torch.ones(graph.num_nodes, 2), rtol=1e-2, atol=1e-2)
+    trials = train(graph, spec, [5, 6], "cpu", measures=list(engine.MEASURES))
+    for number, trial in enumerate(trials):
+        for name, function in engine.MEASURES.items():
+            assert function is getattr(measure, name)
+            assert trial.measures[name] == pytest.approx(float(function(hidden[:, number])), rel=1e-4)
+        assert trial.measures["row_diff"] == pytest.approx(mean_distance(hidden[:, number]), rel=1e-4)
+
+
+def mean_distance(rows: Tensor) -> float:
+    return float(torch.cdist(rows.double(), rows.double()).mean())
+
+
+def test_measures_of_an_sgc_are_of_its_propagated_features(
+    graph: Graph, features: Callable[..., Tensor]
+) -> None:
+    specs = [
+        Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=3) for depth in (1, 4) for scale in (1, 10)
+    ]
+    found = execute(graph, Job(tuple((spec, 2) for spec in specs)), CPU, measures=["row_diff", "tpsd"])
+    looped = graph.adjacency.to_dense() + torch.eye(graph.num_nodes)
+    for (spec, seed), trial in found.items():
+        h = pair_norm(features(graph, spec, seed), spec.scale)
+        for _ in range(spec.depth):
+            h = pair_norm(looped @ h / looped.sum(1, keepdim=True), spec.scale)
+        assert trial.measures["row_diff"] == pytest.approx(mean_distance(h), rel=1e-3)
+        # PairNorm's promise: 2 n² s².
+        assert trial.measures["tpsd"] == pytest.approx(2 * graph.num_nodes**2 * spec.scale**2, rel=1e-3)
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+def test_a_diverged_trial_says_so_and_harms_no_other(
+    graph: Graph, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Spec("csbm", model, 3, **NORM)
+    undisturbed = train(graph, spec, [1, 2, 3], "cpu")
+    from pairnorm.nn import models
+    from pairnorm.train import sgc
+
+    draw = models.glorot
+
+    def spoiled(shape: Any, generator: torch.Generator | None = None) -> Tensor:
+        weight = draw(shape, generator)
+        return weight * torch.inf if generator is not None and generator.initial_seed() == 2 else weight
+
+    monkeypatch.setattr(models, "glorot", spoiled)
+    monkeypatch.setattr(sgc, "glorot", spoiled)
+    job = Job(tuple((spec, seed) for seed in (1, 2, 3)))
+    trials = list(execute(graph, job, CPU, measures=["row_diff"], curves=True).values())
+    assert [trial.diverged for trial in trials] == [False, True, False]
+    for before, now in zip(undisturbed, trials, strict=True):
+        if not now.diverged:
+            assert agree(before, now)
+            assert math.isfinite(now.measures["row_diff"])
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+def test_a_learning_rate_beyond_reason_is_reported_as_diverged(graph: Graph, model: str) -> None:
+    for epochs in (1, 2, 5):  # also where no step follows the one that goes astray
+        wild = Spec("csbm", model, 2, learning_rate=1e38, epochs=epochs)
+        assert all(trial.diverged for trial in train(graph, wild, range(2), "cpu"))
+    tame = wild.replace(learning_rate=0.01)
+    assert not any(trial.diverged for trial in train(graph, tame, range(2), "cpu"))
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN"])
+def test_out_of_memory_halves_the_job_and_goes_on(
+    graph: Graph, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Spec("csbm", model, 2, **NORM)
+    job = Job(tuple((spec, seed) for seed in range(5)))
+    whole = execute(graph, job, CPU)
+    name = "_execute_sgc" if model == "SGC" else "_execute_gnn"
+    original, sizes = getattr(engine, name), []
+
+    def tight(graph: Graph, job: Job, *rest: Any) -> Any:
+        sizes.append(len(job.trials))
+        if len(job.trials) > 2:
+            raise torch.cuda.OutOfMemoryError("pretended")
+        return original(graph, job, *rest)
+
+    monkeypatch.setattr(engine, name, tight)
+    ticks: list[int] = []
+    parts = execute(graph, job, CPU, tick=ticks.append)
+    assert sorted(sizes) == [1, 2, 2, 3, 5]
+    assert set(parts) == set(whole)
+    assert all(agree(parts[pair], whole[pair]) for pair in whole)
+    assert sum(ticks) == job.cost
+
+
+def test_out_of_memory_with_a_single_trial_is_an_error(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("pretended")
+
+    monkeypatch.setattr(engine, "_execute_gnn", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        execute(graph, Job(((Spec("csbm", "GCN", 2), 0),)), CPU)
+
+
+@pytest.mark.parametrize("epochs", [3, 60])
+def test_ticks_add_up_to_the_cost_of_a_job(graph: Graph, epochs: int) -> None:
+    specs = [Spec("csbm", "GCN", depth, epochs=epochs) for depth in (2, 5)]
+    specs += [
+        Spec("csbm", "SGC", depth, norm="PN", scale=s, epochs=epochs) for depth in (1, 3) for s in (1, 5)
+    ]
+    for job in plan(graph, [(spec, seed) for spec in specs for seed in range(3)], CPU):
+        ticks: list[int] = []
+        execute(graph, job, CPU, tick=ticks.append)
+        assert sum(ticks) == job.cost
+        assert min(ticks) >= 0
+
+
+def test_only_the_pairs_that_are_asked_for_come_back(graph: Graph) -> None:
+    """Of the grid of depths and scales that an SGC's job spans, some may be in the store already."""
+    pairs = (
+        (Spec("csbm", "SGC", 1, norm="PN", scale=10, epochs=5), 0),
+        (Spec("csbm", "SGC", 3, norm="PN", scale=1, epochs=5), 0),
+        (Spec("csbm", "SGC", 3, norm="PN", scale=1, epochs=5), 1),
+    )
+    found = execute(graph, Job(pairs), CPU)
+    assert set(found) == set(pairs)
+    for pair in pairs:
+        assert agree(found[pair], execute(graph, Job((pair,)), CPU)[pair])
+
+
+def test_names_are_checked(graph: Graph) -> None:
+    job = Job(((Spec("csbm", "GCN", 2), 0),))
+    with pytest.raises(PairNormError, match=r"measure.*'blur'"):
+        execute(graph, job, CPU, measures=["blur"])
+    with pytest.raises(PairNormError, match="device is 'gpu'; expected"):
+        find_device("gpu")
+    assert find_device("cpu") == CPU
+    if torch.cuda.is_available():
+        assert find_device().type == "cuda"
+    else:
+        assert find_device() == CPU
+        with pytest.raises(PairNormError, match="'cuda', but torch finds no CUDA device"):
+            find_device("cuda")
