@@ -172,7 +172,7 @@ class _Multiply(torch.autograd.Function):
 
 
 def _product(matrix: SparseMatrix, dense: Tensor) -> Tensor:
-    compiled = kernels("sparse", dense)
+    compiled = kernels("sparse", dense) if matrix.pattern.num_entries else None
     if compiled is not None:
         result: Tensor = compiled.multiply(matrix.pattern, matrix.values, dense)
         return result

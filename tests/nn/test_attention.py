@@ -1,0 +1,130 @@
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch_geometric.nn import GATConv
+
+from pairnorm.nn.attention import SLOPE, attend, edge_softmax
+from pairnorm.nn.dropout import draw_keys, keep_mask
+from pairnorm.nn.sparse import Pattern, SparseMatrix
+
+
+def brute_force(pattern, source, target, z, factors=None):
+    """Row by row, trial by trial."""
+    result = []
+    for row in range(pattern.shape[0]):
+        entries = range(int(pattern.crow[row]), int(pattern.crow[row + 1]))
+        columns = [int(pattern.column[entry]) for entry in entries]
+        trials = []
+        for trial in range(z.size(1)):
+            if not columns:
+                trials.append(z.new_zeros(z.size(2)))
+                continue
+            scores = torch.stack([source[column, trial] + target[row, trial] for column in columns])
+            weights = torch.where(scores > 0, scores, SLOPE * scores).softmax(0)
+            if factors is not None:
+                weights = weights * factors[trial, list(entries)]
+            trials.append(
+                sum(weight * z[column, trial] for weight, column in zip(weights, columns, strict=True))
+            )
+        result.append(torch.stack(trials))
+    return torch.stack(result)
+
+
+def inputs(nodes=20, trials=3, features=5, dtype=torch.float32, scale=1.0):
+    shapes = (nodes, trials), (nodes, trials), (nodes, trials, features)
+    source, target, z = (torch.randn(shape, dtype=dtype) for shape in shapes)
+    return [tensor.requires_grad_() for tensor in (scale * source, scale * target, z)]
+
+
+def assert_equal_with_gradients(ours, reference, tensors):
+    torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+    grad = torch.randn_like(reference)
+    for slope, expected in zip(
+        torch.autograd.grad(ours, tensors, grad), torch.autograd.grad(reference, tensors, grad), strict=True
+    ):
+        torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("trials", "features"), [(1, 1), (3, 5), (2, 8)])
+def test_brute_force(trials, features, adjacency, either_form):
+    tensors = inputs(trials=trials, features=features)
+    expected = brute_force(adjacency.pattern, *tensors)
+    assert_equal_with_gradients(attend(adjacency.pattern, *tensors), expected, tensors)
+
+
+def test_dropout_falls_on_the_weights(adjacency, either_form):
+    tensors, keys = inputs(), draw_keys(3)
+    factors = keep_mask(keys, 1, adjacency.pattern.num_entries, 0.5)[0] / 0.5
+    expected = brute_force(adjacency.pattern, *tensors, factors)
+    assert_equal_with_gradients(attend(adjacency.pattern, *tensors, 0.5, keys), expected, tensors)
+
+
+def test_rows_without_entries_get_zeros(either_form):
+    pattern = SparseMatrix.from_torch(torch.tensor([[0.0, 1, 1], [0, 0, 0], [1, 0, 0]])).pattern
+    tensors = inputs(nodes=3)
+    y = attend(pattern, *tensors)
+    assert not y[1].any()
+    assert_equal_with_gradients(y, brute_force(pattern, *tensors), tensors)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_equals_peer(heads, edge_index, adjacency):
+    peer = GATConv(6, 4, heads=heads, bias=False)
+    x = torch.randn(20, 6, requires_grad=True)
+    z = peer.lin(x).view(20, heads, 4)
+    tensors = [(z * peer.att_src).sum(-1), (z * peer.att_dst).sum(-1), z]
+    expected = peer(x, edge_index)
+    ours = attend(adjacency.pattern, *tensors).flatten(1)
+    leaves = [x, peer.lin.weight, peer.att_src, peer.att_dst]
+    torch.testing.assert_close(ours, expected)
+    grad = torch.randn_like(ours)
+    for slope, other in zip(
+        torch.autograd.grad(ours, leaves, grad, retain_graph=True),
+        torch.autograd.grad(expected, leaves, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+
+
+def test_extreme_scores_are_finite(adjacency, either_form):
+    tensors = inputs(scale=1e4)
+    y = attend(adjacency.pattern, *tensors)
+    slopes = torch.autograd.grad(y, tensors, torch.randn_like(y))
+    assert all(tensor.isfinite().all() for tensor in (y, *slopes))
+    torch.testing.assert_close(y, brute_force(adjacency.pattern, *tensors))
+
+
+def test_weights_of_a_row_add_up_to_one(adjacency):
+    weights = edge_softmax(adjacency.pattern, 10 * torch.randn(4, adjacency.pattern.num_entries))
+    sums = torch.zeros(4, 20).index_add(1, adjacency.pattern.row, weights)
+    torch.testing.assert_close(sums, torch.ones(4, 20))
+    assert (weights >= 0).all()
+
+
+def test_a_shift_of_the_rows_own_scores_within_one_slope_changes_nothing(adjacency):
+    source, target, z = (tensor.detach() for tensor in inputs())
+    source, target = source.abs(), target.abs()  # LeakyReLU is linear there
+    expected = attend(adjacency.pattern, source, target, z)
+    torch.testing.assert_close(attend(adjacency.pattern, source, target + 3, z), expected)
+
+
+def test_gradients_in_double(adjacency):
+    pattern = SparseMatrix.from_torch(adjacency.to_dense()[:6, :6]).pattern
+    tensors = inputs(nodes=6, trials=2, features=2, dtype=torch.float64)
+    assert gradcheck(lambda *tensors: attend(pattern, *tensors), tensors)
+    assert gradgradcheck(lambda *tensors: attend(pattern, *tensors), tensors)
+
+
+def test_a_gradient_of_the_gradient_is_right_or_refused(adjacency):
+    source, target, z = inputs()
+    (slope,) = torch.autograd.grad(
+        attend(adjacency.pattern, source, target, z).pow(2).sum(), z, create_graph=True
+    )
+    if slope.requires_grad:
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            slope.sum().backward()
+
+
+def test_no_nodes():
+    pattern = Pattern(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), (0, 0))
+    assert attend(pattern, torch.zeros(0, 2), torch.zeros(0, 2), torch.zeros(0, 2, 3)).shape == (0, 2, 3)

@@ -1,0 +1,134 @@
+import pytest
+import torch
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from pairnorm import PairNormError, propagation
+from pairnorm.nn.sparse import SparseMatrix
+
+graphs = pytest.mark.parametrize(
+    "name", ["undirected", "directed", "weighted", "self-loops", "isolated nodes", "no edge"]
+)
+kinds = pytest.mark.parametrize("kind", ["rw", "sym"])
+
+
+def adjacency(name, nodes=12):
+    """Row i holds what node i receives from."""
+    dense = (torch.rand(nodes, nodes) < 0.25).float()
+    if name not in ("directed", "self-loops"):
+        dense = torch.triu(dense, 1)
+        dense = dense + dense.T
+    if name == "weighted":
+        dense = dense * torch.rand(nodes, nodes)
+    if name == "self-loops":
+        dense.diagonal().copy_(torch.arange(nodes) % 3)  # none, of weight 1, of weight 2
+    else:
+        dense.fill_diagonal_(0)
+    if name == "isolated nodes":
+        dense[-3:], dense[:, -3:] = 0, 0
+    return torch.zeros(nodes, nodes) if name == "no edge" else dense
+
+
+@graphs
+def test_sym_equals_peer(name):
+    dense = adjacency(name)
+    edges = dense.T.nonzero().T  # PyG's run from source to target
+    (source, target), weight = gcn_norm(edges, dense.T[*edges], len(dense))
+    expected = torch.zeros_like(dense).index_put((target, source), weight)
+    torch.testing.assert_close(propagation(dense.to_sparse_csr(), "sym").to_dense(), expected)
+
+
+@graphs
+def test_rw_averages_over_the_node_and_those_it_receives_from(name):
+    dense = adjacency(name)
+    looped = dense + torch.diag((dense.diagonal() == 0).float())
+    matrix = propagation(dense.to_sparse_csr(), "rw")
+    torch.testing.assert_close(matrix.to_dense(), looped / looped.sum(1, keepdim=True))
+    torch.testing.assert_close(matrix @ torch.ones(12, 1), torch.ones(12, 1))
+
+
+@kinds
+def test_all_forms_of_a_graph_agree(kind):
+    dense = adjacency("directed")
+    expected = propagation(dense.to_sparse_csr(), kind).to_dense()
+    for form in (
+        dense.to_sparse_coo(),
+        dense.to_sparse_csc(),
+        dense.bool().to_sparse_csr(),
+        SparseMatrix.from_torch(dense),
+        dense.T.nonzero().T,
+        dense.T.nonzero().T.int(),
+        dense.T.nonzero().T.flip(1),
+    ):
+        torch.testing.assert_close(propagation(form, kind, 12).to_dense(), expected)
+
+
+@kinds
+def test_the_nodes_that_no_edge_names_keep_their_own_state(kind):
+    matrix = propagation(torch.tensor([[0, 1], [1, 0]]), kind, num_nodes=4)
+    x = torch.randn(4, 3)
+    assert torch.equal((matrix @ x)[2:], x[2:])
+    assert propagation(torch.tensor([[0, 1], [1, 0]]), kind).pattern.shape == (2, 2)
+
+
+@kinds
+def test_no_edge_and_no_node(kind):
+    none = torch.zeros(2, 0, dtype=torch.long)
+    assert torch.equal(propagation(none, kind, 3).to_dense(), torch.eye(3))
+    assert propagation(none, kind).pattern.shape == (0, 0)
+
+
+def test_parallel_edges_add_up():
+    matrix = propagation(torch.tensor([[0, 0, 1], [1, 1, 0]]))
+    torch.testing.assert_close(matrix.to_dense(), torch.tensor([[1 / 2, 1 / 2], [2 / 3, 1 / 3]]))
+
+
+def test_columns_are_sorted_within_rows():
+    pattern = propagation(torch.randint(0, 20, (2, 60))).pattern
+    assert (pattern.row.diff() >= 0).all()
+    assert (pattern.column.diff()[pattern.row.diff() == 0] > 0).all()
+
+
+def test_rw_of_an_undirected_graph_tends_to_its_mean_weighted_by_degree():
+    dense = adjacency("undirected")
+    dense[0, 1:], dense[1:, 0] = 1, 1  # connected
+    matrix, x = propagation(dense.to_sparse_csr()), torch.randn(12, 2)
+    degree = dense.sum(1) + 1
+    for _ in range(200):
+        x, mean = matrix @ x, (degree @ x) / degree.sum()
+    torch.testing.assert_close(x, mean.expand_as(x), atol=1e-5, rtol=0)
+
+
+class TestErrors:
+    def test_unknown_kind(self):
+        with pytest.raises(
+            PairNormError, match="kind is 'row'; expected one of 'rw', 'sym'. Did you mean 'rw'"
+        ):
+            propagation(torch.tensor([[0], [1]]), "row")
+
+    def test_a_matrix_that_is_not_square(self):
+        with pytest.raises(PairNormError, match=r"shape \[2, 3\]; expected a square matrix"):
+            propagation(torch.ones(2, 3).to_sparse_csr())
+
+    @pytest.mark.parametrize(
+        "adjacency", [torch.ones(3, 3), torch.ones(2, 3), torch.zeros(4, dtype=torch.long)]
+    )
+    def test_what_is_no_graph(self, adjacency):
+        with pytest.raises(
+            PairNormError, match=r"expected an integer edge_index \[2, edges\] or a sparse tensor"
+        ):
+            propagation(adjacency)
+
+    def test_nodes_out_of_range(self):
+        with pytest.raises(PairNormError, match="names node 7, but there are only 5 nodes"):
+            propagation(torch.tensor([[0, 7], [1, 0]]), num_nodes=5)
+        with pytest.raises(PairNormError, match="names node -1; expected numbers from 0"):
+            propagation(torch.tensor([[0, -1], [1, 0]]))
+
+    @kinds
+    @pytest.mark.parametrize("weight", [-1.0, -3.0, torch.inf, torch.nan])
+    def test_weights_without_a_mean(self, kind, weight):
+        adjacency = torch.sparse_coo_tensor([[2], [1]], [weight], (4, 4))
+        with pytest.raises(
+            PairNormError, match=r"the weights of node 2 add up to .*; expected a positive finite sum"
+        ):
+            propagation(adjacency, kind)
