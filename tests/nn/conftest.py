@@ -6,13 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pairnorm.nn import SparseMatrix, backends, propagation
+from pairnorm.nn.convolution import GATConvolution, GCNConvolution
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
-    import torch_geometric.nn  # noqa: F401
+    from torch_geometric.nn import GATConv, GCNConv
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +65,42 @@ def edge_index() -> Tensor:
 @pytest.fixture
 def adjacency(edge_index: Tensor) -> SparseMatrix:
     return propagation(edge_index, num_nodes=20)
+
+
+@pytest.fixture
+def peer_of() -> Callable[..., nn.Module]:
+    """Give the PyG layer with the weights that one of our layers has for a trial."""
+
+    def peer(layer: GCNConvolution | GATConvolution, trial: int = 0, **settings: bool) -> nn.Module:
+        _, width, out = layer.weight.shape
+        if isinstance(layer, GATConvolution):
+            other: nn.Module = GATConv(width, layer.source.size(-1), layer.heads, layer.concat)
+            other.att_src.data = layer.source.data[trial : trial + 1].clone()
+            other.att_dst.data = layer.target.data[trial : trial + 1].clone()
+        else:
+            other = GCNConv(width, out, **settings)
+        other.lin.weight.data = layer.weight.data[trial].T.clone()
+        other.bias.data = layer.bias.data[trial].clone()
+        return other
+
+    return peer
+
+
+@pytest.fixture
+def assert_gradients_equal() -> Callable[..., None]:
+    """Compare a layer's gradients with those of the PyG layers of its trials."""
+
+    def check(layer: GCNConvolution | GATConvolution, peers: list[nn.Module]) -> None:
+        pairs = [
+            (layer.weight.grad, torch.stack([peer.lin.weight.grad.T for peer in peers])),
+            (layer.bias.grad, torch.stack([peer.bias.grad for peer in peers])),
+        ]
+        if isinstance(layer, GATConvolution):
+            pairs += [
+                (layer.source.grad, torch.cat([peer.att_src.grad for peer in peers])),
+                (layer.target.grad, torch.cat([peer.att_dst.grad for peer in peers])),
+            ]
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+    return check

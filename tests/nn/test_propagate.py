@@ -101,7 +101,7 @@ def test_rw_of_an_undirected_graph_tends_to_its_mean_weighted_by_degree():
 class TestErrors:
     def test_unknown_kind(self):
         with pytest.raises(
-            PairNormError, match="kind is 'row'; expected one of 'rw', 'sym'. Did you mean 'rw'"
+            PairNormError, match=r"kind is 'row'; expected one of 'rw', 'sym'\. Did you mean 'rw'"
         ):
             propagation(torch.tensor([[0], [1]]), "row")
 
