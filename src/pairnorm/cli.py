@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pairnorm import __version__
+from pairnorm.commands import demo, report, reproduce
 from pairnorm.commands.terminal import Root, complaints, console
 from pairnorm.errors import PairNormError
 
@@ -103,3 +104,8 @@ def datasets(root: Root = None) -> None:
             soft_wrap=True,
         )
     console.print("\nNext: [bold]python -c \"import pairnorm; print(pairnorm.load('cora'))\"[/]")
+
+
+app.command(epilog=demo.EXAMPLE)(demo.demo)
+app.command(epilog=reproduce.EXAMPLE)(reproduce.reproduce)
+app.command(epilog=report.EXAMPLE)(report.report)

@@ -90,7 +90,7 @@ class Verdict:
 
     @property
     def status(self) -> str:
-        """``holds``, ``fails`` or ``not run``; ``holds so far`` while cases are lacking and it may yet fail."""
+        """``holds``, ``fails`` or ``not run``; ``holds so far`` where it may yet fail."""
         if not self.run:
             return "not run"
         failed = sum(case.holds is False for case in self.run)

@@ -56,6 +56,10 @@ class Selection:
             )
         return found
 
+    def names(self) -> list[str]:
+        """Return what was asked for, ``all`` spelt out."""
+        return [name for name in NAMES if name != "all"] if "all" in self.what else list(self.what)
+
     def narrow(self, experiment: Experiment) -> Experiment | None:
         """Return an experiment as small as asked for, None if nothing of it is left."""
         return experiment.narrowed(

@@ -78,6 +78,7 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     for suffix, entries in metadata.items():
         path = folder / f"{name}.{suffix}"
         draft = folder / f".{name}.{suffix}"
-        figure.savefig(draft, format=suffix, metadata=entries)
+        with style():
+            figure.savefig(draft, format=suffix, metadata=entries)
         paths.append(draft.replace(path))
     return paths

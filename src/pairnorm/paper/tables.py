@@ -59,7 +59,11 @@ class Table:
             title: likewise.
         """
         found = {
-            place: (results.chosen(experiment, place), reported(experiment.name).get(place))
+            place: (
+                results.chosen(experiment, place),
+                # The paper's tables have the public splits.
+                None if "split" in experiment.settings else reported().get(place),
+            )
             for experiment in experiments
             for place in experiment.places()
         }

@@ -1,0 +1,59 @@
+"""``pairnorm report``: all tables and figures and the report, from the store alone."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from pairnorm.commands.reproduce import Dataset, Depths, Epochs, Missing, Runs
+from pairnorm.commands.terminal import console
+
+EXAMPLE = "Example: [bold]pairnorm report --store results/paper.sqlite --out results[/]"
+
+
+def report(
+    store: Annotated[Path, typer.Option(help="File of the results, or its export as .csv or .csv.gz.")],
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("reproduction"),
+    dataset: Dataset = None,
+    runs: Runs = None,
+    epochs: Epochs = None,
+    depths: Depths = None,
+    missing: Missing = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write the case study's histograms for TensorBoard here.")
+    ] = None,
+) -> None:
+    """Write every table and figure, and report.md, from results alone: nothing is trained.
+
+    The options choose as in [bold]pairnorm reproduce[/]: give the same ones.
+    """
+    from pairnorm.paper.report import write_report
+    from pairnorm.paper.selection import Selection, split_names, split_numbers
+
+    selection = Selection(
+        ("all",),
+        split_names(dataset),
+        runs,
+        epochs,
+        split_numbers("depths", depths),
+        split_numbers("missing", missing),
+    )
+    outputs = write_report(store, out, selection)
+    for table in outputs.tables.values():
+        console.print(f"{table.title}: {table.filled} of {len(table.entries)} places filled")
+    if tensorboard is not None:
+        _write_tensorboard(store, tensorboard)
+    console.print(f"{len(outputs.files)} files in {escape(str(out))}")
+    console.print(f"\nNext: read [bold]{escape(str(outputs.files[-1]))}[/]")
+
+
+def _write_tensorboard(store: Path, folder: Path) -> None:
+    from pairnorm.paper.distances import studied, write_tensorboard
+    from pairnorm.paper.grids import CASE_STUDY
+    from pairnorm.paper.layers import file_beside, read_layers
+
+    layers = read_layers(file_beside(store))
+    for model in ("SGC", "GCN"):
+        write_tensorboard(studied(layers, CASE_STUDY, model), model, folder)
+    console.print(f"TensorBoard: [bold]tensorboard --logdir {escape(str(folder))}[/]")
