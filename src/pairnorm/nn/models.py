@@ -132,9 +132,11 @@ class _DeepGNN(_DeepModel):
 
     def __init__(
         self, in_features: int, classes: int, depth: int, norm: str | None, scale: float, dropout: float,
-        adjacency: str, trials: int | None, skip: int, order: str,
+        adjacency: str, trials: int | None, hidden: int, skip: int, order: str,
     ) -> None:  # fmt: skip
         super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials)
+        if hidden < 1:
+            raise PairNormError(f"hidden is {hidden}; expected at least 1")
         if skip < 0:
             raise PairNormError(f"skip is {skip}; expected 0 (none) or the number of layers to skip over")
         self.skip, self.order = skip, one_of("order", order, ORDERS)
@@ -213,7 +215,9 @@ class GCN(_DeepGNN):
         scale: float = 1.0, skip: int = 0, dropout: float = 0.6, adjacency: str = "rw", order: str = "after",
         trials: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials, skip, order)
+        super().__init__(
+            in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order
+        )
         widths = [in_features, *[hidden] * (depth - 1), classes]
         for layer in range(depth):
             self.convolutions.append(
@@ -238,7 +242,9 @@ class GAT(_DeepGNN):
         norm: str | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6, adjacency: str = "rw",
         order: str = "after", trials: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials, skip, order)
+        super().__init__(
+            in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order
+        )
         if heads < 1 or hidden % heads:
             raise PairNormError(
                 f"hidden is {hidden} and heads is {heads}; expected hidden to be a multiple of heads"

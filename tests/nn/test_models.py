@@ -1,0 +1,498 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.nn import functional
+from torch_geometric.nn import PairNorm as PeerPairNorm
+
+from pairnorm import GAT, GCN, SGC, PairNormError, propagation
+from pairnorm.nn.dropout import draw_keys, dropout
+from pairnorm.nn.models import glorot
+from pairnorm.nn.sparse import SparseMatrix
+
+NODES, FEATURES, CLASSES = 20, 6, 3
+MODELS = {"GCN": (GCN, {"hidden": 8}), "GAT": (GAT, {"hidden": 8, "heads": 2}), "SGC": (SGC, {})}
+models = pytest.mark.parametrize(("kind", "settings"), MODELS.values(), ids=MODELS.keys())
+layered = pytest.mark.parametrize(
+    ("kind", "settings"),
+    [MODELS["GCN"], MODELS["GAT"], (GAT, {"hidden": 8})],
+    ids=["GCN", "GAT, two heads", "GAT"],
+)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(NODES, FEATURES) * (torch.rand(NODES, FEATURES) < 0.5)
+
+
+def build(kind, settings, seeds=(0,), **more):
+    """A model whose biases are not zero, so that they are tested too."""
+    model = kind(FEATURES, CLASSES, **{"trials": len(seeds), **settings, **more})
+    model.reset_parameters(seeds)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data = torch.linspace(-0.1, 0.2, parameter[0].numel()).expand_as(parameter).clone()
+    return model
+
+
+def peer_norm(mode, scale):
+    """PairNorm of PyG, and the form that PyG lacks; eps so small that its place does not matter."""
+    if mode is None:
+        return lambda h: h
+    if mode == "PN-SCS":
+        return lambda h: scale * h / (h.norm(dim=-1, keepdim=True) + 1e-12) - h.mean(0)
+    return PeerPairNorm(scale, scale_individually=mode == "PN-SI", eps=1e-12)
+
+
+def hand_written(convolve, depth, activation, norm, order, skip):
+    """A forward pass as the docstrings tell it; ``convolve`` gives the output of a layer's convolution."""
+
+    def forward(h):
+        outputs = []
+        for layer in range(depth):
+            h = convolve(layer, h)
+            if layer == depth - 1:
+                break
+            h = norm(activation(h)) if order == "after" else activation(norm(h))
+            if skip and layer >= skip:
+                h = h + outputs[layer - skip]
+            outputs.append(h)
+        return h
+
+    return forward
+
+
+def pyg_convolutions(model, edge_index, peer_of):
+    """PyG's layers with the weights of the model's first trial, and how to call them."""
+    normalised = model.adjacency == "sym"
+    peers = [
+        peer_of(layer, **({} if isinstance(model, GAT) else {"normalize": normalised}))
+        for layer in model.convolutions
+    ]
+    if isinstance(model, GAT) or normalised:
+        return peers, lambda layer, h: peers[layer](h, edge_index)
+    looped = torch.cat([edge_index, torch.arange(NODES).expand(2, -1)], 1)
+    weight = 1 / torch.bincount(looped[1], minlength=NODES).float()[looped[1]]
+    return peers, lambda layer, h: peers[layer](h, looped, weight)
+
+
+class TestPeers:
+    @layered
+    @pytest.mark.parametrize("adjacency", ["rw", "sym"])
+    @pytest.mark.parametrize(
+        ("depth", "norm", "order", "skip"),
+        [
+            (1, "PN", "after", 0),
+            (2, None, "after", 0),
+            (4, "PN", "after", 0),
+            (4, "PN", "before", 0),
+            (4, "PN-SI", "after", 1),
+            (4, "PN-SCS", "after", 0),
+            (5, None, "after", 2),
+            (5, "PN-SI", "before", 2),
+            (4, None, "before", 3),
+        ],
+    )
+    def test_one_trial_equals_a_model_of_pyg_layers(
+        self,
+        kind,
+        settings,
+        adjacency,
+        depth,
+        norm,
+        order,
+        skip,
+        x,
+        edge_index,
+        peer_of,
+        assert_gradients_equal,
+    ):
+        model = build(
+            kind, settings, depth=depth, norm=norm, scale=2.0, order=order, skip=skip, adjacency=adjacency
+        )
+        if model.norm is not None:
+            model.norm.eps = 1e-24
+        peers, convolve = pyg_convolutions(model, edge_index, peer_of)
+        activation = torch.relu if kind is GCN else functional.elu
+        expected = hand_written(convolve, depth, activation, peer_norm(norm, 2.0), order, skip)(x)
+        logits = model.eval()(x, edge_index).squeeze(1)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+        grad = torch.randn_like(expected)
+        logits.backward(grad)
+        expected.backward(grad)
+        for layer, peer in zip(model.convolutions, peers, strict=True):
+            assert_gradients_equal(layer, [peer])
+
+    @pytest.mark.parametrize("adjacency", ["rw", "sym"])
+    @pytest.mark.parametrize("norm", [None, "PN", "PN-SI", "PN-SCS"])
+    @pytest.mark.parametrize("depth", [1, 4])
+    def test_sgc_equals_matrix_powers(self, adjacency, norm, depth, x, edge_index):
+        model = build(SGC, {}, depth=depth, norm=norm, scale=2.0, adjacency=adjacency)
+        dense, normalise = propagation(edge_index, adjacency, NODES).to_dense(), peer_norm(norm, 2.0)
+        weight, bias = (parameter.detach()[0].requires_grad_() for parameter in (model.weight, model.bias))
+        h = normalise(x)
+        for _ in range(depth):
+            h = normalise(dense @ h)
+        expected = h @ weight + bias
+        logits = model(x, edge_index).squeeze(1)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        grad = torch.randn_like(expected)
+        expected.backward(grad)
+        logits.backward(grad)
+        torch.testing.assert_close(model.weight.grad[0], weight.grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model.bias.grad[0], bias.grad)
+
+    @layered
+    def test_directed_input(self, kind, settings, x, edge_index, peer_of):
+        directed = edge_index[:, edge_index[0] < edge_index[1]]
+        model = build(kind, settings, depth=3, adjacency="rw").eval()
+        _, convolve = pyg_convolutions(model, directed, peer_of)
+        activation = torch.relu if kind is GCN else functional.elu
+        expected = hand_written(convolve, 3, activation, peer_norm(None, 1), "after", 0)(x)
+        torch.testing.assert_close(model(x, directed).squeeze(1), expected)
+        assert not torch.allclose(expected, model(x, directed.flip(0)).squeeze(1))
+
+
+class TestTrials:
+    @models
+    @pytest.mark.parametrize("norm", [None, "PN-SI"])
+    def test_a_model_without_trials_is_the_ordinary_one(self, kind, settings, norm, x, edge_index):
+        one = build(kind, settings, depth=3, norm=norm).eval()
+        ordinary = kind(FEATURES, CLASSES, depth=3, norm=norm, **settings).eval()
+        ordinary.load_state_dict(one.state_dict())
+        assert ordinary(x, edge_index).shape == (NODES, CLASSES)
+        assert torch.equal(ordinary(x, edge_index), one(x, edge_index).squeeze(1))
+
+    @models
+    @pytest.mark.parametrize("norm", [None, "PN"])
+    @pytest.mark.parametrize("features", ["dense", "sparse", "per trial"])
+    def test_many_trials_train_like_as_many_models(self, kind, settings, norm, features, x, edge_index):
+        seeds, depth, rate = (3, 1, 4), 3, 0.4
+        labels = torch.randint(0, CLASSES, (NODES,))
+        adjacency = propagation(edge_index, num_nodes=NODES)
+        together = build(kind, settings, seeds, depth=depth, norm=norm, dropout=rate)
+        alone = [build(kind, settings, (seed,), depth=depth, norm=norm, dropout=rate) for seed in seeds]
+        inputs = {
+            "dense": [x] * 4,
+            "sparse": [x.to_sparse_csr()] * 4,
+            "per trial": [torch.stack([x, 2 * x, -x], 1), x, 2 * x, -x],
+        }[features]
+        parameters = together.parameters(), *(model.parameters() for model in alone)
+        optimizers = [torch.optim.SGD(group, lr=0.5, momentum=0.9) for group in parameters]
+        for _ in range(3):
+            keys = draw_keys(1 if kind is SGC else depth, 2, 3)
+            shares = keys, *(keys[..., trial : trial + 1] for trial in range(3))
+            losses = []
+            for model, input, share in zip((together, *alone), inputs, shares, strict=True):
+                logits = model(input, adjacency, share).transpose(0, 1)
+                losses.append(torch.stack([functional.cross_entropy(trial, labels) for trial in logits]))
+            torch.testing.assert_close(losses[0], torch.cat(losses[1:]), rtol=1e-4, atol=1e-5)
+            for optimizer, loss in zip(optimizers, losses, strict=True):
+                optimizer.zero_grad()
+                loss.sum().backward()
+            self.assert_stacked(together, alone, lambda parameter: parameter.grad)
+            for optimizer in optimizers:
+                optimizer.step()
+        self.assert_stacked(together, alone, lambda parameter: parameter.data)
+
+    def assert_stacked(self, together, alone, part):
+        for parameter, *parts in zip(
+            together.parameters(), *(model.parameters() for model in alone), strict=True
+        ):
+            torch.testing.assert_close(
+                part(parameter), torch.cat([part(one) for one in parts]), rtol=1e-3, atol=1e-5
+            )
+
+    @models
+    def test_a_seed_gives_the_same_weights_alone_and_in_company(self, kind, settings):
+        together = kind(FEATURES, CLASSES, depth=3, trials=3, **settings)
+        together.reset_parameters([7, 8, 9])
+        for trial, seed in enumerate((7, 8, 9)):
+            alone = kind(FEATURES, CLASSES, depth=3, **settings)
+            alone.reset_parameters([seed])
+            for parameter, one in zip(together.parameters(), alone.parameters(), strict=True):
+                assert torch.equal(parameter[trial], one[0])
+
+    @models
+    def test_without_seeds_torch_governs_the_weights(self, kind, settings):
+        states = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            states.append(
+                torch.cat([p.flatten() for p in kind(FEATURES, CLASSES, trials=2, **settings).parameters()])
+            )
+        assert torch.equal(states[0], states[1])
+        assert not torch.equal(states[0], states[2])
+
+    @models
+    def test_initial_weights_are_glorot_and_biases_zero(self, kind, settings):
+        model = kind(FEATURES, CLASSES, depth=3, trials=2, **settings)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                assert not parameter.any()
+            else:
+                bound = (6 / (parameter.size(-2) + parameter.size(-1))) ** 0.5
+                assert 0.5 * bound < parameter.abs().max() <= bound
+
+
+class TestFeatures:
+    @models
+    @pytest.mark.parametrize("norm", [None, "PN"])
+    def test_dense_and_sparse_agree(self, kind, settings, norm, x, edge_index):
+        model = build(kind, settings, (0, 1), depth=3, norm=norm).eval()
+        expected = model(x, edge_index)
+        for features in (x.to_sparse_csr(), x.to_sparse_coo(), SparseMatrix.from_torch(x), x.unsqueeze(1)):
+            torch.testing.assert_close(model(features, edge_index), expected, rtol=1e-4, atol=1e-5)
+
+    @models
+    def test_features_per_trial(self, kind, settings, x, edge_index):
+        model = build(kind, settings, (0, 1), depth=3, norm="PN").eval()
+        stacked = torch.stack([x, 2 * x.roll(1, 0)], 1)
+        expected = torch.stack([model(stacked[:, trial], edge_index)[:, trial] for trial in range(2)], 1)
+        torch.testing.assert_close(model(stacked, edge_index), expected, rtol=1e-4, atol=1e-5)
+        everywhere = SparseMatrix.from_torch(torch.ones(NODES, FEATURES)).pattern
+        sparse = SparseMatrix(everywhere, stacked.transpose(0, 1).flatten(1).contiguous())
+        torch.testing.assert_close(model(sparse, edge_index), expected, rtol=1e-4, atol=1e-5)
+
+    @models
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_other_precisions(self, kind, settings, dtype, x, edge_index):
+        model = build(kind, settings, depth=3, norm="PN-SI").eval()
+        expected = model(x, edge_index)
+        logits = copy.deepcopy(model).to(dtype)(x.to(dtype), edge_index)
+        assert logits.dtype == dtype
+        tolerance = 1e-4 if dtype == torch.float64 else 0.1
+        torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
+
+    @models
+    def test_a_graph_given_in_any_form(self, kind, settings, x, edge_index):
+        model = build(kind, settings, depth=2, adjacency="sym").eval()
+        expected = model(x, model.propagation(edge_index, NODES))
+        csr = torch.sparse_coo_tensor(
+            edge_index, torch.ones(edge_index.size(1)), (NODES, NODES)
+        ).to_sparse_csr()
+        for adjacency in (edge_index, csr):
+            torch.testing.assert_close(model(x, adjacency), expected)
+
+    @models
+    def test_isolated_nodes_see_themselves_only(self, kind, settings, x, edge_index):
+        model = build(kind, settings, depth=3).eval()
+        logits = model(x, edge_index)
+        other = x.clone()
+        other[:18] = torch.randn(18, FEATURES)
+        assert torch.equal(model(other, edge_index)[18:], logits[18:])
+        alone = model(x[18:], torch.zeros(2, 0, dtype=torch.long))
+        torch.testing.assert_close(logits[18:], alone)
+
+    @models
+    @pytest.mark.parametrize("norm", [None, "PN", "PN-SI"])
+    def test_no_features_at_all_is_finite(self, kind, settings, norm, edge_index):
+        model = build(kind, settings, depth=3, norm=norm).eval()
+        logits = model(torch.zeros(NODES, FEATURES), edge_index)
+        logits.sum().backward()
+        assert logits.isfinite().all()
+        assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+    @models
+    def test_no_nodes(self, kind, settings):
+        model = build(kind, settings, depth=2, norm="PN", dropout=0.5)
+        assert model(torch.zeros(0, FEATURES), torch.zeros(2, 0, dtype=torch.long)).shape == (0, 1, CLASSES)
+
+
+class TestLayers:
+    @layered
+    @pytest.mark.parametrize("order", ["after", "before"])
+    def test_the_norm_never_touches_the_logits(self, kind, settings, order, x, edge_index):
+        model = build(kind, settings, depth=4, norm="PN", order=order).eval()
+        normed = []
+        model.norm.register_forward_hook(lambda module, inputs, output: normed.append(output))
+        hidden, logits = model.hidden_and_logits(x, edge_index)
+        assert len(normed) == 3
+        assert torch.equal(hidden, normed[-1] if order == "after" else activated(kind, normed[-1]))
+        assert torch.equal(logits, model.convolutions[-1](hidden, model.propagation(edge_index, NODES)))
+        assert torch.equal(logits, model(x, edge_index))
+
+    @pytest.mark.parametrize("depth", [1, 3])
+    def test_sgc_normalises_its_input_and_every_hop(self, depth, x, edge_index):
+        model = build(SGC, {}, depth=depth, norm="PN")
+        normed = []
+        model.norm.register_forward_hook(lambda module, inputs, output: normed.append(output))
+        hidden = model.hidden(x, edge_index)
+        assert len(normed) == depth + 1
+        assert torch.equal(hidden, normed[-1])
+
+    @layered
+    def test_one_layer_is_one_convolution(self, kind, settings, x, edge_index):
+        model = build(kind, settings, depth=1, norm="PN", skip=1).eval()
+        adjacency = model.propagation(edge_index, NODES)
+        assert torch.equal(model(x, adjacency), model.convolutions[0](x.unsqueeze(1), adjacency))
+
+    @layered
+    def test_a_skip_as_long_as_the_model_does_nothing(self, kind, settings, x, edge_index):
+        plain, skipping = (build(kind, settings, depth=4, skip=skip).eval() for skip in (0, 3))
+        assert torch.equal(plain(x, edge_index), skipping(x, edge_index))
+
+    def test_repr_names_the_norm_and_the_layers(self):
+        text = repr(GCN(6, 3, depth=2, norm="PN-SI", scale=5))
+        assert "PairNorm(scale=5, mode='PN-SI', eps=1e-06)" in text
+        assert "GCNConvolution(6, 32, trials=1, activation='relu')" in text
+        assert "GCNConvolution(32, 3, trials=1, activation='none')" in text
+
+
+class TestDropout:
+    @models
+    def test_none_in_evaluation(self, kind, settings, x, edge_index):
+        model = build(kind, settings, depth=2, dropout=0.5)
+        plain = build(kind, settings, depth=2, dropout=0.0)
+        assert torch.equal(model.eval()(x, edge_index), plain(x, edge_index))
+        assert not torch.equal(model.train()(x, edge_index), plain(x, edge_index))
+
+    @models
+    def test_torch_governs_keys_that_are_not_given(self, kind, settings, x, edge_index):
+        model = build(kind, settings, depth=2, dropout=0.5)
+        drawn = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            drawn.append(model(x, edge_index))
+        assert torch.equal(drawn[0], drawn[1])
+        assert not torch.equal(drawn[0], drawn[2])
+
+    def test_falls_on_the_input_of_every_convolution(self, x, edge_index):
+        model = build(GCN, {"hidden": 8}, (0, 1), depth=3, norm="PN", dropout=0.5)
+        keys, adjacency = draw_keys(3, 2, 2), model.propagation(edge_index, NODES)
+        h = x.unsqueeze(1).expand(-1, 2, -1)
+        for layer, convolution in enumerate(model.convolutions):
+            h = convolution(dropout(h, 0.5, keys[layer, 0]), adjacency)
+            h = model.norm(h) if layer < 2 else h
+        torch.testing.assert_close(model(x, adjacency, keys), h)
+
+    def test_falls_on_the_propagated_features_of_sgc(self, x, edge_index):
+        model, keys = build(SGC, {}, (0, 1), dropout=0.5), draw_keys(1, 2, 2)
+        h = dropout(model.hidden(x, edge_index).expand(-1, 2, -1), 0.5, keys[0, 0])
+        expected = torch.stack([h[:, t] @ model.weight[t] + model.bias[t] for t in range(2)], 1)
+        torch.testing.assert_close(model(x, edge_index, keys), expected)
+
+    @models
+    def test_a_trials_masks_do_not_depend_on_the_others(self, kind, settings, x, edge_index):
+        model = build(kind, settings, (0, 1), depth=2, dropout=0.5)
+        keys = draw_keys(1 if kind is SGC else 2, 2, 2)
+        other = keys.clone()
+        other[..., 1] += 12345
+        first, second = model(x, edge_index, keys), model(x, edge_index, other)
+        assert torch.equal(first[:, 0], second[:, 0])
+        assert not torch.equal(first[:, 1], second[:, 1])
+
+
+class TestState:
+    @models
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+    def test_copies(self, kind, settings, copied, x, edge_index):
+        model = build(kind, settings, depth=3, norm="PN").eval()
+        assert torch.equal(copied(model)(x, edge_index), model(x, edge_index))
+
+    @models
+    def test_state_dict_round_trip(self, kind, settings, x, edge_index, tmp_path):
+        model, other = (build(kind, settings, (seed,), depth=3, norm="PN").eval() for seed in (1, 2))
+        assert not torch.equal(model(x, edge_index), other(x, edge_index))
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        other.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+        assert torch.equal(model(x, edge_index), other(x, edge_index))
+
+    def test_one_attribute_of_state_per_parameter(self):
+        assert set(SGC(6, 3, norm="PN").state_dict()) == {"weight", "bias"}
+
+
+class TestErrors:
+    @models
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"depth": 0}, "depth is 0; expected at least 1"),
+            ({"trials": 0}, "trials is 0; expected at least 1"),
+            ({"dropout": 1.0}, "dropout is 1.0; expected a rate from 0 to below 1"),
+            ({"dropout": -0.1}, "dropout is -0.1; expected a rate"),
+            ({"dropout": float("nan")}, "dropout is nan; expected a rate"),
+            (
+                {"norm": "PNSI"},
+                "norm is 'PNSI'; expected one of 'PN', 'PN-SI', 'PN-SCS'.*Did you mean 'PN-SI'",
+            ),
+            ({"norm": "PN", "scale": 0}, "scale is 0; expected a positive finite number"),
+            ({"adjacency": "random walk"}, "adjacency is 'random walk'; expected one of 'rw', 'sym'"),
+        ],
+    )
+    def test_settings(self, kind, settings, wrong, message):
+        with pytest.raises(PairNormError, match=message):
+            kind(FEATURES, CLASSES, **{**settings, **wrong})
+
+    @layered
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"skip": -1}, "skip is -1; expected 0"),
+            ({"order": "first"}, "order is 'first'; expected one of 'after', 'before'"),
+            ({"hidden": 0}, "hidden is 0; expected at least 1"),
+        ],
+    )
+    def test_settings_of_layered_models(self, kind, settings, wrong, message):
+        with pytest.raises(PairNormError, match=message):
+            kind(FEATURES, CLASSES, **{**settings, **wrong})
+
+    @pytest.mark.parametrize(("hidden", "heads"), [(8, 3), (8, 0), (8, -2)])
+    def test_heads_that_do_not_divide(self, hidden, heads):
+        with pytest.raises(PairNormError, match=f"hidden is {hidden} and heads is {heads}; expected"):
+            GAT(FEATURES, CLASSES, hidden=hidden, heads=heads)
+
+    @models
+    def test_sizes(self, kind, settings):
+        for sizes, message in (((0, 3), "in_features is 0"), ((6, 0), "classes is 0")):
+            with pytest.raises(PairNormError, match=message):
+                kind(*sizes, **settings)
+
+    @models
+    def test_seeds(self, kind, settings):
+        with pytest.raises(PairNormError, match="2 seeds for 3 trials"):
+            kind(FEATURES, CLASSES, trials=3, **settings).reset_parameters([0, 1])
+
+    @models
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            torch.randn(NODES),
+            torch.randn(NODES, FEATURES + 1),
+            torch.randn(NODES, FEATURES + 1).to_sparse_csr(),
+            torch.randn(NODES, 3, FEATURES),
+            torch.randn(NODES, 2, 1, FEATURES),
+            torch.ones(NODES, FEATURES, dtype=torch.long),
+        ],
+        ids=lambda x: f"{x.dtype} {list(x.shape)}",
+    )
+    def test_features(self, kind, settings, wrong, edge_index):
+        with pytest.raises(
+            PairNormError, match=r"x has shape .*; expected floating-point \[nodes, 6\] or \[nodes, 2, 6\]"
+        ):
+            kind(FEATURES, CLASSES, trials=2, **settings)(wrong, edge_index)
+
+    @models
+    def test_an_adjacency_of_another_size(self, kind, settings, x, adjacency):
+        with pytest.raises(PairNormError, match="the adjacency has 20 nodes, the features 19"):
+            kind(FEATURES, CLASSES, **settings)(x[:19], adjacency)
+
+    @models
+    @pytest.mark.parametrize(
+        "keys", [torch.zeros(2, 2, 5).int(), torch.zeros(2, 2).int(), torch.zeros(2, 2, 1)]
+    )
+    def test_keys(self, kind, settings, keys, x, edge_index):
+        with pytest.raises(PairNormError, match=r"keys have shape .*; expected \[\d, 2, 1\] and torch.int32"):
+            kind(FEATURES, CLASSES, **{**settings, "dropout": 0.5})(x, edge_index, keys)
+
+
+def activated(kind, h):
+    return torch.relu(h) if kind is GCN else functional.elu(h)
+
+
+def test_glorot():
+    weight = glorot((40, 50))
+    bound = (6 / 90) ** 0.5
+    assert 0.99 * bound < weight.abs().max() <= bound
+    assert abs(weight.mean()) < 4 * bound / (3 * weight.numel()) ** 0.5
