@@ -57,14 +57,11 @@ def keep_mask(keys: Tensor, nodes: int, features: int, rate: float) -> Tensor:
     """Return the mask ``[nodes, trials, features]`` in float32: 1 to keep, 0 to drop."""
     words = (features + 1) // 2
     bits = position_hash(nodes * words, keys.device).view(nodes, 1, words) ^ keys.view(1, -1, 1)
-    bits.mul_(FIRST)
-    bits.bitwise_xor_(bits >> 15).mul_(SECOND)
-    bits.bitwise_xor_(bits >> 16)
-    halves = torch.cat([(bits << 16) >> 16, bits >> 16], -1)[..., :features]
-    # clamp instead of a comparison: torch compares into booleans, which its CPU kernels handle an order
-    # of magnitude slower.
-    threshold = dropped_levels(rate) - LEVELS // 2 - 1
-    return halves.clamp_(threshold, threshold + 1).float().sub_(threshold)
+    bits = _finish(bits.mul_(FIRST))
+    halves = torch.cat([bits & 0xFFFF, _shift(bits, 16)], -1)[..., :features]
+    # clamp, for torch compares into booleans, which its CPU kernels handle an order of magnitude slower.
+    last = dropped_levels(rate) - 1
+    return halves.clamp_(last, last + 1).float().sub_(last)
 
 
 def dropped_levels(rate: float) -> int:
@@ -79,9 +76,17 @@ def position_hash(count: int, device: torch.device) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ (x >> 16)) * FIRST
-    x = (x ^ (x >> 15)) * SECOND
-    return x ^ (x >> 16)
+    return _finish((x ^ _shift(x, 16)) * FIRST)
+
+
+def _finish(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 15)) * SECOND
+    return x ^ _shift(x, 16)
+
+
+def _shift(x: Tensor, count: int) -> Tensor:
+    """Shift right, zeros coming in: torch's own shift of a negative number brings ones."""
+    return (x >> count).bitwise_and_((1 << (32 - count)) - 1)
 
 
 def _apply_mask(x: Tensor, rate: float, keys: Tensor) -> Tensor:

@@ -19,38 +19,37 @@ def apply(x: Tensor, dropped: int, keys: Tensor) -> Tensor:
     positions = position_hash(x.size(0) * words, x.device)
     _apply(
         x.detach().numpy(),
-        positions.numpy(),
-        keys.numpy(),
-        dropped - 32768,
+        positions.numpy().view(np.uint32),
+        keys.numpy().view(np.uint32),
+        dropped,
         65536 / (65536 - dropped),
         result.numpy(),
     )
     return result
 
 
+@njit(inline="always")
+def _hash(position: Any, key: Any) -> Any:
+    bits = np.uint32(np.uint32(position ^ key) * np.uint32(0x7FEB352D))
+    bits = np.uint32(np.uint32(bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(bits ^ (bits >> np.uint32(16)))
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
-def _apply(x: Any, positions: Any, keys: Any, threshold: int, factor: float, result: Any) -> None:
+def _apply(x: Any, positions: Any, keys: Any, dropped: int, factor: float, result: Any) -> None:
     nodes, trials, features = x.shape
     words = (features + 1) // 2
     scale = np.float32(factor)
     zero = np.float32(0)
-    first, second = np.int32(0x7FEB352D), np.int32(0x846CA68B - 2**32)
-    limit = np.int32(threshold)
-    fifteen, sixteen = np.int32(15), np.int32(16)
+    limit = np.uint32(dropped)
     for node in range(nodes):
         for trial in range(trials):
             key = keys[trial]
-            # The low halves of the words serve the first features and the high halves the
-            # others: loops without strides.
+            # The low halves of the words serve the first features, the high halves the others: no strides.
             for word in range(words):
-                bits = np.int32(np.int32(positions[node * words + word] ^ key) * first)
-                bits = np.int32(np.int32(bits ^ (bits >> fifteen)) * second)
-                low = np.int32(np.int32(np.int32(bits ^ (bits >> sixteen)) << sixteen) >> sixteen)
+                low = np.uint32(_hash(positions[node * words + word], key) & np.uint32(0xFFFF))
                 result[node, trial, word] = x[node, trial, word] * (scale if low >= limit else zero)
             for word in range(features - words):
-                bits = np.int32(np.int32(positions[node * words + word] ^ key) * first)
-                bits = np.int32(np.int32(bits ^ (bits >> fifteen)) * second)
-                high = np.int32(np.int32(bits ^ (bits >> sixteen)) >> sixteen)
-                result[node, trial, words + word] = x[node, trial, words + word] * (
-                    scale if high >= limit else zero
-                )
+                high = np.uint32(_hash(positions[node * words + word], key) >> np.uint32(16))
+                place = words + word
+                result[node, trial, place] = x[node, trial, place] * (scale if high >= limit else zero)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
@@ -43,7 +44,7 @@ def _finish(x: Tensor, activation: str) -> Tensor:
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 def _shared(crow: Any, column: Any, values: Any, dense: Any, bias: Any, relu: bool, result: Any) -> None:
     for row in range(result.shape[0]):
-        result[row] = bias
+        result[row] = 0
         for entry in range(crow[row], crow[row + 1]):
             value = values[entry]
             source = column[entry]
@@ -51,8 +52,11 @@ def _shared(crow: Any, column: Any, values: Any, dense: Any, bias: Any, relu: bo
                 result[row, feature] += value * dense[source, feature]
         if relu:
             for feature in range(dense.shape[1]):
-                value = result[row, feature]
-                result[row, feature] = 0 if value < 0 else value  # NaN stays NaN
+                value = result[row, feature] + bias[feature]
+                result[row, feature] = np.float32(0) if value < 0 else value  # NaN stays NaN
+        else:
+            for feature in range(dense.shape[1]):
+                result[row, feature] += bias[feature]
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})

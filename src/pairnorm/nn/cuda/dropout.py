@@ -26,16 +26,16 @@ def apply(x: Tensor, dropped: int, keys: Tensor) -> Tensor:
 def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
     """Return 0, or 1 / (1 - rate), for 16-bit word ``half`` of the hash of (key, position)."""
     first: tl.constexpr = 0x7FEB352D
-    second: tl.constexpr = 0x846CA68B - 2**32
-    bits = position.to(tl.int32) + 1
+    second: tl.constexpr = 0x846CA68B
+    bits = position.to(tl.uint32) + 1
     bits = (bits ^ (bits >> 16)) * first
     bits = (bits ^ (bits >> 15)) * second
-    bits = (bits ^ (bits >> 16)) ^ key
+    bits = (bits ^ (bits >> 16)) ^ key.to(tl.uint32)
     bits = bits * first
     bits = (bits ^ (bits >> 15)) * second
     bits = bits ^ (bits >> 16)
-    word = tl.where(half == 0, (bits << 16) >> 16, bits >> 16)
-    return tl.where(word >= dropped - 32768, 65536.0 / (65536 - dropped), 0.0)
+    word = tl.where(half == 0, bits & 0xFFFF, bits >> 16).to(tl.int32)
+    return tl.where(word >= dropped, 65536.0 / (65536 - dropped), 0.0)
 
 
 @triton.jit
