@@ -1,6 +1,5 @@
 """What the tests of the core share: seeds, random graphs, and a switch to the plain torch forms."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,10 +9,6 @@ from torch import Tensor, nn
 
 from pairnorm.nn import SparseMatrix, backends, propagation
 from pairnorm.nn.convolution import GATConvolution, GCNConvolution
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
-    from torch_geometric.nn import GATConv, GCNConv
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +65,7 @@ def adjacency(edge_index: Tensor) -> SparseMatrix:
 @pytest.fixture
 def peer_of() -> Callable[..., nn.Module]:
     """Give the PyG layer with the weights that one of our layers has for a trial."""
+    from torch_geometric.nn import GATConv, GCNConv
 
     def peer(layer: GCNConvolution | GATConvolution, trial: int = 0, **settings: bool) -> nn.Module:
         _, width, out = layer.weight.shape

@@ -7,7 +7,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from pairnorm.nn.dropout import draw_keys, dropout, dropped_levels, keep_mask, keys_from_seeds, step_keys
 
 RATES = [0.1, 0.5, 0.6, 0.9]
-biased = pytest.mark.xfail(reason="shifts fill with the sign: the upper half of a word is never negative")
 
 
 def keys(count, seed=0):
@@ -25,7 +24,6 @@ def assert_independent(first, second, rate):
 
 
 class TestMask:
-    @biased
     @pytest.mark.parametrize("rate", [*RATES, 1e-4, 0.9999])
     def test_keep_rate(self, rate):
         kept = keep_mask(keys(50), 200, 31, rate)
@@ -34,7 +32,6 @@ class TestMask:
         assert set(kept.unique().tolist()) <= {0.0, 1.0}
         assert abs(chance - (1 - rate)) <= 2**-16
 
-    @biased
     @pytest.mark.parametrize("rate", RATES)
     def test_keep_rate_per_key_node_and_feature(self, rate):
         kept = keep_mask(keys(100), 100, 30, rate)
@@ -43,7 +40,6 @@ class TestMask:
             count = kept.numel() / share.numel()
             assert ((share - (1 - rate)).abs() < 5.5 * math.sqrt(rate * (1 - rate) / count)).all()
 
-    @biased
     @pytest.mark.parametrize("rate", RATES)
     @pytest.mark.parametrize("neighbour", ["random", "next", "flipped low bit"])
     def test_keys_are_independent(self, rate, neighbour):
@@ -55,7 +51,6 @@ class TestMask:
         }[neighbour]
         assert_independent(keep_mask(first, 100, 64, rate), keep_mask(second, 100, 64, rate), rate)
 
-    @biased
     @pytest.mark.parametrize("rate", RATES)
     def test_positions_are_independent(self, rate):
         kept = keep_mask(keys(40), 100, 64, rate)
@@ -63,7 +58,6 @@ class TestMask:
         assert_independent(kept[..., 1:], kept[..., :-1], rate)
         assert_independent(kept[..., :32], kept[..., 32:], rate)  # halves of the same words
 
-    @biased
     @pytest.mark.parametrize("rate", RATES)
     def test_steps_and_layers_are_independent(self, rate):
         trials = keys_from_seeds(range(40))
@@ -86,9 +80,8 @@ class TestKeys:
         assert torch.equal(drawn[0], drawn[1])
         assert not torch.equal(drawn[0], drawn[2])
 
-    @pytest.mark.xfail(reason="seeds are folded to 31 bits")
     def test_a_seed_has_one_key_of_its_own(self):
-        seeds = [0, 1, 2**31, 2**32 + 1, 2**63 - 1]
+        seeds = [0, 1, 2**31, 2**32, 2**32 + 1, 2**63 - 1, *range(2, 100)]
         together = keys_from_seeds(seeds)
         assert together.unique().numel() == len(seeds)
         assert torch.equal(together, torch.cat([keys_from_seeds([seed]) for seed in seeds]))

@@ -41,8 +41,9 @@ def draw_keys(*shape: int, device: torch.device | None = None) -> Tensor:
 
 def keys_from_seeds(seeds: Sequence[int], device: torch.device | None = None) -> Tensor:
     """Return a key for each seed."""
-    folded = torch.tensor([(seed ^ (seed >> 32)) & 0x7FFFFFFF for seed in seeds], dtype=torch.int32)
-    return _mix(folded + 0x2545F491).to(device)
+    # What lies beyond 31 bits is multiplied in, so that large seeds do not meet small ones.
+    folded = [(seed ^ (seed >> 31) * 0x9E3779B9) & 0x7FFFFFFF for seed in seeds]
+    return _mix(torch.tensor(folded, dtype=torch.int32) + 0x2545F491).to(device)
 
 
 def step_keys(keys: Tensor, step: Tensor, count: int) -> Tensor:

@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from pairnorm.nn.attention import SLOPE, attend
+from pairnorm.nn.cuda.attention import Attend
+from pairnorm.nn.dropout import draw_keys
+from pairnorm.nn.sparse import SparseMatrix
+
+# Of lanes beyond the end of a row, whose results are never stored.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+
+
+def assert_equal_with_gradients(pattern, tensors, rate, keys):
+    y = Attend.apply(pattern, *tensors, SLOPE, rate, keys)
+    wide = [tensor.double() for tensor in tensors]  # which no kernel serves
+    plain = attend(pattern, *wide, rate, keys)
+    torch.testing.assert_close(y.double(), plain, rtol=1e-4, atol=1e-5)
+    grad = torch.randn_like(y)
+    slopes = torch.autograd.grad(y, tensors, grad)
+    for slope, other in zip(slopes, torch.autograd.grad(plain, tensors, grad.double()), strict=True):
+        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+
+
+def inputs(nodes, trials, features, device, scale=1.0):
+    shapes = (nodes, trials), (nodes, trials), (nodes, trials, features)
+    source, target, z = (torch.randn(shape, device=device) for shape in shapes)
+    return [tensor.requires_grad_() for tensor in (scale * source, scale * target, z)]
+
+
+@pytest.mark.parametrize(("trials", "features"), [(1, 1), (3, 7)])
+@pytest.mark.parametrize("rate", [None, 0.6])
+def test_equals_the_plain_form(trials, features, rate, adjacency, device):
+    keys = None if rate is None else draw_keys(trials, device=device)
+    tensors = inputs(20, trials, features, device)
+    assert_equal_with_gradients(adjacency.pattern.to(device), tensors, rate or 0.0, keys)
+
+
+def test_extreme_scores(adjacency, device):
+    pattern, tensors = adjacency.pattern.to(device), inputs(20, 2, 3, device, scale=1e4)
+    y = Attend.apply(pattern, *tensors, SLOPE, 0.0, None)
+    assert y.isfinite().all()
+    assert all(slope.isfinite().all() for slope in torch.autograd.grad(y.sum(), tensors))
+
+
+def test_rows_without_entries_get_zeros(device):
+    dense = torch.tensor([[0.0, 1, 1], [0, 0, 0], [1, 0, 0]])
+    pattern = SparseMatrix.from_torch(dense).pattern.to(device)
+    assert_equal_with_gradients(pattern, inputs(3, 2, 4, device), 0.0, None)
