@@ -1,0 +1,113 @@
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pairnorm
+
+SOURCE = Path(pairnorm.__file__).parent
+ROOMS = ["data", "nn", "measure", "train", "paper"]
+MODULES = sorted(SOURCE.rglob("*.py"))
+PLAIN = [path for path in MODULES if path.parent in (SOURCE / "nn", SOURCE / "measure")]
+
+
+def room(path):
+    return path.relative_to(SOURCE).parts[0]
+
+
+def names(path):
+    return str(path.relative_to(SOURCE))
+
+
+def imported(tree):
+    """Yield the modules that the import statements below a node of the syntax tree name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module
+
+
+def imported_at_once(path):
+    """Yield what a module imports when it is imported: outside functions and ``if TYPE_CHECKING``."""
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        typing = isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test)
+        if not typing and not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            yield from imported(statement)
+
+
+def run(script):
+    """Return what a fresh interpreter prints, warnings being errors."""
+    command = [sys.executable, "-W", "error", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("module", ["pairnorm", "pairnorm.nn", "pairnorm.measure"])
+def test_all_names_exist_once(module):
+    module = importlib.import_module(module)
+    assert all(hasattr(module, name) for name in module.__all__)
+    assert len(set(module.__all__)) == len(module.__all__)
+
+
+def test_the_layer_the_models_and_the_measures_are_one_import_away():
+    layer = {"PairNorm", "pair_norm", "add_pair_norm", "grls", "repel_conv"}
+    models = {"SGC", "GCN", "GAT", "propagation"}
+    distances = {"row_diff", "col_diff", "tpsd", "apd", "apsd", "pair_distances"}
+    pairs = {"connected_pairs", "random_pairs"}
+    others = {"dirichlet_energy", "mean_average_distance", "effective_rank", "Probe"}
+    assert layer | models | distances | pairs | others <= set(pairnorm.__all__)
+
+
+def test_public_functions_are_documented():
+    for name in pairnorm.__all__:
+        assert (getattr(pairnorm, name).__doc__ or "").strip(), name
+
+
+def test_errors_are_value_errors():
+    assert issubclass(pairnorm.PairNormError, ValueError)
+
+
+def test_importing_loads_nothing_heavy():
+    script = """
+import sys
+import torch
+before = set(sys.modules)
+import pairnorm
+print(*{name.split(".")[0] for name in set(sys.modules) - before})
+"""
+    loaded = set(run(script).split())
+    assert "pairnorm" in loaded
+    assert not loaded & {"pandas", "torch_geometric", "matplotlib", "numba", "triton", "scipy", "networkx"}
+    assert not loaded & {"pyarrow", "tensorboard", "rich", "typer", "safetensors"}
+
+
+def test_the_layer_works_where_only_torch_is_installed():
+    script = """
+import sys
+for name in ("pandas", "torch_geometric", "matplotlib", "numba", "triton", "networkx", "pyarrow"):
+    sys.modules[name] = None
+import torch
+from pairnorm import GAT, GCN, SGC, PairNorm, row_diff
+x, edges = torch.randn(6, 4), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
+for model in (GCN, GAT, SGC):
+    model(4, 3, depth=3, norm="PN-SI", dropout=0.5)(x, edges).sum().backward()
+row_diff(PairNorm()(x))
+"""
+    run(script)
+
+
+@pytest.mark.parametrize("path", PLAIN, ids=names)
+def test_nn_and_measure_import_torch_only(path):
+    others = {name.split(".")[0] for name in imported_at_once(path)} - sys.stdlib_module_names
+    assert others <= {"torch", "pairnorm"}
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if room(path) in ROOMS], ids=names)
+def test_rooms_import_leftwards_only(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    rooms = {name.split(".")[1] for name in imported(tree) if name.startswith("pairnorm.")}
+    assert not rooms & {*ROOMS[ROOMS.index(room(path)) + 1 :], "cli", "commands"}
