@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pairnorm import __version__
-from pairnorm.commands import demo, report, reproduce
+from pairnorm.commands import demo, diagnose, fit, predict, report, reproduce
 from pairnorm.commands.terminal import Root, complaints, console
 from pairnorm.errors import PairNormError
 
@@ -109,3 +109,6 @@ def datasets(root: Root = None) -> None:
 app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=reproduce.EXAMPLE)(reproduce.reproduce)
 app.command(epilog=report.EXAMPLE)(report.report)
+app.command(epilog=fit.EXAMPLE)(fit.fit)
+app.command(epilog=predict.EXAMPLE)(predict.predict)
+app.command(epilog=diagnose.EXAMPLE)(diagnose.diagnose)

@@ -1,0 +1,299 @@
+"""The classifier of a user's nodes, in scikit-learn's manner."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from math import inf
+from os import PathLike
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from pairnorm.classify.align import align_features, align_labels
+from pairnorm.classify.candidates import GNN_DEPTHS, SCALES, SGC_DEPTHS, Candidate, Task, probabilities
+from pairnorm.classify.scaling import Scaling, check_features
+from pairnorm.classify.scores import Scores
+from pairnorm.classify.search import GNN_NORM, Plan, parse_budget, search
+from pairnorm.classify.smoothing import suggest_depth
+from pairnorm.classify.split import complete_split
+from pairnorm.data import Graph, Split
+from pairnorm.errors import PairNormError, one_of
+from pairnorm.train.engine import find_device
+from pairnorm.train.spec import NORMS, Spec
+
+MODELS = ("SGC", "GCN", "GAT")
+# Where nothing is left to choose by.
+USUAL_SCALE = 30.0
+
+
+class NodeClassifier:
+    """Learns the classes of some nodes of a graph and predicts them for all, also where features are missing.
+
+    Parameters only go into the constructor; what is learnt ends in an underscore: ``classes_``, ``best_``
+    (the chosen :class:`Candidate`), ``search_`` (all that were tried), ``network_``, ``scaling_``,
+    ``split_``, and ``held_out_``, the :class:`Scores` on the test nodes, which no choice has seen.
+
+    SGC's part is convex and solved to the end, so it is the same for every seed; GCN and GAT are trained once
+    per seed, and their probabilities averaged.
+
+    Args:
+        model: ``"SGC"``, ``"GCN"``, ``"GAT"``, several, or ``"auto"``: SGC, and with a budget the others.
+        depth: a number of graph convolutions, several to choose from, or ``"auto"``.
+        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: none, and the
+            paper's (PN for SGC, PN-SI for GCN and GAT).
+        scale: PairNorm's s, several, or ``"auto"``. For SGC it is also the strength of regularisation.
+        scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see :class:`Scaling`.
+        adjacency: ``"rw"`` or ``"sym"``.
+        hidden: width of GCN and GAT; 0 for the paper's.
+        dropout: of GCN and GAT.
+        epochs: of GCN and GAT.
+        seeds: how many of each GCN and GAT are averaged.
+        budget: time after which no GCN or GAT is gone on with: seconds, or a text such as ``"5m"``.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        random_state: the first seed, and that of the split.
+
+    Example:
+        >>> import pairnorm
+        >>> graph = pairnorm.csbm(300, classes=2, seed=1).with_split("per-class-20")
+        >>> classifier = NodeClassifier(depth=[2, 4, 8]).fit(graph)
+        >>> classifier.predict(graph)[:3]
+        array(['0', '1', '0'], dtype='<U1')
+        >>> classifier.score(graph) > 0.8
+        True
+    """
+
+    def __init__(
+        self,
+        model: str | Sequence[str] = "auto",
+        depth: str | int | Sequence[int] = "auto",
+        norm: str | Sequence[str] = "auto",
+        scale: str | float | Sequence[float] = "auto",
+        *,
+        scaling: str = "auto",
+        adjacency: str = "rw",
+        hidden: int = 0,
+        dropout: float = 0.6,
+        epochs: int = 500,
+        seeds: int = 5,
+        budget: float | str | None = None,
+        device: str = "auto",
+        random_state: int = 0,
+    ) -> None:
+        self.model, self.depth, self.norm, self.scale = model, depth, norm, scale
+        self.scaling, self.adjacency = scaling, adjacency
+        self.hidden, self.dropout, self.epochs, self.seeds = hidden, dropout, epochs, seeds
+        self.budget, self.device, self.random_state = budget, device, random_state
+
+    classes_: NDArray[np.str_]
+    feature_names_in_: tuple[str, ...] | None
+    n_features_in_: int
+    best_: Candidate
+    search_: list[Candidate]
+    network_: nn.Module
+    scaling_: Scaling
+    split_: Split
+    held_out_: Scores | None
+
+    def fit(
+        self, graph: Graph, y: None = None, *, progress: Callable[[int, int, str], None] | None = None
+    ) -> Self:
+        """Choose a model by validation and learn it.
+
+        Args:
+            graph: with labels on some nodes. What its split lacks is drawn, class by class.
+            y: not used; labels are in the graph.
+            progress: is told (steps done, steps in all, what was done last).
+        """
+        check_features(graph)
+        split = complete_split(graph, self.random_state)
+        graph = graph.with_split(split)
+        scaling = Scaling.of(graph, self.scaling)
+        task = Task(graph, scaling(graph), self.adjacency, find_device(self.device))
+        plan, done = self._plan(graph), 0
+
+        def tick(what: str) -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(done, plan.steps, what)
+
+        self.search_, self.best_, self.network_ = search(task, plan, tick)
+        self.scaling_, self.split_, self._names = scaling, split, graph.node_names
+        self.classes_ = np.array(graph.class_names)
+        self.feature_names_in_, self.n_features_in_ = graph.feature_names, graph.num_features
+        test = split.test.cpu().numpy()
+        self.held_out_ = self._scores(graph, test, self.predict_proba(graph)) if test.any() else None
+        return self
+
+    def predict_proba(self, graph: Graph) -> NDArray[np.float32]:
+        """Return the probability of every class for every node, [n, classes]; seeds are averaged.
+
+        Args:
+            graph: the one fitted on, or one that has changed since; features are matched by name.
+        """
+        self._check_fitted()
+        graph = align_features(graph, self.feature_names_in_, self.n_features_in_)
+        found = probabilities(self.network_, graph, self.scaling_(graph), find_device(self.device))
+        return np.asarray(found.cpu().numpy())
+
+    def predict(self, graph: Graph) -> NDArray[np.str_]:
+        """Return the name of the most probable class of every node.
+
+        Args:
+            graph: as for :meth:`predict_proba`.
+        """
+        return np.asarray(self.classes_[self.predict_proba(graph).argmax(1)])
+
+    def score(self, graph: Graph, y: None = None) -> float:
+        """Return the accuracy on the graph's test nodes; without a split, on those :meth:`fit` held out, or,
+        of another graph, on every labelled node.
+
+        Args:
+            graph: with labels.
+            y: not used.
+        """
+        self._check_fitted()
+        judged = graph.test if graph.test.any() else graph.labelled
+        if not any(mask.any() for mask in graph.split) and np.array_equal(graph.node_names, self._names):
+            judged = self.split_.test
+        if not judged.any():
+            raise PairNormError("no node is left to score on: label some, or put some in the test part.")
+        return self._scores(graph, judged.cpu().numpy(), self.predict_proba(graph)).accuracy
+
+    def _scores(self, graph: Graph, judged: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
+        labels = align_labels(graph, self.classes_)
+        return Scores.of(labels[judged], probabilities[judged].argmax(1), len(self.classes_))
+
+    def _plan(self, graph: Graph) -> Plan:
+        models = _several(self.model) if self.model != "auto" else None
+        for name in models or ():
+            one_of("model", name, ("auto", *MODELS))
+        norms = None if self.norm == "auto" else _several(self.norm)
+        for name in norms or ():
+            one_of("norm", name, ("auto", *NORMS))
+        seconds = parse_budget(self.budget)
+        chosen = models or (["SGC"] if seconds is None else list(MODELS))
+        depths = None if self.depth == "auto" else [_whole("depth", depth) for depth in _several(self.depth)]
+        scales = (
+            None if self.scale == "auto" else [_positive("scale", scale) for scale in _several(self.scale)]
+        )
+        gnns = [name for name in chosen if name != "SGC"]
+        sgc = (norms or ["none", "PN"]) if "SGC" in chosen else []
+        if not graph.validation.any():
+            if gnns:
+                raise PairNormError(
+                    f"model {gnns[0]!r} is chosen by validation, but no labelled node is left for that. "
+                    "Label more nodes, or choose model='SGC'."
+                )
+            sgc = [norm for norm in sgc if norm != "none"][:1] or sgc[:1]
+            depths = depths[:1] if depths else [suggest_depth(graph).depth]
+            scales = scales[:1] if scales else [USUAL_SCALE]
+        return Plan(
+            sgc=sgc,
+            sgc_depths=depths or SGC_DEPTHS,
+            scales=scales or SCALES,
+            gnns=self._specs(gnns, norms or ["none", GNN_NORM], depths or GNN_DEPTHS, scales),
+            seeds=range(self.random_state, self.random_state + _whole("seeds", self.seeds)),
+            seconds=inf if seconds is None else seconds,
+        )
+
+    def _specs(
+        self,
+        models: Sequence[str],
+        norms: Sequence[str],
+        depths: Sequence[int],
+        scales: Sequence[float] | None,
+    ) -> list[Spec]:
+        # Shallow ones first: they are quick, and so often good enough that a budget should not miss them.
+        specs = [
+            Spec(
+                "own",
+                model,
+                depth,
+                norm=norm,
+                scale=scale,
+                hidden=self.hidden,
+                dropout=self.dropout,
+                adjacency=self.adjacency,
+                epochs=self.epochs,
+            )
+            for depth in sorted(depths)
+            for model in models
+            for norm in norms
+            for scale in (scales or [1.0])
+        ]
+        return list(dict.fromkeys(specs))
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "network_"):
+            raise PairNormError(
+                "this NodeClassifier is not fitted yet. Call fit(graph), or NodeClassifier.load."
+            )
+
+    @classmethod
+    def _parameters(cls) -> list[str]:
+        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return what the constructor was given.
+
+        Args:
+            deep: not used; there are no nested estimators.
+        """
+        return {name: getattr(self, name) for name in self._parameters()}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Change what the constructor was given."""
+        for name, value in parameters.items():
+            setattr(self, one_of("parameter", name, self._parameters()), value)
+        return self
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self).__init__).parameters
+        changed = (
+            f"{name}={value!r}"
+            for name, value in self.get_params().items()
+            if value != defaults[name].default
+        )
+        return f"NodeClassifier({', '.join(changed)})"
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write ``model.safetensors`` and ``model.json``, which is all that prediction needs.
+
+        Args:
+            folder: made if it is not there.
+        """
+        from pairnorm.classify.saved import save
+
+        self._check_fitted()
+        save(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | PathLike[str]) -> Self:
+        """Read what :meth:`save` wrote. Nothing is unpickled.
+
+        Args:
+            folder: the one saved to.
+        """
+        from pairnorm.classify.saved import load
+
+        return load(cls, folder)
+
+
+def _several(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str | int | float) else list(value)
+
+
+def _whole(what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise PairNormError(f"{what} is {value!r}; expected a whole number, 1 or more.")
+    return int(value)
+
+
+def _positive(what: str, value: Any) -> float:
+    if isinstance(value, bool | str) or not 0 < float(value) < inf:
+        raise PairNormError(f"{what} is {value!r}; expected a number above 0.")
+    return float(value)

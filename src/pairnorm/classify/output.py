@@ -1,0 +1,141 @@
+"""Writing results whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairnorm.classify.saved import FACTS
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
+
+if TYPE_CHECKING:
+    import pandas
+
+PREDICTIONS = "predictions"
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder that takes the place of ``folder`` at the end; after an error, nothing changed.
+
+    Args:
+        folder: absent, empty, or the outcome of an earlier run, which is replaced.
+    """
+    check_folder(folder)
+    beside = _existing(folder.absolute().parent)
+    temporary = beside / f".{folder.name}.{os.getpid()}.partial"
+    with _writable(folder):
+        temporary.mkdir()
+    try:
+        yield temporary
+        with _writable(folder):
+            folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+            if folder.exists():
+                old = temporary.with_suffix(".old")
+                folder.rename(old)
+                temporary.rename(folder)
+                shutil.rmtree(old)
+            else:
+                temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder whose content is not ours to replace.
+
+    Args:
+        folder: where results are to go.
+    """
+    if folder.is_file():
+        raise PairNormError(f"{folder}: there is a file of that name. Choose another folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / FACTS).is_file():
+        raise PairNormError(
+            f"{folder}: the folder holds files that no run wrote. Choose another, or empty it."
+        )
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a temporary file that takes the place of ``path`` at the end; after an error, nothing changed.
+
+    Args:
+        path: the file; one that is there is replaced.
+    """
+    if path.is_dir():
+        raise PairNormError(f"{path}: there is a folder of that name. Name a file.")
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        with _writable(path):
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PairNormError(f"{path}: cannot be written ({error.strerror}). Choose another place.") from error
+
+
+def _existing(folder: Path) -> Path:
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
+def predictions(
+    graph: Graph, probabilities: NDArray[np.float32], classes: NDArray[np.str_]
+) -> pandas.DataFrame:
+    """Return a row for every node: id, predicted, p_<class> ..., features_missing, labelled.
+
+    Args:
+        graph: the nodes.
+        probabilities: [n, classes].
+        classes: their names.
+    """
+    import pandas
+
+    columns = {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}
+    return pandas.DataFrame(
+        {
+            "id": graph.node_names,
+            "predicted": classes[probabilities.argmax(1)],
+            **columns,
+            "features_missing": graph.missing_vectors.cpu().numpy(),
+            "labelled": graph.labelled.cpu().numpy(),
+        }
+    )
+
+
+def write_table(frame: pandas.DataFrame, path: Path) -> None:
+    """Write a table as CSV or, by its ending, Parquet.
+
+    Args:
+        frame: the table.
+        path: the file.
+    """
+    if path.suffix.lower() == ".parquet":
+        if not has_parquet():
+            raise PairNormError(
+                f"{path.name}: writing Parquet needs pyarrow. pip install 'pairnorm[parquet]'"
+            )
+        frame.to_parquet(path, index=False)
+    else:
+        frame.to_csv(path, index=False, float_format="%.6g")
+
+
+def has_parquet() -> bool:
+    """Say whether Parquet files can be written."""
+    return find_spec("pyarrow") is not None

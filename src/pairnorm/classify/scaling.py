@@ -1,0 +1,102 @@
+"""Bringing features to a common scale: bags of words row by row, ages and incomes column by column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pairnorm.data import Graph, row_normalise
+from pairnorm.errors import PairNormError, one_of
+
+KINDS = ("rows", "columns", "none")
+# A bag of words has many columns, none of which most nodes have; an age has a value everywhere.
+FEWEST_WORDS = 20
+COMMON_WORD = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """How features are scaled, with what was learnt from the graph a model was fitted on.
+
+    Args:
+        kind: ``"rows"`` (x_ij / sum_k |x_ik|), ``"columns"`` ((x_ij - mean_j) / deviation_j) or ``"none"``.
+        mean: float32 [d], of the entries that are there; for ``"columns"`` only, like the next.
+        deviation: float32 [d]; 1 for a column that is constant, which thus becomes zero.
+    """
+
+    kind: str
+    mean: Tensor | None = None
+    deviation: Tensor | None = None
+
+    @classmethod
+    def of(cls, graph: Graph, kind: str = "auto") -> Scaling:
+        """Choose a scaling and learn what it needs. What is missing takes no part in means and deviations.
+
+        Args:
+            graph: whose features.
+            kind: one of the three, or ``"auto"``: ``"rows"`` for what looks like a bag of words (at least 20
+                columns, nothing negative, no column that most nodes have), else ``"columns"``.
+        """
+        one_of("scaling", kind, ("auto", *KINDS))
+        if kind == "auto":
+            kind = "rows" if _is_bag_of_words(graph) else "columns"
+        if kind != "columns":
+            return cls(kind)
+        features, there = graph.features.to_dense().double(), _there(graph)
+        count = there.sum(0).clamp(min=1)
+        mean = (features * there).sum(0) / count
+        deviation = (((features - mean) * there).square().sum(0) / count).sqrt()
+        deviation = deviation.where(deviation > 1e-6 * mean.abs() + 1e-12, 1)
+        return cls(kind, mean.float(), deviation.float())
+
+    def __call__(self, graph: Graph) -> Tensor:
+        """Return the features of a graph, scaled; what is missing is zero, for columns their mean."""
+        if self.kind == "rows":
+            return row_normalise(graph.features)
+        if self.mean is None or self.deviation is None:
+            return graph.features
+        mean, deviation = self.mean.to(graph.device), self.deviation.to(graph.device)
+        return (graph.features.to_dense() - mean) / deviation * _there(graph)
+
+    @property
+    def sentence(self) -> str:
+        """What was done, for people."""
+        return {
+            "rows": "each node's features are divided by their sum (they look like counts or words)",
+            "columns": "each column is standardised; a missing value takes its column's mean",
+            "none": "features are taken as they are",
+        }[self.kind]
+
+
+def _there(graph: Graph) -> Tensor:
+    there = ~graph.missing
+    return there if there.dim() == 2 else there[:, None].expand(-1, graph.num_features)
+
+
+def _is_bag_of_words(graph: Graph) -> bool:
+    features = graph.features
+    sparse = features.layout == torch.sparse_csr
+    stored = features.values() if sparse else features
+    if graph.num_features < FEWEST_WORDS or bool((stored < 0).any()):
+        return False
+    if sparse:
+        used = torch.bincount(features.col_indices()[stored != 0], minlength=graph.num_features)
+    else:
+        used = (features != 0).sum(0)
+    nodes = int((~graph.missing_vectors).sum())
+    return bool((used <= COMMON_WORD * nodes).all())
+
+
+def check_features(graph: Graph) -> None:
+    """Refuse a graph that has nothing to propagate."""
+    if graph.num_features == 0:
+        raise PairNormError(
+            f"graph {graph.name!r} has no features. Give its nodes a feature column; some may be empty."
+        )
+    stored = graph.features.values() if graph.features.layout == torch.sparse_csr else graph.features
+    if not stored.any():
+        raise PairNormError(
+            f"graph {graph.name!r}: every feature of every node is missing or zero. Fill in those you know."
+        )
