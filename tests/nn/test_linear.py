@@ -34,6 +34,19 @@ def test_gradcheck(shared):
         assert gradgradcheck(lambda x, weight, rest=arguments: trial_linear(x, weight, *rest), (x, weight))
 
 
+def test_gradients_of_gradients():
+    x, weight = torch.randn(5, 2, 3, requires_grad=True), torch.randn(2, 3, 4, requires_grad=True)
+
+    def second(y):
+        first = torch.autograd.grad(y.pow(2).sum(), (x, weight), create_graph=True)
+        return [torch.autograd.grad(slope.pow(2).sum(), (x, weight), retain_graph=True) for slope in first]
+
+    expected = second(torch.einsum("nti,tio->nto", x, weight))
+    for ours, others in zip(second(trial_linear(x, weight)), expected, strict=True):
+        for slope, other in zip(ours, others, strict=True):
+            torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-3)
+
+
 def test_only_the_gradients_that_are_wanted():
     x, weight = torch.randn(4, 1, 3), torch.randn(2, 3, 2, requires_grad=True)
     trial_linear(x, weight).sum().backward()

@@ -28,7 +28,9 @@ def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
 
 
 def convolve(matrix: SparseMatrix, x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
-    """Return ``activation(matrix @ x + bias)`` for ``[nodes, trials, features]``, the matrix shared by all trials."""
+    """Return ``activation(matrix @ x + bias)`` for ``[nodes, trials, features]`` and one matrix for all
+    trials.
+    """
     learned = matrix.values.requires_grad  # the kernel has no gradient for them
     if kernels("activate", x) is None or learned or matrix.values.dtype != x.dtype:
         return ACTIVATIONS[activation](matrix @ x + bias)
@@ -37,7 +39,7 @@ def convolve(matrix: SparseMatrix, x: Tensor, bias: Tensor, activation: str = "n
 
 
 class _Activate(torch.autograd.Function):
-    """The compiled form. Both activations have a slope that follows from their output, so that is all it saves."""
+    """The compiled form. The slope of every activation follows from its output, so that is all it saves."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, activation: str) -> Tensor:

@@ -79,7 +79,8 @@ class GATConvolution(GraphConvolution):
     .. math::
         \mathbf{z}_i = \mathbf{W} \mathbf{x}_i, \qquad
         \mathbf{x}'_i = \sum_j \alpha_{ij} \mathbf{z}_j + \mathbf{b}, \qquad
-        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}(\mathbf{a}_s^\top \mathbf{z}_j + \mathbf{a}_t^\top \mathbf{z}_i)
+        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}
+            (\mathbf{a}_s^\top \mathbf{z}_j + \mathbf{a}_t^\top \mathbf{z}_i)
 
     Of the adjacency only the pattern counts. Heads are concatenated, or averaged without ``concat``.
     """

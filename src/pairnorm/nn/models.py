@@ -101,7 +101,7 @@ class _DeepModel(nn.Module):
             adjacency = self.propagation(adjacency, nodes)
         if adjacency.pattern.shape[0] != nodes:
             raise PairNormError(
-                f"the adjacency has {adjacency.pattern.shape[0]} nodes, the features {nodes}; expected as many"
+                f"the adjacency has {adjacency.pattern.shape[0]} nodes, the features {nodes}; expected equal"
             )
         return x, adjacency
 
@@ -239,8 +239,8 @@ class GAT(_DeepGNN):
 
     def __init__(
         self, in_features: int, classes: int, depth: int = 2, hidden: int = 64, heads: int = 1,
-        norm: str | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6, adjacency: str = "rw",
-        order: str = "after", trials: int | None = None,
+        norm: str | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
+        adjacency: str = "rw", order: str = "after", trials: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order

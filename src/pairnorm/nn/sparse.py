@@ -164,10 +164,7 @@ class _Multiply(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_values = _entrywise(ctx.matrix.pattern, grad, dense, per_trial=values.dim() == 2)
         if ctx.needs_input_grad[2]:
-            matrix = ctx.matrix
-            if torch.is_grad_enabled():  # of the gradient's own graph, the values are a part
-                matrix = SparseMatrix(matrix.pattern, values)
-            grad_dense = matrix.transposed @ grad
+            grad_dense = ctx.matrix.transposed @ grad
         return None, grad_values, grad_dense
 
 
