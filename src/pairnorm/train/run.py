@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -71,12 +72,12 @@ def run(
     total, done = sum(job.cost for _, job in jobs), 0
     options: dict[str, Any] = {"measures": tuple(measures), "curves": curves}
 
-    def report(units: int, label: str) -> None:
+    def report(label: str, units: int) -> None:
         nonlocal done
         done += units
         progress(Progress(done, total, len(lacking), label))
 
-    report(0, "starting")
+    report("starting", 0)
     if where.type == "cuda":
         pool: _Processes | _Streams = _Streams(min(CUDA_STREAMS, max(len(jobs), 1)), where)
     else:
@@ -120,7 +121,7 @@ def _run_here(
     store: Store,
     device: torch.device,
     options: dict[str, Any],
-    report: Callable[[int, str], None],
+    report: Callable[[str, int], None],
     should_stop: Callable[[], bool],
 ) -> int:
     trained = 0
@@ -128,7 +129,8 @@ def _run_here(
         if should_stop():
             break
         began = time.perf_counter()
-        found = execute(graph, job, device, tick=partial(report, label=str(job.pairs[0][0])), **options)
+        tick = partial(report, str(job.pairs[0][0]))
+        found = execute(graph, job, device, tick=tick, **options)
         _write(store, found, time.perf_counter() - began, device)
         trained += len(found)
     return trained
@@ -140,11 +142,11 @@ def _run_in_pool(
     store: Store,
     device: torch.device,
     options: dict[str, Any],
-    report: Callable[[int, str], None],
+    report: Callable[[str, int], None],
     should_stop: Callable[[], bool],
 ) -> int:
     seen = trained = 0
-    label = ""
+    label = str(jobs[0][1].pairs[0][0]) if jobs else ""
     waiting = iter(jobs)
     pending: set[Future[tuple[dict[Pair, Trial], float]]] = set()
     try:
@@ -154,18 +156,21 @@ def _run_in_pool(
                 pending.add(pool.submit(*entry, options))
             if not pending:
                 break
-            finished, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-            for future in finished:
+            for future in wait(pending, POLL_SECONDS, FIRST_COMPLETED).done:
                 found, seconds = future.result()
                 _write(store, found, seconds, device)
+                pending.remove(future)
                 trained += len(found)
                 label = str(next(iter(found))[0])
             units = pool.ticks - seen
             seen += units
-            report(units, label)
+            report(label, units)
     except BaseException:
-        # Ctrl-C, or a job that failed: what runs now is lost, what has finished is in the store.
+        # Ctrl-C, or a job that failed: what runs now is lost, what has finished goes into the store.
         pool.abandon()
+        for future in pending:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                _write(store, *future.result(), device)
         raise
     pool.close()
     return trained
@@ -224,7 +229,8 @@ class _Processes:
     def submit(
         self, graph: Graph, job: Job, options: dict[str, Any]
     ) -> Future[tuple[dict[Pair, Trial], float]]:
-        return self._pool.submit(_work, graph, job, options)
+        with _interrupts_held_back():
+            return self._pool.submit(_work, graph, job, options)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -234,6 +240,19 @@ class _Processes:
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.terminate()
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let processes start with Ctrl-C blocked, or it would break off their imports with a traceback each."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _ticks: Any = None

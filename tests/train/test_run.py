@@ -1,0 +1,204 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
+from pairnorm.train import Progress, Spec, Store, run, train
+from pairnorm.train.jobs import plan
+
+GCN = Spec("csbm", "GCN", 2, norm="PN-SI", epochs=30)
+SPECS = [
+    GCN,
+    GCN.replace(missing_rate=1),
+    GCN.replace(depth=4),
+    *(Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=30) for depth in (1, 3) for scale in (1, 10)),
+]
+METRICS = [f"{part}_{what}" for part in ("train", "validation", "test") for what in ("loss", "accuracy")]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "results.sqlite") as store:
+        yield store
+
+
+def pairs_of(specs: list[Spec], seeds: range) -> list[tuple[Spec, int]]:
+    return [(spec, seed) for spec in specs for seed in seeds]
+
+
+def same_numbers(left: Store, right: Store) -> None:
+    assert left.cells().keys() == right.cells().keys()
+    for spec, trials in left.cells().items():
+        for ours, theirs in zip(trials, right.trials(spec), strict=True):
+            assert (ours.seed, ours.best_epoch) == (theirs.seed, theirs.best_epoch)
+            for name in METRICS:
+                assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-4)
+            assert ours.measures == pytest.approx(dict(theirs.measures), rel=1e-4)
+
+
+def test_only_what_is_missing_is_trained(graph: Graph, store: Store) -> None:
+    options = {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
+    assert run(pairs_of(SPECS, range(2)), store, **options) == 2 * len(SPECS)
+    assert len(store) == 2 * len(SPECS)
+    before = store.cells()
+    assert run(pairs_of(SPECS, range(2)), store, **options) == 0
+    assert run(pairs_of([*SPECS, GCN.replace(depth=3)], range(3)), store, **options) == len(SPECS) + 3
+    assert all(store.trials(spec)[:2] == trials for spec, trials in before.items())
+    for trial, alone in zip(store.trials(GCN), train(graph, GCN, range(3), "cpu"), strict=True):
+        assert trial.test_loss == pytest.approx(alone.test_loss, rel=1e-4)
+
+
+def test_progress_rises_to_the_total(graph: Graph, store: Store) -> None:
+    told: list[Progress] = []
+    pairs = pairs_of(SPECS, range(2))
+    run(pairs, store, device="cpu", graphs={"csbm": graph}, workers=1, progress=told.append)
+    total = sum(job.cost for job in plan(graph, pairs, torch.device("cpu")))
+    done = [progress.done for progress in told]
+    assert done[0] == 0
+    assert done == sorted(done)
+    assert done[-1] == total
+    assert {(progress.total, progress.trials) for progress in told} == {(total, len(pairs))}
+    assert {Spec.parse(progress.label) for progress in told[1:]} <= {*SPECS}
+
+
+def test_processes_give_the_numbers_of_this_one_and_say_nothing(
+    graph: Graph, store: Store, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[Progress] = []
+    pairs = pairs_of(SPECS, range(2))
+    options = {"device": "cpu", "graphs": {"csbm": graph}, "measures": ["row_diff"], "curves": True}
+    assert run(pairs, store, workers=2, progress=told.append, **options) == len(pairs)
+    done = [progress.done for progress in told]
+    assert done == sorted(done)
+    assert done[-1] == told[-1].total
+    assert capfd.readouterr() == ("", "")
+    with Store(tmp_path / "here.sqlite") as here:
+        run(pairs, here, workers=1, **options)
+        same_numbers(store, here)
+    assert len(store.trials(GCN)[0].curves["train_loss"]) == 30
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_that_fails_fails_the_run_and_what_had_finished_is_kept(
+    graph: Graph, store: Store, workers: int
+) -> None:
+    broken = graph.replace(validation=torch.zeros_like(graph.validation))
+    good = pairs_of([GCN.replace(epochs=1), GCN.replace(epochs=2)], range(2))
+    bad = [(GCN.replace(dataset="broken"), 0)]
+    with pytest.raises(PairNormError, match="0 validation nodes"):
+        run([*good, *bad], store, device="cpu", graphs={"csbm": graph, "broken": broken}, workers=workers)
+    kept = sum(len(trials) for trials in store.cells(dataset="csbm").values())
+    assert kept == len(store) >= (len(good) if workers == 1 else 2)
+    assert run(good, store, device="cpu", graphs={"csbm": graph}, workers=1) == len(good) - kept
+
+
+def test_a_stop_that_is_asked_for_comes_after_the_jobs_under_way(graph: Graph, store: Store) -> None:
+    options = {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
+    assert run(pairs_of(SPECS, range(2)), store, should_stop=lambda: len(store) > 0, **options) == len(store)
+    assert 0 < len(store) < 2 * len(SPECS)
+    left = 2 * len(SPECS) - len(store)
+    assert run(pairs_of(SPECS, range(2)), store, **options) == left
+
+
+def test_a_named_graph_is_loaded_with_the_split_of_the_spec(
+    graph: Graph, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load(name: str, root: object, split: str | None) -> Graph:
+        asked.append((name, root, split))
+        return graph
+
+    monkeypatch.setattr(sys.modules[run.__module__], "load", load)
+    spec = Spec("cora", "GCN", 1, epochs=2)
+    run([(spec, 0), (spec.replace(split="random"), 0)], store, device="cpu", root="here", workers=1)
+    assert asked == [("cora", "here", None), ("cora", "here", "random")]
+
+
+@pytest.mark.parametrize("name", ["device", "measure"])
+def test_wrong_names_are_refused(graph: Graph, store: Store, name: str) -> None:
+    options = {"device": "cpu"} | ({"device": "gpu"} if name == "device" else {"measures": ["blur"]})
+    with pytest.raises(PairNormError, match=name):
+        run([(GCN, 0)], store, graphs={"csbm": graph}, workers=1, **options)
+
+
+@contextmanager
+def started(path: Path, workers: int) -> Iterator[subprocess.Popen[str]]:
+    """A long run in a process group of its own, as under a terminal, past its short jobs."""
+    program = Path(__file__).with_name("runs.py")
+    process = subprocess.Popen(
+        [sys.executable, str(program), str(path), str(workers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for_long_jobs(process: subprocess.Popen[str], *, under_way: bool) -> None:
+    """Read the progress until the long jobs are under way, or workers have been started for them."""
+    assert process.stdout is not None
+    told = 0
+    for line in process.stdout:
+        done, total, *_ = line.split()
+        told += int(total) > 1_000_000
+        if told and (int(done) > 0 if under_way else told == 2):
+            return
+    raise AssertionError(process.stderr and process.stderr.read())
+
+
+def group_is_gone(group: int, seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(("workers", "under_way"), [(1, True), (2, True), (2, False)])
+def test_an_interrupt_stops_a_run_at_once_and_keeps_all_that_finished(
+    tmp_path: Path, workers: int, under_way: bool
+) -> None:
+    path = tmp_path / "results.sqlite"
+    with started(path, workers) as process:
+        wait_for_long_jobs(process, under_way=under_way)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)  # of hours
+    assert process.returncode == -signal.SIGINT
+    assert said.count("Traceback") == said.count("KeyboardInterrupt") == 1, said  # the parent's own
+    assert group_is_gone(process.pid)
+    with Store(path) as store:
+        assert len(store) == 4
+        assert {spec.epochs for spec in store.cells()} == {20}
+
+
+def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    with started(path, 2) as process:
+        wait_for_long_jobs(process, under_way=True)
+        os.kill(process.pid, signal.SIGKILL)  # the parent alone
+        process.wait()
+        assert group_is_gone(process.pid)
+    with Store(path) as store:
+        specs = list(store.cells())
+        assert len(store) == 2 * len(specs) == 4
+        wanted = [*specs, specs[0].replace(depth=3)]
+        assert run(pairs_of(wanted, range(2)), store, device="cpu", graphs={"csbm": graph}, workers=1) == 2
