@@ -47,7 +47,7 @@ from pairnorm.nn import (
     repel,
     repel_conv,
 )
-from pairnorm.train import Spec, Store, Trial, train
+from pairnorm.train import Spec, Store, Trial
 
 # torch prints these once per process, at the first CSR tensor; CSR is how this package holds every graph.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
@@ -97,5 +97,4 @@ __all__ = [
     "repel_conv",
     "row_diff",
     "tpsd",
-    "train",
 ]

@@ -122,9 +122,7 @@ class TestPrecision:
     @pytest.mark.parametrize("order", ["random", "zero row first", "sorted"])
     @pytest.mark.parametrize("noise", [1.0, 0.01])
     @pytest.mark.parametrize("path", ["plain", "kernels", "blocks", "batch"])
-    def test_large_offset(self, mode, order, noise, path, without_kernels, monkeypatch, request):
-        if path == "kernels" and order != "zero row first":
-            request.applymarker(pytest.mark.xfail(reason="numba reorders (x - high) - low", strict=True))
+    def test_large_offset(self, mode, order, noise, path, without_kernels, monkeypatch):
         if path == "blocks":
             monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 2048)
         x = 1e4 + noise * torch.randn(700, 32)

@@ -57,8 +57,8 @@ class Attend(torch.autograd.Function):
             torch.zeros(z.shape),
         )
         _gradient(
-            pattern.crow.numpy(), pattern.column.numpy(), source.numpy(), target.numpy(), z.detach().contiguous().numpy(),
-            weights.numpy(), kept.numpy(), grad.contiguous().numpy(), ctx.slope,
+            pattern.crow.numpy(), pattern.column.numpy(), source.numpy(), target.numpy(),
+            z.detach().contiguous().numpy(), weights.numpy(), kept.numpy(), grad.contiguous().numpy(), ctx.slope,
             grad_source.numpy(), grad_target.numpy(), grad_z.numpy(),
         )  # fmt: skip
         return None, grad_source.t(), grad_target.t(), grad_z, None, None, None
@@ -93,8 +93,8 @@ def _normalise_rows(crow: Any, weights: Any) -> None:
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def _gradient(
-    crow: Any, column: Any, source: Any, target: Any, z: Any, weights: Any, kept: Any, grad: Any, slope: float,
-    grad_source: Any, grad_target: Any, grad_z: Any,
+    crow: Any, column: Any, source: Any, target: Any, z: Any, weights: Any, kept: Any, grad: Any,
+    slope: float, grad_source: Any, grad_target: Any, grad_z: Any,
 ) -> None:  # fmt: skip
     rows, trials, features = grad.shape
     longest = 0

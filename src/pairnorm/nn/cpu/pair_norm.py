@@ -37,10 +37,16 @@ def _stacked(x: Tensor) -> Tensor:
     return x.detach().contiguous().view(x.size(0), -1, x.size(-1))
 
 
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=False)  # not inherited from the caller
+def _less(value: Any, high: Any, low: Any) -> Any:
+    """(value - high) - low, in this order: compiled without FAST, which would add up high and low first."""
+    return (value - high) - low
+
+
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def _forward(x: Any, scale: float, eps: float, individually: bool, y: Any, length: Any) -> None:
     nodes, trials, features = x.shape
-    # Sums run about the first row's value and in float64: a large common offset then leaves the small
+    # The mean in float64 and subtracted in two steps: a large common offset leaves the small
     # differences alone.
     total = np.zeros((trials, features), np.float64)
     for node in range(nodes):
@@ -59,7 +65,7 @@ def _forward(x: Any, scale: float, eps: float, individually: bool, y: Any, lengt
         for trial in range(trials):
             square = np.float32(0)
             for feature in range(features):
-                value = (x[node, trial, feature] - high[trial, feature]) - low[trial, feature]
+                value = _less(x[node, trial, feature], high[trial, feature], low[trial, feature])
                 y[node, trial, feature] = value
                 square += value * value
             if individually:

@@ -1,7 +1,10 @@
-"""Attention over a sparsity pattern on CUDA in Triton; nothing of size ``[entries, trials, features]`` is ever made.
+"""Attention over a sparsity pattern on CUDA in Triton; nothing of size ``[entries, trials, features]`` is
+ever made.
 
-The weights ``[entries, trials]`` are made first, so that averaging is a sparse product. Backwards, one sweep over the transpose
-gathers every gradient once, for the gradient of z and for the products from which the gradients of the scores follow.
+The weights ``[entries, trials]`` are made first, so that averaging is a sparse product. Backwards, one sweep
+over the transpose
+gathers every gradient once, for the gradient of z and for the products from which the gradients of the scores
+follow.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,7 +45,7 @@ class Attend(torch.autograd.Function):
     ) -> Tensor:
         """Return ``[nodes, trials, features]``."""
         source, target, z = source.contiguous(), target.contiguous(), z.contiguous()
-        dropped = 0 if keys is None else dropped_levels(rate)
+        dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
         weights = z.new_empty(pattern.num_entries, z.size(1))
         kept = torch.empty_like(weights) if dropped else weights
         words = (pattern.num_entries + 1) // 2
@@ -170,7 +173,9 @@ def _score_gradient(  # type: ignore[no-untyped-def]
     crow, column, source, target, weights, kept, change, grad_target, trials, slope,
     UNROLL: tl.constexpr, TRIALS: tl.constexpr,
 ):  # fmt: skip
-    """Through dropout and softmax: products become gradients of the scores, in place; their sum is the row's own."""
+    """Through dropout and softmax: products become gradients of scores, in place; their sum is the row's
+    own.
+    """
     row = tl.program_id(0).to(tl.int64)
     trial = tl.program_id(1) * TRIALS + tl.arange(0, TRIALS)
     known = trial < trials

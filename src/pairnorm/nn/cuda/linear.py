@@ -1,7 +1,9 @@
 """Dropout and linear map in Triton: the mask is made where the numbers are read, and never stored.
 
-Layers are narrow and graphs long, so every product is a matter of reading and writing the states once: ``DropoutLinear`` does just
-that, also for the gradient of the weights, whose sum over all nodes is shared out among programs and then added up.
+Layers are narrow and graphs long, so every product is a matter of reading and writing the states once:
+``DropoutLinear`` does just
+that, also for the gradient of the weights, whose sum over all nodes is shared out among programs and then
+added up.
 """
 
 from typing import Any
@@ -31,7 +33,7 @@ class DropoutLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, rate: float, keys: Tensor | None) -> Tensor:
         """Return ``[nodes, trials, out]``."""
-        dropped = 0 if keys is None else dropped_levels(rate)
+        dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
         keys = x if keys is None else keys
         x, weight = x.contiguous(), weight.contiguous()
         ctx.dropped = dropped

@@ -119,7 +119,7 @@ def _column_sums(  # type: ignore[no-untyped-def]
     total = tl.zeros([COLUMNS], tl.float32)
     square = tl.zeros([COLUMNS], tl.float32)
     for start in range(first, last, ROWS):
-        rows, columns, offset, inside = _tile(start, last, trials, features, ROWS, COLUMNS)
+        _, columns, offset, inside = _tile(start, last, trials, features, ROWS, COLUMNS)
         value = tl.load(x + offset, inside, other=0.0).to(tl.float32)
         value = tl.where(inside, value - about[None, :], 0.0)
         total += tl.sum(value, 0)
