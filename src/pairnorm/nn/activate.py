@@ -18,9 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
-    """Return ``activation(x + bias)`` for ``[nodes, trials, features]`` and a bias ``[trials, features]`` per
-    trial.
-    """
+    """Return ``activation(x + bias)`` for ``[nodes, trials, features]`` and ``[trials, features]``."""
     if kernels("activate", x) is None:
         return ACTIVATIONS[activation](x + bias)
     result: Tensor = _Activate.apply(x, bias, activation)
@@ -28,9 +26,7 @@ def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
 
 
 def convolve(matrix: SparseMatrix, x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
-    """Return ``activation(matrix @ x + bias)`` for ``[nodes, trials, features]`` and one matrix for all
-    trials.
-    """
+    """Return ``activation(matrix @ x + bias)`` for ``[nodes, trials, features]`` and a matrix for all."""
     learned = matrix.values.requires_grad  # the kernel has no gradient for them
     if kernels("activate", x) is None or learned or matrix.values.dtype != x.dtype:
         return ACTIVATIONS[activation](matrix @ x + bias)

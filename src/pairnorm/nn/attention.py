@@ -15,9 +15,10 @@ def attend(
 ) -> Tensor:
     r"""Let every row average over its columns by attention, with weights of its own for every trial.
 
-    .. math::
-        \mathbf{y}_i = \sum_j \alpha_{ij} \mathbf{z}_j, \qquad
-        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}_{0.2}(\text{source}_j + \text{target}_i)
+    $$
+    \mathbf{y}_i = \sum_j \alpha_{ij} \mathbf{z}_j, \qquad
+    \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}_{0.2}(\text{source}_j + \text{target}_i)
+    $$
 
     Args:
         pattern: Which columns j a row i attends to.

@@ -1,6 +1,4 @@
-"""Which compiled kernels serve a tensor: Triton on CUDA, numba on a CPU, or none, and then plain torch
-does.
-"""
+"""Which compiled kernels serve a tensor: Triton's on CUDA, numba's on a CPU, or none and plain torch does."""
 
 from functools import cache
 from importlib import import_module
@@ -11,11 +9,9 @@ from torch import Tensor
 
 
 def kernels(operation: str, x: Tensor) -> ModuleType | None:
-    """Return the module of ``pairnorm.nn.cuda`` or ``pairnorm.nn.cpu`` that does ``operation`` on ``x``, or
-    None.
+    """Return the module of ``nn.cuda`` or ``nn.cpu`` that does ``operation`` on ``x``, or None.
 
-    Every operation has a plain torch form that defines it; the kernels do the same in fewer passes over
-    memory.
+    Every operation has a plain torch form that defines it; the kernels do the same in fewer passes.
     """
     module = _module(x.device.type, operation) if x.numel() else None
     return module if module is not None and x.dtype in module.DTYPES else None

@@ -1,8 +1,6 @@
-"""PairNorm for tensors larger than a CPU's cache: the plain formula, block by block, so that temporaries
-never leave the cache.
+"""PairNorm for tensors larger than a CPU's cache: the plain formula, in blocks that stay inside the cache.
 
-``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice and writes
-once.
+``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice, writes once.
 """
 
 import ctypes
@@ -70,11 +68,10 @@ def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually
 
 
 def _statistics(x: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
-    """Return the column mean ``[1, ..., features]`` and the summed squares about it ``[1, ..., 1]``, in
-    float64, in one pass.
+    """Return the column mean ``[1, ..., features]`` and the summed squares about it ``[1, ..., 1]``.
 
-    Each block is summed about its own mean and the blocks are merged by Chan's formula, so no large numbers
-    cancel.
+    In float64 and in one pass: each block is summed about its own mean, and the blocks are merged by Chan's
+    formula, so that no large numbers cancel.
     """
     counts, means, inner = [], [], []
     for block, buffer in _blocks(x):
@@ -108,8 +105,9 @@ def _blocks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _empty_like(x: Tensor) -> Tensor:
-    """Allocate in huge pages where Linux grants them: first-touch page faults are half the cost of writing a
-    large tensor.
+    """Allocate in huge pages where Linux grants them.
+
+    First-touch page faults are half the cost of writing a large tensor.
     """
     result = torch.empty(x.shape, dtype=x.dtype)
     if sys.platform == "linux":

@@ -15,11 +15,10 @@ Features = Tensor | SparseMatrix
 
 
 class GraphConvolution(nn.Module):
-    """A linear map of every node, an exchange with its neighbours (subclasses say which), bias and
-    activation.
+    """A linear map of every node, an exchange with its neighbours, bias and activation.
 
-    Parameters are stacked along a leading trial axis: ``weight`` is ``[trials, in, out]``, ``bias``
-    ``[trials, out]``.
+    Subclasses say which exchange. Parameters are stacked along a leading trial axis: ``weight`` is
+    ``[trials, in, out]``, ``bias`` ``[trials, out]``.
 
     Args:
         in_features: Features per node that come in.
@@ -39,8 +38,13 @@ class GraphConvolution(nn.Module):
     def forward(
         self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None
     ) -> Tensor:
-        """Return ``[nodes, trials, out]``; ``keys`` ``[2, trials]`` (for features, for attention) drive
-        dropout at ``rate``.
+        """Return ``[nodes, trials, out]``.
+
+        Args:
+            x: Features ``[nodes, trials or 1, in]``, or sparse ones.
+            adjacency: The normalised adjacency.
+            rate: Rate of dropout.
+            keys: Dropout keys ``[2, trials]``: for features, for attention. None for no dropout.
         """
         z = self._transform(x, rate, None if keys is None else keys[0])
         return self._exchange(z, adjacency, rate, None if keys is None else keys[1])
@@ -67,7 +71,7 @@ class GraphConvolution(nn.Module):
 
 
 class GCNConvolution(GraphConvolution):
-    r""":math:`\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}`, then the activation."""
+    r"""Averages neighbours, $\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}$, then the activation."""
 
     def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
         return convolve(adjacency, z, self.bias, self.activation)
@@ -76,11 +80,12 @@ class GCNConvolution(GraphConvolution):
 class GATConvolution(GraphConvolution):
     r"""Attention over the neighbours and the node itself, then the activation.
 
-    .. math::
-        \mathbf{z}_i = \mathbf{W} \mathbf{x}_i, \qquad
-        \mathbf{x}'_i = \sum_j \alpha_{ij} \mathbf{z}_j + \mathbf{b}, \qquad
-        \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}
-            (\mathbf{a}_s^\top \mathbf{z}_j + \mathbf{a}_t^\top \mathbf{z}_i)
+    $$
+    \mathbf{z}_i = \mathbf{W} \mathbf{x}_i, \qquad
+    \mathbf{x}'_i = \sum_j \alpha_{ij} \mathbf{z}_j + \mathbf{b}, \qquad
+    \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}
+        (\mathbf{a}_s^\top \mathbf{z}_j + \mathbf{a}_t^\top \mathbf{z}_i)
+    $$
 
     Of the adjacency only the pattern counts. Heads are concatenated, or averaged without ``concat``.
     """
@@ -116,7 +121,7 @@ class GATConvolution(GraphConvolution):
 
 
 class Hop(nn.Module):
-    """One parameterless propagation; a module so that a :class:`pairnorm.Probe` sees every step."""
+    """One parameterless propagation; a module so that a ``pairnorm.Probe`` sees every step."""
 
     is_graph_convolution: ClassVar[bool] = True
 

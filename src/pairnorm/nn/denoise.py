@@ -2,14 +2,15 @@ r"""Graph convolution as denoising (Section 3.1 of the paper): least squares on 
 
 Every undirected edge {i, j} counts once, and so does every pair of nodes that no edge joins:
 
-.. math::
-    \min_Y \; \sum_i \tilde d_i \|y_i - x_i\|^2 + \sum_{\{i,j\} \in E} a_{ij} \|y_i - y_j\|^2
-    - \lambda \sum_{\{i,j\} \notin E} \|y_i - y_j\|^2
+$$
+\min_Y \; \sum_i \tilde d_i \|y_i - x_i\|^2 + \sum_{\{i,j\} \in E} a_{ij} \|y_i - y_j\|^2
+- \lambda \sum_{\{i,j\} \notin E} \|y_i - y_j\|^2
+$$
 
-A zero gradient means :math:`(\tilde D + M) Y = \tilde D X` with :math:`M = L_A - \lambda L_{\bar B} =
-L_{A + \lambda B} - \lambda n C`, where :math:`B` is the pattern of :math:`A` and :math:`C` subtracts the
-mean: the complement of the graph, with its nearly :math:`n^2 / 2` edges, turns into a subtraction. The
-derivation is in docs/repel.md.
+A zero gradient means $(\tilde D + M) Y = \tilde D X$ with
+$M = L_A - \lambda L_{\bar B} = L_{A + \lambda B} - \lambda n C$, where $B$ is the pattern of $A$ and $C$
+subtracts the mean: the complement of the graph, with its nearly $n^2 / 2$ edges, turns into a subtraction.
+The derivation is in docs/repel.md.
 """
 
 import math
@@ -30,9 +31,9 @@ Adjacency = Tensor | SparseMatrix
 
 
 def grls(x: Tensor, adjacency: Adjacency, tolerance: float | None = None) -> Tensor:
-    r"""Solve graph-regularised least squares (Eq. 5) exactly: :math:`(2 I - \tilde A_{rw})^{-1} X`.
+    r"""Solve graph-regularised least squares (Eq. 5) exactly: $(2 I - \tilde A_{rw})^{-1} X$.
 
-    The graph convolution :math:`\tilde A_{rw} X` is its first-order approximation.
+    The graph convolution $\tilde A_{rw} X$ is its first-order approximation.
 
     Args:
         x: node features ``[nodes, features]`` or ``[nodes, trials, features]``.
@@ -49,14 +50,14 @@ def grls(x: Tensor, adjacency: Adjacency, tolerance: float | None = None) -> Ten
 
 
 def repel(x: Tensor, adjacency: Adjacency, lam: float, tolerance: float | None = None) -> Tensor:
-    r"""Solve Eq. 6, which also pushes disconnected nodes apart: :math:`(I + \tilde D^{-1} M)^{-1} X`.
+    r"""Solve Eq. 6, which also pushes disconnected nodes apart: $(I + \tilde D^{-1} M)^{-1} X$.
 
     Conjugate gradients, each step linear in nodes and edges; differentiable in ``x``, to any order.
 
     Args:
         x: node features ``[nodes, features]`` or ``[nodes, trials, features]``.
-        adjacency: an undirected graph; see :func:`grls`.
-        lam: the weight of the repulsion, from 0 (Eq. 5) to below :func:`largest_lambda`.
+        adjacency: an undirected graph; see ``grls``.
+        lam: the weight of the repulsion, from 0 (Eq. 5) to below ``largest_lambda``.
         tolerance: of the residual, relative to the input; by default, what the dtype allows.
 
     >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -72,18 +73,19 @@ def repel(x: Tensor, adjacency: Adjacency, lam: float, tolerance: float | None =
 
 
 def repel_conv(x: Tensor, adjacency: Adjacency, lam: float) -> Tensor:
-    r"""Apply the graph convolution that Eq. 6 leads to, the first-order approximation of :func:`repel`.
+    r"""Apply the graph convolution that Eq. 6 leads to, the first-order approximation of ``repel``.
 
-    .. math::
-        (I - \tilde D^{-1} M) X = (1 + \lambda) \tilde A_{rw} X - \lambda X + \lambda n \tilde D^{-1} C X
+    $$
+    (I - \tilde D^{-1} M) X = (1 + \lambda) \tilde A_{rw} X - \lambda X + \lambda n \tilde D^{-1} C X
+    $$
 
-    for a graph without weights, and :math:`\tilde A_{rw} X` for :math:`\lambda = 0`. Beyond the plain
+    for a graph without weights, and $\tilde A_{rw} X$ for $\lambda = 0$. Beyond the plain
     convolution, every node moves away from the mean of all, the further the fewer neighbours it has.
 
     Args:
         x: node features ``[nodes, features]`` or ``[nodes, trials, features]``.
-        adjacency: an undirected graph; see :func:`grls`.
-        lam: the weight of the repulsion, from 0 to below :func:`largest_lambda`.
+        adjacency: an undirected graph; see ``grls``.
+        lam: the weight of the repulsion, from 0 to below ``largest_lambda``.
 
     >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> repel_conv(torch.tensor([[0.0], [0.0], [1.0]]), path, lam=0.5).squeeze()
@@ -96,13 +98,14 @@ def repel_conv(x: Tensor, adjacency: Adjacency, lam: float) -> Tensor:
 def largest_lambda(adjacency: Adjacency, num_nodes: int | None = None) -> float:
     r"""Return the bound of the admissible weights of the repulsion: from there on, Eq. 6 has no minimum.
 
-    .. math::
-        \lambda^* = \min_y \; \frac{y^T (\tilde D + L) y}{y^T L_{\bar B} y}
+    $$
+    \lambda^* = \min_y \; \frac{y^T (\tilde D + L) y}{y^T L_{\bar B} y}
+    $$
 
     It is infinite where every two nodes are joined. Right to five digits or more.
 
     Args:
-        adjacency: an undirected graph; see :func:`grls`.
+        adjacency: an undirected graph; see ``grls``.
         num_nodes: needed with an ``edge_index`` when the last nodes are isolated.
 
     >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -232,9 +235,7 @@ class _Solve(torch.autograd.Function):
 
 
 def _conjugate_gradients(hessian: _Hessian, right: Tensor, tolerance: float, steps: int = 2000) -> Tensor:
-    """Solve ``hessian @ y = right`` for all columns at once, each with its own steps, preconditioned by
-    D̃.
-    """
+    """Solve ``hessian @ y = right`` for all columns, each with its own steps, preconditioned by D̃."""
     y = right / hessian.degree
     residual = right - hessian(y)
     goal = tolerance**2 * (right * y).sum(0)

@@ -1,9 +1,8 @@
-"""Dropout whose mask is a function of a key: the same on every device, whatever runs beside it, and cheap
-where random numbers are not.
+"""Dropout whose mask is a function of a key: the same on every device, and cheaper than random numbers.
 
 A mask is made of 16-bit words hashed from (key, position). A trial's masks depend on its own keys only, so a
-trial gives the same
-result alone and in company; and the backward pass makes the mask anew instead of keeping it.
+trial gives the same result alone and in company; and the backward pass makes the mask anew instead of keeping
+it.
 """
 
 from collections.abc import Sequence
@@ -47,9 +46,7 @@ def keys_from_seeds(seeds: Sequence[int], device: torch.device | None = None) ->
 
 
 def step_keys(keys: Tensor, step: Tensor, count: int) -> Tensor:
-    """Return ``count`` fresh keys ``[count, trials]`` for a training step, from the ``keys`` of the trials
-    and the step's number.
-    """
+    """Return fresh keys ``[count, trials]`` for a training step, from the trials' ``keys`` and its number."""
     numbers = step * count + torch.arange(count, dtype=torch.int32, device=keys.device)
     return _mix(_mix(numbers).unsqueeze(1) ^ keys)
 

@@ -16,7 +16,7 @@ def trial_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | No
         x: ``[nodes, trials or 1, in]``.
         weight: ``[trials, in, out]``.
         rate: at which entries of ``x`` are dropped.
-        keys: of the dropout, ``[trials]``; None for none. See :mod:`pairnorm.nn.dropout`.
+        keys: of the dropout, ``[trials]``; None for none. See ``pairnorm.nn.dropout``.
     """
     x = x.expand(-1, weight.size(0), -1)
     result: Tensor

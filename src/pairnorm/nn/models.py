@@ -1,9 +1,8 @@
 """SGC, GCN and GAT of any depth, with PairNorm and skip connections; one class serves one trial and many.
 
 A hidden state is ``[nodes, trials, features]`` and a weight ``[trials, in, out]``: seeds that share a graph
-and an architecture train
-side by side. A model built without ``trials`` is the ordinary one: features ``[nodes, features]`` in, logits
-``[nodes, classes]`` out.
+and an architecture train side by side. A model built without ``trials`` is the ordinary one: features
+``[nodes, features]`` in, logits ``[nodes, classes]`` out.
 """
 
 import math
@@ -31,9 +30,7 @@ def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Te
 
 
 class _DeepModel(nn.Module):
-    """What SGC, GCN and GAT share: settings, checked; the trial axis; initial weights from a seed per
-    trial.
-    """
+    """What SGC, GCN and GAT share: checked settings, the trial axis, initial weights by seed."""
 
     def __init__(
         self, in_features: int, classes: int, depth: int, norm: str | None, scale: float, dropout: float,
@@ -59,8 +56,11 @@ class _DeepModel(nn.Module):
         return propagation(adjacency, self.adjacency, num_nodes)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
-        """Draw Glorot-uniform weights and zero biases; with ``seeds``, each trial's from its own seed, alike
-        on every device.
+        """Draw Glorot-uniform weights, and set biases to zero.
+
+        Args:
+            seeds: One for each trial, which its weights then depend on alone, whatever the device. Without
+                them, torch's generator draws.
         """
         generators: list[torch.Generator | None] = [None] * (self.trials or 1)
         if seeds is not None:
@@ -76,9 +76,7 @@ class _DeepModel(nn.Module):
                     trial.copy_(glorot(trial.shape, generator))
 
     def _prepare(self, x: Features, adjacency: Tensor | SparseMatrix) -> tuple[Features, SparseMatrix]:
-        """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix, and the adjacency to its
-        normalised form.
-        """
+        """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix; normalise the adjacency."""
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.from_torch(x)
         if isinstance(x, SparseMatrix):
@@ -124,9 +122,7 @@ class _DeepModel(nn.Module):
 
 
 class _DeepGNN(_DeepModel):
-    """Graph convolutions, each followed by activation, normalisation and skip; the last one gives the
-    logits.
-    """
+    """Graph convolutions, each followed by activation, norm and skip; the last one gives the logits."""
 
     activation: str
 
@@ -151,9 +147,8 @@ class _DeepGNN(_DeepModel):
         """Return logits.
 
         Args:
-            x: Features ``[nodes, features]``, dense or sparse, shared by all trials; or ``[nodes, trials,
-                features]``; or a
-                :class:`SparseMatrix` with values per trial.
+            x: Features ``[nodes, features]``, dense or sparse, shared by all trials; or
+                ``[nodes, trials, features]``; or a ``SparseMatrix`` with values per trial.
             adjacency: A sparse tensor or ``edge_index``, normalised on every call, or (faster) the result of
                 ``propagation``.
             keys: Dropout keys ``[depth, 2, trials]``; drawn from torch's generator when not given.
@@ -186,8 +181,9 @@ class _DeepGNN(_DeepModel):
 class GCN(_DeepGNN):
     r"""Graph convolutional network, the last layer without activation and norm.
 
-    .. math::
-        \mathbf{H}' = \text{norm}(\text{ReLU}(\tilde{\mathbf{A}} \mathbf{H} \mathbf{W} + \mathbf{b}))
+    $$
+    \mathbf{H}' = \text{norm}(\text{ReLU}(\tilde{\mathbf{A}} \mathbf{H} \mathbf{W} + \mathbf{b}))
+    $$
 
     Args:
         in_features: Features per node.
@@ -198,7 +194,7 @@ class GCN(_DeepGNN):
         scale: PairNorm's s.
         skip: The paper's t: the output of layer l is added to that of layer l + t. 0 for none.
         dropout: Rate at which the input of every convolution is dropped.
-        adjacency: ``"rw"`` or ``"sym"``; see :func:`pairnorm.nn.propagation`.
+        adjacency: ``"rw"`` or ``"sym"``; see ``pairnorm.nn.propagation``.
         order: Norm ``"after"`` the activation (the paper's text) or ``"before"`` it (its released code).
         trials: Train this many seeds side by side; None for an ordinary model.
 
@@ -227,12 +223,24 @@ class GCN(_DeepGNN):
 
 
 class GAT(_DeepGNN):
-    """Graph attention network, ELU between the layers; heads are concatenated, and averaged in the last
-    layer.
+    """Graph attention network, with ELU between the layers.
 
-    Dropout falls on the input of every layer and on the attention weights, as in GAT's own paper. Arguments
-    as for :class:`GCN`;
-    ``hidden`` counts all ``heads`` together; of the adjacency only the pattern counts.
+    Heads are concatenated, and averaged in the last layer. Dropout falls on the input of every layer and on
+    the attention weights, as in GAT's own paper.
+
+    Args:
+        in_features: Features per node.
+        classes: Logits per node.
+        depth: Number of graph convolutions.
+        hidden: Width of the layers between, all heads together.
+        heads: Number of attention heads.
+        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"`` or None.
+        scale: PairNorm's s.
+        skip: The paper's t: the output of layer l is added to that of layer l + t. 0 for none.
+        dropout: Rate at which inputs and attention weights are dropped.
+        adjacency: Has no effect: of the adjacency only the pattern counts.
+        order: Norm ``"after"`` the activation (the paper's text) or ``"before"`` it (its released code).
+        trials: Train this many seeds side by side; None for an ordinary model.
     """
 
     activation = "elu"
@@ -262,8 +270,9 @@ class GAT(_DeepGNN):
 class SGC(_DeepModel):
     r"""Simple graph convolution: propagation, then one linear map.
 
-    .. math::
-        \tilde{\mathbf{A}}^K \mathbf{X} \mathbf{W} + \mathbf{b}
+    $$
+    \tilde{\mathbf{A}}^K \mathbf{X} \mathbf{W} + \mathbf{b}
+    $$
 
     PairNorm comes on the input and after every step.
 
@@ -301,7 +310,7 @@ class SGC(_DeepModel):
         return h
 
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
-        """Return logits; arguments as for :class:`GCN`, ``keys`` ``[1, 2, trials]``."""
+        """Return logits; arguments as for ``GCN``, ``keys`` ``[1, 2, trials]``."""
         h = self.hidden(x, adjacency)
         layer_keys = self._keys(keys, 1, h.device)[0]
         if layer_keys is not None:

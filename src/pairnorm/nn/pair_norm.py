@@ -1,6 +1,4 @@
-"""PairNorm: centre the node representations, then rescale them so that the total pairwise squared distance
-stays constant.
-"""
+"""PairNorm: centre node representations, then rescale them to a constant total pairwise squared distance."""
 
 import inspect
 import math
@@ -27,25 +25,27 @@ def pair_norm(
 ) -> Tensor:
     r"""Normalise node representations so that they cannot all become alike.
 
-    With :math:`\mathbf{x}^c_i = \mathbf{x}_i - \frac{1}{n} \sum_j \mathbf{x}_j`:
+    With $\mathbf{x}^c_i = \mathbf{x}_i - \frac{1}{n} \sum_j \mathbf{x}_j$:
 
-    .. math::
-        \text{PN:} \quad
-            & s \, \mathbf{x}^c_i
-            \Big/ \sqrt{\tfrac{1}{n} \textstyle\sum_j \|\mathbf{x}^c_j\|_2^2 + \epsilon} \\
-        \text{PN-SI:} \quad & s \, \mathbf{x}^c_i \Big/ \sqrt{\|\mathbf{x}^c_i\|_2^2 + \epsilon} \\
-        \text{PN-SCS:} \quad
-            & s \, \mathbf{x}_i \Big/ \sqrt{\|\mathbf{x}_i\|_2^2 + \epsilon}
-            - \tfrac{1}{n} \textstyle\sum_j \mathbf{x}_j
+    $$
+    \begin{aligned}
+    \text{PN:} \quad
+        & s \, \mathbf{x}^c_i
+        \Big/ \sqrt{\tfrac{1}{n} \textstyle\sum_j \|\mathbf{x}^c_j\|_2^2 + \epsilon} \\
+    \text{PN-SI:} \quad & s \, \mathbf{x}^c_i \Big/ \sqrt{\|\mathbf{x}^c_i\|_2^2 + \epsilon} \\
+    \text{PN-SCS:} \quad
+        & s \, \mathbf{x}_i \Big/ \sqrt{\|\mathbf{x}_i\|_2^2 + \epsilon}
+        - \tfrac{1}{n} \textstyle\sum_j \mathbf{x}_j
+    \end{aligned}
+    $$
 
-    Statistics accumulate in float32 for half precision (float64 for float64); the output has the dtype of the
-    input.
+    Statistics accumulate in float32 for half precision (float64 for float64); the output has the dtype of
+    the input.
 
     Args:
         x: Node representations ``[nodes, features]``, or ``[nodes, ..., features]``: every index of the
-            middle axes (trials)
-            is normalised on its own.
-        scale: The paper's :math:`s`. After ``PN`` the total pairwise squared distance is :math:`2 n^2 s^2`.
+            middle axes (trials) is normalised on its own.
+        scale: The paper's $s$. After ``PN`` the total pairwise squared distance is $2 n^2 s^2$.
         mode: ``"PN"``, ``"PN-SI"`` (every row scaled individually) or ``"PN-SCS"`` (rows scaled, then
             centred).
         eps: Added inside the root, so that the gradient at a zero row is at most ``scale / sqrt(eps)``.
@@ -75,11 +75,11 @@ def pair_norm(
 
 
 class PairNorm(nn.Module):
-    """The layer form of :func:`pair_norm`: no parameters, no buffers, usable after any graph convolution.
+    """The layer form of ``pair_norm``: no parameters, no buffers, usable after any graph convolution.
 
     Args:
         scale: The paper's s, which sets the constant total pairwise squared distance 2 n² s².
-        mode: ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``; see :func:`pair_norm`.
+        mode: ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``; see ``pair_norm``.
         eps: Added inside the root.
 
     Example:
@@ -93,7 +93,7 @@ class PairNorm(nn.Module):
         self.scale, self.mode, self.eps = scale, mode, eps
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see :func:`pair_norm` for the arguments."""
+        """Normalise ``x``; see ``pair_norm`` for the arguments."""
         return pair_norm(x, self.scale, self.mode, self.eps, batch, batch_size)
 
     def __repr__(self) -> str:
@@ -147,8 +147,8 @@ def _formula_gradient(
     """Return dL/dx from dL/dy, dL/dr, y and r.
 
     From y = s·c/r follow dL/dc = (s/r)·dL/dy + y/(s·m)·dL/dr with dL/dr = -Σ dL/dy·y / r, where Σ runs over
-    what shares one r
-    and m counts its rows; centring is its own adjoint. Only y and r are needed, so only they are saved.
+    what shares one r and m counts its rows; centring is its own adjoint. Only y and r are needed, so only
+    they are saved.
     """
     grad, y_wide = grad.to(length.dtype), y.to(length.dtype)
     pull = -(grad * y_wide).sum(-1, keepdim=True) / length
@@ -166,8 +166,7 @@ class _Normalise(torch.autograd.Function):
     """``_formula`` with a gradient that saves one tensor of the input's size.
 
     The length is returned beside y because both are saved: as outputs they stay connected to x, which is what
-    makes the
-    gradient of the gradient right.
+    makes the gradient of the gradient right.
     """
 
     @staticmethod

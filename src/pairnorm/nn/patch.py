@@ -49,7 +49,7 @@ def add_pair_norm(
     is a model that has PairNorm already. Copies of the model have a patch of their own.
 
     Args:
-        model: any module with graph convolutions; see :func:`pairnorm.nn.find.graph_convolutions`.
+        model: any module with graph convolutions; see ``pairnorm.nn.find.graph_convolutions``.
         scale: the paper's s.
         mode: ``"PN"``, ``"PN-SI"`` (the paper's choice for GCN and GAT) or ``"PN-SCS"``.
         layers: the dotted names of the convolutions, where they are not recognised.
@@ -88,7 +88,7 @@ def add_pair_norm(
 
 
 def remove_pair_norm(model: nn.Module) -> None:
-    """Remove what :func:`add_pair_norm` put into ``model``, for a copy whose handle is not at hand."""
+    """Remove what ``add_pair_norm`` put into ``model``, for a copy whose handle is not at hand."""
     for module in model.modules():
         if patch := _patch_of(module):
             patch.remove()
@@ -100,7 +100,7 @@ def _patch_of(module: nn.Module) -> "PairNormPatch | None":
 
 
 class PairNormPatch:
-    """PairNorm inside a model: removed by :meth:`remove` or at the end of a ``with`` block."""
+    """PairNorm inside a model: removed by ``remove`` or at the end of a ``with`` block."""
 
     def __init__(self, model: nn.Module, norm: PairNorm, convolutions: dict[str, nn.Module]) -> None:
         self.model, self.norm = model, norm

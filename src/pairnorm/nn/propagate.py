@@ -12,18 +12,18 @@ KINDS = ("rw", "sym")
 def propagation(
     adjacency: Tensor | SparseMatrix, kind: str = "rw", num_nodes: int | None = None
 ) -> SparseMatrix:
-    r"""Normalise an adjacency matrix with self-loops, :math:`\tilde{\mathbf{A}} = \mathbf{A} + \mathbf{I}`.
+    r"""Normalise an adjacency matrix with self-loops, $\tilde{\mathbf{A}} = \mathbf{A} + \mathbf{I}$.
 
-    .. math::
-        \tilde{\mathbf{A}}_{rw} = \tilde{\mathbf{D}}^{-1} \tilde{\mathbf{A}} \qquad
-        \tilde{\mathbf{A}}_{sym} = \tilde{\mathbf{D}}^{-1/2} \tilde{\mathbf{A}} \tilde{\mathbf{D}}^{-1/2}
+    $$
+    \tilde{\mathbf{A}}_{rw} = \tilde{\mathbf{D}}^{-1} \tilde{\mathbf{A}} \qquad
+    \tilde{\mathbf{A}}_{sym} = \tilde{\mathbf{D}}^{-1/2} \tilde{\mathbf{A}} \tilde{\mathbf{D}}^{-1/2}
+    $$
 
     Args:
         adjacency: A torch sparse tensor ``[nodes, nodes]`` whose row i holds what node i receives from, or an
-            ``edge_index``
-            ``[2, edges]`` of (source, target) pairs as in PyG. Weights count; a self-loop that is there keeps
-            its weight.
-            Of a directed graph every node averages over the nodes that point at it.
+            ``edge_index`` ``[2, edges]`` of (source, target) pairs as in PyG. Weights count; a self-loop that
+            is there keeps its weight. Of a directed graph every node averages over the nodes that point at
+            it.
         kind: ``"rw"`` (what the paper's experiments used) or ``"sym"``.
         num_nodes: Needed with an ``edge_index`` when the last nodes are isolated.
 

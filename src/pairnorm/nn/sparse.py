@@ -1,6 +1,4 @@
-"""Sparse matrices whose values may differ from trial to trial: the product that graph convolution, sparse
-features and attention share.
-"""
+"""Sparse matrices whose values may differ by trial, for graph convolution, sparse features and attention."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +13,7 @@ from pairnorm.nn.backends import kernels
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where the entries of a sparse matrix stand, row by row (CSR), with what can be derived from that
-    derived once.
-    """
+    """Where the entries of a sparse matrix stand, row by row (CSR), and what follows from that."""
 
     crow: Tensor
     column: Tensor
@@ -66,11 +62,10 @@ class Pattern:
 
 @dataclass(frozen=True, eq=False)
 class SparseMatrix:
-    """A :class:`Pattern` with values ``[entries]``, or ``[trials, entries]`` for a matrix per trial.
+    """A ``Pattern`` with values ``[entries]``, or ``[trials, entries]`` for a matrix per trial.
 
     ``matrix @ dense`` takes ``[columns, features]``, or ``[columns, trials, features]`` where every trial is
-    multiplied by its own
-    values, or by the shared ones; both operands are differentiable.
+    multiplied by its own values, or by the shared ones; both operands are differentiable.
     """
 
     pattern: Pattern

@@ -13,10 +13,8 @@ class Groups:
     """Which graph each node belongs to; without ``batch`` all nodes are one graph.
 
     ``mean`` reduces ``[nodes, ...]`` to ``[graphs, ...]`` and ``spread`` hands every node its graph's value
-    back, so a formula
-    written with the two serves one graph and a batch of graphs alike. Sums add up over parts of a graph,
-    hence also over
-    machines that hold a part each.
+    back, so a formula written with the two serves one graph and a batch of graphs alike. Sums add up over
+    parts of a graph, hence also over machines that hold a part each.
     """
 
     num_nodes: int
@@ -58,17 +56,14 @@ class Groups:
         return self.sum(x) / count.view(-1, *[1] * (x.dim() - 1))
 
     def spread(self, statistic: Tensor) -> Tensor:
-        """Hand each node its graph's statistic: ``[graphs, ...]`` to something that broadcasts with ``[nodes,
-        ...]``.
-        """
+        """Hand each node its graph's statistic: ``[graphs, ...]`` to what fits ``[nodes, ...]``."""
         return statistic if self.batch is None else statistic.index_select(0, self.batch)
 
     def centre(self, x: Tensor) -> Tensor:
         """Subtract from every node the mean of its graph.
 
         Done twice: the second mean is what rounding left of the first, which matters when a large common
-        offset hides small
-        differences, the very state of an oversmoothed representation.
+        offset hides small differences, the very state of an oversmoothed representation.
         """
         x = x - self.spread(self.mean(x))
         return x - self.spread(self.mean(x))

@@ -1,3 +1,1 @@
-"""The operations as numba kernels, one thread each; equal, to rounding, to the plain torch forms, which are
-their tested reference.
-"""
+"""The operations as numba kernels, one thread each; they equal the plain torch forms, up to rounding."""

@@ -1,6 +1,4 @@
-"""Attention over a sparsity pattern in numba: weights per entry and trial are kept, but never ``[entries,
-trials, features]``.
-"""
+"""Attention over a pattern in numba: weights ``[entries, trials]`` are kept, never messages with features."""
 
 from typing import TYPE_CHECKING, Any
 

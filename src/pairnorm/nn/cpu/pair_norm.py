@@ -1,6 +1,4 @@
-"""PairNorm in numba, for tensors that fit the cache; larger ones are done in blocks by
-``pairnorm.nn.blocks``.
-"""
+"""PairNorm in numba, for tensors that fit the cache; ``pairnorm.nn.blocks`` serves larger ones."""
 
 from typing import Any
 

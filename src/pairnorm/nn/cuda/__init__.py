@@ -1,3 +1,1 @@
-"""The operations as Triton kernels; equal, to rounding, to the plain torch forms, which are their tested
-reference.
-"""
+"""The operations as Triton kernels; they equal the plain torch forms, up to rounding."""

@@ -1,8 +1,7 @@
 """PairNorm on CUDA in Triton: the plain formula in as few passes over memory as it allows.
 
 ``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice and writes
-once. Tensors are
-viewed as ``[nodes, trials, features]``; a program takes a share of the nodes of one trial.
+once. Tensors are viewed as ``[nodes, trials, features]``; a program takes a share of the nodes of one trial.
 """
 
 import torch
@@ -68,9 +67,7 @@ def _shape(x: Tensor) -> tuple[int, int, int]:
 
 
 class _Plan:
-    """How the nodes are shared out: ``grid`` for reductions (a few programs per processor), ``cover`` for one
-    tile each.
-    """
+    """How nodes are shared out: ``grid`` for reductions (a few programs per processor), ``cover`` by tile."""
 
     def __init__(self, x: Tensor, nodes: int, trials: int, features: int) -> None:
         columns = triton.next_power_of_2(features)
@@ -104,8 +101,7 @@ def _column_sums(  # type: ignore[no-untyped-def]
     """Sum a program's rows, and their squares, about a shift near the mean, so that no large numbers cancel.
 
     The shift is the mean of a tile of rows spread evenly over all nodes, the same for every program; a mean
-    of neighbouring rows
-    could be far off where nodes come in some order.
+    of neighbouring rows could be far off where nodes come in some order.
     """
     step = tl.maximum(nodes // ROWS, 1)
     columns = tl.arange(0, COLUMNS)

@@ -1,9 +1,7 @@
-"""Sparse products on CUDA in Triton: every row gathers its columns, so sums are made in a fixed order,
-without atomics.
+"""Sparse products on CUDA in Triton: every row gathers its columns, in a fixed order and without atomics.
 
 Rows longer than ``PIECE`` entries are cut into pieces that are summed separately and then together, so that
-no program holds up
-the others: frequent words have thousands of entries, hubs hundreds.
+no program holds up the others: frequent words have thousands of entries, hubs hundreds.
 """
 
 from dataclasses import dataclass
@@ -28,10 +26,10 @@ TILE = 256
 
 @dataclass(frozen=True)
 class Schedule:
-    """Pieces of rows: entries ``start`` to ``stop`` are summed into row ``place`` of a buffer, of which the
-    first rows are the result.
+    """Pieces of rows: entries ``start`` to ``stop`` are summed into row ``place`` of a buffer.
 
-    ``split`` names the rows whose pieces have places of their own beyond the result, at ``split_crow``.
+    The first rows of the buffer are the result. ``split`` names the rows whose pieces have places of their
+    own beyond it, at ``split_crow``.
     """
 
     start: Tensor
