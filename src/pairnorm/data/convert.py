@@ -161,7 +161,7 @@ def from_networkx(
         label: the attribute that holds the class. Default: ``'label'`` where some node has it.
         split: the attribute that says train, validation or test. Default: ``'split'`` where some node has it.
         features: an attribute that holds a whole vector; if none has it, every other attribute is a feature.
-        **columns: as for :func:`pairnorm.data.files.from_files`.
+        **columns: as for ``pairnorm.data.files.from_files``.
     """
     import pandas
 

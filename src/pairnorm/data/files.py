@@ -114,7 +114,7 @@ def from_sources(
         nodes: the nodes.
         edges: the edges.
         ends: the two columns of ``edges`` that name nodes.
-        id: as for :func:`from_files`, like all that follow.
+        id: as for ``from_files``, like all that follow.
         label: the column of the nodes' classes.
         weight: the column of the edges' weights.
         split: the column that says train, validation or test.

@@ -223,7 +223,7 @@ class Graph:
     def from_files(
         cls, nodes: str | PathLike[str], edges: str | PathLike[str] | None = None, **columns: Any
     ) -> Graph:
-        """Read a graph from files: see :func:`pairnorm.data.files.from_files` for the arguments."""
+        """Read a graph from files: see ``pairnorm.data.files.from_files`` for the arguments."""
         from pairnorm.data.files import from_files
 
         return from_files(nodes, edges, **columns)
@@ -256,7 +256,7 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, graph: networkx.Graph, **columns: Any) -> Graph:
-        """Take over a networkx graph: see :func:`pairnorm.data.convert.from_networkx`."""
+        """Take over a networkx graph: see ``pairnorm.data.convert.from_networkx``."""
         from pairnorm.data.convert import from_networkx
 
         return from_networkx(graph, **columns)

@@ -61,7 +61,7 @@ class Dataset:
         """Return the files that have yet to be fetched.
 
         Args:
-            root: as for :func:`load`.
+            root: as for ``load``.
         """
         return tuple(path for name in self.files if not (path := data_folder(root) / name).is_file())
 
@@ -133,7 +133,7 @@ def load(
         root: the folder of the raw files. Default: ``$PAIRNORM_DATA``, else the user's cache folder.
         split: ``'public'``, ``'random'``, ``'per-class-20'``, or masks. Default: public if there is one.
         seed: for what is drawn at random.
-        **options: for ``'csbm'``: see :func:`pairnorm.csbm`.
+        **options: for ``'csbm'``: see ``pairnorm.csbm``.
     """
     name = one_of("name", str(name).lower().replace("_", "-"), [*_READERS, "csbm"])
     known = inspect.signature(csbm).parameters if name == "csbm" else {}

@@ -35,8 +35,7 @@ def train(
     """Train a spec once for every seed, side by side, and return the trials in the order of the seeds.
 
     Adam minimises the cross-entropy on the training nodes; the epoch with the best validation accuracy is
-    kept, per trial. A
-    trial's initial weights, dropout and missing features depend on its own seed alone.
+    kept, per trial. A trial's initial weights, dropout and missing features depend on its own seed alone.
 
     Args:
         graph: with a split.

@@ -39,7 +39,7 @@ def frame(rows: Sequence[Row]) -> "pandas.DataFrame":
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """Write the :func:`frame` of the rows as Parquet."""
+    """Write the ``frame`` of the rows as Parquet."""
     try:
         frame(rows).to_parquet(path, index=False)
     except ImportError as error:
@@ -60,7 +60,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Read what :func:`write_csv` wrote; a column that is not the store's own is a measure."""
+    """Read what ``write_csv`` wrote; a column that is not the store's own is a measure."""
     with _long_fields(), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, strict=True)
         try:

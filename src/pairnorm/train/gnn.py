@@ -17,9 +17,7 @@ from pairnorm.train.spec import Spec
 def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
 ) -> GCN | GAT:
-    """Build the model of a spec with a trial for each seed, its initial weights drawn from that seed
-    alone.
-    """
+    """Build the model of a spec with a trial for each seed, which alone decides its first weights."""
     kind = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
     model: GCN | GAT = kind(
         num_features,

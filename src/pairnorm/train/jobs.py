@@ -26,9 +26,7 @@ class Job:
 
     @property
     def trials(self) -> list[Pair]:
-        """The trials side by side. For SGC, depths and scales are not trials of their own: they share a
-        propagation.
-        """
+        """The trials side by side. Depths and scales of SGC are no trials: they share a propagation."""
         if self.pairs[0][0].model != "SGC":
             return list(self.pairs)
         return list(dict.fromkeys((spec.replace(depth=1, scale=1.0), seed) for spec, seed in self.pairs))
@@ -74,9 +72,7 @@ def plan(graph: Graph, pairs: Iterable[Pair], device: torch.device) -> list[Job]
 
 
 def _architecture(spec: Spec) -> Spec:
-    """What pairs must agree on to train side by side: everything but what is missing; for SGC, but depth and
-    scale too.
-    """
+    """What pairs must agree on to train side by side: all but what is missing; for SGC, depth and scale."""
     kind = "entries" if spec.missing_kind == "entries" else "vectors"
     shared = spec.replace(missing_rate=1.0, missing_kind=kind)
     if spec.model != "SGC":

@@ -17,9 +17,8 @@ class Loop:
     """Train many models at once, independently of one another.
 
     An epoch is a step of Adam on every trial's loss, then validation. The parameters of the epoch with the
-    best validation
-    accuracy so far are kept, per trial. On CUDA the first epochs run as they are and the others are replays
-    of a captured one.
+    best validation accuracy so far are kept, per trial. On CUDA the first epochs run as they are and the
+    others are replays of a captured one.
 
     Args:
         parameters: the tensors that Adam updates.

@@ -1,6 +1,4 @@
-"""What the trials of one graph have in common while they train: features, adjacency, labels and the split, on
-a device.
-"""
+"""What the trials of one graph share while they train: features, adjacency, labels and the split."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +24,7 @@ DRAW = {"vectors": missing_vectors, "nodes": missing_nodes, "entries": missing_e
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Features as every trial sees them, the normalised adjacency, the labels, and the nodes of each part of
-    the split.
-    """
+    """Features as every trial sees them, the normalised adjacency, the labels, and the nodes of each part."""
 
     features: Tensor | SparseMatrix
     adjacency: SparseMatrix
@@ -57,8 +53,11 @@ class Problem:
         )
 
     def losses(self, logits: Tensor, part: str) -> Tensor:
-        """Return every trial's mean cross-entropy over the nodes of a part: ``[trials]``, from logits
-        ``[nodes, trials, classes]``.
+        """Return every trial's mean cross-entropy over the nodes of a part.
+
+        Args:
+            logits: ``[nodes, trials, classes]``; the result is ``[trials]``.
+            part: of the split.
         """
         nodes = self.parts[part]
         return part_losses(logits[nodes], self.labels[nodes])
@@ -82,9 +81,7 @@ def part_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def part_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the fraction of right answers of ``[nodes, ..., classes]`` logits: ``[...]``, one for each
-    model.
-    """
+    """Return the share of right answers of ``[nodes, ..., classes]`` logits: ``[...]``, one per model."""
     largest, predicted = logits.max(-1)
     right = predicted == labels.view(-1, *[1] * (logits.dim() - 2))
     # Of logits that are NaN torch takes the first class, so that a diverged model would be right at times.
@@ -94,8 +91,9 @@ def part_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
 def _features(
     graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device
 ) -> Tensor | SparseMatrix:
-    """Return features shared by all trials where nothing is missing, else with a trial axis; sparse ones stay
-    sparse.
+    """Return features shared by all trials where nothing is missing, else with a trial axis.
+
+    Sparse ones stay sparse.
     """
     if all(spec.missing_rate == 0 and spec.missing_kind != "given" for spec, _ in trials):
         values = features_after(graph).values

@@ -177,9 +177,7 @@ def _run_in_pool(
 
 
 class _Streams:
-    """Threads, each with a CUDA stream of its own: jobs that do not fill the device run beside one
-    another.
-    """
+    """Threads, each with a CUDA stream of its own: jobs that do not fill the device share it."""
 
     def __init__(self, workers: int, device: torch.device) -> None:
         self.workers, self.ticks = workers, 0

@@ -1,9 +1,8 @@
 """Training SGC: one propagation serves every depth and every scale, and the epochs are a small regression.
 
 PairNorm commutes with its scale: with scale s every state is s times the state with scale 1 (up to eps). So
-the states are made
-once, with scale 1, and s multiplies the logits before the bias. PN-SCS does not commute; there every scale is
-propagated.
+the states are made once, with scale 1, and s multiplies the logits before the bias. PN-SCS does not commute;
+there every scale is propagated.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,13 @@ from pairnorm.train.spec import Spec
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """One depth, fitted: logits ``[nodes, trials, scales, classes]``, and the state ``[nodes, trials,
-    features]`` with scale 1.
+    """One depth, fitted.
+
+    Args:
+        depth: the number of propagations.
+        loop: how it was fitted.
+        state: what it was fitted to, with scale 1: ``[nodes, trials, features]``.
+        logits: ``[nodes, trials, scales, classes]``.
     """
 
     depth: int
@@ -114,12 +118,10 @@ class SGCRun:
 
 
 class _Regression:
-    """Logistic regressions of trials x scales, each with its own weights; the scales of a trial share its
-    features.
+    """Logistic regressions of trials x scales; the scales of a trial share its features, not its weights.
 
     The weight is ``[trials, features, scales · classes]``, so that one product per trial serves all scales.
-    Every scale of a seed
-    starts from the same weights.
+    Every scale of a seed starts from the same weights.
     """
 
     def __init__(
@@ -144,9 +146,7 @@ class _Regression:
         return [self.weight.view(trials, features, *self.bias.shape[1:]).transpose(1, 2), self.bias]
 
     def logits(self, rows: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Return ``[nodes, trials, scales, classes]`` from ``[nodes, trials, features]``; with ``keys``,
-        after dropout.
-        """
+        """Return ``[nodes, trials, scales, classes]`` from rows; with ``keys``, after dropout."""
         if keys is not None and self._rate:
             rows = dropout(rows, self._rate, keys)
         return trial_linear(rows, self.weight).view(rows.size(0), *self.bias.shape) * self._scale + self.bias

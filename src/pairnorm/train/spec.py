@@ -66,23 +66,23 @@ _not_negative = _real("of 0 or more", lambda value: 0 <= value < inf)
 
 @dataclass(frozen=True)
 class Spec:
-    r"""What a cell trains: dataset, model, normalisation and protocol, frozen and hashable.
+    """What a cell trains: dataset, model, normalisation and protocol, frozen and hashable.
 
     A *trial* is a spec and a seed. Seeds are not part of the spec, so that asking for ten runs after five
     computes only the five that are missing. A field that cannot change the result takes one fixed value
     (an SGC has no ``hidden``, a model without a norm no ``scale``, attention no weighted ``adjacency``), so
-    that the same work always has the same :attr:`text` and :attr:`hash`.
+    that the same work always has the same ``text`` and ``hash``.
 
     Args:
         dataset: name of the graph.
         model: ``"SGC"``, ``"GCN"`` or ``"GAT"``.
-        depth: number of graph convolutions (:math:`K` for SGC).
+        depth: number of graph convolutions (K for SGC).
         hidden: width of the hidden layers; 0 stands for the paper's (32 for GCN, 64 for GAT).
         heads: attention heads of a GAT.
         norm: ``"none"``, ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``.
-        scale: :math:`s` of PairNorm.
+        scale: PairNorm's s.
         order: normalise ``"after"`` the activation (the paper) or ``"before"`` it (its released code).
-        skip: :math:`t`, the output of layer :math:`l` is added to that of layer :math:`l + t`; 0 for none.
+        skip: the paper's t: the output of layer l is added to that of layer l + t. 0 for none.
         dropout: probability with which a feature is dropped.
         adjacency: ``"rw"`` or ``"sym"``.
         missing_rate: fraction of what ``missing_kind`` says that is missing.
@@ -140,7 +140,7 @@ class Spec:
 
     @property
     def hash(self) -> str:
-        """The name of the cell in the store: 16 hexadecimal digits of the SHA-256 of :attr:`text`."""
+        """The name of the cell in the store: 16 hexadecimal digits of the SHA-256 of ``text``."""
         return sha256(self.text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:

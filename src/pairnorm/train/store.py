@@ -131,11 +131,11 @@ class Store:
         return {spec_of(group[0]): [trial_of(values) for values in group] for group in listed}
 
     def frame(self, **where: Any) -> "pandas.DataFrame":
-        """Return the trials as a data frame, a column for each measure; ``where`` as in :meth:`cells`."""
+        """Return the trials as a data frame, a column for each measure; ``where`` as in ``cells``."""
         return exchange.frame(self._rows(**where))
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write all trials as ``.csv``, which :meth:`merge` reads, or as ``.parquet``, without curves.
+        """Write all trials as ``.csv``, which ``merge`` reads, or as ``.parquet``, without curves.
 
         The same trials always give the same file: rows are sorted, numbers have all their digits.
         """
