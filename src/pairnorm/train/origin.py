@@ -26,7 +26,7 @@ class Origin:
         python_version: version of Python.
         device: name of the processor or accelerator.
         git_commit: commit of the checkout the package ran from, ``-dirty`` added if files differed from it;
-            ``$PAIRNORM_COMMIT`` where that is set (for a copy without its history); ``None`` where the package
+            ``$PAIRNORM_COMMIT`` where that is set (for a copy without its history); ``None`` where it
             is installed.
         finished: UTC time in ISO format.
     """
