@@ -10,10 +10,11 @@ from pairnorm import measure
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.nn import pair_norm
-from pairnorm.train import Spec, Trial, engine, train
+from pairnorm.train import Spec, Trial, engine, fit, train
 from pairnorm.train.engine import execute, find_device
 from pairnorm.train.gnn import GNNRun
 from pairnorm.train.jobs import Job, plan
+from pairnorm.train.problem import Problem
 
 CPU = torch.device("cpu")
 NORM = {"norm": "PN-SI", "epochs": 30}
@@ -212,6 +213,18 @@ def test_only_the_pairs_that_are_asked_for_come_back(graph: Graph) -> None:
     assert set(found) == set(pairs)
     for pair in pairs:
         assert agree(found[pair], execute(graph, Job((pair,)), CPU)[pair])
+
+
+@pytest.mark.parametrize(
+    "spec", [Spec("csbm", "SGC", 4, norm="PN", scale=10, epochs=30), Spec("csbm", "GAT", 2, **NORM)]
+)
+def test_fit_gives_the_models_that_were_judged(graph: Graph, spec: Spec) -> None:
+    model = fit(graph, spec, [3, 5], "cpu")
+    problem = Problem.of(graph, [(spec, 3), (spec, 5)], CPU)
+    metrics = problem.metrics(model(problem.features, problem.adjacency))
+    for number, trial in enumerate(train(graph, spec, [3, 5], "cpu")):
+        for name in METRICS:
+            assert math.isclose(metrics[name][number], getattr(trial, name), rel_tol=1e-4)
 
 
 def test_names_are_checked(graph: Graph) -> None:

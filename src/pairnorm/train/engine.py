@@ -8,6 +8,7 @@ from torch import Tensor
 from pairnorm import measure
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of
+from pairnorm.nn import GAT, GCN, SGC
 from pairnorm.train.gnn import GNNRun
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.loop import Loop
@@ -57,6 +58,43 @@ def train(
     for job in plan(graph, [(spec, seed) for seed in dict.fromkeys(seeds)], where):
         found.update(execute(graph, job, where, measures=measures, curves=curves))
     return [found[spec, seed] for seed in seeds]
+
+
+def fit(
+    graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.device = "auto"
+) -> GCN | GAT | SGC:
+    """Train as :func:`train` does and return the models themselves, each at its best epoch.
+
+    Args:
+        graph: with a split.
+        spec: what to train.
+        seeds: one for each trial.
+        device: ``"auto"`` for CUDA where there is one, else the CPU.
+
+    Returns:
+        One module in evaluation mode, with a trial for each seed; its logits are ``[nodes, trials, classes]``.
+    """
+    where = find_device(device)
+    pairs = [(spec, seed) for seed in seeds]
+    if spec.model != "SGC":
+        run = GNNRun(graph, pairs, where)
+        run.run(lambda epochs: None)
+        return run.model
+    (fitted,) = SGCRun(graph, pairs, [spec.depth], [spec.scale], where).run(lambda epochs: None)
+    model = SGC(
+        graph.num_features,
+        graph.num_classes,
+        depth=spec.depth,
+        norm=None if spec.norm == "none" else spec.norm,
+        scale=spec.scale,
+        dropout=spec.dropout,
+        adjacency=spec.adjacency,
+        trials=len(seeds),
+    ).to(where)
+    with torch.no_grad():
+        for parameter, kept in zip((model.weight, model.bias), fitted.loop.kept, strict=True):
+            parameter.copy_(kept.squeeze(1))  # of the scales, there is one
+    return model.eval()
 
 
 def find_device(device: str | torch.device = "auto") -> torch.device:
