@@ -33,8 +33,8 @@ class NodeClassifier:
     """Learns the classes of some nodes of a graph and predicts them for all, also where features are missing.
 
     Parameters only go into the constructor; what is learnt ends in an underscore: ``classes_``, ``best_``
-    (the chosen :class:`Candidate`), ``search_`` (all that were tried), ``network_``, ``scaling_``,
-    ``split_``, and ``held_out_``, the :class:`Scores` on the test nodes, which no choice has seen.
+    (the chosen ``Candidate``), ``search_`` (all that were tried), ``network_``, ``scaling_``,
+    ``split_``, and ``held_out_``, the ``Scores`` on the test nodes, which no choice has seen.
 
     SGC's part is convex and solved to the end, so it is the same for every seed; GCN and GAT are trained once
     per seed, and their probabilities averaged.
@@ -45,7 +45,7 @@ class NodeClassifier:
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: none, and the
             paper's (PN for SGC, PN-SI for GCN and GAT).
         scale: PairNorm's s, several, or ``"auto"``. For SGC it is also the strength of regularisation.
-        scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see :class:`Scaling`.
+        scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
         hidden: width of GCN and GAT; 0 for the paper's.
         dropout: of GCN and GAT.
@@ -143,16 +143,16 @@ class NodeClassifier:
         """Return the name of the most probable class of every node.
 
         Args:
-            graph: as for :meth:`predict_proba`.
+            graph: as for ``predict_proba``.
         """
         return np.asarray(self.classes_[self.predict_proba(graph).argmax(1)])
 
     def score(self, graph: Graph, y: None = None) -> float:
-        """Return the accuracy on the graph's test nodes; without a split, on those :meth:`fit` held out, or,
-        of another graph, on every labelled node.
+        """Return the accuracy on the test nodes.
 
         Args:
-            graph: with labels.
+            graph: with labels. Without a split of its own, the nodes that ``fit`` held out are judged or, of
+                another graph, all labelled ones.
             y: not used.
         """
         self._check_fitted()
@@ -273,7 +273,7 @@ class NodeClassifier:
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Self:
-        """Read what :meth:`save` wrote. Nothing is unpickled.
+        """Read what ``save`` wrote. Nothing is unpickled.
 
         Args:
             folder: the one saved to.

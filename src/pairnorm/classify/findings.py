@@ -14,10 +14,11 @@ from pairnorm.classify.candidates import Task
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.scores import Scores, paired_difference
 from pairnorm.classify.smoothing import DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
+from pairnorm.classify.split import FEW
 from pairnorm.data import Graph
 from pairnorm.train.engine import find_device
 
-STEPS = 3 + 2 * len(DEPTHS)
+STEPS = 3 + len(DEPTHS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,7 @@ class Findings:
             graph,
             classifier.predict_proba(graph),
             list(baselines(task, classifier.random_state, tick)),
-            smoothing(graph, features, adjacency=classifier.adjacency, tick=tick),
+            smoothing(graph, features, tick=tick),
             suggest_depth(graph),
         )
 
@@ -115,6 +116,12 @@ class Findings:
         gain, low, high = (100 * value for value in paired_difference(ours, right[rival]))
         interval = f"(95% interval {low:+.1f} to {high:+.1f})"
         opening = f"{best.name}, is right on {100 * ours.mean():.1f}% of the held-out nodes"
+        if len(ours) < FEW:
+            known = f"{ours.sum()} of {len(ours)} held-out {'node' if len(ours) == 1 else 'nodes'}"
+            return (
+                f"**Too little is held out to tell.** {best.name}, is right on {known}, {rival} on "
+                f"{right[rival].sum()}. Label more nodes to know more."
+            )
         if low > 0:
             return (
                 f"**It earns its keep.** {opening}, {gain:.1f} points more than the best simpler method, "

@@ -19,9 +19,10 @@ def regressions(
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     r"""Yield (s, W, b) for every scale s, from small to large: the logistic regression on rows s·x.
 
-    .. math::
-        \min_{\mathbf{W}, \mathbf{b}} \; \text{mean cross-entropy}(s \mathbf{X} \mathbf{W} + \mathbf{b})
-        + \tfrac{1}{2} \|\mathbf{W}\|_F^2
+    $$
+    \min_{\mathbf{W}, \mathbf{b}} \; \text{mean cross-entropy}(s \mathbf{X} \mathbf{W} + \mathbf{b})
+    + \tfrac{1}{2} \|\mathbf{W}\|_F^2
+    $$
 
     The problem is convex: there is one answer, whatever the seed. The scale is the strength of regularisation
     (in V = sW the penalty is ‖V‖² / 2s²), so each scale starts from the answer of the one before.

@@ -120,8 +120,8 @@ def _depth(findings: Findings) -> Iterator[str]:
     )
     if {("SGC", "none"), ("SGC", "PN")} <= {(candidate.model, candidate.norm) for candidate in tried}:
         yield (
-            "For SGC, PairNorm centres and rescales what propagation has shrunk. A plain SGC could make up for "
-            "that with a regularisation of its own at every depth; with the same scales for all, it cannot."
+            "For SGC, PairNorm centres and rescales what propagation has shrunk. A plain SGC could "
+            "make up for that with a regularisation of its own at every depth; with these scales it cannot."
         )
     yield "![Validation accuracy against depth](depth.png)"
 

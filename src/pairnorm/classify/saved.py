@@ -32,7 +32,7 @@ NETWORKS: dict[str, Any] = {"SGC": SGC, "GCN": GCN, "GAT": GAT}
 def save(
     classifier: NodeClassifier, folder: str | PathLike[str], columns: dict[str, Any] | None = None
 ) -> None:
-    """Write a fitted classifier into a folder; see :meth:`NodeClassifier.save`.
+    """Write a fitted classifier into a folder; see ``NodeClassifier.save``.
 
     Args:
         classifier: fitted.
@@ -73,7 +73,7 @@ def save(
 
 
 def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
-    """Read a fitted classifier; see :meth:`NodeClassifier.load`."""
+    """Read a fitted classifier; see ``NodeClassifier.load``."""
     from safetensors.torch import load_file
 
     place = Path(folder)

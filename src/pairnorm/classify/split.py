@@ -110,7 +110,8 @@ def _warn(graph: Graph, split: Split) -> None:
         _say("no labelled node is left to test on: how accurate the predictions are is not known.")
     elif held_out < FEW:
         _say(
-            f"only {held_out} labelled nodes are left to test on: the interval around the accuracy is wide. "
+            f"only {held_out} labelled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
+            "the interval around the accuracy is wide. "
             "Label more nodes to know more."
         )
     unseen = (_counts(graph, split.test) == 0) & (_counts(graph, split.train) > 0)

@@ -66,7 +66,7 @@ def diagnose(
         check_features(graph)
         check_size(graph)
         scaled = Scaling.of(graph, scaling)
-        with steps("Propagating", 2 * len(DEPTHS)) as tick:
+        with steps("Propagating", len(DEPTHS)) as tick:
             rows = smoothing(graph, scaled(graph), tick=tick)
         suggestion = suggest_depth(graph)
         draw_smoothing(rows, suggestion.depth).savefig(file, dpi=150)

@@ -108,7 +108,7 @@ def fit(
     _show(findings)
     console.print(f"\nWrote to {escape(str(out))}/ in {time.monotonic() - began:.0f} s:", soft_wrap=True)
     for name, what in _contents(out):
-        console.print(f"  {name:<20} {what}")
+        console.print(f"  {name:<20} {what}", soft_wrap=True)
     console.print(
         f"\nNext: read [bold]{escape(str(out / 'report.md'))}[/]; label a graph that has changed with\n"
         f"[bold]pairnorm predict --model {escape(str(out))} --nodes … --edges … --out predictions.csv[/]",
@@ -158,7 +158,7 @@ def _show(findings: "Findings") -> None:
 
 def _contents(out: Path) -> list[tuple[str, str]]:
     known = {
-        "predictions.csv": "a row for every node: its class and the probability of each",
+        "predictions.csv": "a row for every node: its class, and how probable each is",
         "predictions.parquet": "the same, for machines",
         "model.json": "with model.safetensors: the model",
         "report.md": "how far to trust it, with figures",

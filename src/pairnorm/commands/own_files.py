@@ -74,7 +74,7 @@ def read_graph(nodes: Path, edges: Path | None, columns: dict[str, Any]) -> "Gra
     Args:
         nodes: the table of nodes, or the file of the whole graph.
         edges: the table of edges.
-        columns: what :func:`pairnorm.data.files.from_files` takes besides.
+        columns: what ``pairnorm.data.files.from_files`` takes besides.
     """
     from pairnorm.data import Graph, GraphWarning
 
