@@ -221,7 +221,8 @@ def test_only_the_pairs_that_are_asked_for_come_back(graph: Graph) -> None:
 def test_fit_gives_the_models_that_were_judged(graph: Graph, spec: Spec) -> None:
     model = fit(graph, spec, [3, 5], "cpu")
     problem = Problem.of(graph, [(spec, 3), (spec, 5)], CPU)
-    metrics = problem.metrics(model(problem.features, problem.adjacency))
+    with torch.no_grad():
+        metrics = problem.metrics(model(problem.features, problem.adjacency))
     for number, trial in enumerate(train(graph, spec, [3, 5], "cpu")):
         for name in METRICS:
             assert math.isclose(metrics[name][number], getattr(trial, name), rel_tol=1e-4)
