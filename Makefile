@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format lock clean
+.PHONY: demo test bench lint format lock clean
 
 demo: $(READY)
 	$(BIN)/python -m pairnorm demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
 
 lint: $(READY)
 	$(BIN)/ruff check .

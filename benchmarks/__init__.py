@@ -1,0 +1,1 @@
+"""How fast and how lean pairnorm is, against peers in the same process: ``python -m benchmarks``."""

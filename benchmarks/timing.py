@@ -1,0 +1,48 @@
+"""Timing things against one another: turn by turn, so that whatever slows the machine slows both."""
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+
+class Times(NamedTuple):
+    """Seconds of repeated runs."""
+
+    median: float
+    best: float
+
+
+def interleave(tasks: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1) -> dict[str, Times]:
+    """Run every task once in each round, after rounds that do not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for number in range(warm + rounds):
+        for name, task in tasks.items():
+            began = time.perf_counter()
+            task()
+            if number >= warm:
+                seconds[name].append(time.perf_counter() - began)
+    return {name: Times(median(values), min(values)) for name, values in seconds.items()}
+
+
+def on_cuda(task: Callable[[], object], rounds: int = 20) -> float:
+    """Return the median time of a task on the device, by its own clock."""
+    task()
+    marks = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        task()
+        end.record()
+        marks.append((begin, end))
+    torch.cuda.synchronize()
+    return median(begin.elapsed_time(end) for begin, end in marks) / 1e3
+
+
+def copy_bandwidth(numbers: int = 128_000_000) -> float:
+    """Return the bytes per second that a device reads and writes while it copies a large tensor."""
+    source = torch.empty(numbers, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / on_cuda(lambda: target.copy_(source))
