@@ -63,7 +63,7 @@ def train(
 def fit(
     graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.device = "auto"
 ) -> GCN | GAT | SGC:
-    """Train as :func:`train` does and return the models themselves, each at its best epoch.
+    """Train as ``train`` does and return the models themselves, each at its best epoch.
 
     Args:
         graph: with a split.

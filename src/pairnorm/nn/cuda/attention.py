@@ -1,8 +1,6 @@
-"""Attention over a sparsity pattern on CUDA in Triton; nothing of size ``[entries, trials, features]`` is
-ever made.
+"""Attention over a pattern in Triton: weights ``[entries, trials]`` are kept, never messages with features.
 
-The weights ``[entries, trials]`` are made first, so that averaging is a sparse product. Backwards, one sweep
-over the transpose
+The weights are made first, so that averaging is a sparse product. Backwards, one sweep over the transpose
 gathers every gradient once, for the gradient of z and for the products from which the gradients of the scores
 follow.
 """
@@ -173,9 +171,7 @@ def _score_gradient(  # type: ignore[no-untyped-def]
     crow, column, source, target, weights, kept, change, grad_target, trials, slope,
     UNROLL: tl.constexpr, TRIALS: tl.constexpr,
 ):  # fmt: skip
-    """Through dropout and softmax: products become gradients of scores, in place; their sum is the row's
-    own.
-    """
+    """Turn products into gradients of scores in place, through dropout and softmax; sum them up by row."""
     row = tl.program_id(0).to(tl.int64)
     trial = tl.program_id(1) * TRIALS + tl.arange(0, TRIALS)
     known = trial < trials

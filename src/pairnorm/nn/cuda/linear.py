@@ -1,9 +1,8 @@
 """Dropout and linear map in Triton: the mask is made where the numbers are read, and never stored.
 
 Layers are narrow and graphs long, so every product is a matter of reading and writing the states once:
-``DropoutLinear`` does just
-that, also for the gradient of the weights, whose sum over all nodes is shared out among programs and then
-added up.
+``DropoutLinear`` does just that, also for the gradient of the weights, whose sum over all nodes is shared out
+among programs and then added up.
 """
 
 from typing import Any
