@@ -72,7 +72,7 @@ def fit(
         device: ``"auto"`` for CUDA where there is one, else the CPU.
 
     Returns:
-        One module in evaluation mode, with a trial for each seed; its logits are ``[nodes, trials, classes]``.
+        One module in evaluation mode, with a trial for each seed; logits are ``[nodes, trials, classes]``.
     """
     where = find_device(device)
     pairs = [(spec, seed) for seed in seeds]
