@@ -70,7 +70,9 @@ class Loop:
         tick(epochs % EPOCHS_PER_SYNC)
 
     def _run_captured(self, epochs: int, tick: Callable[[int], None]) -> None:
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.current_stream()
+        if stream == torch.cuda.default_stream():  # which cannot be captured
+            stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             warm = min(3, epochs)  # allocations and libraries settle before an epoch can be captured

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, Thr
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -183,6 +184,11 @@ class _Streams:
         self.workers, self.ticks = workers, 0
         self._device = device
         self._pool = ThreadPoolExecutor(workers)
+        # torch hands out streams in rotation, the same ones again after a while: two jobs must not share one,
+        # or one would run into the other's capture. So there are just as many as workers, and they go around.
+        self._streams: SimpleQueue[torch.cuda.Stream] = SimpleQueue()
+        for _ in range(workers):
+            self._streams.put(torch.cuda.Stream(device))
         self._lock = threading.Lock()
         self._abandoned = False
 
@@ -200,8 +206,12 @@ class _Streams:
 
     def _work(self, graph: Graph, job: Job, options: dict[str, Any]) -> tuple[dict[Pair, Trial], float]:
         began = time.perf_counter()
-        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.Stream()):
-            found = execute(graph, job, self._device, tick=self._tick, **options)
+        stream = self._streams.get()
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(stream):
+                found = execute(graph, job, self._device, tick=self._tick, **options)
+        finally:
+            self._streams.put(stream)
         return found, time.perf_counter() - began
 
     def _tick(self, units: int) -> None:

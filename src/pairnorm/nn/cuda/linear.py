@@ -16,14 +16,15 @@ from pairnorm.nn.cuda.dropout import keep_factor
 from pairnorm.nn.dropout import dropped_levels
 
 DTYPES = (torch.float32,)
-WIDEST = 128
+LARGEST = 64 * 64
 ROWS = 64
 PROGRAMS = 1024
 
 
 def supports(weight: Tensor) -> bool:
     """Say whether a trial's weight fits a program; wide ones are better off with the matrix library."""
-    return max(weight.shape[1:]) <= WIDEST
+    width, out = _padded(*weight.shape[1:])
+    return width * out <= LARGEST
 
 
 class DropoutLinear(torch.autograd.Function):
