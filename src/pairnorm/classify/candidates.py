@@ -18,8 +18,6 @@ from pairnorm.train.gnn import GNNRun
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.spec import Spec
 
-SGC_DEPTHS = (*range(1, 11), *range(15, 61, 5))
-GNN_DEPTHS = (2, 4, 6, 8, 10)
 SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 LARGEST_STATE = 8 * 2**30
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from math import inf
 from os import PathLike
 from typing import Any, Self
 
@@ -13,20 +12,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pairnorm.classify.align import align_features, align_labels
-from pairnorm.classify.candidates import GNN_DEPTHS, SCALES, SGC_DEPTHS, Candidate, Task, probabilities
+from pairnorm.classify.candidates import Candidate, Task, probabilities
+from pairnorm.classify.plan import Plan
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.scores import Scores
-from pairnorm.classify.search import GNN_NORM, Plan, parse_budget, search
-from pairnorm.classify.smoothing import suggest_depth
+from pairnorm.classify.search import search
 from pairnorm.classify.split import complete_split
 from pairnorm.data import Graph, Split
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.train.engine import find_device
-from pairnorm.train.spec import NORMS, Spec
-
-MODELS = ("SGC", "GCN", "GAT")
-# Where nothing is left to choose by.
-USUAL_SCALE = 30.0
 
 
 class NodeClassifier:
@@ -60,7 +54,7 @@ class NodeClassifier:
         >>> graph = pairnorm.csbm(300, classes=2, seed=1).with_split("per-class-20")
         >>> classifier = NodeClassifier(depth=[2, 4, 8]).fit(graph)
         >>> classifier.predict(graph)[:3]
-        array(['0', '1', '0'], dtype='<U1')
+        array(['1', '0', '0'], dtype='<U1')
         >>> classifier.score(graph) > 0.8
         True
     """
@@ -112,7 +106,7 @@ class NodeClassifier:
         graph = graph.with_split(split)
         scaling = Scaling.of(graph, self.scaling)
         task = Task(graph, scaling(graph), self.adjacency, find_device(self.device))
-        plan, done = self._plan(graph), 0
+        plan, done = Plan.of(self, graph), 0
 
         def tick(what: str) -> None:
             nonlocal done
@@ -145,7 +139,8 @@ class NodeClassifier:
         Args:
             graph: as for ``predict_proba``.
         """
-        return np.asarray(self.classes_[self.predict_proba(graph).argmax(1)])
+        likeliest = self.predict_proba(graph).argmax(1)
+        return np.asarray(self.classes_[likeliest])
 
     def score(self, graph: Graph, y: None = None) -> float:
         """Return the accuracy on the test nodes.
@@ -166,66 +161,6 @@ class NodeClassifier:
     def _scores(self, graph: Graph, judged: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
         labels = align_labels(graph, self.classes_)
         return Scores.of(labels[judged], probabilities[judged].argmax(1), len(self.classes_))
-
-    def _plan(self, graph: Graph) -> Plan:
-        models = _several(self.model) if self.model != "auto" else None
-        for name in models or ():
-            one_of("model", name, ("auto", *MODELS))
-        norms = None if self.norm == "auto" else _several(self.norm)
-        for name in norms or ():
-            one_of("norm", name, ("auto", *NORMS))
-        seconds = parse_budget(self.budget)
-        chosen = models or (["SGC"] if seconds is None else list(MODELS))
-        depths = None if self.depth == "auto" else [_whole("depth", depth) for depth in _several(self.depth)]
-        scales = (
-            None if self.scale == "auto" else [_positive("scale", scale) for scale in _several(self.scale)]
-        )
-        gnns = [name for name in chosen if name != "SGC"]
-        sgc = (norms or ["none", "PN"]) if "SGC" in chosen else []
-        if not graph.validation.any():
-            if gnns:
-                raise PairNormError(
-                    f"model {gnns[0]!r} is chosen by validation, but no labelled node is left for that. "
-                    "Label more nodes, or choose model='SGC'."
-                )
-            sgc = [norm for norm in sgc if norm != "none"][:1] or sgc[:1]
-            depths = depths[:1] if depths else [suggest_depth(graph).depth]
-            scales = scales[:1] if scales else [USUAL_SCALE]
-        return Plan(
-            sgc=sgc,
-            sgc_depths=depths or SGC_DEPTHS,
-            scales=scales or SCALES,
-            gnns=self._specs(gnns, norms or ["none", GNN_NORM], depths or GNN_DEPTHS, scales),
-            seeds=range(self.random_state, self.random_state + _whole("seeds", self.seeds)),
-            seconds=inf if seconds is None else seconds,
-        )
-
-    def _specs(
-        self,
-        models: Sequence[str],
-        norms: Sequence[str],
-        depths: Sequence[int],
-        scales: Sequence[float] | None,
-    ) -> list[Spec]:
-        # Shallow ones first: they are quick, and so often good enough that a budget should not miss them.
-        specs = [
-            Spec(
-                "own",
-                model,
-                depth,
-                norm=norm,
-                scale=scale,
-                hidden=self.hidden,
-                dropout=self.dropout,
-                adjacency=self.adjacency,
-                epochs=self.epochs,
-            )
-            for depth in sorted(depths)
-            for model in models
-            for norm in norms
-            for scale in (scales or [1.0])
-        ]
-        return list(dict.fromkeys(specs))
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "network_"):
@@ -281,19 +216,3 @@ class NodeClassifier:
         from pairnorm.classify.saved import load
 
         return load(cls, folder)
-
-
-def _several(value: Any) -> list[Any]:
-    return [value] if isinstance(value, str | int | float) else list(value)
-
-
-def _whole(what: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise PairNormError(f"{what} is {value!r}; expected a whole number, 1 or more.")
-    return int(value)
-
-
-def _positive(what: str, value: Any) -> float:
-    if isinstance(value, bool | str) or not 0 < float(value) < inf:
-        raise PairNormError(f"{what} is {value!r}; expected a number above 0.")
-    return float(value)

@@ -74,6 +74,7 @@ def save(
 
 def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     """Read a fitted classifier; see ``NodeClassifier.load``."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     place = Path(folder)
@@ -93,7 +94,7 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         classifier.scaling_ = Scaling(facts["scaling"], mean, deviation)
         classifier.classes_ = np.array(facts["classes"])
         classifier.n_features_in_ = facts["features"]
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         problem = " ".join(str(error).split())[:200]
         raise PairNormError(f"{place / FACTS}: the saved model is damaged ({problem}). Fit again.") from error
     classifier.network_, classifier.best_, classifier.search_ = network, best, [best]

@@ -16,6 +16,8 @@ from pairnorm.nn import SparseMatrix, pair_norm, propagation
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
 NODES, COLUMNS = 400, 300
 PROBES = 64
+# What deep propagation leaves of a distance may be small against the usual eps.
+TINY = 1e-30
 # Below this many voices a node's average is noise; the depths this gives are near the paper's best ones.
 VOICES = 20
 
@@ -62,8 +64,8 @@ def smoothing(
         if depth not in depths:
             continue
         for norm in ("none", "PN"):
-            drawn = (state if norm == "none" else pair_norm(state))[nodes]
-            between = col_diff(some if norm == "none" else pair_norm(some))
+            drawn = (state if norm == "none" else pair_norm(state, eps=TINY))[nodes]
+            between = col_diff(some if norm == "none" else pair_norm(some, eps=TINY))
             rows.append(
                 Smoothing(norm, depth, float(row_diff(drawn)), float(between), float(effective_rank(drawn)))
             )

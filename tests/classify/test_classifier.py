@@ -1,0 +1,158 @@
+import inspect
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.classify import ClassifierWarning, NodeClassifier
+from pairnorm.data import Graph, features_after, load, missing_vectors
+from pairnorm.errors import PairNormError
+
+QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
+
+
+def clone(estimator: NodeClassifier) -> NodeClassifier:
+    """What ``sklearn.base.clone`` does, and the check it makes."""
+    parameters = estimator.get_params(deep=False)
+    copy = type(estimator)(**parameters)
+    assert all(copy.get_params(deep=False)[name] is value for name, value in parameters.items())
+    return copy
+
+
+def test_blanked_cora_is_labelled_as_well_as_the_papers_protocol_does_it(blanked_cora: Graph) -> None:
+    classifier = NodeClassifier(**QUICK).fit(blanked_cora)
+    assert classifier.held_out_ is not None
+    assert classifier.held_out_.count == 2068
+    assert classifier.held_out_.accuracy >= 0.775
+    assert classifier.score(blanked_cora) == classifier.held_out_.accuracy
+    assert classifier.best_.depth >= 20
+
+
+@pytest.mark.skipif("PAIRNORM_DATA" not in os.environ, reason="PAIRNORM_DATA is not set")
+def test_blanked_citeseer_beats_two_layers() -> None:
+    graph = load("citeseer", os.environ["PAIRNORM_DATA"])
+    missing = missing_vectors(graph, 1.0)
+    graph = graph.replace(features=features_after(graph, missing).trial(0), missing=missing.mask[:, 0])
+    deep = NodeClassifier(**QUICK | {"depth": 20}).fit(graph)
+    assert deep.score(graph) > NodeClassifier(depth=2, norm="PN").fit(graph).score(graph) + 0.1
+
+
+def test_the_test_nodes_take_no_part_in_anything(small: Graph) -> None:
+    flipped = small.replace(labels=torch.where(small.test, 1 - small.labels, small.labels))
+    first, second = (NodeClassifier(depth=(1, 4)).fit(graph) for graph in (small, flipped))
+    assert first.best_ == second.best_
+    assert np.array_equal(first.predict_proba(small), second.predict_proba(small))
+    assert first.score(small) == pytest.approx(1 - second.score(flipped))
+
+
+def test_parameters_are_kept_as_given_and_nothing_else_happens_in_the_constructor() -> None:
+    names = list(inspect.signature(NodeClassifier).parameters)
+    values = {name: object() for name in names}
+    classifier = NodeClassifier(**values)
+    assert vars(classifier) == values
+    assert classifier.get_params() == values
+    assert clone(classifier).get_params() == values
+
+
+def test_scikit_learn_clones_it(small: Graph) -> None:
+    base = pytest.importorskip("sklearn.base")
+    copy = base.clone(NodeClassifier(depth=3).fit(small))
+    assert copy.get_params() == NodeClassifier(depth=3).get_params()
+    assert not hasattr(copy, "network_")
+
+
+def test_set_params_changes_and_checks() -> None:
+    classifier = NodeClassifier()
+    assert classifier.set_params(depth=7, norm="PN") is classifier
+    assert (classifier.depth, classifier.norm) == (7, "PN")
+    with pytest.raises(PairNormError, match=r"parameter is 'depht'.*Did you mean 'depth'"):
+        classifier.set_params(depht=3)
+
+
+def test_repr_shows_what_differs_from_the_defaults() -> None:
+    assert repr(NodeClassifier()) == "NodeClassifier()"
+    assert repr(NodeClassifier("GCN", seeds=2)) == "NodeClassifier(model='GCN', seeds=2)"
+
+
+def test_fitting_leaves_the_parameters_alone_and_can_be_repeated(small: Graph) -> None:
+    classifier = NodeClassifier(depth=(2, 4), random_state=3)
+    before = classifier.get_params()
+    first = classifier.fit(small).predict_proba(small)
+    assert classifier.get_params() == before
+    assert np.array_equal(classifier.fit(small).predict_proba(small), first)
+    assert np.array_equal(clone(classifier).fit(small).predict_proba(small), first)
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN"])
+def test_probabilities_sum_to_one_and_predict_names_the_largest(small: Graph, model: str) -> None:
+    graph = small.replace(class_names=("low", "high"))
+    classifier = NodeClassifier(model, 2, seeds=2, epochs=20).fit(graph)
+    found = classifier.predict_proba(graph)
+    np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
+    assert np.array_equal(classifier.predict(graph), np.array(["low", "high"])[found.argmax(1)])
+    right = classifier.predict(graph)[graph.test] == np.array(["low", "high"])[graph.labels[graph.test]]
+    assert classifier.score(graph) == pytest.approx(right.mean())
+
+
+def test_progress_counts_up_to_the_end(small: Graph) -> None:
+    told: list[tuple[int, int, str]] = []
+    NodeClassifier(depth=(1, 2)).fit(small, progress=lambda *now: told.append(now))
+    assert [now[:2] for now in told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert told[-1][2] == "SGC-PN, depth 2"
+
+
+def without_split(graph: Graph) -> Graph:
+    nobody = torch.zeros_like(graph.train)
+    return graph.replace(train=nobody, validation=nobody, test=nobody)
+
+
+def test_a_graph_without_split_gets_one_and_is_scored_on_what_was_held_out(small: Graph) -> None:
+    graph = without_split(small)
+    classifier = NodeClassifier(depth=(1, 4)).fit(graph)
+    assert [int(mask.sum()) for mask in classifier.split_] == [180, 60, 60]
+    assert classifier.held_out_ is not None
+    assert classifier.score(graph) == classifier.held_out_.accuracy
+    other = graph.replace(node_names=np.arange(1000, 1300))
+    assert classifier.score(other) == pytest.approx(
+        (classifier.predict(graph) == graph.labels.numpy().astype(str)).mean()
+    )
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_a_few_labels_per_class_are_enough_to_go_on(small: Graph, each: int) -> None:
+    rank = sum(((small.labels == k).cumsum(0) * (small.labels == k)) for k in (0, 1))
+    graph = without_split(
+        small.replace(
+            labels=torch.where(rank <= each, small.labels, -1),
+            **{part: torch.zeros_like(small.train) for part in ("train", "validation", "test")},
+        )
+    )
+    with pytest.warns(ClassifierWarning):
+        classifier = NodeClassifier().fit(graph)
+    truth = small.labels.numpy().astype(str)
+    assert (classifier.predict(graph) == truth).mean() > 0.6
+    assert (classifier.held_out_ is None) == (each < 3)
+
+
+def test_nothing_works_before_fit(small: Graph, tmp_path: Path) -> None:
+    for use in (
+        NodeClassifier().predict,
+        NodeClassifier().score,
+        lambda graph: NodeClassifier().save(tmp_path),
+    ):
+        with pytest.raises(PairNormError, match="not fitted yet"):
+            use(small)
+
+
+def test_a_graph_that_has_grown_is_labelled(small: Graph) -> None:
+    classifier = NodeClassifier(depth=4, norm="PN").fit(small)
+    keep = torch.arange(small.num_nodes) < 250
+    ends = small.edge_index[:, keep[small.edge_index].all(0)]
+    smaller = Graph.from_edges(ends, small.features.to_dense()[keep], small.labels[keep])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agreement = (classifier.predict(smaller) == classifier.predict(small)[:250]).mean()
+    assert agreement > 0.85

@@ -1,0 +1,61 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pairnorm.classify import NodeClassifier
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
+
+SETTINGS = {
+    "SGC": {"model": "SGC", "depth": [2, 5]},
+    "GCN": {"model": "GCN", "depth": 3, "norm": "PN-SI", "hidden": 8, "seeds": 2, "epochs": 5},
+    "GAT": {"model": "GAT", "depth": 2, "norm": "none", "seeds": 2, "epochs": 5},
+    "GCN of one layer": {"model": "GCN", "depth": 1, "seeds": 1, "epochs": 5},
+    "columns": {"model": "SGC", "depth": 2, "scaling": "columns", "adjacency": "sym", "norm": "PN-SCS"},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
+def test_what_is_loaded_predicts_the_same(small: Graph, tmp_path: Path, settings: dict[str, object]) -> None:
+    fitted = NodeClassifier(**settings).fit(small)
+    fitted.save(tmp_path / "run")
+    loaded = NodeClassifier.load(tmp_path / "run")
+    assert np.array_equal(loaded.predict_proba(small), fitted.predict_proba(small))
+    assert loaded.get_params() == fitted.get_params()
+    assert loaded.best_ == fitted.best_
+    assert loaded.classes_.tolist() == fitted.classes_.tolist()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_names_of_classes_and_features_are_kept(small: Graph, tmp_path: Path) -> None:
+    named = small.replace(
+        class_names=("niedrig", "hoch, sehr"), feature_names=tuple(f"Wörter {n}" for n in range(500))
+    )
+    NodeClassifier(depth=2, norm="PN").fit(named).save(tmp_path)
+    loaded = NodeClassifier.load(tmp_path)
+    assert loaded.classes_.tolist() == ["niedrig", "hoch, sehr"]
+    assert loaded.feature_names_in_ == named.feature_names
+    assert set(loaded.predict(named)) == {"niedrig", "hoch, sehr"}
+
+
+def test_what_is_no_saved_model_is_named(small: Graph, tmp_path: Path) -> None:
+    with pytest.raises(PairNormError, match=r"there is no model.json"):
+        NodeClassifier.load(tmp_path)
+    NodeClassifier(depth=2, norm="PN").fit(small).save(tmp_path)
+    facts = json.loads((tmp_path / "model.json").read_text())
+    for damage, message in (
+        ("{", "is damaged"),
+        ("[]", "format None is not known"),
+        (json.dumps(facts | {"format": 99}), "format 99 is not known; expected 1"),
+        (json.dumps(facts | {"features": 3}), "is damaged"),
+        (json.dumps({name: value for name, value in facts.items() if name != "network"}), "is damaged"),
+    ):
+        (tmp_path / "model.json").write_text(damage)
+        with pytest.raises(PairNormError, match=message):
+            NodeClassifier.load(tmp_path)
+    (tmp_path / "model.json").write_text(json.dumps(facts))
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(PairNormError, match="is damaged"):
+        NodeClassifier.load(tmp_path)

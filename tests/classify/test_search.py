@@ -1,0 +1,41 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pairnorm.classify import NodeClassifier, Scaling
+from pairnorm.classify.candidates import Task
+from pairnorm.classify.plan import Plan
+from pairnorm.classify.search import search
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
+
+
+@pytest.fixture
+def task(small: Graph) -> Task:
+    return Task(small, Scaling.of(small)(small), "rw", torch.device("cpu"))
+
+
+def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
+    plan = Plan.of(NodeClassifier(["SGC", "GCN"], [2, 3], scale=[1, 10], epochs=5, seeds=2), task.graph)
+    told: list[str] = []
+    tried, best, network = search(task, plan, told.append)
+    assert len(told) == plan.steps
+    assert len(tried) == 2 * 2 * 2 + 2 * (1 + 2)
+    assert best.rank == max(candidate.rank for candidate in tried)
+    assert type(network).__name__ == best.model
+
+
+def test_a_spent_budget_stops_gnns_but_never_leaves_nothing(task: Task) -> None:
+    plan = replace(Plan.of(NodeClassifier(["SGC", "GCN"], 2, epochs=10_000), task.graph), seconds=0.0)
+    tried, best, _ = search(task, plan)
+    assert {candidate.model for candidate in tried} == {"SGC"}
+    only_gnns = replace(Plan.of(NodeClassifier("GCN", [2, 3], epochs=5), task.graph), seconds=0.0)
+    tried, best, _ = search(task, only_gnns)
+    assert [candidate.depth for candidate in tried] == [2]
+    assert best.model == "GCN"
+
+
+def test_nothing_to_try_is_an_error(task: Task) -> None:
+    with pytest.raises(PairNormError, match="nothing to try"):
+        search(task, Plan(sgc=[], sgc_depths=[1], scales=[1.0], gnns=[], seeds=[0]))
