@@ -24,6 +24,7 @@ def accuracy(spec: Spec, contrary: bool = False) -> float:
     slope = 0.002 if helped else 0.01
     preferred = 0.001 * (spec.scale == 10) + 0.01 * (spec.learning_rate == 0.05)
     preferred += 0.004 * (spec.norm == "PN-SI") - 0.02 * (spec.order == "before")
+    preferred += 0.003 * (spec.adjacency == "rw")
     return level - slope * abs(spec.depth - peak) + preferred
 
 

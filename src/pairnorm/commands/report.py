@@ -41,11 +41,11 @@ def report(
     )
     outputs = write_report(store, out, selection)
     for table in outputs.tables.values():
-        console.print(f"{table.title}: {table.filled} of {len(table.entries)} places filled")
+        console.print(f"{table.name}: {table.filled} of {len(table.entries)} places filled")
     if tensorboard is not None:
         _write_tensorboard(store, tensorboard)
-    console.print(f"{len(outputs.files)} files in {escape(str(out))}")
-    console.print(f"\nNext: read [bold]{escape(str(outputs.files[-1]))}[/]")
+    console.print(f"{len(outputs.files)} files in {escape(str(out))}", soft_wrap=True)
+    console.print(f"\nNext: read [bold]{escape(str(outputs.files[-1]))}[/]", soft_wrap=True)
 
 
 def _write_tensorboard(store: Path, folder: Path) -> None:
@@ -56,4 +56,4 @@ def _write_tensorboard(store: Path, folder: Path) -> None:
     layers = read_layers(file_beside(store))
     for model in ("SGC", "GCN"):
         write_tensorboard(studied(layers, CASE_STUDY, model), model, folder)
-    console.print(f"TensorBoard: [bold]tensorboard --logdir {escape(str(folder))}[/]")
+    console.print(f"TensorBoard: [bold]tensorboard --logdir {escape(str(folder))}[/]", soft_wrap=True)

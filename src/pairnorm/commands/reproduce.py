@@ -100,8 +100,11 @@ def reproduce(
     for table in outputs.tables.values():
         console.print(terminal(table))
     if outcome.left:
-        console.print(f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{escape(command)}[/]")
-    console.print(f"Results: {escape(str(path))}")
+        console.print(
+            f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{escape(command)}[/]",
+            soft_wrap=True,
+        )
+    console.print(f"Results: {escape(str(path))}", soft_wrap=True)
     for file in outputs.files:
         console.print(f"Wrote {escape(str(file))}", soft_wrap=True)
     console.print(

@@ -94,7 +94,7 @@ def against_depth(
     if not any(curves.values()):
         return None
     with style():
-        figure = new_figure(0.6 + 4.0 * len(models), 3.9)
+        figure = new_figure(0.6 + 4.0 * len(models), 3.9 if len(models) > 1 else 4.4)
         axes = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
         for axis, model in zip(axes, models, strict=True):
             for line in (PLAIN, NORMALISED):
@@ -207,9 +207,9 @@ def _legend(figure: "Figure", title: str, diamond: bool = False) -> None:
     handles.append(Line2D([], [], color="black", linestyle=NORMALISED, label="with PairNorm"))
     if diamond:
         handles.append(Line2D([], [], label="best validation", **DIAMOND))
-    figure.legend(
-        handles=handles, loc="outside upper center", ncols=len(handles), title=title, handlelength=2.6
-    )
+    # Side by side where there is room, else the parts beside the rest.
+    columns = len(handles) if figure.get_figwidth() > 1.4 * len(handles) else 2
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, title=title, handlelength=2.6)
 
 
 def _bar_looks(method: str) -> dict[str, Any]:

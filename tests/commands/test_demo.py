@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import pytest
+
+from pairnorm import cli
+from pairnorm.commands import demo
+
+
+def test_it_shows_a_table_against_the_paper_and_a_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RUNS": 1, "EPOCHS": 3, "DEPTHS": (1, 2)}.items():
+        monkeypatch.setattr(demo, name, value)
+    assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 runs instead of 5, 3 epochs instead of 500" in printed
+    assert "2 depths instead of 20" in printed
+    for number in ("0.815", "0.423", "0.811", "0.745"):  # the paper's
+        assert number in printed
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "demo.sqlite", "accuracy-against-depth.png", "accuracy-against-depth.pdf"
+    }  # fmt: skip
+    assert "trained in" in printed
+    assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
+    assert "by an earlier call" in capsys.readouterr().out
+
+
+def test_help_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--help"]) == 0
+    assert "no network" in capsys.readouterr().out

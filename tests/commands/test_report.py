@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+
+from pairnorm import cli
+from pairnorm.paper.grids import CASE_STUDY
+from pairnorm.paper.layers import BINS, Layers, file_beside, write_layers
+from pairnorm.train import Spec, Store, Trial
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "paper.sqlite"
+    rest = dict.fromkeys(("train_loss", "train_accuracy", "validation_loss", "test_loss"), 1.0)
+    trial = Trial(seed=0, best_epoch=1, validation_accuracy=0.8, test_accuracy=0.8, **rest)
+    with Store(path) as opened:
+        opened.add(Spec("cora", "SGC", 1, epochs=500), [trial], seconds=1.0)
+    return path
+
+
+def test_it_writes_from_the_store_alone(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = store.read_bytes()
+    words = ["--runs", "1", "--depths", "1", "--dataset", "cora"]
+    assert cli.main(["report", "--store", str(store), "--out", str(tmp_path / "out"), *words]) == 0
+    printed = capsys.readouterr().out
+    assert "table1: 1 of 12 places filled" in printed
+    assert f"Next: read {tmp_path / 'out' / 'report.md'}" in printed
+    assert "not run" in (tmp_path / "out" / "report.md").read_text()
+    assert store.read_bytes() == before
+
+
+def test_histograms_for_tensorboard(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard")
+    [spec, *_] = [CASE_STUDY.candidates(place)[0] for place in CASE_STUDY.places()]
+    both = {"connected": [1.0], "random": [2.0]}
+    counts = {kind: [[1] * BINS] for kind in both}
+    layers = Layers(None, both, both, [float(edge) for edge in range(BINS + 1)], counts)
+    write_layers(file_beside(store), {spec: layers})
+    words = ["report", "--store", str(store), "--out", str(tmp_path / "out"), "--dataset", "pubmed"]
+    assert cli.main([*words, "--tensorboard", str(tmp_path / "tb")]) == 0
+    assert "tensorboard --logdir" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "tb").iterdir()] == ["SGC-none"]
+
+
+def test_there_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "--store", str(tmp_path / "no.sqlite"), "--out", str(tmp_path / "out")]) == 1
+    assert "there is no store at" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "--help"]) == 0
+    assert "pairnorm report --store results/paper.sqlite --out results" in capsys.readouterr().out

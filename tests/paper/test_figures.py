@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from synthetic import SMALL, accuracy, fill, small_experiments
+
+from pairnorm.paper.experiment import Place
+from pairnorm.paper.figures import against_depth, bars, figure1
+from pairnorm.paper.grids import BARS, FIGURE1, FIGURE3, FIGURE4
+from pairnorm.paper.results import Results
+from pairnorm.paper.style import GREEN
+
+CORA = [found for experiment in small_experiments() if (found := experiment.narrowed(datasets=["cora"]))]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    wanted = [
+        experiment for experiment in CORA if experiment.name in ("figure1", "figure3", "figure4", "bars")
+    ]
+    return Results.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", wanted))
+
+
+def small(experiment: object):  # type: ignore[no-untyped-def]
+    return SMALL.narrow(experiment)  # type: ignore[arg-type]
+
+
+def test_figure_4_shows_the_means_dashed_without_and_solid_with_pairnorm(results: Results) -> None:
+    experiment = small(FIGURE4)
+    figure = against_depth(results, experiment, "cora", ("SGC", "GCN", "GAT"), 100, mark_best=True)
+    assert figure is not None
+    for axis, model in zip(figure.axes, ("SGC", "GCN", "GAT"), strict=True):
+        assert axis.get_title() == model
+        curves = [line for line in axis.lines if len(line.get_xdata()) > 1]
+        assert [line.get_linestyle() for line in curves] == ["--"] * 3 + ["-"] * 3
+        for style, method in (("--", model), ("-", f"{model}-PN")):
+            wanted = [
+                found.mean("test_accuracy")
+                for found in results.by_depth(experiment, Place("cora", method, 100))
+            ]
+            drawn = [line for line in curves if line.get_linestyle() == style][-1]
+            np.testing.assert_array_equal(drawn.get_xdata(), [2, 4, 8])
+            np.testing.assert_array_equal(drawn.get_ydata(), wanted)
+
+
+def test_figure_4_marks_the_depth_of_best_validation(results: Results) -> None:
+    experiment = small(FIGURE4)
+    figure = against_depth(results, experiment, "cora", ("GCN",), 100, mark_best=True)
+    assert figure is not None
+    diamonds = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
+    wanted = [results.chosen(experiment, Place("cora", name, 100)) for name in ("GCN", "GCN-PN")]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in diamonds] == [
+        (chosen.layers, chosen.accuracy) for chosen in wanted if chosen is not None
+    ]
+    assert [line.get_xdata()[0] for line in diamonds] == [2, 8]
+    assert {to_hex(line.get_color()) for line in diamonds} == {GREEN.lower()}
+
+
+def test_figure_1_has_losses_accuracies_and_both_measures(results: Results) -> None:
+    figure = figure1(results, small(FIGURE1), "cora")
+    assert figure is not None
+    assert [axis.get_title() for axis in figure.axes] == ["Loss", "Accuracy", "Row-diff", "Col-diff"]
+    plain, normalised = figure.axes[2].lines
+    np.testing.assert_allclose(plain.get_ydata(), [0.9**2, 0.9**4, 0.9**8])
+    assert len(set(normalised.get_ydata())) == 1  # one scale at all depths
+
+
+def test_bars_show_accuracy_and_depth(results: Results) -> None:
+    experiment = small(BARS)
+    figure = bars(results, experiment, "GCN")
+    assert figure is not None
+    left, right = figure.axes  # only Cora was run
+    assert len(left.patches) == len(right.patches) == 6 * 5
+    found = results.chosen(experiment, Place("cora", "GCN", 0))
+    assert found is not None
+    assert left.patches[0].get_height() == found.accuracy
+    assert right.patches[0].get_height() == found.layers == 2
+    hatched = [bar.get_hatch() is not None for bar in left.patches]
+    assert hatched == ([True] * 5 + [False] * 5) * 3  # plain hatched, PairNorm filled
+
+
+def test_nothing_was_run() -> None:
+    nothing = Results({})
+    assert figure1(nothing, FIGURE1, "cora") is None
+    assert against_depth(nothing, FIGURE3, "cora", ("GCN", "GAT"), 0) is None
+    assert bars(nothing, BARS, "GAT") is None
+
+
+def test_no_text_is_cut_off(results: Results, tmp_path: Path) -> None:
+    figures = [
+        against_depth(results, small(FIGURE4), "cora", models, 100, mark_best=True)
+        for models in (("SGC",), ("SGC", "GCN"), ("SGC", "GCN", "GAT"))
+    ]
+    for figure in (*figures, figure1(results, small(FIGURE1), "cora"), bars(results, small(BARS), "GAT")):
+        assert figure is not None
+        figure.savefig(tmp_path / "f.png")  # lays it out
+        width, height = figure.bbox.size
+        for part in (*figure.legends, *(axis for axis in figure.axes)):
+            box = part.get_tightbbox()
+            assert box.x0 >= -1
+            assert box.y0 >= -1
+            assert box.x1 <= width + 1
+            assert box.y1 <= height + 1
+
+
+def test_the_made_up_world_is_as_the_figures_say() -> None:
+    [experiment] = [found for found in CORA if found.name == "figure4"]
+    [shallow, *_, deep] = experiment.candidates(Place("cora", "GCN-PN", 100))
+    assert accuracy(deep) > accuracy(shallow)

@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from pairnorm.data import Graph, csbm, features_after
+from pairnorm.errors import PairNormError
+from pairnorm.paper.layers import (
+    BINS,
+    Layers,
+    file_beside,
+    lacking,
+    measure_layers,
+    read_layers,
+    write_layers,
+)
+from pairnorm.train import Spec, train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return csbm(120, classes=3, degree=4, features=20, words=4, seed=1).with_split("per-class-5", 0)
+
+
+def states(graph: Graph, depth: int, normalise: bool) -> list[torch.Tensor]:
+    """Return the states of SGC in float64, by dense matrices."""
+    adjacency = graph.adjacency.to_dense().double() + torch.eye(graph.num_nodes, dtype=torch.float64)
+    adjacency /= adjacency.sum(1, keepdim=True)
+    values = features_after(graph).values
+    h = (values.to_dense() if values.layout != torch.strided else values).double()
+
+    def norm(h: torch.Tensor) -> torch.Tensor:
+        h = h - h.mean(0)
+        return h / h.square().sum(1).mean().sqrt() if normalise else h
+
+    found = []
+    h = norm(h) if normalise else h
+    for _ in range(depth):
+        h = adjacency @ h
+        h = norm(h) if normalise else h
+        found.append(h)
+    return found
+
+
+@pytest.mark.parametrize("norm", ["none", "PN"])
+def test_sgc_against_dense_matrices(graph: Graph, norm: str) -> None:
+    found = measure_layers(graph, Spec("csbm", "SGC", 3, norm=norm), 0, CPU)
+    assert found.test_accuracy is None
+    source, target = graph.adjacency.to_dense().triu(1).nonzero().T
+    for layer, h in enumerate(states(graph, 3, norm == "PN")):
+        distance = (h[source] - h[target]).norm(dim=1)
+        assert found.apd["connected"][layer] == pytest.approx(float(distance.mean()), rel=1e-4)
+        assert found.apsd["connected"][layer] == pytest.approx(float(distance.square().mean()), rel=1e-4)
+        everything = torch.cdist(h, h)
+        assert found.apsd["random"][layer] == pytest.approx(float(everything.square().mean()), rel=1e-4)
+        assert found.apd["random"][layer] == pytest.approx(float(everything.mean()), rel=0.05)
+        assert sum(found.histograms["connected"][layer]) == len(source)
+        inside = [int(((distance >= low) & (distance < high)).sum())
+                  for low, high in zip(found.edges[:-2], found.edges[1:-1], strict=True)]  # fmt: skip
+        off = [abs(one - two) for one, two in zip(inside, found.histograms["connected"][layer], strict=False)]
+        assert sum(off) <= 4  # a distance may lie within rounding of an edge
+
+
+def test_gcn_is_the_one_that_train_trains(graph: Graph) -> None:
+    spec = Spec("csbm", "GCN", 3, norm="PN-SI", hidden=8, epochs=15)
+    ticks: list[int] = []
+    found = measure_layers(graph, spec, 4, CPU, ticks.append)
+    [trial] = train(graph, spec, [4], "cpu")
+    assert found.test_accuracy == pytest.approx(trial.test_accuracy, abs=1e-6)
+    assert sum(ticks) == 15
+    assert len(found.apd["random"]) == len(found.histograms["random"]) == 3
+    # PN-SI puts every hidden state on the unit sphere.
+    assert all(apsd <= 2.0001 for apsd in found.apsd["random"][:-1])
+
+
+LAYERS = Layers(0.5, {"random": [1.0]}, {"random": [2.0]}, [0.0, 1.0], {"random": [[3] * BINS]})
+
+
+def test_the_file_keeps_everything(tmp_path: Path) -> None:
+    path = file_beside(tmp_path / "results.sqlite")
+    assert path.name == "results.case-study.json"
+    assert file_beside(tmp_path / "results.csv.gz") == path
+    first, second = Spec("cora", "SGC", 2), Spec("cora", "GCN", 2)
+    assert read_layers(path) == {}
+    assert lacking([first, second], path) == [first, second]
+    write_layers(path, {first: LAYERS})
+    write_layers(path, {**read_layers(path), second: LAYERS})
+    assert read_layers(path) == {first: LAYERS, second: LAYERS}
+    assert lacking([first, second], path) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"cora SGC depth=2": {"other": 1}}', '{"cora SGC depth=2": 3}']
+)
+def test_a_file_that_is_no_case_study(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.case-study.json"
+    path.write_text(text)
+    with pytest.raises(PairNormError, match="no case study"):
+        read_layers(path)

@@ -1,0 +1,160 @@
+import gzip
+from dataclasses import replace
+from math import isnan, nan
+from pathlib import Path
+
+import pytest
+
+from pairnorm.errors import PairNormError
+from pairnorm.paper.experiment import Experiment, Place
+from pairnorm.paper.results import Results, Summary
+from pairnorm.train import Spec, Store, Trial
+
+PLACE = Place("cora", "SGC-PN", 0)
+EXPERIMENT = Experiment(
+    "tiny",
+    "An example",
+    {"SGC-PN": {"model": "SGC", "norm": "PN", "depth": (2, 4, 8), "scale": (1.0, 10.0)}},
+    missing={0: 2},
+    datasets=("cora",),
+)
+
+
+def trial(seed: int, validation: float, test: float = 0.5, **more: object) -> Trial:
+    losses = dict.fromkeys(("train_loss", "validation_loss", "test_loss", "train_accuracy"), 1.0)
+    return Trial(
+        seed=seed, best_epoch=1, validation_accuracy=validation, test_accuracy=test, **losses, **more
+    )  # type: ignore[arg-type]
+
+
+def spec(depth: int, scale: float = 1.0, **more: float) -> Spec:
+    return Spec("cora", "SGC", depth, norm="PN", scale=scale, **more)  # type: ignore[arg-type]
+
+
+def all_candidates(**validation: float) -> dict[Spec, list[Trial]]:
+    """Return two runs of every candidate, 0.1 right but for those named as in ``d4s10=0.7``."""
+    return {
+        found: [trial(seed, validation.get(f"d{found.depth}s{found.scale:.0f}", 0.1), found.depth / 100)
+                for seed in (0, 1)]
+        for found in EXPERIMENT.candidates(PLACE)
+    }  # fmt: skip
+
+
+def test_validation_chooses_depth_and_scale() -> None:
+    chosen = Results(all_candidates(d4s10=0.7, d8s1=0.6)).chosen(EXPERIMENT, PLACE)
+    assert chosen is not None
+    assert chosen.best.spec == spec(4, 10.0)
+    assert (chosen.accuracy, chosen.layers, chosen.complete) == (0.04, 4, True)
+
+
+def test_of_equals_the_shallower_is_chosen() -> None:
+    chosen = Results(all_candidates(d8s1=0.7, d2s10=0.7, d4s1=0.7)).chosen(EXPERIMENT, PLACE)
+    assert chosen is not None
+    assert chosen.best.spec == spec(2, 10.0)
+
+
+def test_the_same_number_of_right_answers_is_a_tie() -> None:
+    cells = all_candidates()
+    # As float32 gives them: 391 + 391 and 390 + 392 of 500.
+    cells[spec(2)] = [trial(0, 0.78200000524), trial(1, 0.78200000524)]
+    cells[spec(8)] = [trial(0, 0.77999997138), trial(1, 0.78400003911)]
+    chosen = Results(cells).chosen(EXPERIMENT, PLACE)
+    assert chosen is not None
+    assert chosen.layers == 2
+
+
+def test_nan_never_wins() -> None:
+    chosen = Results(all_candidates(d2s1=nan, d8s1=0.2)).chosen(EXPERIMENT, PLACE)
+    assert chosen is not None
+    assert chosen.layers == 8
+
+
+def test_a_candidate_without_all_runs_does_not_count() -> None:
+    cells = all_candidates(d4s1=0.9, d8s1=0.8)
+    cells[spec(4)] = cells[spec(4)][:1]
+    chosen = Results(cells).chosen(EXPERIMENT, PLACE)
+    assert chosen is not None
+    assert (chosen.layers, chosen.complete) == (8, False)
+
+
+def test_nothing_was_run() -> None:
+    assert Results({}).chosen(EXPERIMENT, PLACE) is None
+    assert Results({}).by_depth(EXPERIMENT, PLACE, one_scale=True) == []
+
+
+def test_mean_and_sample_deviation_over_runs() -> None:
+    summary = Summary(
+        spec(2),
+        (trial(0, 0.5, 0.7, measures={"row_diff": 1.0}), trial(1, 0.7, 0.9, measures={"row_diff": 3.0})),
+    )
+    assert summary.mean("test_accuracy") == pytest.approx(0.8)
+    assert summary.std("test_accuracy") == pytest.approx(0.02**0.5)
+    assert summary.mean("row_diff") == 2.0
+    assert isnan(Summary(spec(2), (trial(0, 0.5),)).std("test_accuracy"))
+
+
+def test_curves_take_the_best_scale_of_each_depth_or_one_for_all() -> None:
+    results = Results(all_candidates(d2s1=0.9, d4s10=0.8, d8s10=0.8))
+    assert [found.spec.scale for found in results.by_depth(EXPERIMENT, PLACE)] == [1.0, 10.0, 10.0]
+    # scale 10: 0.1 + 0.8 + 0.8 beats 0.9 + 0.1 + 0.1
+    assert [found.spec.scale for found in results.by_depth(EXPERIMENT, PLACE, one_scale=True)] == [10.0] * 3
+    assert [found.spec.depth for found in results.by_depth(EXPERIMENT, PLACE)] == [2, 4, 8]
+
+
+class TestSearch:
+    experiment = replace(
+        EXPERIMENT,
+        methods={"SGC-PN": {"model": "SGC", "norm": "PN", "depth": (2, 4), "dropout": (0.0, 0.6)}},
+        search_runs=1,
+        searched=("dropout",),
+    )
+
+    def cells(self) -> dict[Spec, list[Trial]]:
+        values = {(2, 0.0): 0.5, (4, 0.0): 0.8, (2, 0.6): 0.7, (4, 0.6): 0.7}
+        return {
+            found: [trial(0, values[found.depth, found.dropout])]
+            for found in self.experiment.candidates(PLACE)
+        }
+
+    def test_goes_on_with_the_settings_that_did_best(self) -> None:
+        pairs = set(Results(self.cells()).second_stage(self.experiment))
+        assert pairs == {(spec(depth, dropout=0.0), seed) for depth in (2, 4) for seed in (0, 1)}
+
+    def test_waits_for_its_first_stage(self) -> None:
+        cells = self.cells()
+        cells.pop(spec(2, dropout=0.6))
+        assert list(Results(cells).second_stage(self.experiment)) == []
+
+    def test_reports_the_best_of_these_settings_over_all_runs(self) -> None:
+        cells = self.cells()
+        assert Results(cells).chosen(self.experiment, PLACE) is None
+        cells[spec(2, dropout=0.0)] = [trial(0, 0.5), trial(1, 0.9)]
+        cells[spec(4, dropout=0.0)] = [trial(0, 0.8), trial(1, 0.2)]
+        cells[spec(4, dropout=0.6)] = [trial(0, 0.7), trial(1, 1.0)]  # better, but not what was searched out
+        chosen = Results(cells).chosen(self.experiment, PLACE)
+        assert chosen is not None
+        assert (chosen.best.spec, chosen.complete) == (spec(2, dropout=0.0), True)
+
+
+def test_a_store_and_its_exports_say_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    with Store(path) as store:
+        store.add_cells(all_candidates(d4s1=0.6), seconds=1.0)
+        store.export(tmp_path / "export.csv")
+    with gzip.open(tmp_path / "packed.csv.gz", "wb") as packed:
+        packed.write((tmp_path / "export.csv").read_bytes())
+    chosen = [
+        Results.read(tmp_path / name).chosen(EXPERIMENT, PLACE)
+        for name in ("store.sqlite", "export.csv", "packed.csv.gz")
+    ]
+    assert chosen[0] is not None
+    assert chosen[0] == chosen[1] == chosen[2]
+    with Store(path) as store:
+        assert Results.of(store, EXPERIMENT).chosen(EXPERIMENT, PLACE) == chosen[0]
+
+
+@pytest.mark.parametrize("name", ["none.sqlite", "none.csv", "none.csv.gz"])
+def test_there_is_no_store(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PairNormError, match="there is no"):
+        Results.read(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

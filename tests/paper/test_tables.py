@@ -1,0 +1,113 @@
+import csv
+import io
+
+import pytest
+
+from pairnorm.paper.experiment import Experiment, Place
+from pairnorm.paper.grids import TABLE1
+from pairnorm.paper.results import Results
+from pairnorm.paper.tables import COLUMNS, Table, csv_text, latex, markdown, terminal
+from pairnorm.train import Spec, Trial
+
+EXPERIMENT = TABLE1.narrowed(datasets=["cora"], runs=2, depths=[4, 7], missing=[0, 100])
+assert EXPERIMENT is not None
+
+
+def trial(seed: int, validation: float, test: float) -> Trial:
+    rest = dict.fromkeys(("train_loss", "validation_loss", "test_loss", "train_accuracy"), 1.0)
+    return Trial(seed=seed, best_epoch=1, validation_accuracy=validation, test_accuracy=test, **rest)
+
+
+def results() -> Results:
+    """Return SGC at 0% with all candidates, SGC-PN at 0% with one of them, and nothing at 100%."""
+    assert EXPERIMENT is not None
+    plain = EXPERIMENT.candidates(Place("cora", "SGC", 0))
+    normalised = EXPERIMENT.candidates(Place("cora", "SGC-PN", 0))
+    return Results(
+        {
+            plain[0]: [trial(0, 0.8, 0.79), trial(1, 0.8, 0.81)],
+            plain[1]: [trial(0, 0.7, 0.99), trial(1, 0.7, 0.99)],
+            normalised[-1]: [trial(0, 0.8, 0.82), trial(1, 0.8, 0.82)],
+        }
+    )
+
+
+@pytest.fixture
+def table() -> Table:
+    assert EXPERIMENT is not None
+    return Table.of(results(), EXPERIMENT)
+
+
+def test_csv_has_the_papers_columns_and_is_empty_where_nothing_was_run(table: Table) -> None:
+    assert COLUMNS[:5] == ("dataset", "method", "missing_percent", "accuracy", "layers")
+    assert csv_text(table) == (
+        "dataset,method,missing_percent,accuracy,layers,accuracy_std,paper_accuracy,paper_layers\n"
+        "cora,SGC,0,0.8000,4,0.0141,0.815,4\n"
+        "cora,SGC,100,,,,0.423,15\n"
+        "cora,SGC-PN,0,0.8200,7,0.0000,0.811,7\n"
+        "cora,SGC-PN,100,,,,0.745,40\n"
+    )
+
+
+def test_csv_with_the_chosen_settings(table: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text(table, ["scale", "dropout"]))))
+    assert [(row["scale"], row["dropout"]) for row in rows] == [
+        ("1.0", "0.6"),
+        ("", ""),
+        ("100.0", "0.6"),
+        ("", ""),
+    ]
+
+
+def test_markdown(table: Table) -> None:
+    lines = markdown(table).splitlines()
+    assert lines[0] == "| Graph | Method | 0% missing | 100% missing |"
+    assert lines[2] == "| Cora | SGC | 0.800 ± 0.014 @ 4<br>0.815 @ 4, -0.015 | not run<br>0.423 @ 15 |"
+    assert lines[3] == "|  | SGC-PN | **0.820 ± 0.000*** @ 7<br>0.811 @ 7, +0.009 | not run<br>0.745 @ 40 |"
+    assert "* not all candidates" in lines[-1]
+
+
+def test_latex_balances_and_has_all_columns(table: Table) -> None:
+    text = latex(table)
+    assert text.count("{") == text.count("}")
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    for row in rows:
+        wide = row.count(r"\multicolumn{2}")
+        assert row.count("&") + wide == 5
+    assert r"\textbf{0.820{\scriptsize$\,\pm\,$0.000*}} & 7" in text
+    assert r"0.811 ($+0.009$) & 7" in text
+
+
+def test_terminal_fits_eighty_columns(table: Table) -> None:
+    from rich.console import Console
+
+    console = Console(width=80, file=io.StringIO())
+    console.print(terminal(table))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0.800 ± 0.014" in text
+    assert "not run" in text
+    assert "-0.015" in text
+    assert "Difference" in text
+
+
+def test_one_run_has_no_deviation() -> None:
+    one = TABLE1.narrowed(datasets=["cora"], runs=1, depths=[4], missing=[0])
+    assert one is not None
+    found = Results({Spec("cora", "SGC", 4, epochs=500): [trial(0, 0.5, 0.75)]})
+    table = Table.of(found, one)
+    assert "| 0.750 @ 4" in markdown(table).replace("**", "")
+    assert "cora,SGC,0,0.7500,4,,0.815,4\n" in csv_text(table)
+
+
+def test_the_paper_is_not_quoted_where_the_split_is_another() -> None:
+    figure = Experiment("x", "x", TABLE1.methods, {0: 1}, ("cora",), settings={"split": "random"})
+    assert all(entry.paper is None for entry in Table.of(Results({}), figure).entries)
+
+
+def test_methods_of_several_experiments_stand_together() -> None:
+    assert EXPERIMENT is not None
+    other = Experiment("b", "B", {"mine": {"model": "GCN", "depth": 2}}, {0: 1}, ("cora",))
+    table = Table.of(results(), EXPERIMENT, other, name="both")
+    assert [row[:2] for row in table.rows()] == [("cora", "SGC"), ("cora", "SGC-PN"), ("cora", "mine")]
+    assert [entry is None for _, _, entries in table.rows() for entry in entries][-2:] == [False, True]
+    assert (table.name, table.filled) == ("both", 2)
