@@ -241,3 +241,29 @@ def test_names_are_checked(graph: Graph) -> None:
         assert find_device() == CPU
         with pytest.raises(PairNormError, match="'cuda', but torch finds no CUDA device"):
             find_device("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("dropout", [0.0, 0.6])
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+def test_cuda_trains_as_the_cpu_does(graph: Graph, model: str, dropout: float) -> None:
+    spec = Spec("csbm", model, 3, missing_rate=0.5, dropout=dropout, **NORM)
+    here = train(graph, spec, range(4), "cpu", curves=True)
+    there = train(graph, spec, range(4), "cuda", curves=True)
+    assert train(graph, spec, range(4), "cuda", curves=True) == there
+    alike = 0
+    for ours, theirs in zip(here, there, strict=True):
+        losses = torch.tensor([ours.curves["train_loss"], theirs.curves["train_loss"]])
+        assert (losses[0] - losses[1]).abs().max() < 0.1
+        alike += bool((losses[0] - losses[1]).abs().max() < 1e-4)
+    assert alike >= 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("epochs", [1, 3, 4, 60])
+def test_captured_epochs_are_told_and_counted(graph: Graph, epochs: int) -> None:
+    job = Job(tuple((Spec("csbm", "GCN", 2, epochs=epochs), seed) for seed in range(3)))
+    ticks: list[int] = []
+    found = execute(graph, job, torch.device("cuda"), curves=True, tick=ticks.append)
+    assert sum(ticks) == job.cost
+    assert all(len(trial.curves["train_loss"]) == epochs for trial in found.values())

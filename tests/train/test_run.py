@@ -202,3 +202,12 @@ def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(graph: Grap
         assert len(store) == 2 * len(specs) == 4
         wanted = [*specs, specs[0].replace(depth=3)]
         assert run(pairs_of(wanted, range(2)), store, device="cpu", graphs={"csbm": graph}, workers=1) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_jobs_beside_one_another_on_cuda_give_what_they_give_alone(graph: Graph, store: Store) -> None:
+    specs = [Spec("csbm", "GCN", depth, norm="PN-SI", epochs=100) for depth in (2, 3, 4, 5, 6)]
+    run(pairs_of(specs, range(3)), store, device="cuda", graphs={"csbm": graph})
+    for spec in specs:
+        alone = train(graph, spec, range(3), "cuda")
+        assert [trial.test_loss for trial in store.trials(spec)] == [trial.test_loss for trial in alone]
