@@ -36,9 +36,9 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
         return y, length
     length = (square / x.size(0) + eps).sqrt().float()
     factor = scale / length
-    low = low * factor
+    low = -low * factor
     for block, buffer in _blocks(x):
-        torch.sub(torch.sub(x[block], high, out=buffer).mul_(factor), low, out=y[block])
+        torch.addcmul(low, torch.sub(x[block], high, out=buffer), factor, out=y[block])
     return y, length
 
 
@@ -50,7 +50,9 @@ def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually
         for block, buffer in _blocks(y):
             pull = torch.mul(grad[block], y[block], out=buffer).sum(-1, keepdim=True)
             pull.div_(length[block]).div_(-scale)
-            torch.mul(grad[block], scale / length[block], out=result[block]).addcmul_(y[block], pull)
+            torch.addcmul(
+                torch.mul(grad[block], scale / length[block], out=buffer), y[block], pull, out=result[block]
+            )
             column_sum += result[block].sum(0, keepdim=True)
         return result.sub_((column_sum / y.size(0)).float())
     product = torch.zeros_like(length, dtype=torch.float64)
@@ -58,11 +60,11 @@ def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually
         product += torch.mul(grad[block], y[block], out=buffer).sum((0, -1), keepdim=True)
         column_sum += grad[block].sum(0, keepdim=True)
     factor = scale / length
-    offset = (column_sum / y.size(0)).float() * factor
+    offset = (column_sum / -y.size(0)).float() * factor
     pull = (product / (-scale * y.size(0) * length)).float()
     for block, buffer in _blocks(y):
-        torch.sub(
-            torch.mul(grad[block], factor, out=buffer).addcmul_(y[block], pull), offset, out=result[block]
+        torch.addcmul(
+            torch.addcmul(offset, grad[block], factor, out=buffer), y[block], pull, out=result[block]
         )
     return result
 

@@ -56,8 +56,8 @@ class Attend(torch.autograd.Function):
         )
         _gradient(
             pattern.crow.numpy(), pattern.column.numpy(), source.numpy(), target.numpy(),
-            z.detach().contiguous().numpy(), weights.numpy(), kept.numpy(), grad.contiguous().numpy(), ctx.slope,
-            grad_source.numpy(), grad_target.numpy(), grad_z.numpy(),
+            z.detach().contiguous().numpy(), weights.numpy(), kept.numpy(), grad.contiguous().numpy(),
+            ctx.slope, grad_source.numpy(), grad_target.numpy(), grad_z.numpy(),
         )  # fmt: skip
         return None, grad_source.t(), grad_target.t(), grad_z, None, None, None
 
