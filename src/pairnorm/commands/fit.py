@@ -27,6 +27,7 @@ from pairnorm.commands.own_files import (
     typed,
 )
 from pairnorm.commands.terminal import complaints, console
+from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
     from pairnorm.classify.findings import Findings
@@ -94,6 +95,10 @@ def fit(
     )  # fmt: skip
     with whole_folder(out) as folder:
         graph = read_graph(nodes, edges, columns)
+        if label is None and not graph.num_classes:
+            raise PairNormError(
+                f"{nodes.name}: no node has a class. Name the column that holds them: --label …"
+            )
         show_graph(graph)
         with typed(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+from written import write_customers
+
+from pairnorm import cli
+from pairnorm.classify import suggest_depth
+from pairnorm.data import Graph
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_a_table_a_figure_and_a_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, out = write_customers(tmp_path), tmp_path / "d.png"
+    assert cli.main(["diagnose", *files.options, "--label", "risk", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    rows = {
+        cells[0]: cells[1:] for line in printed.splitlines() if (cells := line.split()) and cells[0].isdigit()
+    }
+    assert rows["0"][:4] == ["100%"] * 4
+    assert float(rows["60"][0].rstrip("%")) < float(rows["60"][1].rstrip("%"))
+    depth = suggest_depth(Graph.from_files(files.nodes, files.edges, label="risk")).depth
+    assert f"Suggested depth: {depth}." in printed
+    assert "Next: pairnorm fit" in printed
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_nodes_out_of_reach_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "n.csv").write_text("id,age\na,1\nb,2\nc,\nd,\n")
+    (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
+    words = ["diagnose", "--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
+    assert cli.main([*words, "--out", str(tmp_path / "d.png")]) == 0
+    assert "1 of 2 nodes without features have no path" in capsys.readouterr().out
+
+
+def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "n.csv").write_text("id,age\na,1\na,2\n")
+    (tmp_path / "e.csv").write_text("source,target\na,b\n")
+    words = ["diagnose", "--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
+    assert cli.main([*words, "--out", str(tmp_path / "d.png")]) == 1
+    assert "id 'a' was used before" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.csv", "n.csv"]

@@ -1,0 +1,224 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from written import Files, write_customers, write_papers
+
+from pairnorm import cli
+from pairnorm.data import Graph, csbm, features_after, load, missing_vectors
+
+QUICK = ["--label", "risk", "--depth", "2,4", "--scale", "10,100"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, Path]:
+    folder = tmp_path_factory.mktemp("customers")
+    files = write_customers(folder)
+    assert cli.main(["fit", *files.options, *QUICK, "--out", str(folder / "run")]) == 0
+    return files, folder / "run"
+
+
+def test_everything_is_written(run: tuple[Files, Path]) -> None:
+    assert {path.name for path in run[1].iterdir()} == {
+        "predictions.csv",
+        "predictions.parquet",
+        "model.json",
+        "model.safetensors",
+        "report.md",
+        "comparison.png",
+        "confusion.png",
+        "depth.png",
+        "smoothing.png",
+    }
+
+
+def test_predictions_are_a_row_per_node_with_chances_that_sum_to_one(run: tuple[Files, Path]) -> None:
+    found = pandas.read_csv(run[1] / "predictions.csv")
+    nodes = pandas.read_csv(run[0].nodes)
+    assert list(found) == ["id", "predicted", "p_high", "p_low", "features_missing", "labelled"]
+    assert found["id"].tolist() == nodes["customer"].tolist()
+    np.testing.assert_allclose(found["p_high"] + found["p_low"], 1, atol=1e-5)
+    assert found["labelled"].tolist() == nodes["risk"].notna().tolist()
+    lacking = nodes[["age", "income", "job", "abroad"]].isna().all(axis=1)
+    assert found["features_missing"].tolist() == lacking.tolist()
+    pandas.testing.assert_frame_equal(
+        pandas.read_parquet(run[1] / "predictions.parquet"), found, check_dtype=False, rtol=1e-4
+    )
+
+
+def test_predictions_are_right_more_often_than_not_without_features(run: tuple[Files, Path]) -> None:
+    found = pandas.read_csv(run[1] / "predictions.csv")
+    truth = np.array(["low", "high"])[csbm(400, classes=2, seed=0).labels]
+    unlabelled = ~found["labelled"] & found["features_missing"]
+    assert (found["predicted"] == truth)[unlabelled].mean() > 0.75
+
+
+def test_the_report_has_the_numbers_of_the_predictions(run: tuple[Files, Path]) -> None:
+    text = (run[1] / "report.md").read_text(encoding="utf-8")
+    for heading in (
+        "# Labels for customers",
+        "## How often it is right",
+        "## Against simpler methods",
+        "## How deep",
+    ):
+        assert heading in text
+    for name in (
+        "with features",
+        "without features",
+        "label propagation",
+        "logistic regression",
+        "GCN, 2 layers",
+    ):
+        assert f"| {name} |" in text
+    for figure in run[1].glob("*.png"):
+        assert f"({figure.name})" in text
+        assert figure.read_bytes().startswith(b"\x89PNG")
+    assert "each column is standardised" in text
+
+
+def test_the_model_file_says_how_the_files_were_read(run: tuple[Files, Path]) -> None:
+    facts = json.loads((run[1] / "model.json").read_text(encoding="utf-8"))
+    assert facts["columns"] == {"label": "risk"}
+    assert facts["classes"] == ["high", "low"]
+    assert facts["scaling"] == "columns"
+    assert "job=clerk" in facts["feature_names"]
+
+
+def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write_customers(tmp_path, labelled=6)
+    assert cli.main(["fit", *files.options, *QUICK, "--out", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr()
+    for part in (
+        "nodes      400",
+        "labelled   6 (1.5%)",
+        "Wrote to",
+        "Next: read",
+        "predictions.csv",
+        "pairnorm predict",
+    ):
+        assert part in printed.out
+    assert "Note: only 1 labelled node is left to test on: the interval" in printed.err
+    assert "Too little is held out to tell." in printed.out
+
+
+def test_one_label_per_class_is_enough_and_nothing_is_claimed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = write_customers(tmp_path, labelled=2)
+    assert cli.main(["fit", *files.options, "--label", "risk", "--out", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr()
+    assert "depth and scale are set by rule" in printed.err
+    assert "nobody knows how good these predictions are" in printed.out
+    assert not (tmp_path / "run" / "confusion.png").exists()
+    assert (tmp_path / "run" / "predictions.csv").exists()
+
+
+def test_blanked_cora_from_files(tmp_path: Path) -> None:
+    cora = load("cora")
+    missing = missing_vectors(cora, 1.0)
+    blanked: Graph = cora.replace(features=features_after(cora, missing).trial(0), missing=missing.mask[:, 0])
+    files = write_papers(blanked, tmp_path)
+    options = ["--id", "paper", "--label", "subject", "--split", "part", "--norm", "PN"]
+    narrowed = ["--depth", "20,40", "--scale", "100,300", "--out", str(tmp_path / "run")]
+    assert cli.main(["fit", *files.options, *options, *narrowed]) == 0
+    found = pandas.read_csv(tmp_path / "run" / "predictions.csv")
+    assert found["id"].str.startswith("paper-").all()
+    right = found["predicted"].to_numpy() == np.array(cora.class_names)[cora.labels]
+    assert right[cora.test.numpy()].mean() >= 0.775
+    assert found["features_missing"].sum() == 2568
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
+def write(path: Path, *lines: str) -> None:
+    path.write_text("\n".join(lines) + "\n" * bool(lines), encoding="utf-8")
+
+
+UNTRAINED = ("customer,age,risk,part", "a,1,low,train", "b,2,low,test", "c,3,high,test")
+LATER = ("customer,age,risk,part", "a,1,low,train", "b,2,high,later")
+ALL_COLUMNS = ["age", "income", "job", "abroad"]
+
+# What is done to the files, which options change (None: left out), and what the error must say.
+BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None], str]] = {
+    "unknown id": (
+        lambda f: change(f.edges, "target\n", "target\nc0001,c9\n"),
+        {},
+        "'c9' in column 'target'",
+    ),
+    "duplicate id": (lambda f: change(f.nodes, "c0001", "c0000"), {}, "id 'c0000' was used before"),
+    "text among numbers": (
+        lambda f: change(f.nodes, ",46,", ",old,"),
+        {},
+        "'old' in column 'age' is not a number",
+    ),
+    "infinite": (lambda f: change(f.nodes, ",46,", ",inf,"), {}, "'age' is not finite"),
+    "one class": (lambda f: replace(f.nodes, "high", "low"), {}, "one class only, 'low'"),
+    "no label": (
+        lambda f: change(f.nodes, "risk\n", "risk,fate\n"),
+        {"--label": "fate"},
+        "no node has a label",
+    ),
+    "no label column": (lambda f: None, {"--label": None}, "Name the column that holds them: --label"),
+    "empty file": (lambda f: write(f.nodes), {}, "the file is empty"),
+    "no rows": (lambda f: write(f.nodes, "customer,age,risk"), {}, "no rows under the header"),
+    "wrong delimiter": (lambda f: replace(f.nodes, ",", ";"), {}, "Pass --delimiter ';'"),
+    "missing column": (lambda f: None, {"--label": "risks"}, "no column 'risks' (label)"),
+    "no such file": (lambda f: f.edges.unlink(), {}, "there is no such file"),
+    "no edges": (lambda f: None, {"--edges": None}, "Pass --edges FILE"),
+    "no train node": (
+        lambda f: write(f.nodes, *UNTRAINED),
+        {"--split": "part"},
+        "'high' has no training node",
+    ),
+    "odd split": (lambda f: write(f.nodes, *LATER), {"--split": "part"}, "'later' in column 'part'"),
+    "no features": (lambda f: None, {"--ignore": ALL_COLUMNS}, "has no features"),
+    "bad model": (lambda f: None, {"--model": "GNN"}, "model is 'GNN'"),
+    "bad depth": (lambda f: None, {"--depth": "2,x"}, "depth is 'x'"),
+    "bad budget": (lambda f: None, {"--budget": "later"}, "budget is 'later'"),
+    "bad device": (lambda f: None, {"--device": "gpu7"}, "device is 'gpu7'"),
+    "bad scaling": (lambda f: None, {"--scaling": "row"}, "Did you mean 'rows'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("before", [False, True])
+def test_bad_input_is_named_and_leaves_the_folder_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, before: bool
+) -> None:
+    spoil, changes, message = BAD[case]
+    files = write_customers(tmp_path, nodes=100, labelled=60)
+    spoil(files)
+    out = tmp_path / "run"
+    if before:
+        out.mkdir()
+        (out / "model.json").write_text("old")
+    usual = {"--nodes": str(files.nodes), "--edges": str(files.edges), "--label": "risk", "--out": str(out)}
+    words = ["fit"]
+    for option, value in (usual | changes).items():
+        for one in [value] if isinstance(value, str) else value or []:
+            words += [option, one]
+    assert cli.main(words) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) <= 3
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert ([path.read_text() for path in out.iterdir()] == ["old"]) if before else not out.exists()
+
+
+def test_a_folder_of_other_files_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    assert cli.main(["fit", "--nodes", "none.csv", "--label", "risk", "--out", str(tmp_path)]) == 1
+    assert "holds files that no run wrote" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import pandas
+import pytest
+from written import Files, write_customers
+
+from pairnorm import cli
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, Path]:
+    folder = tmp_path_factory.mktemp("customers")
+    files = write_customers(folder)
+    options = ["--label", "risk", "--norm", "PN", "--depth", "4", "--scale", "30", "--ignore", "abroad"]
+    assert cli.main(["fit", *files.options, *options, "--out", str(folder / "run")]) == 0
+    return files, folder / "run"
+
+
+def predict(run: tuple[Files, Path], nodes: Path, out: Path) -> int:
+    return cli.main(
+        [
+            "predict",
+            "--model",
+            str(run[1]),
+            "--nodes",
+            str(nodes),
+            "--edges",
+            str(run[0].edges),
+            "--out",
+            str(out),
+        ]
+    )
+
+
+def changed(run: tuple[Files, Path], folder: Path, **columns: object) -> Path:
+    """Write the table of nodes anew, some columns changed; None drops one."""
+    frame = pandas.read_csv(run[0].nodes, dtype=str, keep_default_na=False)
+    for name, value in columns.items():
+        frame = frame.drop(columns=name) if value is None else frame.assign(**{name: value})
+    frame.to_csv(folder / "new.csv", index=False)
+    return folder / "new.csv"
+
+
+def test_the_same_graph_gets_the_same_predictions(run: tuple[Files, Path], tmp_path: Path) -> None:
+    assert predict(run, run[0].nodes, tmp_path / "p.csv") == 0
+    assert (tmp_path / "p.csv").read_bytes() == (run[1] / "predictions.csv").read_bytes()
+
+
+@pytest.mark.parametrize("risk", [None, "", "low"])
+def test_labels_are_optional(run: tuple[Files, Path], tmp_path: Path, risk: str | None) -> None:
+    out = tmp_path / "p.parquet"
+    assert predict(run, changed(run, tmp_path, risk=risk), out) == 0
+    found, before = pandas.read_parquet(out), pandas.read_csv(run[1] / "predictions.csv")
+    assert found["predicted"].tolist() == before["predicted"].tolist()
+    assert set(found["labelled"]) == {risk == "low"}
+
+
+def test_columns_may_come_in_any_order_and_categories_may_be_absent(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = pandas.read_csv(run[0].nodes, dtype=str, keep_default_na=False)
+    frame["job"] = frame["job"].replace("pilot", "")
+    frame[["customer", "risk", "job", "income", "age"]].to_csv(tmp_path / "new.csv", index=False)
+    assert predict(run, tmp_path / "new.csv", tmp_path / "p.csv") == 0
+    found, before = (pandas.read_csv(path) for path in (tmp_path / "p.csv", run[1] / "predictions.csv"))
+    assert (found["predicted"] == before["predicted"]).mean() > 0.9
+    assert f"Wrote {tmp_path / 'p.csv'}: a row for each of 400 nodes." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"age": None}, "has no column 'age', which the model uses"),
+        ({"job": "astronaut"}, "category 'astronaut' in column 'job', unknown to the model"),
+        ({"height": "180"}, "column 'height', unknown to the model. Pass --ignore height"),
+        ({"risk": "medium"}, "line 2: class 'medium' is unknown to the model, which has 'high', 'low'"),
+        ({"age": "old"}, "'age'"),
+    ],
+)
+def test_a_difference_is_named_and_nothing_written(
+    run: tuple[Files, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    columns: dict[str, object],
+    message: str,
+) -> None:
+    out = tmp_path / "p.csv"
+    out.write_text("old")
+    assert predict(run, changed(run, tmp_path, **columns), out) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) <= 3
+    assert out.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "p.csv"]
+
+
+def test_a_folder_without_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["predict", "--model", str(tmp_path), "--nodes", "nodes.csv"]) == 1
+    assert (
+        "there is no model.json. Name the folder that `pairnorm fit --out` wrote" in capsys.readouterr().err
+    )
