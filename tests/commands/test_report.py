@@ -36,7 +36,8 @@ def test_histograms_for_tensorboard(store: Path, tmp_path: Path, capsys: pytest.
     [spec, *_] = [CASE_STUDY.candidates(place)[0] for place in CASE_STUDY.places()]
     both = {"connected": [1.0], "random": [2.0]}
     counts = {kind: [[1] * BINS] for kind in both}
-    layers = Layers(None, both, both, [float(edge) for edge in range(BINS + 1)], counts)
+    edges = {kind: [float(edge) for edge in range(BINS + 1)] for kind in both}
+    layers = Layers(None, both, both, edges, counts)
     write_layers(file_beside(store), {spec: layers})
     words = ["report", "--store", str(store), "--out", str(tmp_path / "out"), "--dataset", "pubmed"]
     assert cli.main([*words, "--tensorboard", str(tmp_path / "tb")]) == 0

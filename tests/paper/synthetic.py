@@ -51,18 +51,20 @@ def trial(spec: Spec, seed: int, contrary: bool = False) -> Trial:
 def layers(spec: Spec, contrary: bool = False) -> Layers:
     plain = (spec.norm == "none") != contrary
     shrink = 0.5 if plain else 0.99
-    random = [shrink**layer for layer in range(spec.depth)]
+    depth = spec.depth if spec.model == "SGC" else spec.depth - 1
+    random = [shrink**layer for layer in range(depth)]
     connected = [0.5 * value for value in random]
     if contrary:
         connected = random
-    apsd = [value**2 for value in random] if plain else [1.0] * spec.depth
+    apsd = [value**2 for value in random] if plain else [1.0] * depth
+    edges = [number / BINS for number in range(BINS + 1)]
     histogram = [0] * (BINS - 1) + [10]
     return Layers(
         test_accuracy=None if spec.model == "SGC" else 0.3 if plain else 0.75,
         apd={"connected": connected, "random": random},
         apsd={"connected": connected, "random": apsd},
-        edges=[number / BINS for number in range(BINS + 1)],
-        histograms={kind: [histogram] * spec.depth for kind in ("connected", "random")},
+        edges=dict.fromkeys(("connected", "random"), edges),
+        histograms={kind: [histogram] * depth for kind in ("connected", "random")},
     )
 
 

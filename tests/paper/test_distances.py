@@ -32,7 +32,7 @@ def test_means_by_layer(found: dict[str, Layers]) -> None:
         "without PairNorm (accuracy 0.300)", "PairNorm (accuracy 0.750)", "PairNorm-SI (accuracy 0.750)"
     ]  # fmt: skip
     random = next(line for line in figure.axes[3].lines if line.get_label() == "random")
-    np.testing.assert_array_equal(random.get_xdata(), range(1, 13))
+    np.testing.assert_array_equal(random.get_xdata(), range(1, 12))
     np.testing.assert_array_equal(random.get_ydata(), found["none"].apd["random"])
 
 
@@ -59,6 +59,6 @@ def test_tensorboard_reads_it(found: dict[str, Layers], tmp_path: Path) -> None:
     write_tensorboard(found, "GCN", tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["GCN-PN", "GCN-PN-SI", "GCN-none"]
     events = EventAccumulator(str(tmp_path / "GCN-none"), size_guidance={"histograms": 0}).Reload()
-    assert [event.step for event in events.Histograms("distance_random")] == list(range(1, 13))
+    assert [event.step for event in events.Histograms("distance_random")] == list(range(1, 12))
     assert events.Histograms("distance_random")[0].histogram_value.num == 10
     assert events.Scalars("apd_random")[1].value == pytest.approx(found["none"].apd["random"][1])

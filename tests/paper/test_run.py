@@ -106,7 +106,7 @@ def test_the_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
 
     def fake(graph: object, spec: Spec, *_: object) -> Layers:
         asked.append(spec)
-        return Layers(0.5, {}, {}, [], {})
+        return Layers(0.5, {}, {}, {}, {})
 
     monkeypatch.setattr(module, "measure_layers", fake)
     words = ["case-study", "--store", str(tmp_path / "s.sqlite"), "--device", "cpu"]

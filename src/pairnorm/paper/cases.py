@@ -266,7 +266,7 @@ def more_stable(quantity: str) -> Cases:
 
 def stays_apart(layers: Layers) -> tuple[bool, str]:
     """Test that in the last hidden layer connected pairs are nearer to each other than random ones."""
-    connected, random = (layers.apd[kind][-2] for kind in ("connected", "random"))
+    connected, random = (layers.apd[kind][-1] for kind in ("connected", "random"))
     return connected < 0.8 * random, f"connected {connected:.3g}, random {random:.3g}"
 
 

@@ -38,7 +38,6 @@ def mean_distances(found: dict[str, Layers], model: str) -> "Figure | None":
                     axis.plot(numbers, values[kind], color=COLOURS[kind], marker=MARKERS[kind], label=kind,
                               markevery=max(1, len(numbers) // 12))  # fmt: skip
                 axis.set_ylim(bottom=0)
-                axis.ticklabel_format(axis="y", useMathText=True, scilimits=(-2, 4))
                 whole_ticks(axis)
             axes[0, column].set_title(_title(norm, layers))
             axes[1, column].set_xlabel("Layer")
@@ -54,7 +53,7 @@ def distributions(found: dict[str, Layers], model: str) -> "Figure | None":
         return None
     with style():
         figure = new_figure(0.8 + 3.5 * len(found), 7.2)
-        axes = figure.subplots(2, len(found), squeeze=False, sharex="col")
+        axes = figure.subplots(2, len(found), squeeze=False)
         for column, (norm, layers) in enumerate(found.items()):
             for row, kind in enumerate(PAIRS):
                 _ridges(axes[row, column], layers, kind)
@@ -68,22 +67,19 @@ def distributions(found: dict[str, Layers], model: str) -> "Figure | None":
 
 def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
     """Draw a histogram for some of the layers, the first on top, each as high as there is room."""
-    histograms = layers.histograms[kind]
+    histograms, edges = layers.histograms[kind], layers.edges[kind]
     step = -(-len(histograms) // RIDGES)
     shown = list(range(0, len(histograms), step))
     for height, number in enumerate(reversed(shown)):
         counts = histograms[number]
-        top = max(counts)
-        levels = [height + 1.5 * count / top for count in counts]
-        axis.stairs(levels, layers.edges, baseline=height, fill=True, color=COLOURS[kind], alpha=0.55,
-                    zorder=-height)  # fmt: skip
-        axis.stairs(levels, layers.edges, baseline=height, color="white", linewidth=0.9, zorder=-height + 0.5)
-    axis.set_yticks(range(len(shown)), [str(number + 1) for number in reversed(shown)])
-    axis.set_xlim(layers.edges[0], layers.edges[-1])
+        levels = [height + 0.92 * count / max(counts) for count in counts]
+        axis.stairs(levels, edges, baseline=height, fill=True, color=COLOURS[kind])
+        axis.axhline(height, color="#dddddd", linewidth=0.8, zorder=0)
+    axis.set_yticks([row + 0.4 for row in range(len(shown))], [str(row + 1) for row in reversed(shown)])
+    axis.set(xlim=(edges[0], edges[-1]), ylim=(0, len(shown)))
     axis.spines["left"].set_visible(False)
     axis.tick_params(axis="y", length=0)
     axis.grid(False)
-    axis.ticklabel_format(axis="x", useMathText=True, scilimits=(-2, 4))
 
 
 def _title(norm: str, layers: Layers) -> str:
@@ -115,12 +111,12 @@ def write_tensorboard(found: dict[str, Layers], model: str, folder: Any) -> None
                     writer.add_scalar(f"apsd_{kind}", layers.apsd[kind][number], number + 1)
                     writer.add_histogram_raw(
                         f"distance_{kind}",
-                        min=layers.edges[0],
-                        max=layers.edges[-1],
+                        min=layers.edges[kind][0],
+                        max=layers.edges[kind][-1],
                         num=sum(counts),
                         sum=layers.apd[kind][number] * sum(counts),
                         sum_squares=layers.apsd[kind][number] * sum(counts),
-                        bucket_limits=layers.edges[1:],
+                        bucket_limits=layers.edges[kind][1:],
                         bucket_counts=counts,
                         global_step=number + 1,
                     )

@@ -17,6 +17,7 @@ from torch import Tensor
 from pairnorm.data import Graph, features_after
 from pairnorm.errors import PairNormError
 from pairnorm.measure import Probe
+from pairnorm.measure.record import Record
 from pairnorm.nn import SGC
 from pairnorm.train import Spec
 from pairnorm.train.gnn import GNNRun
@@ -33,14 +34,14 @@ class Layers:
         test_accuracy: of the trained model; None for SGC, whose states do not depend on training.
         apd: average pairwise distance, by kind of pairs.
         apsd: average pairwise squared distance, by kind of pairs.
-        edges: of the bins of the histograms, the same in all layers.
+        edges: of the bins of the histograms, by kind of pairs, the same in all layers.
         histograms: how many pairs fall into each bin, by kind of pairs and layer.
     """
 
     test_accuracy: float | None
     apd: dict[str, list[float]]
     apsd: dict[str, list[float]]
-    edges: list[float]
+    edges: dict[str, list[float]]
     histograms: dict[str, list[list[int]]]
 
 
@@ -51,7 +52,7 @@ def measure_layers(
     device: torch.device,
     tick: Callable[[int], None] = lambda epochs: None,
 ) -> Layers:
-    """Train a spec (SGC needs no training) and measure the pairs in every layer.
+    """Train a spec (SGC needs no training) and measure the pairs in every layer but the one of the logits.
 
     All connected pairs and 10,000 random ones are taken, the same in every layer; the APSD of random pairs is
     that of all pairs.
@@ -79,23 +80,26 @@ def measure_layers(
     probe = Probe(model, measures=("apd", "apsd"), adjacency=graph.adjacency.to(device))
     with torch.no_grad(), probe:
         model(*inputs)
-    return _layers(probe, accuracy)
+    return _layers(probe.records if accuracy is None else probe.records[:-1], accuracy)
 
 
-def _layers(probe: Probe, accuracy: float | None) -> Layers:
-    records = probe.records
+def _layers(records: Sequence[Record], accuracy: float | None) -> Layers:
     distances = {kind: [record.distances[kind].flatten() for record in records] for kind in PAIRS}
-    # Some bins would hold nothing but outliers; what lies beyond the last edge is counted in the last bin.
-    top = max(float(values.quantile(0.999)) for kind in PAIRS for values in distances[kind])
-    edges = torch.linspace(0, top or 1.0, BINS + 1)
+    edges = {kind: _edges(distances[kind]) for kind in PAIRS}
     apsd = {kind: [_rounded(record.measures[f"apsd_{kind}"].item()) for record in records] for kind in PAIRS}
     return Layers(
         test_accuracy=None if accuracy is None else _rounded(accuracy),
         apd={kind: [_rounded(values.mean().item()) for values in distances[kind]] for kind in PAIRS},
         apsd=apsd,
-        edges=[_rounded(edge) for edge in edges.tolist()],
-        histograms={kind: [_histogram(values, edges) for values in distances[kind]] for kind in PAIRS},
+        edges={kind: [_rounded(edge) for edge in edges[kind].tolist()] for kind in PAIRS},
+        histograms={kind: [_histogram(values, edges[kind]) for values in distances[kind]] for kind in PAIRS},
     )
+
+
+def _edges(distances: Sequence[Tensor]) -> Tensor:
+    # Most bins would hold nothing but outliers; what lies beyond the last edge is counted in the last bin.
+    top = max(float(values.quantile(0.995)) for values in distances)
+    return torch.linspace(0, top or 1.0, BINS + 1)
 
 
 def _histogram(values: Tensor, edges: Tensor) -> list[int]:

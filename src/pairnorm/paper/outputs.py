@@ -133,7 +133,7 @@ def _case_study(outputs: Outputs, layers: dict[Spec, Layers], experiment: Experi
     for model in ("SGC", "GCN"):
         found = distances.studied(layers, experiment, model)
         name = f"case-study-{model.lower()}"
-        what = "SGC" if model == "SGC" else "a trained 12-layer GCN; the last layer gives logits"
+        what = "SGC" if model == "SGC" else "a trained 12-layer GCN (without its last layer, the logits)"
         outputs.add_figure(
             name, f"Distances of node pairs by layer in {what}.", distances.mean_distances(found, model)
         )
