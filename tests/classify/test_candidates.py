@@ -7,8 +7,8 @@ from pairnorm.classify.candidates import (
     Candidate,
     Task,
     check_size,
+    compute_logits,
     gnn_candidate,
-    probabilities,
     sgc_candidates,
 )
 from pairnorm.data import Graph
@@ -29,7 +29,7 @@ def nothing(_: object) -> None:
 
 def accuracy(network: torch.nn.Module, on: Task) -> float:
     """Of the validation nodes, from the network alone."""
-    predicted = probabilities(network, on.graph, on.features, CPU).argmax(1)
+    predicted = compute_logits(network, on.graph, on.features, CPU)[:, 0].argmax(1)
     return float((predicted == on.graph.labels)[on.graph.validation].double().mean())
 
 
@@ -52,7 +52,7 @@ def test_missing_vectors_change_the_coordinates_but_not_the_answer(blanked_cora:
     monkeypatch.setattr(module, "span", lambda features: (None, features))
     ((full, build_full),) = sgc_candidates(on, "PN", (5,), (10.0,), nothing)
     assert reduced.validation_accuracy == pytest.approx(full.validation_accuracy, abs=0.005)
-    difference = probabilities(build(), blanked_cora, on.features, CPU) - probabilities(
+    difference = compute_logits(build(), blanked_cora, on.features, CPU) - compute_logits(
         build_full(), blanked_cora, on.features, CPU
     )
     assert difference.abs().max() < 0.01

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.classify.candidates import SCALES, Task, gnn_candidate, probabilities
+from pairnorm.classify.candidates import SCALES, Task, compute_logits, gnn_candidate
 from pairnorm.classify.regression import regressions
+from pairnorm.classify.temperature import mean_probabilities
 from pairnorm.nn import pair_norm, propagation
 from pairnorm.train.spec import Spec
 
@@ -93,4 +94,4 @@ def _logistic_regression(task: Task, seed: int) -> Tensor:
 def _gcn(task: Task, seed: int) -> Tensor:
     spec = Spec("own", "GCN", 2, epochs=GCN_EPOCHS)
     ((_, build),) = gnn_candidate(task, spec, range(seed, seed + GCN_SEEDS), lambda epochs: None)
-    return probabilities(build(), task.graph, task.features, task.device).argmax(1)
+    return mean_probabilities(compute_logits(build(), task.graph, task.features, task.device)).argmax(1)

@@ -65,8 +65,8 @@ class Task:
 
 
 @torch.no_grad()
-def probabilities(network: Any, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
-    """Return what a network says of every node, [n, classes]: the mean over its trials.
+def compute_logits(network: Any, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+    """Return what a network says of every node, [n, trials, classes].
 
     Args:
         network: an SGC, GCN or GAT with a trial axis.
@@ -76,8 +76,8 @@ def probabilities(network: Any, graph: Graph, features: Tensor, device: torch.de
     """
     network = network.to(device).eval()
     matrix = network.propagation(graph.adjacency).to(device)
-    result: Tensor = network(_operand(features).to(device), matrix).softmax(-1).mean(1)
-    return result
+    logits: Tensor = network(_operand(features).to(device), matrix)
+    return logits
 
 
 def _operand(features: Tensor) -> Tensor | SparseMatrix:

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pairnorm.classify.align import align_features, align_labels
-from pairnorm.classify.candidates import Candidate, Task, probabilities
+from pairnorm.classify.candidates import Candidate, Task, compute_logits
 from pairnorm.classify.plan import Plan
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.scores import Scores
 from pairnorm.classify.search import search
 from pairnorm.classify.split import complete_split
+from pairnorm.classify.temperature import fit_temperature, mean_probabilities
 from pairnorm.data import Graph, Split
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.train.engine import find_device
@@ -28,7 +29,8 @@ class NodeClassifier:
 
     Parameters only go into the constructor; what is learnt ends in an underscore: ``classes_``, ``best_``
     (the chosen ``Candidate``), ``search_`` (all that were tried), ``network_``, ``scaling_``,
-    ``split_``, and ``held_out_``, the ``Scores`` on the test nodes, which no choice has seen.
+    ``temperature_`` (how much probabilities were softened to fit the validation nodes), ``split_``, and
+    ``held_out_``, the ``Scores`` on the test nodes, which no choice has seen.
 
     SGC's part is convex and solved to the end, so it is the same for every seed; GCN and GAT are trained once
     per seed, and their probabilities averaged.
@@ -88,6 +90,7 @@ class NodeClassifier:
     search_: list[Candidate]
     network_: nn.Module
     scaling_: Scaling
+    temperature_: float
     split_: Split
     held_out_: Scores | None
 
@@ -115,6 +118,9 @@ class NodeClassifier:
                 progress(done, plan.steps, what)
 
         self.search_, self.best_, self.network_ = search(task, plan, tick)
+        chosen_by = graph.validation.to(task.device)
+        logits = compute_logits(self.network_, graph, task.features, task.device)[chosen_by]
+        self.temperature_ = fit_temperature(logits, graph.labels.to(task.device)[chosen_by])
         self.scaling_, self.split_, self._names = scaling, split, graph.node_names
         self.classes_ = np.array(graph.class_names)
         self.feature_names_in_, self.n_features_in_ = graph.feature_names, graph.num_features
@@ -130,8 +136,8 @@ class NodeClassifier:
         """
         self._check_fitted()
         graph = align_features(graph, self.feature_names_in_, self.n_features_in_)
-        found = probabilities(self.network_, graph, self.scaling_(graph), find_device(self.device))
-        return np.asarray(found.cpu().numpy())
+        logits = compute_logits(self.network_, graph, self.scaling_(graph), find_device(self.device))
+        return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def predict(self, graph: Graph) -> NDArray[np.str_]:
         """Return the name of the most probable class of every node.

@@ -98,6 +98,16 @@ class Findings:
         named |= {baseline.name: baseline.predicted for baseline in self.baselines}
         return {name: self.scores(predicted, self.test) for name, predicted in named.items()}
 
+    def sureness(self, least: float = 0.9) -> tuple[int, float]:
+        """Return of how many held-out nodes the model is sure, and on what share of those it is right.
+
+        Args:
+            least: the probability that counts as sure.
+        """
+        sure = self.test & (self.probabilities.max(1) >= least)
+        scores = self.scores(self.predicted, sure)
+        return scores.count, scores.accuracy
+
     def verdict(self) -> str:
         """Say in a sentence or two whether the model earns its keep."""
         best = self.classifier.best_

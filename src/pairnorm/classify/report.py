@@ -109,6 +109,11 @@ def _accuracy(findings: Findings) -> Iterator[str]:
         ],
     )
     yield "![Confusion matrix](confusion.png)"
+    sure, right = findings.sureness()
+    yield (
+        f"It is at least 90% sure of {sure:,} held-out nodes, and right on {_percent(right)} of them. (How "
+        f"sure to be was learnt from validation nodes: temperature {findings.classifier.temperature_:.2g}.)"
+    )
 
 
 def _depth(findings: Findings) -> Iterator[str]:

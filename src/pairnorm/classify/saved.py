@@ -67,6 +67,7 @@ def save(
         "features": classifier.n_features_in_,
         "feature_names": classifier.feature_names_in_,
         "scaling": scaling.kind,
+        "temperature": classifier.temperature_,
         "columns": columns or {},
     }
     (place / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -94,6 +95,7 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         classifier.scaling_ = Scaling(facts["scaling"], mean, deviation)
         classifier.classes_ = np.array(facts["classes"])
         classifier.n_features_in_ = facts["features"]
+        classifier.temperature_ = float(facts["temperature"])
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         problem = " ".join(str(error).split())[:200]
         raise PairNormError(f"{place / FACTS}: the saved model is damaged ({problem}). Fit again.") from error

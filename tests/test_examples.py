@@ -1,0 +1,44 @@
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", EXAMPLES / name, *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def accuracies(text: str) -> list[float]:
+    return [float(share) for share in re.findall(r"([\d.]+)% of the test papers right", text)]
+
+
+def test_a_deep_model_learns_with_pair_norm_only() -> None:
+    without, with_pair_norm = accuracies(run("plain_pytorch.py", "40"))
+    assert with_pair_norm > without + 10
+
+
+def test_a_pyg_model_learns_with_pair_norm_only_and_the_probe_sees_each_layer() -> None:
+    text = run("pyg_model.py", "25")
+    without, with_pair_norm = accuracies(text)
+    assert with_pair_norm > without + 10
+    assert len(re.findall(r"^ +\d+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)) == 2 * 15
+
+
+def test_a_users_files_get_labels(tmp_path: Path) -> None:
+    text = run("own_csv.py", str(tmp_path))
+    assert "labelled   150 (50%)" in text
+    share = re.search(r"Right on (\d+)% of held-out customers", text)
+    assert share is not None
+    assert int(share[1]) > 70
+    assert len(re.findall(r"^c\d+: (?:low|high) \(\d+%\)$", text, re.MULTILINE)) == 3
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
