@@ -99,6 +99,23 @@ def test_measures_are_of_the_last_hidden_representation_of_the_kept_model(graph:
         assert trial.measures["row_diff"] == pytest.approx(mean_distance(hidden[:, number]), rel=1e-4)
 
 
+@pytest.mark.parametrize("rates", [(0.0, 0.0), (0.0, 0.5), (1.0, 1.0)])
+def test_every_trial_of_an_sgc_has_the_measures_of_what_it_sees(
+    graph: Graph, rates: tuple[float, float]
+) -> None:
+    names = list(engine.MEASURES)
+    pairs = [
+        (Spec("csbm", "SGC", 2, norm="PN", scale=scale, missing_rate=rate, epochs=1), seed)
+        for seed, rate in enumerate(rates)
+        for scale in (0.1, 10.0)
+    ]
+    together = execute(graph, Job(tuple(pairs)), CPU, measures=names)
+    for pair in pairs:
+        alone = execute(graph, Job((pair,)), CPU, measures=names)[pair]
+        assert set(alone.measures) == set(names)
+        assert together[pair].measures == pytest.approx(dict(alone.measures), rel=1e-4)
+
+
 def mean_distance(rows: Tensor) -> float:
     return float(torch.cdist(rows.double(), rows.double()).mean())
 
