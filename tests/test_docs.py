@@ -1,0 +1,69 @@
+"""The pages say what is so: their Python runs, their site builds, and the reference leaves no name out."""
+
+import contextlib
+import importlib
+import io
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+ROOMS = ["pairnorm", *(f"pairnorm.{room}" for room in ("data", "nn", "measure", "train", "classify"))]
+# A Python block, and the text block that may follow it: what the block prints.
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+# What a page takes for granted: there, the reader's own model and input.
+GIVEN = {
+    "measures": """
+import torch
+from unittest.mock import Mock
+from pairnorm import GCN
+model, x = GCN(in_features=4, classes=2, depth=3, norm="PN"), torch.randn(5, 4)
+edge_index, writer = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]), Mock()
+"""
+}
+
+
+def blocks(page):
+    """Yield the line, the code and the expected output (None for any) of each Python block of a page."""
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        yield text.count("\n", 0, found.start()) + 1, found[1], found[2]
+
+
+def public_names():
+    for room in ROOMS:
+        module = importlib.import_module(room)
+        for name in module.__all__:
+            yield f"{getattr(module, name).__module__}.{name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": page.stem}
+    exec(GIVEN.get(page.stem, ""), names)
+    for line, code, expected in blocks(page):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * line + code, page, "exec"), names)
+        assert expected in (None, printed.getvalue()), f"{page.name}, line {line}"
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")
+def test_the_site_builds_strictly_and_documents_every_public_name(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+
+    site = {page.parent: page.read_text(encoding="utf-8") for page in tmp_path.rglob("index.html")}
+    reference = "".join(html for page, html in site.items() if page.is_relative_to(tmp_path / "api"))
+    assert [name for name in public_names() if f'id="{name}"' not in reference] == []
+    assert not re.search(r":(math|func|class|meth|attr|mod):|\.\. math::", reference)
+    assert "&gt;&gt;&gt;" not in re.sub(r"<pre.*?</pre>", "", reference, flags=re.DOTALL)
+    for html in site.values():  # the site is of use without a network
+        assert not re.search(r'<(script|link|img)[^>]*(src|href)="(https?:)?//', html)
