@@ -105,13 +105,13 @@ class Results:
         Of a search, the candidates are those with the searched settings that did best in its first runs.
         """
         specs, seeds = experiment.candidates(place), experiment.seeds(place.missing_percent)
-        complete = True
         if experiment.search_runs is not None:
             first = self._summaries(specs, seeds[: experiment.search_runs])
-            complete = len(first) == len(specs)
-            specs = same_settings(specs, best(first).spec, experiment.searched) if first else []
+            if len(first) < len(specs):  # a search that has not seen every candidate has no winner
+                return [], False
+            specs = same_settings(specs, best(first).spec, experiment.searched)
         found = self._summaries(specs, seeds)
-        return found, complete and len(found) == len(specs)
+        return found, len(found) == len(specs)
 
     def chosen(self, experiment: Experiment, place: Place) -> Chosen | None:
         """Return what is reported at a place, or None where nothing has been run."""
