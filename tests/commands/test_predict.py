@@ -16,20 +16,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, Path]:
     return files, folder / "run"
 
 
-def predict(run: tuple[Files, Path], nodes: Path, out: Path) -> int:
-    return cli.main(
-        [
-            "predict",
-            "--model",
-            str(run[1]),
-            "--nodes",
-            str(nodes),
-            "--edges",
-            str(run[0].edges),
-            "--out",
-            str(out),
-        ]
-    )
+def predict(run: tuple[Files, Path], nodes: Path, out: Path, *more: str) -> int:
+    files = ["--nodes", str(nodes), "--edges", str(run[0].edges), "--out", str(out)]
+    return cli.main(["predict", "--model", str(run[1]), *files, *more])
 
 
 def changed(run: tuple[Files, Path], folder: Path, **columns: object) -> Path:
@@ -43,6 +32,11 @@ def changed(run: tuple[Files, Path], folder: Path, **columns: object) -> Path:
 
 def test_the_same_graph_gets_the_same_predictions(run: tuple[Files, Path], tmp_path: Path) -> None:
     assert predict(run, run[0].nodes, tmp_path / "p.csv") == 0
+    assert (tmp_path / "p.csv").read_bytes() == (run[1] / "predictions.csv").read_bytes()
+
+
+def test_new_columns_can_be_ignored(run: tuple[Files, Path], tmp_path: Path) -> None:
+    assert predict(run, changed(run, tmp_path, height="180"), tmp_path / "p.csv", "--ignore", "height") == 0
     assert (tmp_path / "p.csv").read_bytes() == (run[1] / "predictions.csv").read_bytes()
 
 

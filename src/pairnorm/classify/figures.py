@@ -111,7 +111,7 @@ def draw_confusion(scores: Scores, classes: Sequence[str]) -> Figure:
     names = [name if len(name) <= 22 else name[:21] + "…" for name in classes]
     axis.set_xticks(range(count), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=9)
     axis.set_yticks(range(count), names, fontsize=9)
-    axis.set_title("held-out nodes; shade: share of the true class", loc="left")
+    axis.set_title("shade: share of the true class", loc="left", fontsize=9)
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
     if count <= ANNOTATED_CLASSES:
@@ -157,7 +157,7 @@ def draw_rivals(rivals: dict[str, Scores]) -> Figure:
         )
     axis.set_yticks(range(len(rivals)), list(rivals), fontsize=10)
     axis.set_ylim(len(rivals) - 0.5, -0.7)
-    axis.set_xlim(0, 100)
+    axis.set_xlim(0, 102)
     axis.set_xlabel("right on held-out nodes (%), with 95% interval")
     axis.grid(visible=False, axis="y")
     axis.grid(visible=True, axis="x")

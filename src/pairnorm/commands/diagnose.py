@@ -46,8 +46,8 @@ def diagnose(
 ) -> None:
     """Show how quickly propagation makes nodes alike, with and without PairNorm, and suggest a depth.
 
-    Nothing is trained. Row-diff is the mean distance between nodes, col-diff that between features; the
-    effective rank counts the directions that the features still span.
+    Nothing is trained. Row-diff is the mean distance between nodes, col-diff that
+    between features; the effective rank counts the directions that are left.
     """
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.candidates import check_size

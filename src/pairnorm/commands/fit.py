@@ -73,10 +73,10 @@ def fit(
     device: Device = "auto",
     seed: Annotated[int, typer.Option(help="Of the split and of the models.")] = 0,
 ) -> None:
-    """Learn from the labelled nodes of your graph and label all of them, also those without features.
+    """Learn from the labelled nodes of your graph and label all, also those without features.
 
-    Model, depth and scale are chosen by validation nodes; the accuracy is reported on test nodes that no
-    choice has seen. Where you give no split, one is drawn.
+    Validation nodes choose model, depth and scale; the accuracy is that on test
+    nodes, which no choice has seen. Where you give no split, one is drawn.
     """
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings

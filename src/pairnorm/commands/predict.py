@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from pairnorm.commands.own_files import Device, Edges, Id, Nodes, read_graph, show_graph, steps, typed
+from pairnorm.commands.own_files import Device, Edges, Id, Ignore, Nodes, read_graph, show_graph, steps, typed
 from pairnorm.commands.terminal import console
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ def predict(
         "predictions.csv"
     ),
     id: Id = None,
+    ignore: Ignore = None,
     device: Device = "auto",
 ) -> None:
     """Label the nodes of a graph with a model fitted before.
 
-    Columns are read as they were then, and matched by name; the class column may be absent or empty.
+    Columns are read as they were then and matched by name. The column of classes
+    may be absent or empty.
     """
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.output import predictions, whole_file, write_table
@@ -41,8 +43,8 @@ def predict(
 
     classifier = NodeClassifier.load(model).set_params(device=device)
     columns = dict(read_facts(model).get("columns", {}))
-    if id is not None:
-        columns["id"] = id
+    columns["id"] = id or columns.get("id")
+    columns["ignore"] = [*columns.get("ignore", []), *(ignore or [])]
     with whole_file(out) as file:
         graph = _read(nodes, edges, columns, classifier.classes_)
         show_graph(graph)
@@ -69,7 +71,7 @@ def _read(nodes: Path, edges: Path | None, columns: dict[str, Any], classes: "ND
         return read_graph(nodes, edges, columns | ({"label": label} if nodes.suffix == ".graphml" else {}))
     with typed():
         table = open_table(nodes, columns.get("delimiter"))
-    ignored = [name for name in columns.pop("ignore", []) if name in table.columns]
+    ignored = [name for name in columns.pop("ignore") if name in table.columns]
     ignored += [name for name in (label, split) if name is not None and name in table.columns]
     graph = read_graph(nodes, edges, columns | {"ignore": ignored})
     if label not in table.columns:
