@@ -1,6 +1,7 @@
 """The pages say what is so: their Python runs, their site builds, and the reference leaves no name out."""
 
 import contextlib
+import csv
 import importlib
 import io
 import re
@@ -52,6 +53,16 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
         with contextlib.redirect_stdout(printed):
             exec(compile("\n" * line + code, page, "exec"), names)
         assert expected in (None, printed.getvalue()), f"{page.name}, line {line}"
+
+
+@pytest.mark.parametrize("method", ["SGC", "SGC-PN"])
+def test_the_table_of_missing_vectors_is_that_of_our_results(method):
+    with (ROOT / "results/table1.csv").open(encoding="utf-8") as file:
+        row = [line for line in csv.DictReader(file) if (line["dataset"], line["method"]) == ("cora", method)]
+    accuracies = " | ".join(f"{float(place['accuracy']):.3f}" for place in row)
+    layers = " | ".join(place["layers"] for place in row)
+    page = (ROOT / "docs/missing-vectors.md").read_text(encoding="utf-8")
+    assert f"| {method} | {accuracies} |\n| at layers | {layers} |\n" in page
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")
