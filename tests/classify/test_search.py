@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pairnorm.classify import NodeClassifier, Scaling
-from pairnorm.classify.candidates import Task
+from pairnorm.classify import search as module
+from pairnorm.classify.candidates import Task, sgc_candidates
 from pairnorm.classify.plan import Plan
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
@@ -39,3 +40,30 @@ def test_a_spent_budget_stops_gnns_but_never_leaves_nothing(task: Task) -> None:
 def test_nothing_to_try_is_an_error(task: Task) -> None:
     with pytest.raises(PairNormError, match="nothing to try"):
         search(task, Plan(sgc=[], sgc_depths=[1], scales=[1.0], gnns=[], seeds=[0]))
+
+
+def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: Task, monkeypatch) -> None:
+    plan = Plan.of(NodeClassifier(depth=(1, 4), scale=(3.0, 30.0)), task.graph)
+    monkeypatch.setattr(module, "ENOUGH", 10)
+    few = module._fewer(task)
+    counts = torch.bincount(task.graph.labels[few.graph.train])
+    assert counts.tolist() == [5, 6]  # ten, and the first of each class
+    assert not (few.graph.train & ~task.graph.train).any()
+    tried, best, network = search(task, plan)
+    assert len(tried) == 8
+    ((whole, build),) = sgc_candidates(task, best.norm, [best.depth], [best.scale], lambda done: None)
+    assert whole == best
+    assert torch.equal(network.weight, build().weight)
+
+
+def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
+    first = int((task.graph.labels == 1).nonzero()[0])
+    rare = (task.graph.labels == 0) & ~task.graph.validation & ~task.graph.test
+    rare[first] = True
+    graph = task.graph.replace(
+        train=rare, validation=task.graph.validation & ~rare, test=task.graph.test & ~rare
+    )
+    monkeypatch.setattr(module, "ENOUGH", 5)
+    few = module._fewer(replace(task, graph=graph)).graph
+    assert few.train[first]
+    assert int(few.train.sum()) <= 7
