@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from synthetic import SMALL, fill, small_experiments
 
-from pairnorm.paper.claim import Case, Claim, Evidence, Verdict
+from pairnorm.paper.claim import Evidence
 from pairnorm.paper.claims import CLAIMS, verdicts
 from pairnorm.paper.layers import file_beside, read_layers
 from pairnorm.paper.results import Results
@@ -78,26 +78,3 @@ def test_nothing_was_run() -> None:
     assert {verdict.status for verdict in found} == {"not run"}
     assert all(case.evidence == "" for verdict in found for case in verdict.cases)
     assert len({claim.text for claim in CLAIMS}) == len(CLAIMS)
-
-
-def verdict(share: float, *cases: bool | None) -> Verdict:
-    claim = Claim("1", "text", "reading", lambda evidence: (), share)
-    return Verdict(claim, [Case(str(number), holds) for number, holds in enumerate(cases)])
-
-
-@pytest.mark.parametrize(
-    ("share", "cases", "status", "counts"),
-    [
-        (1.0, (True, True), "holds", "2 of 2"),
-        (1.0, (True, False), "fails", "1 of 2"),
-        (1.0, (True, None), "holds so far", "1 of 1, 1 not run"),
-        (1.0, (None, None), "not run", "0 of 0, 2 not run"),
-        (0.75, (True, True, True, False), "holds", "3 of 4"),
-        (0.75, (True, True, False, False), "fails", "2 of 4"),
-        (0.75, (False, None, None, None), "holds so far", "0 of 1, 3 not run"),
-        (0.9, (True,) * 9 + (False,), "holds", "9 of 10"),
-    ],
-)
-def test_status(share: float, cases: tuple[bool | None, ...], status: str, counts: str) -> None:
-    found = verdict(share, *cases)
-    assert (found.status, found.counts) == (status, counts)

@@ -31,6 +31,13 @@ def test_the_tuned_rows_stand_below_those_of_table_1(results: Results, tmp_path:
     assert float(rows[2]["accuracy"]) > float(rows[0]["accuracy"])
 
 
+def test_without_the_search_there_is_no_table_of_it(tmp_path: Path) -> None:
+    plain = SELECTION.narrow(TABLE1)
+    assert plain is not None
+    results = Results.read(fill(tmp_path / "s.sqlite", [plain]))
+    assert write_outputs(["tuned"], results, {}, SELECTION, tmp_path).files == []
+
+
 def test_what_was_not_run_leaves_no_file(results: Results, tmp_path: Path) -> None:
     outputs = write_outputs(
         ["table2", "figure1", "bars", "case-study"], results, {}, SELECTION, tmp_path / "out"

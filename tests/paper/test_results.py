@@ -122,8 +122,11 @@ class TestSearch:
 
     def test_waits_for_its_first_stage(self) -> None:
         cells = self.cells()
+        cells[spec(4, dropout=0.0)].append(trial(1, 0.8))
+        assert Results(cells).chosen(self.experiment, PLACE) is not None
         cells.pop(spec(2, dropout=0.6))
         assert list(Results(cells).second_stage(self.experiment)) == []
+        assert Results(cells).chosen(self.experiment, PLACE) is None  # no winner yet
 
     def test_reports_the_best_of_these_settings_over_all_runs(self) -> None:
         cells = self.cells()

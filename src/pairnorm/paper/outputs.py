@@ -86,7 +86,8 @@ def _table(outputs: Outputs, results: Results, experiment: Experiment, selection
 def _tuned(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
     untuned = selection.narrow(TABLE1)
     both = (experiment,) if untuned is None else (untuned, experiment)
-    outputs.add_table(Table.of(results, *both, name=TUNED.name, title=TUNED.title), TUNED_SETTINGS)
+    if Table.of(results, experiment).filled:
+        outputs.add_table(Table.of(results, *both, name=TUNED.name, title=TUNED.title), TUNED_SETTINGS)
 
 
 def _figure1(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
