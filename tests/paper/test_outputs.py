@@ -31,6 +31,15 @@ def test_the_tuned_rows_stand_below_those_of_table_1(results: Results, tmp_path:
     assert float(rows[2]["accuracy"]) > float(rows[0]["accuracy"])
 
 
+def test_a_table_comes_with_a_figure_unless_figure_4_is_there(results: Results, tmp_path: Path) -> None:
+    alone = write_outputs(["table1"], results, {}, SELECTION, tmp_path / "a")
+    assert [path.name for path in alone.files] == [
+        "table1.csv", "table1.tex", "depth-sgc-cora.png", "depth-sgc-cora.pdf"
+    ]  # fmt: skip
+    both = write_outputs(["table1", "figure4"], results, {}, SELECTION, tmp_path / "b")
+    assert [path.name for path in both.files[2:]] == ["figure4-cora.png", "figure4-cora.pdf"]
+
+
 def test_without_the_search_there_is_no_table_of_it(tmp_path: Path) -> None:
     plain = SELECTION.narrow(TABLE1)
     assert plain is not None

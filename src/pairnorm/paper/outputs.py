@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = "figures"
+MODELS = {"table1": "SGC", "table2": "GCN", "table3": "GAT"}
 TUNED_SETTINGS = ("scale", "learning_rate", "weight_decay", "dropout")
 
 
@@ -67,8 +68,8 @@ def write_outputs(
         selection: how much of the experiments is wanted.
         out: the folder.
     """
-    outputs = Outputs(out)
-    for name in what:
+    outputs, names = Outputs(out), list(what)
+    for name in names:
         if name == "figure2":
             outputs.add_figure(name, "Figure 2. The two steps of PairNorm, on papers of Cora.", figure2())
         elif (experiment := selection.narrow(EXPERIMENTS[name])) is not None:
@@ -76,11 +77,21 @@ def write_outputs(
                 _case_study(outputs, layers, experiment)
             else:
                 _WRITE.get(name, _table)(outputs, results, experiment, selection)
+                if name in MODELS and "figure4" not in names:
+                    _depth_figures(outputs, results, experiment, MODELS[name])
     return outputs
 
 
 def _table(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
     outputs.add_table(Table.of(results, experiment))
+
+
+def _depth_figures(outputs: Outputs, results: Results, experiment: Experiment, model: str) -> None:
+    """Draw what a table chooses from: its model's panel of Figure 4."""
+    for dataset in experiment.datasets if 100 in experiment.missing else ():
+        figure = figures.against_depth(results, experiment, dataset, (model,), 100, mark_best=True)
+        caption = f"{model} on {TITLES[dataset]} with all vectors outside the training set missing."
+        outputs.add_figure(f"depth-{model.lower()}-{dataset}", caption, figure)
 
 
 def _tuned(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
