@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pairnorm
-from pairnorm.classify import NodeClassifier
+from pairnorm import NodeClassifier
 
 
 def write_customers(folder: Path, count: int = 300) -> None:

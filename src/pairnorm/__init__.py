@@ -4,6 +4,7 @@ import warnings
 
 from torch.sparse import check_sparse_tensor_invariants
 
+from pairnorm.classify import NodeClassifier
 from pairnorm.data import (
     Graph,
     GraphWarning,
@@ -64,6 +65,7 @@ __all__ = [
     "Graph",
     "GraphWarning",
     "Missing",
+    "NodeClassifier",
     "PairNorm",
     "PairNormError",
     "Probe",
