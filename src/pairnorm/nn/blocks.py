@@ -3,15 +3,12 @@
 ``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice, writes once.
 """
 
-import ctypes
-import sys
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 2**18
-HUGE_PAGE = 2**21
+BLOCK_ELEMENTS = 2**20
 
 
 def supports(x: Tensor) -> bool:
@@ -25,7 +22,7 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
     # float64 keeps what float32 would round off a large common offset; high + low is subtracted in two steps.
     high = mean.float()
     low = (mean - high).float()
-    y = _empty_like(x)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if individually:
         length = x.new_empty(*x.shape[:-1], 1)
         for block, buffer in _blocks(x):
@@ -44,7 +41,7 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
 
 def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually: bool) -> Tensor:
     """Return dL/dx; see ``pairnorm.nn.pair_norm._formula_gradient``."""
-    result = _empty_like(y)
+    result = torch.empty_like(y)
     column_sum = torch.zeros_like(y[:1], dtype=torch.float64)
     if individually:
         for block, buffer in _blocks(y):
@@ -104,19 +101,3 @@ def _blocks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
     for start in range(0, x.size(0), rows):
         stop = min(start + rows, x.size(0))
         yield slice(start, stop), buffer[: stop - start]
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    """Allocate in huge pages where Linux grants them.
-
-    First-touch page faults are half the cost of writing a large tensor.
-    """
-    result = torch.empty(x.shape, dtype=x.dtype)
-    if sys.platform == "linux":
-        start = -(-result.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-        length = result.data_ptr() + result.nbytes - start
-        if length >= HUGE_PAGE:
-            advise = ctypes.CDLL(None).madvise
-            advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-            advise(start, length, 14)  # MADV_HUGEPAGE; a refusal changes nothing
-    return result
