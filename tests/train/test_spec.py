@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairnorm.errors import PairNormError
-from pairnorm.train.spec import ADJACENCIES, HIDDEN, MISSING_KINDS, NORMS, ORDERS, Spec
+from pairnorm.nn.models import ORDERS
+from pairnorm.nn.propagate import KINDS
+from pairnorm.train.spec import HIDDEN, MISSING_KINDS, NORMS, Spec
 
 names = st.text(st.characters(categories=("L", "N", "P", "S", "Zs")), min_size=1).filter(str.isprintable)
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
@@ -24,7 +26,7 @@ specs = st.builds(
     order=st.sampled_from(ORDERS),
     skip=st.integers(0, 3),
     dropout=st.floats(0, 1, exclude_max=True),
-    adjacency=st.sampled_from(ADJACENCIES),
+    adjacency=st.sampled_from(KINDS),
     missing_rate=st.floats(0, 1),
     missing_kind=st.sampled_from(MISSING_KINDS),
     split=names,

@@ -9,12 +9,13 @@ from math import inf
 from typing import Annotated, Any, Self, get_type_hints
 
 from pairnorm.errors import PairNormError, one_of
+from pairnorm.nn.models import ORDERS
+from pairnorm.nn.pair_norm import MODES
+from pairnorm.nn.propagate import KINDS
 
 # The paper's hidden widths; SGC has no hidden layer.
 HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
-NORMS = ("none", "PN", "PN-SI", "PN-SCS")
-ORDERS = ("after", "before")
-ADJACENCIES = ("rw", "sym")
+NORMS = ("none", *MODES)
 MISSING_KINDS = ("vectors", "nodes", "entries", "given")
 
 Check = Callable[[str, Any], Any]
@@ -116,7 +117,7 @@ class Spec:
     order: Annotated[str, _choice(ORDERS)] = "after"
     skip: Annotated[int, _whole(0)] = 0
     dropout: Annotated[float, _probability] = 0.6
-    adjacency: Annotated[str, _choice(ADJACENCIES)] = "rw"
+    adjacency: Annotated[str, _choice(KINDS)] = "rw"
     missing_rate: Annotated[float, _fraction] = 0.0
     missing_kind: Annotated[str, _choice(MISSING_KINDS)] = "vectors"
     split: Annotated[str, _text] = "default"
