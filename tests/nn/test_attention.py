@@ -3,13 +3,15 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric.nn import GATConv
 
+from pairnorm.nn.activate import ACTIVATIONS
 from pairnorm.nn.attention import SLOPE, attend, edge_softmax
 from pairnorm.nn.dropout import draw_keys, keep_mask
 from pairnorm.nn.sparse import Pattern, SparseMatrix
 
 
-def brute_force(pattern, source, target, z, factors=None):
+def brute_force(pattern, scores, z, factors=None):
     """Row by row, trial by trial."""
+    source, target = scores.unbind(-1)
     result = []
     for row in range(pattern.shape[0]):
         entries = range(int(pattern.crow[row]), int(pattern.crow[row + 1]))
@@ -19,8 +21,8 @@ def brute_force(pattern, source, target, z, factors=None):
             if not columns:
                 trials.append(z.new_zeros(z.size(2)))
                 continue
-            scores = torch.stack([source[column, trial] + target[row, trial] for column in columns])
-            weights = torch.where(scores > 0, scores, SLOPE * scores).softmax(0)
+            sums = torch.stack([source[column, trial] + target[row, trial] for column in columns])
+            weights = torch.where(sums > 0, sums, SLOPE * sums).softmax(0)
             if factors is not None:
                 weights = weights * factors[trial, list(entries)]
             trials.append(
@@ -31,9 +33,8 @@ def brute_force(pattern, source, target, z, factors=None):
 
 
 def inputs(nodes=20, trials=3, features=5, dtype=torch.float32, scale=1.0):
-    shapes = (nodes, trials), (nodes, trials), (nodes, trials, features)
-    source, target, z = (torch.randn(shape, dtype=dtype) for shape in shapes)
-    return [tensor.requires_grad_() for tensor in (scale * source, scale * target, z)]
+    scores, z = (torch.randn(nodes, trials, width, dtype=dtype) for width in (2, features))
+    return [tensor.requires_grad_() for tensor in (scale * scores, z)]
 
 
 def assert_equal_with_gradients(ours, reference, tensors):
@@ -56,7 +57,14 @@ def test_dropout_falls_on_the_weights(adjacency, either_form):
     tensors, keys = inputs(), draw_keys(3)
     factors = keep_mask(keys, 1, adjacency.pattern.num_entries, 0.5)[0] / 0.5
     expected = brute_force(adjacency.pattern, *tensors, factors)
-    assert_equal_with_gradients(attend(adjacency.pattern, *tensors, 0.5, keys), expected, tensors)
+    assert_equal_with_gradients(attend(adjacency.pattern, *tensors, rate=0.5, keys=keys), expected, tensors)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "elu"])
+def test_bias_and_activation_follow(activation, adjacency, either_form):
+    tensors = [*inputs(), torch.randn(3, 5, requires_grad=True)]
+    expected = ACTIVATIONS[activation](brute_force(adjacency.pattern, *tensors[:2]) + tensors[2])
+    assert_equal_with_gradients(attend(adjacency.pattern, *tensors, activation), expected, tensors)
 
 
 def test_rows_without_entries_get_zeros(either_form):
@@ -72,7 +80,7 @@ def test_equals_peer(heads, edge_index, adjacency):
     peer = GATConv(6, 4, heads=heads, bias=False)
     x = torch.randn(20, 6, requires_grad=True)
     z = peer.lin(x).view(20, heads, 4)
-    tensors = [(z * peer.att_src).sum(-1), (z * peer.att_dst).sum(-1), z]
+    tensors = [torch.stack([(z * end).sum(-1) for end in (peer.att_src, peer.att_dst)], -1), z]
     expected = peer(x, edge_index)
     ours = attend(adjacency.pattern, *tensors).flatten(1)
     leaves = [x, peer.lin.weight, peer.att_src, peer.att_dst]
@@ -102,10 +110,10 @@ def test_weights_of_a_row_add_up_to_one(adjacency):
 
 
 def test_a_shift_of_the_rows_own_scores_within_one_slope_changes_nothing(adjacency):
-    source, target, z = (tensor.detach() for tensor in inputs())
-    source, target = source.abs(), target.abs()  # LeakyReLU is linear there
-    expected = attend(adjacency.pattern, source, target, z)
-    torch.testing.assert_close(attend(adjacency.pattern, source, target + 3, z), expected)
+    scores, z = (tensor.detach() for tensor in inputs())
+    scores = scores.abs()  # LeakyReLU is linear there
+    shifted = scores + torch.tensor([0.0, 3.0])
+    torch.testing.assert_close(attend(adjacency.pattern, shifted, z), attend(adjacency.pattern, scores, z))
 
 
 def test_gradients_in_double(adjacency):
@@ -116,10 +124,8 @@ def test_gradients_in_double(adjacency):
 
 
 def test_a_gradient_of_the_gradient_is_right_or_refused(adjacency):
-    source, target, z = inputs()
-    (slope,) = torch.autograd.grad(
-        attend(adjacency.pattern, source, target, z).pow(2).sum(), z, create_graph=True
-    )
+    scores, z = inputs()
+    (slope,) = torch.autograd.grad(attend(adjacency.pattern, scores, z).pow(2).sum(), z, create_graph=True)
     if slope.requires_grad:
         with pytest.raises(RuntimeError, match="once_differentiable"):
             slope.sum().backward()
@@ -127,4 +133,4 @@ def test_a_gradient_of_the_gradient_is_right_or_refused(adjacency):
 
 def test_no_nodes():
     pattern = Pattern(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), (0, 0))
-    assert attend(pattern, torch.zeros(0, 2), torch.zeros(0, 2), torch.zeros(0, 2, 3)).shape == (0, 2, 3)
+    assert attend(pattern, torch.zeros(0, 2, 2), torch.zeros(0, 2, 3)).shape == (0, 2, 3)

@@ -3,7 +3,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from pairnorm.nn.dropout import draw_keys, dropout
-from pairnorm.nn.linear import trial_linear
+from pairnorm.nn.linear import trial_linear, trial_linear_with_scores
 
 
 @pytest.mark.parametrize("trials", [1, 3])
@@ -22,6 +22,14 @@ def test_every_trial_by_its_own_weight(trials, shared, rate, either_form):
     slopes = [torch.autograd.grad(output, (x, weight), grad) for output in (y, expected)]
     for slope, other in zip(*slopes, strict=True):
         torch.testing.assert_close(slope, other)
+
+
+def test_scores_come_with_the_map():
+    x, weight, ends = torch.randn(7, 1, 4), torch.randn(3, 4, 6), torch.randn(3, 6, 2)
+    keys = draw_keys(3)
+    z, scores = trial_linear_with_scores(x, weight, ends, 0.5, keys)
+    torch.testing.assert_close(z, trial_linear(x, weight, 0.5, keys))
+    torch.testing.assert_close(scores, torch.einsum("nto,toe->nte", z, ends))
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pairnorm.nn.activate import activate
 from pairnorm.nn.backends import kernels
 from pairnorm.nn.dropout import dropout
 from pairnorm.nn.sparse import Pattern, SparseMatrix
@@ -11,31 +12,40 @@ SLOPE = 0.2
 
 
 def attend(
-    pattern: Pattern, source: Tensor, target: Tensor, z: Tensor, rate: float = 0.0, keys: Tensor | None = None
+    pattern: Pattern,
+    scores: Tensor,
+    z: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    rate: float = 0.0,
+    keys: Tensor | None = None,
 ) -> Tensor:
     r"""Let every row average over its columns by attention, with weights of its own for every trial.
 
     $$
-    \mathbf{y}_i = \sum_j \alpha_{ij} \mathbf{z}_j, \qquad
+    \mathbf{y}_i = \sigma\Big(\sum_j \alpha_{ij} \mathbf{z}_j + \mathbf{b}\Big), \qquad
     \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}_{0.2}(\text{source}_j + \text{target}_i)
     $$
 
     Args:
         pattern: Which columns j a row i attends to.
-        source: Scores of the columns, ``[nodes, trials]``.
-        target: Scores of the rows, ``[nodes, trials]``.
+        scores: Of every node as a source and as a target, ``[nodes, trials, 2]``.
         z: What is averaged, ``[nodes, trials, features]``.
+        bias: Added to the average, ``[trials, features]``; None for none.
+        activation: What follows, ``"relu"``, ``"elu"`` or ``"none"``; needs a bias.
         rate: Rate at which attention weights are dropped, after the softmax.
         keys: Dropout keys ``[trials]``; None for no dropout.
     """
     compiled = kernels("attention", z)
     if compiled is not None:
-        result: Tensor = compiled.Attend.apply(pattern, source, target, z, SLOPE, rate, keys)
+        result: Tensor = compiled.Attend.apply(pattern, scores, z, bias, activation, SLOPE, rate, keys)
         return result
-    weights = edge_softmax(pattern, source.t()[:, pattern.column] + target.t()[:, pattern.row])
+    source, target = scores.permute(2, 1, 0)
+    weights = edge_softmax(pattern, source[:, pattern.column] + target[:, pattern.row])
     if keys is not None:
         weights = dropout(weights.unsqueeze(0), rate, keys).squeeze(0)
-    return SparseMatrix(pattern, weights) @ z
+    y = SparseMatrix(pattern, weights) @ z
+    return y if bias is None else activate(y, bias, activation)
 
 
 def edge_softmax(pattern: Pattern, scores: Tensor) -> Tensor:

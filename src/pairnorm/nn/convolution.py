@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pairnorm.nn.activate import activate, convolve
 from pairnorm.nn.attention import attend
 from pairnorm.nn.dropout import dropout
-from pairnorm.nn.linear import trial_linear
+from pairnorm.nn.linear import trial_linear, trial_linear_with_scores
 from pairnorm.nn.sparse import SparseMatrix
 
 Features = Tensor | SparseMatrix
@@ -106,18 +106,36 @@ class GATConvolution(GraphConvolution):
         if not concat:
             self.bias = nn.Parameter(torch.empty(trials, out_features))
 
-    def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
-        nodes, trials, _ = z.shape
-        width = self.source.size(-1)
-        z = z.view(nodes, trials * self.heads, width)
-        ends = torch.stack([self.source, self.target], -1).flatten(0, 1)  # [trials · heads, out, 2]
-        source, target = trial_linear(z, ends).unbind(-1)
-        if keys is not None:  # every head drops attention of its own
-            keys = (
-                keys.unsqueeze(1) + torch.arange(self.heads, dtype=torch.int32, device=z.device)
-            ).flatten()
-        z = attend(adjacency.pattern, source, target, z, rate, keys).view(nodes, trials, self.heads, width)
-        return activate(z.flatten(2) if self.concat else z.mean(2), self.bias, self.activation)
+    def forward(
+        self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None
+    ) -> Tensor:
+        """Return ``[nodes, trials, out]``; arguments as for every convolution."""
+        feature_keys, attention_keys = (None, None) if keys is None else (keys[0], keys[1])
+        if isinstance(x, SparseMatrix):
+            z = self._transform(x, rate, feature_keys)
+            scores = trial_linear(z, self._ends())
+        else:
+            z, scores = trial_linear_with_scores(x, self.weight, self._ends(), rate, feature_keys)
+        nodes, trials, width = z.size(0), z.size(1), self.source.size(-1)
+        if attention_keys is not None:  # every head drops attention of its own
+            heads = torch.arange(self.heads, dtype=torch.int32, device=z.device)
+            attention_keys = (attention_keys.unsqueeze(1) + heads).flatten()
+        z, scores = z.view(nodes, trials * self.heads, width), scores.view(nodes, trials * self.heads, 2)
+        if self.concat or self.heads == 1:
+            bias = self.bias.view(trials * self.heads, width)
+            y = attend(adjacency.pattern, scores, z, bias, self.activation, rate, attention_keys)
+            return y.view(nodes, trials, self.bias.size(-1))
+        y = attend(adjacency.pattern, scores, z, rate=rate, keys=attention_keys)
+        return activate(y.view(nodes, trials, self.heads, width).mean(2), self.bias, self.activation)
+
+    def _ends(self) -> Tensor:
+        """Return what makes scores of z, ``[trials, heads · out, heads · 2]``: a head sees its own part."""
+        trials, heads, width = self.source.shape
+        ends = torch.stack([self.source, self.target], -1)
+        if heads > 1:
+            own = torch.eye(heads, dtype=ends.dtype, device=ends.device)
+            ends = ends.unsqueeze(3) * own[:, None, :, None]
+        return ends.reshape(trials, heads * width, heads * 2)
 
 
 class Hop(nn.Module):

@@ -22,10 +22,31 @@ def trial_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | No
     result: Tensor
     compiled = kernels("linear", x)
     if compiled is not None and compiled.supports(weight):
-        result = compiled.DropoutLinear.apply(x, weight, rate, keys)
+        result = compiled.DropoutLinear.apply(x, weight, None, rate, keys)[0]
     else:
         result = _TrialLinear.apply(x if keys is None else dropout(x, rate, keys), weight)
     return result
+
+
+def trial_linear_with_scores(
+    x: Tensor, weight: Tensor, ends: Tensor, rate: float = 0.0, keys: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return z = dropout(x)·W and the scores z·E that attention needs.
+
+    Args:
+        x: ``[nodes, trials or 1, in]``.
+        weight: W of every trial, ``[trials, in, out]``.
+        ends: E of every trial, ``[trials, out, scores]``.
+        rate: at which entries of ``x`` are dropped.
+        keys: of the dropout, ``[trials]``; None for none.
+    """
+    compiled = kernels("linear", x)
+    if compiled is not None and compiled.supports(weight, ends):
+        x = x.expand(-1, weight.size(0), -1)
+        result: tuple[Tensor, Tensor] = compiled.DropoutLinear.apply(x, weight, ends, rate, keys)
+        return result
+    z = trial_linear(x, weight, rate, keys)
+    return z, trial_linear(z, ends)
 
 
 class _TrialLinear(torch.autograd.Function):

@@ -10,10 +10,10 @@ from pairnorm.nn.sparse import SparseMatrix
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
 
-def assert_equal_with_gradients(pattern, tensors, rate, keys):
-    y = Attend.apply(pattern, *tensors, SLOPE, rate, keys)
+def assert_equal_with_gradients(pattern, tensors, activation, rate, keys):
+    y = Attend.apply(pattern, *tensors, activation, SLOPE, rate, keys)
     wide = [tensor.double() for tensor in tensors]  # which no kernel serves
-    plain = attend(pattern, *wide, rate, keys)
+    plain = attend(pattern, *wide, activation, rate, keys)
     torch.testing.assert_close(y.double(), plain, rtol=1e-4, atol=1e-5)
     grad = torch.randn_like(y)
     slopes = torch.autograd.grad(y, tensors, grad)
@@ -22,22 +22,31 @@ def assert_equal_with_gradients(pattern, tensors, rate, keys):
 
 
 def inputs(nodes, trials, features, device, scale=1.0):
-    shapes = (nodes, trials), (nodes, trials), (nodes, trials, features)
-    source, target, z = (torch.randn(shape, device=device) for shape in shapes)
-    return [tensor.requires_grad_() for tensor in (scale * source, scale * target, z)]
+    shapes = (nodes, trials, 2), (nodes, trials, features), (trials, features)
+    scores, z, bias = (torch.randn(shape, device=device) for shape in shapes)
+    return [tensor.requires_grad_() for tensor in (scale * scores, z, bias)]
 
 
 @pytest.mark.parametrize(("trials", "features"), [(1, 1), (3, 7)])
 @pytest.mark.parametrize("rate", [None, 0.6])
-def test_equals_the_plain_form(trials, features, rate, adjacency, device):
+@pytest.mark.parametrize("activation", ["none", "elu"])
+def test_equals_the_plain_form(trials, features, rate, activation, adjacency, device):
     keys = None if rate is None else draw_keys(trials, device=device)
     tensors = inputs(20, trials, features, device)
-    assert_equal_with_gradients(adjacency.pattern.to(device), tensors, rate or 0.0, keys)
+    assert_equal_with_gradients(adjacency.pattern.to(device), tensors, activation, rate or 0.0, keys)
+
+
+def test_without_bias(adjacency, device):
+    pattern, (scores, z, bias) = adjacency.pattern.to(device), inputs(20, 2, 3, device)
+    plain = Attend.apply(pattern, scores, z, None, "none", SLOPE, 0.0, None)
+    torch.testing.assert_close(plain + bias, Attend.apply(pattern, scores, z, bias, "none", SLOPE, 0.0, None))
+    slopes = torch.autograd.grad(plain.sum(), (scores, z))
+    assert all(slope.isfinite().all() for slope in slopes)
 
 
 def test_extreme_scores(adjacency, device):
     pattern, tensors = adjacency.pattern.to(device), inputs(20, 2, 3, device, scale=1e4)
-    y = Attend.apply(pattern, *tensors, SLOPE, 0.0, None)
+    y = Attend.apply(pattern, *tensors, "none", SLOPE, 0.0, None)
     assert y.isfinite().all()
     assert all(slope.isfinite().all() for slope in torch.autograd.grad(y.sum(), tensors))
 
@@ -45,4 +54,4 @@ def test_extreme_scores(adjacency, device):
 def test_rows_without_entries_get_zeros(device):
     dense = torch.tensor([[0.0, 1, 1], [0, 0, 0], [1, 0, 0]])
     pattern = SparseMatrix.from_torch(dense).pattern.to(device)
-    assert_equal_with_gradients(pattern, inputs(3, 2, 4, device), 0.0, None)
+    assert_equal_with_gradients(pattern, inputs(3, 2, 4, device), "relu", 0.0, None)

@@ -3,31 +3,38 @@ import math
 import pytest
 import torch
 
-from pairnorm.nn.cuda.linear import LARGEST, DropoutLinear, supports
+from pairnorm.nn.cuda.linear import ENDS, LARGEST, DropoutLinear, supports
 from pairnorm.nn.dropout import draw_keys, dropout
 
 
 @pytest.mark.parametrize(("width", "out"), [(1, 1), (16, 5), (33, 40)])
 @pytest.mark.parametrize("rate", [None, 0.5])
 @pytest.mark.parametrize("shared", [True, False])
-def test_equals_the_plain_form(width, out, rate, shared, device):
+@pytest.mark.parametrize("count", [0, 2])
+def test_equals_the_plain_form(width, out, rate, shared, count, device):
     x = torch.randn(100, 1 if shared else 2, width, device=device, requires_grad=True)
     weight = torch.randn(2, width, out, device=device, requires_grad=True)
     keys = None if rate is None else draw_keys(2, device=device)
     expanded = x.expand(-1, 2, -1)
-    y = DropoutLinear.apply(expanded, weight, rate or 0.0, keys)
     dropped = expanded if rate is None else dropout(expanded, rate, keys)
-    expected = torch.einsum("nti,tio->nto", dropped, weight)
-    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
-    grad = torch.randn_like(y)
-    slopes = [torch.autograd.grad(output, (x, weight), grad) for output in (y, expected)]
+    expected = [torch.einsum("nti,tio->nto", dropped, weight)]
+    leaves, ends = [x, weight], None
+    if count:
+        ends = torch.randn(2, out, count, device=device, requires_grad=True)
+        expected.append(torch.einsum("nto,toe->nte", expected[0], ends))
+        leaves.append(ends)
+    found = DropoutLinear.apply(expanded, weight, ends, rate or 0.0, keys)[: len(expected)]
+    grads = [torch.randn_like(output) for output in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+    slopes = [torch.autograd.grad(outputs, leaves, grads) for outputs in (found, expected)]
     for slope, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-2)
 
 
 def test_only_the_gradients_that_are_wanted(device):
     x, weight = torch.randn(5, 2, 3, device=device), torch.randn(2, 3, 4, device=device, requires_grad=True)
-    DropoutLinear.apply(x, weight, 0.0, None).sum().backward()
+    DropoutLinear.apply(x, weight, None, 0.0, None)[0].sum().backward()
     torch.testing.assert_close(weight.grad, x.sum(0).unsqueeze(-1).expand(2, 3, 4))
 
 
@@ -36,3 +43,6 @@ def test_wide_weights_are_left_to_the_matrix_library():
     assert supports(torch.empty(1, side, side, device="meta"))
     assert not supports(torch.empty(1, side + 1, side, device="meta"))
     assert not supports(torch.empty(1, side, side + 1, device="meta"))
+    weight = torch.empty(1, 8, 8, device="meta")
+    assert supports(weight, torch.empty(1, 8, ENDS, device="meta"))
+    assert not supports(weight, torch.empty(1, 8, ENDS + 1, device="meta"))

@@ -7,6 +7,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from pairnorm.nn.cpu import activate
 from pairnorm.nn.cpu.sparse import multiply
 from pairnorm.nn.dropout import dropout
 
@@ -24,42 +25,45 @@ class Attend(torch.autograd.Function):
     def forward(
         ctx: Any,
         pattern: "Pattern",
-        source: Tensor,
-        target: Tensor,
+        scores: Tensor,
         z: Tensor,
+        bias: Tensor | None,
+        activation: str,
         slope: float,
         rate: float,
         keys: Tensor | None,
     ) -> Tensor:
         """Return ``[nodes, trials, features]``."""
         crow, column = pattern.crow.numpy(), pattern.column.numpy()
-        source, target = source.t().contiguous(), target.t().contiguous()
+        source, target = scores.permute(2, 1, 0).contiguous()
         weights = torch.empty(source.size(0), pattern.num_entries)
         _shifted_scores(crow, column, source.numpy(), target.numpy(), slope, weights.numpy())
         weights.exp_()  # torch has a vectorised exp, numba does not
         _normalise_rows(crow, weights.numpy())
         kept = weights if keys is None else dropout(weights.unsqueeze(0), rate, keys).squeeze(0)
-        ctx.pattern, ctx.slope = pattern, slope
-        ctx.save_for_backward(source, target, z, weights, kept)
-        return multiply(pattern, kept, z)
+        y = multiply(pattern, kept, z, bias, activation)
+        ctx.pattern, ctx.slope, ctx.activation = pattern, slope, activation
+        ctx.save_for_backward(source, target, z, weights, kept, y)
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the scores and of z."""
-        source, target, z, weights, kept = ctx.saved_tensors
+        """Return the gradients of the scores, of z and of the bias."""
+        source, target, z, weights, kept, y = ctx.saved_tensors
         pattern: Pattern = ctx.pattern
-        grad_source, grad_target, grad_z = (
-            torch.zeros_like(source),
-            torch.zeros_like(target),
-            torch.zeros(z.shape),
-        )
+        grad, grad_bias = grad.contiguous(), None
+        if ctx.needs_input_grad[3]:
+            grad, grad_bias = activate.backward(grad, y, ctx.activation)
+        grad_source, grad_target = torch.zeros(2, *source.shape)
+        grad_z = torch.zeros(z.shape)
         _gradient(
             pattern.crow.numpy(), pattern.column.numpy(), source.numpy(), target.numpy(),
-            z.detach().contiguous().numpy(), weights.numpy(), kept.numpy(), grad.contiguous().numpy(),
+            z.detach().contiguous().numpy(), weights.numpy(), kept.numpy(), grad.numpy(),
             ctx.slope, grad_source.numpy(), grad_target.numpy(), grad_z.numpy(),
         )  # fmt: skip
-        return None, grad_source.t(), grad_target.t(), grad_z, None, None, None
+        grad_scores = torch.stack([grad_source.t(), grad_target.t()], -1)
+        return None, grad_scores, grad_z, grad_bias, None, None, None, None
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pairnorm.nn.cuda import activate
 from pairnorm.nn.cuda.dropout import keep_factor
 from pairnorm.nn.cuda.sparse import multiply
 from pairnorm.nn.dropout import dropped_levels
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32,)
 UNROLL = 4
 TILE = 256
+WARPS = 1
 # Kernels that touch no features take more entries at once, so that hubs do not hold them up.
 ENTRIES = 16
 TRIALS = 64
+ENTRY_WARPS = 4
 
 
 class Attend(torch.autograd.Function):
@@ -34,55 +37,61 @@ class Attend(torch.autograd.Function):
     def forward(
         ctx: Any,
         pattern: "Pattern",
-        source: Tensor,
-        target: Tensor,
+        scores: Tensor,
         z: Tensor,
+        bias: Tensor | None,
+        activation: str,
         slope: float,
         rate: float,
         keys: Tensor | None,
     ) -> Tensor:
         """Return ``[nodes, trials, features]``."""
-        source, target, z = source.contiguous(), target.contiguous(), z.contiguous()
+        scores, z = scores.contiguous(), z.contiguous()
         dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
         weights = z.new_empty(pattern.num_entries, z.size(1))
         kept = torch.empty_like(weights) if dropped else weights
         words = (pattern.num_entries + 1) // 2
         _weights[_grid(pattern, z)](
-            pattern.crow, pattern.column, source, target, source if keys is None else keys, weights, kept,
-            z.size(1), slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=4,
+            pattern.crow, pattern.column, scores, scores if keys is None else keys, weights, kept,
+            z.size(1), slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=ENTRY_WARPS,
         )  # fmt: skip
-        ctx.pattern, ctx.slope = pattern, slope
-        ctx.save_for_backward(source, target, z, weights, kept)
-        return multiply(pattern, kept.t(), z)
+        y = multiply(pattern, kept.t(), z, bias, activation)
+        ctx.pattern, ctx.slope, ctx.activation = pattern, slope, activation
+        ctx.save_for_backward(scores, z, weights, kept, y)
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the scores and of z."""
-        source, target, z, weights, kept = ctx.saved_tensors
-        pattern, grad = ctx.pattern, grad.contiguous()
+        """Return the gradients of the scores, of z and of the bias."""
+        scores, z, weights, kept, y = ctx.saved_tensors
+        pattern, grad, grad_bias = ctx.pattern, grad.contiguous(), None
+        if ctx.needs_input_grad[3]:
+            grad, grad_bias = activate.backward(grad, y, ctx.activation)
         transposed = pattern.transposed
         _, trials, features = z.shape
-        grad_z, grad_source, grad_target = (
-            torch.empty_like(z),
-            torch.empty_like(source),
-            torch.empty_like(target),
-        )
-        change = torch.empty_like(weights)
+        grad_z, grad_scores, change = torch.empty_like(z), torch.empty_like(scores), torch.empty_like(weights)
         columns = triton.next_power_of_2(features)
         tile = (max(1, min(TILE // columns, triton.next_power_of_2(trials))), columns)
         _gather_gradient[(transposed.shape[0], triton.cdiv(trials, tile[0]))](
             transposed.crow, transposed.column, pattern.order, z, kept, grad, grad_z, change,
-            trials, features, UNROLL, *tile, num_warps=1,
+            trials, features, UNROLL, *tile, num_warps=WARPS,
         )  # fmt: skip
         _score_gradient[_grid(pattern, z)](
-            pattern.crow, pattern.column, source, target, weights, kept, change, grad_target,
-            trials, ctx.slope, ENTRIES, _block(z), num_warps=4,
+            pattern.crow, pattern.column, scores, weights, kept, change, grad_scores,
+            trials, ctx.slope, ENTRIES, _block(z), num_warps=ENTRY_WARPS,
         )  # fmt: skip
         _sum_rows[_grid(transposed, z)](
-            transposed.crow, pattern.order, change, grad_source, trials, ENTRIES, _block(z), num_warps=4
+            transposed.crow,
+            pattern.order,
+            change,
+            grad_scores,
+            trials,
+            ENTRIES,
+            _block(z),
+            num_warps=ENTRY_WARPS,
         )
-        return None, grad_source, grad_target, grad_z, None, None, None
+        return None, grad_scores, grad_z, grad_bias, None, None, None, None
 
 
 def _block(z: Tensor) -> int:
@@ -94,21 +103,26 @@ def _grid(pattern: "Pattern", z: Tensor) -> tuple[int, int]:
 
 
 @triton.jit
-def _scores(source, own, other, both, trial, trials, slope):  # type: ignore[no-untyped-def]
-    score = tl.load(source + other[:, None] * trials + trial[None, :], both, other=0.0) + own[None, :]
-    return tl.where(score > 0, score, score * slope)
+def _own_score(scores, row, trial, trials):  # type: ignore[no-untyped-def]
+    return tl.load(scores + (row * trials + trial) * 2 + 1, trial < trials, other=0.0)
+
+
+@triton.jit
+def _score(scores, own, other, both, trial, trials):  # type: ignore[no-untyped-def]
+    """The score of each entry, before LeakyReLU: the column's as a source, the row's own as a target."""
+    return tl.load(scores + (other[:, None] * trials + trial[None, :]) * 2, both, other=0.0) + own[None, :]
 
 
 @triton.jit
 def _weights(  # type: ignore[no-untyped-def]
-    crow, column, source, target, keys, weights, kept, trials, slope, dropped, words,
+    crow, column, scores, keys, weights, kept, trials, slope, dropped, words,
     DROPOUT: tl.constexpr, UNROLL: tl.constexpr, TRIALS: tl.constexpr,
 ):  # fmt: skip
     """The softmax of a row's scores, and what dropout keeps of it."""
     row = tl.program_id(0).to(tl.int64)
     trial = tl.program_id(1) * TRIALS + tl.arange(0, TRIALS)
     known = trial < trials
-    own = tl.load(target + row * trials + trial, known, other=0.0)
+    own = _own_score(scores, row, trial, trials)
     begin, end = tl.load(crow + row), tl.load(crow + row + 1)
     largest = tl.full([TRIALS], -float("inf"), tl.float32)
     total = tl.zeros([TRIALS], tl.float32)
@@ -116,8 +130,8 @@ def _weights(  # type: ignore[no-untyped-def]
         entry = first + tl.arange(0, UNROLL)
         here = entry < end
         other = tl.load(column + entry, here, other=0).to(tl.int64)
-        score = _scores(source, own, other, here[:, None] & known[None, :], trial, trials, slope)
-        score = tl.where(here[:, None], score, -float("inf"))
+        score = _score(scores, own, other, here[:, None] & known[None, :], trial, trials)
+        score = tl.where(here[:, None], tl.where(score > 0, score, score * slope), -float("inf"))
         larger = tl.maximum(largest, tl.max(score, 0))
         total = total * tl.exp(largest - larger) + tl.sum(tl.exp(score - larger[None, :]), 0)
         largest = larger
@@ -128,7 +142,8 @@ def _weights(  # type: ignore[no-untyped-def]
         here = entry < end
         other = tl.load(column + entry, here, other=0).to(tl.int64)
         both = here[:, None] & known[None, :]
-        score = _scores(source, own, other, both, trial, trials, slope)
+        score = _score(scores, own, other, both, trial, trials)
+        score = tl.where(score > 0, score, score * slope)
         weight = tl.exp(score - largest[None, :]) / total[None, :]
         place = entry.to(tl.int64)[:, None] * trials + trial[None, :]
         tl.store(weights + place, weight, both)
@@ -157,10 +172,11 @@ def _gather_gradient(  # type: ignore[no-untyped-def]
         other = tl.load(column + entry, here, other=0).to(tl.int64)
         number = tl.load(order + entry, here, other=0).to(tl.int64)
         both = here[:, None] & known[None, :]
-        there = (other[:, None] * trials + trial[None, :])[:, :, None] * features + feature[None, None, :]
-        slopes = tl.load(grad + there, both[:, :, None] & width[None, None, :], other=0.0)
         place = number[:, None] * trials + trial[None, :]
         weight = tl.load(kept + place, both, other=0.0)
+        there = (other[:, None] * trials + trial[None, :])[:, :, None] * features + feature[None, None, :]
+        wanted = weight != 0  # what was dropped has no gradient
+        slopes = tl.load(grad + there, wanted[:, :, None] & width[None, None, :], other=0.0)
         total += tl.sum(weight[:, :, None] * slopes, 0)
         tl.store(products + place, tl.sum(slopes * value[None, :, :], 2), both)
     tl.store(grad_z + offset, total, known[:, None] & width[None, :])
@@ -168,14 +184,14 @@ def _gather_gradient(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _score_gradient(  # type: ignore[no-untyped-def]
-    crow, column, source, target, weights, kept, change, grad_target, trials, slope,
+    crow, column, scores, weights, kept, change, grad_scores, trials, slope,
     UNROLL: tl.constexpr, TRIALS: tl.constexpr,
 ):  # fmt: skip
     """Turn products into gradients of scores in place, through dropout and softmax; sum them up by row."""
     row = tl.program_id(0).to(tl.int64)
     trial = tl.program_id(1) * TRIALS + tl.arange(0, TRIALS)
     known = trial < trials
-    own = tl.load(target + row * trials + trial, known, other=0.0)
+    own = _own_score(scores, row, trial, trials)
     begin, end = tl.load(crow + row), tl.load(crow + row + 1)
     mean = tl.zeros([TRIALS], tl.float32)
     for first in range(begin, end, UNROLL):
@@ -192,15 +208,16 @@ def _score_gradient(  # type: ignore[no-untyped-def]
         place = entry.to(tl.int64)[:, None] * trials + trial[None, :]
         value = tl.load(kept + place, both, other=0.0) * tl.load(change + place, both, other=0.0)
         value -= tl.load(weights + place, both, other=0.0) * mean[None, :]
-        score = tl.load(source + other[:, None] * trials + trial[None, :], both, other=0.0) + own[None, :]
+        score = _score(scores, own, other, both, trial, trials)
         value = tl.where(score > 0, value, value * slope)
         tl.store(change + place, value, both)
         total += tl.sum(value, 0)
-    tl.store(grad_target + row * trials + trial, total, known)
+    tl.store(grad_scores + (row * trials + trial) * 2 + 1, total, known)
 
 
 @triton.jit
 def _sum_rows(crow, order, x, result, width, UNROLL: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradients of a node's scores as a source, added up."""
     row = tl.program_id(0).to(tl.int64)
     across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -210,4 +227,4 @@ def _sum_rows(crow, order, x, result, width, UNROLL: tl.constexpr, BLOCK: tl.con
         number = tl.load(order + entry, entry < end, other=0).to(tl.int64)
         both = (entry < end)[:, None] & (across < width)[None, :]
         total += tl.sum(tl.load(x + number[:, None] * width + across[None, :], both, other=0.0), 0)
-    tl.store(result + row * width + across, total, across < width)
+    tl.store(result + (row * width + across) * 2, total, across < width)

@@ -21,7 +21,9 @@ DTYPES = (torch.float32,)
 PIECE = 64
 UNROLL = 4
 BLOCK = 512
+WARPS = 2
 TILE = 256
+TRIAL_WARPS = 1
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,17 @@ def multiply(
     )
     pieces = (schedule.start, schedule.stop, schedule.place, pattern.column, values, dense, buffer)
     if values.dim() == 1:
-        _multiply[(schedule.start.numel(), blocks)](*pieces, *finish, num_warps=2)
+        _multiply[(schedule.start.numel(), blocks)](*pieces, *finish, num_warps=WARPS)
     else:
         _, trials, features = dense.shape
         columns = triton.next_power_of_2(features)
         tile = (max(1, min(TILE // columns, triton.next_power_of_2(trials))), columns)
         _multiply_trials[(schedule.start.numel(), triton.cdiv(trials, tile[0]))](
-            *pieces, trials, features, *values.stride(), *finish[:-1], *tile, num_warps=1
+            *pieces, trials, features, *values.stride(), *finish[:-1], *tile, num_warps=TRIAL_WARPS
         )
     if schedule.split.numel():
         _join[(schedule.split.numel(), blocks)](
-            schedule.split, schedule.split_crow, buffer, *finish, num_warps=2
+            schedule.split, schedule.split_crow, buffer, *finish, num_warps=WARPS
         )
     return buffer[:rows].view(rows, *dense.shape[1:])
 
@@ -155,7 +157,7 @@ def _multiply_trials(  # type: ignore[no-untyped-def]
         source = tl.load(column + entry, here, other=0).to(tl.int64)
         offset = trial.to(tl.int64)[None, :] * trial_stride + entry.to(tl.int64)[:, None] * entry_stride
         value = tl.load(values + offset, here[:, None] & known[None, :], other=0.0)
-        both = here[:, None, None] & inside[None, :, :]
+        both = (value != 0)[:, :, None] & inside[None, :, :]  # nothing is read for what was dropped
         tile = tl.load(dense + source[:, None, None] * width + across[None, :, :], both, other=0.0)
         total += tl.sum(value[:, :, None] * tile, 0)
     target = tl.load(place + piece).to(tl.int64)
