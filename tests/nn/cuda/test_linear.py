@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from pairnorm.nn.cuda.linear import ENDS, LARGEST, DropoutLinear, supports
+from pairnorm.nn.cuda.linear import LARGEST, MOST_ENDS, DropoutLinear, supports
 from pairnorm.nn.dropout import draw_keys, dropout
 
 
@@ -44,5 +44,5 @@ def test_wide_weights_are_left_to_the_matrix_library():
     assert not supports(torch.empty(1, side + 1, side, device="meta"))
     assert not supports(torch.empty(1, side, side + 1, device="meta"))
     weight = torch.empty(1, 8, 8, device="meta")
-    assert supports(weight, torch.empty(1, 8, ENDS, device="meta"))
-    assert not supports(weight, torch.empty(1, 8, ENDS + 1, device="meta"))
+    assert supports(weight, torch.empty(1, 8, MOST_ENDS, device="meta"))
+    assert not supports(weight, torch.empty(1, 8, MOST_ENDS + 1, device="meta"))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 DTYPES = (torch.float32,)
 CODES = {"none": 0, "relu": 1, "elu": 2}
-ROWS, COLUMNS = 32, 128
+ROWS, COLUMNS = 32, 64
 
 
 def forward(x: Tensor, bias: Tensor, activation: str) -> Tensor:

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float32,)
 UNROLL = 4
-TILE = 256
-WARPS = 1
+TILE = 128
 # Kernels that touch no features take more entries at once, so that hubs do not hold them up.
-ENTRIES = 16
+ENTRIES = 8
 TRIALS = 64
-ENTRY_WARPS = 4
 
 
 class Attend(torch.autograd.Function):
@@ -53,7 +51,7 @@ class Attend(torch.autograd.Function):
         words = (pattern.num_entries + 1) // 2
         _weights[_grid(pattern, z)](
             pattern.crow, pattern.column, scores, scores if keys is None else keys, weights, kept,
-            z.size(1), slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=ENTRY_WARPS,
+            z.size(1), slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=1,
         )  # fmt: skip
         y = multiply(pattern, kept.t(), z, bias, activation)
         ctx.pattern, ctx.slope, ctx.activation = pattern, slope, activation
@@ -75,11 +73,11 @@ class Attend(torch.autograd.Function):
         tile = (max(1, min(TILE // columns, triton.next_power_of_2(trials))), columns)
         _gather_gradient[(transposed.shape[0], triton.cdiv(trials, tile[0]))](
             transposed.crow, transposed.column, pattern.order, z, kept, grad, grad_z, change,
-            trials, features, UNROLL, *tile, num_warps=WARPS,
+            trials, features, UNROLL, *tile, num_warps=1,
         )  # fmt: skip
         _score_gradient[_grid(pattern, z)](
             pattern.crow, pattern.column, scores, weights, kept, change, grad_scores,
-            trials, ctx.slope, ENTRIES, _block(z), num_warps=ENTRY_WARPS,
+            trials, ctx.slope, ENTRIES, _block(z), num_warps=1,
         )  # fmt: skip
         _sum_rows[_grid(transposed, z)](
             transposed.crow,
@@ -89,7 +87,7 @@ class Attend(torch.autograd.Function):
             trials,
             ENTRIES,
             _block(z),
-            num_warps=ENTRY_WARPS,
+            num_warps=1,
         )
         return None, grad_scores, grad_z, grad_bias, None, None, None, None
 

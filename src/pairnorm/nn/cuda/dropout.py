@@ -23,7 +23,8 @@ def apply(x: Tensor, dropped: int, keys: Tensor) -> Tensor:
 
 
 @triton.jit
-def _hash(position, key):  # type: ignore[no-untyped-def]
+def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
+    """Return 0, or 1 / (1 - rate), for 16-bit word ``half`` of the hash of (key, position)."""
     first: tl.constexpr = 0x7FEB352D
     second: tl.constexpr = 0x846CA68B
     bits = position.to(tl.uint32) + 1
@@ -32,26 +33,9 @@ def _hash(position, key):  # type: ignore[no-untyped-def]
     bits = (bits ^ (bits >> 16)) ^ key.to(tl.uint32)
     bits = bits * first
     bits = (bits ^ (bits >> 15)) * second
-    return bits ^ (bits >> 16)
-
-
-@triton.jit
-def _factor(word, dropped):  # type: ignore[no-untyped-def]
-    return tl.where(word.to(tl.int32) >= dropped, 65536.0 / (65536 - dropped), 0.0)
-
-
-@triton.jit
-def keep_factors(position, key, dropped):  # type: ignore[no-untyped-def]
-    """Return 0, or 1 / (1 - rate), for each of the two 16-bit words of the hash of (key, position)."""
-    bits = _hash(position, key)
-    return _factor(bits & 0xFFFF, dropped), _factor(bits >> 16, dropped)
-
-
-@triton.jit
-def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
-    """Return that of word ``half``."""
-    bits = _hash(position, key)
-    return _factor(tl.where(half == 0, bits & 0xFFFF, bits >> 16), dropped)
+    bits = bits ^ (bits >> 16)
+    word = tl.where(half == 0, bits & 0xFFFF, bits >> 16).to(tl.int32)
+    return tl.where(word >= dropped, 65536.0 / (65536 - dropped), 0.0)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """Dropout and linear map in Triton: the mask is made where the numbers are read, and never stored.
 
-Layers are narrow and graphs long, so every product is a matter of reading and writing the states once. One
-kernel goes forward, one backward; the latter shares the nodes out among programs, whose sums over their
-nodes, the gradients of the weights, are then added up. Rows are taken in halves: one hash serves two columns.
+Layers are narrow and graphs long, so every product is a matter of reading and writing the states once:
+``DropoutLinear`` does just that, also for the gradient of the weights, whose sum over all nodes is shared out
+among programs and then added up. The few scores that attention needs are taken from what is at hand anyway.
 """
 
 from typing import Any
@@ -12,22 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.cuda.dropout import keep_factors
+from pairnorm.nn.cuda.dropout import keep_factor
 from pairnorm.nn.dropout import dropped_levels
 
 DTYPES = (torch.float32,)
 LARGEST = 64 * 64
-ENDS = 16
+MOST_ENDS = 16
 ROWS = 64
-FORWARD_WARPS = 4
-BACKWARD_WARPS = 8
-PROGRAMS = 528
+PROGRAMS = 1024
 
 
 def supports(weight: Tensor, ends: Tensor | None = None) -> bool:
     """Say whether a trial's weight fits a program; wide ones are better off with the matrix library."""
-    half, out = _padded(*weight.shape[1:])
-    return 2 * half * out <= LARGEST and (ends is None or ends.size(2) <= ENDS)
+    width, out = _padded(*weight.shape[1:])
+    return width * out <= LARGEST and (ends is None or ends.size(2) <= MOST_ENDS)
 
 
 class DropoutLinear(torch.autograd.Function):
@@ -51,8 +49,7 @@ class DropoutLinear(torch.autograd.Function):
         scores = x.new_empty(nodes, trials, count) if count else None
         _forward[(triton.cdiv(nodes, ROWS), trials)](
             x, weight, ends, keys, result, scores if count else result,
-            nodes, trials, width, out, count, dropped, dropped > 0, count > 0,
-            ROWS, *_padded(width, out), ENDS, num_warps=FORWARD_WARPS,
+            nodes, trials, width, out, dropped, dropped > 0, count, ROWS, *_padded(width, out), num_warps=4,
         )  # fmt: skip
         return result, scores
 
@@ -64,134 +61,134 @@ class DropoutLinear(torch.autograd.Function):
         nodes, (trials, width, out) = x.size(0), weight.shape
         grad = x.new_zeros(nodes, trials, out) if grad is None else grad.contiguous()
         count = 0 if grad_scores is None else ctx.count
+        slopes = (grad, grad if grad_scores is None else grad_scores.contiguous())
+        sizes = (nodes, trials, width, out, ctx.dropped, ctx.dropped > 0, count, ROWS, *_padded(width, out))
+        grad_x = grad_weight = grad_ends = None
         tiles = triton.cdiv(nodes, ROWS)
-        share = triton.cdiv(tiles, max(1, min(tiles, PROGRAMS // trials))) * ROWS
-        programs = triton.cdiv(nodes, share)
-        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        sums = x.new_empty(programs, trials, width, out + count)
-        _backward[(programs, trials)](
-            x, weight, ends, keys, grad, grad if grad_scores is None else grad_scores.contiguous(),
-            x if grad_x is None else grad_x, sums, share,
-            nodes, trials, width, out, count, ctx.dropped, ctx.dropped > 0, count > 0, grad_x is not None,
-            ROWS, *_padded(width, out), ENDS, num_warps=BACKWARD_WARPS,
-        )  # fmt: skip
-        total = sums.sum(0)
-        # The scores are (x W) ends, so the gradient of the ends is Wᵀ (xᵀ grad_scores).
-        grad_ends = weight.transpose(1, 2) @ total[..., out:] if count else None
-        return grad_x, total[..., :out], grad_ends, None, None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.empty_like(x)
+            _backward_x[(tiles, trials)](*slopes, weight, ends, keys, grad_x, *sizes, num_warps=4)
+        if ctx.needs_input_grad[1]:
+            share = triton.cdiv(tiles, max(1, min(tiles, PROGRAMS // trials))) * ROWS
+            programs = triton.cdiv(nodes, share)
+            sums = x.new_empty(programs, trials, width, out + count)
+            _backward_weight[(programs, trials)](x, *slopes, ends, keys, sums, share, *sizes, num_warps=4)
+            total = sums.sum(0)
+            grad_weight = total[..., :out]
+            # The scores are (x W) ends, so the gradient of the ends is Wᵀ (xᵀ grad_scores).
+            grad_ends = weight.transpose(1, 2) @ total[..., out:] if count else None
+        return grad_x, grad_weight, grad_ends, None, None
 
 
 def _padded(width: int, out: int) -> tuple[int, int]:
-    """Half the width, and the width that comes out, as sizes that tensor cores take."""
-    return max(16, triton.next_power_of_2((width + 1) // 2)), max(16, triton.next_power_of_2(out))
+    """Sizes that tensor cores take."""
+    return max(16, triton.next_power_of_2(width)), max(16, triton.next_power_of_2(out))
 
 
 @triton.jit
-def _offsets(row, column, trials, width):  # type: ignore[no-untyped-def]
-    return (row.to(tl.int64) * trials + tl.program_id(1))[:, None] * width + column[None, :]
+def _masked(tile, keys, row, column, width, dropped):  # type: ignore[no-untyped-def]
+    words = (width + 1) // 2
+    position = row[:, None] * words + (column % words)[None, :]
+    key = tl.load(keys + tl.program_id(1))
+    return tile * keep_factor(position, key, (column // words)[None, :], dropped)
 
 
 @triton.jit
-def _load(x, row, column, last, trials, width):  # type: ignore[no-untyped-def]
-    inside = (row < last)[:, None] & (column < width)[None, :]
-    return tl.load(x + _offsets(row, column, trials, width), inside, other=0.0)
+def _load(x, row, column, nodes, trials, width):  # type: ignore[no-untyped-def]
+    offset = (row.to(tl.int64) * trials + tl.program_id(1))[:, None] * width + column[None, :]
+    return tl.load(x + offset, (row < nodes)[:, None] & (column < width)[None, :], other=0.0)
 
 
 @triton.jit
-def _load_matrix(matrix, into, outof, begin, end, width, out):  # type: ignore[no-untyped-def]
-    """Rows ``begin + into``, up to ``end``, of this trial's matrix ``[width, out]``."""
-    offset = (tl.program_id(1) * width + begin + into)[:, None] * out + outof[None, :]
-    return tl.load(matrix + offset, (begin + into < end)[:, None] & (outof < out)[None, :], other=0.0)
+def _store(x, value, row, column, nodes, trials, width):  # type: ignore[no-untyped-def]
+    offset = (row.to(tl.int64) * trials + tl.program_id(1))[:, None] * width + column[None, :]
+    tl.store(x + offset, value, (row < nodes)[:, None] & (column < width)[None, :])
 
 
 @triton.jit
-def _load_halves(x, row, half, words, last, trials, width):  # type: ignore[no-untyped-def]
-    """Columns up to ``words``, and those from there on."""
-    known = (row < last)[:, None]
-    offset = _offsets(row, half, trials, width)
-    left = tl.load(x + offset, known & (half < words)[None, :], other=0.0)
-    return left, tl.load(x + offset + words, known & (words + half < width)[None, :], other=0.0)
+def _load_weight(weight, into, outof, width, out):  # type: ignore[no-untyped-def]
+    offset = tl.program_id(1) * width * out + into[:, None] * out + outof[None, :]
+    return tl.load(weight + offset, (into < width)[:, None] & (outof < out)[None, :], other=0.0)
+
+
+@triton.jit
+def _load_end(ends, number, outof, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(ends + (tl.program_id(1) * out + outof) * COUNT + number, outof < out, other=0.0)
+
+
+@triton.jit
+def _load_score(scores, number, row, nodes, trials, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    offset = (row.to(tl.int64) * trials + tl.program_id(1)) * COUNT + number
+    return tl.load(scores + offset, row < nodes, other=0.0)
+
+
+@triton.jit
+def _load_slope(grad, grad_scores, ends, row, outof, nodes, trials, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient of the product: what comes directly, and what comes by way of the scores."""
+    slope = _load(grad, row, outof, nodes, trials, out)
+    for number in tl.static_range(COUNT):
+        score = _load_score(grad_scores, number, row, nodes, trials, COUNT)
+        slope += score[:, None] * _load_end(ends, number, outof, out, COUNT)[None, :]
+    return slope
 
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    x, weight, ends, keys, result, scores, nodes, trials, width, out, count, dropped,
-    DROPOUT: tl.constexpr, SCORES: tl.constexpr,
-    ROWS: tl.constexpr, HALF: tl.constexpr, OUT: tl.constexpr, ENDS: tl.constexpr,
+    x, weight, ends, keys, result, scores, nodes, trials, width, out, dropped,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    half, outof = tl.arange(0, HALF), tl.arange(0, OUT)
-    words = (width + 1) // 2
-    left, right = _load_halves(x, row, half, words, nodes, trials, width)
+    into, outof = tl.arange(0, IN), tl.arange(0, OUT)
+    tile = _load(x, row, into, nodes, trials, width)
     if DROPOUT:
-        key = tl.load(keys + tl.program_id(1))
-        first, second = keep_factors(row[:, None] * words + half[None, :], key, dropped)
-        left, right = left * first, right * second
-    product = tl.dot(left, _load_matrix(weight, half, outof, 0, words, width, out), input_precision="tf32x3")
-    product = tl.dot(
-        right, _load_matrix(weight, half, outof, words, width, width, out), product, input_precision="tf32x3"
-    )
-    inside = (row < nodes)[:, None]
-    tl.store(result + _offsets(row, outof, trials, out), product, inside & (outof < out)[None, :])
-    if SCORES:
-        end = tl.arange(0, ENDS)
-        score = tl.dot(product, _load_matrix(ends, outof, end, 0, out, out, count), input_precision="tf32x3")
-        tl.store(scores + _offsets(row, end, trials, count), score, inside & (end < count)[None, :])
+        tile = _masked(tile, keys, row, into, width, dropped)
+    product = tl.dot(tile, _load_weight(weight, into, outof, width, out), input_precision="tf32x3")
+    _store(result, product, row, outof, nodes, trials, out)
+    for number in tl.static_range(COUNT):
+        score = tl.sum(product * _load_end(ends, number, outof, out, COUNT)[None, :], 1)
+        offset = (row.to(tl.int64) * trials + tl.program_id(1)) * COUNT + number
+        tl.store(scores + offset, score, row < nodes)
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
-    x, weight, ends, keys, grad, grad_scores, grad_x, sums, share,
-    nodes, trials, width, out, count, dropped,
-    DROPOUT: tl.constexpr, SCORES: tl.constexpr, WANTED: tl.constexpr,
-    ROWS: tl.constexpr, HALF: tl.constexpr, OUT: tl.constexpr, ENDS: tl.constexpr,
+def _backward_x(  # type: ignore[no-untyped-def]
+    grad, grad_scores, weight, ends, keys, result, nodes, trials, width, out, dropped,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x where it is ``WANTED``, and a program's share of those of weight and ends."""
-    first_row = tl.program_id(0) * share
-    last = tl.minimum(first_row + share, nodes)
-    half, outof, end = tl.arange(0, HALF), tl.arange(0, OUT), tl.arange(0, ENDS)
-    words = (width + 1) // 2
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    into, outof = tl.arange(0, IN), tl.arange(0, OUT)
+    slope = _load_slope(grad, grad_scores, ends, row, outof, nodes, trials, out, COUNT)
+    across = tl.trans(_load_weight(weight, into, outof, width, out))
+    product = tl.dot(slope, across, input_precision="tf32x3")
     if DROPOUT:
-        key = tl.load(keys + tl.program_id(1))
-    left_sum = tl.zeros([HALF, OUT], tl.float32)
-    right_sum = tl.zeros([HALF, OUT], tl.float32)
-    if SCORES:
-        left_ends = tl.zeros([HALF, ENDS], tl.float32)
-        right_ends = tl.zeros([HALF, ENDS], tl.float32)
-        back = tl.trans(_load_matrix(ends, outof, end, 0, out, out, count))
-    if WANTED:
-        to_left = tl.trans(_load_matrix(weight, half, outof, 0, words, width, out))
-        to_right = tl.trans(_load_matrix(weight, half, outof, words, width, width, out))
-    for start in range(first_row, last, ROWS):
+        product = _masked(product, keys, row, into, width, dropped)
+    _store(result, product, row, into, nodes, trials, width)
+
+
+@triton.jit
+def _backward_weight(  # type: ignore[no-untyped-def]
+    x, grad, grad_scores, ends, keys, sums, share, nodes, trials, width, out, dropped,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+):  # fmt: skip
+    """A program's share of xᵀ grad, and beside it of xᵀ grad_scores."""
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, nodes)
+    into, outof, number = tl.arange(0, IN), tl.arange(0, OUT), tl.arange(0, 16)
+    total = tl.zeros([IN, OUT], tl.float32)
+    by_score = tl.zeros([IN, 16], tl.float32)
+    for start in range(first, last, ROWS):
         row = start + tl.arange(0, ROWS)
-        left, right = _load_halves(x, row, half, words, last, trials, width)
-        slope = _load(grad, row, outof, last, trials, out)
+        tile = _load(x, row, into, last, trials, width)
         if DROPOUT:
-            first, second = keep_factors(row[:, None] * words + half[None, :], key, dropped)
-            left, right = left * first, right * second
-        if SCORES:
-            score = _load(grad_scores, row, end, last, trials, count)
-            slope = tl.dot(score, back, slope, input_precision="tf32x3")
-            left_ends = tl.dot(tl.trans(left), score, left_ends, input_precision="tf32x3")
-            right_ends = tl.dot(tl.trans(right), score, right_ends, input_precision="tf32x3")
-        left_sum = tl.dot(tl.trans(left), slope, left_sum, input_precision="tf32x3")
-        right_sum = tl.dot(tl.trans(right), slope, right_sum, input_precision="tf32x3")
-        if WANTED:
-            left = tl.dot(slope, to_left, input_precision="tf32x3")
-            right = tl.dot(slope, to_right, input_precision="tf32x3")
-            if DROPOUT:
-                left, right = left * first, right * second
-            known = (row < last)[:, None]
-            offset = _offsets(row, half, trials, width)
-            tl.store(grad_x + offset, left, known & (half < words)[None, :])
-            tl.store(grad_x + offset + words, right, known & (words + half < width)[None, :])
-    columns = out + count
-    into = (tl.program_id(0) * trials + tl.program_id(1)).to(tl.int64) * width + half
-    lower, upper = (half < words)[:, None], (words + half < width)[:, None]
-    place = sums + into[:, None] * columns + outof[None, :]
-    tl.store(place, left_sum, lower & (outof < out)[None, :])
-    tl.store(place + words * columns, right_sum, upper & (outof < out)[None, :])
-    if SCORES:
-        place = sums + into[:, None] * columns + out + end[None, :]
-        tl.store(place, left_ends, lower & (end < count)[None, :])
-        tl.store(place + words * columns, right_ends, upper & (end < count)[None, :])
+            tile = _masked(tile, keys, row, into, width, dropped)
+        slope = _load_slope(grad, grad_scores, ends, row, outof, last, trials, out, COUNT)
+        total = tl.dot(tl.trans(tile), slope, total, input_precision="tf32x3")
+        if COUNT > 0:
+            score = _load(grad_scores, row, number, last, trials, COUNT)
+            by_score = tl.dot(tl.trans(tile), score, by_score, input_precision="tf32x3")
+    place = (tl.program_id(0) * trials + tl.program_id(1)).to(tl.int64) * width * (out + COUNT)
+    offset = sums + place + into[:, None] * (out + COUNT)
+    known = (into < width)[:, None]
+    tl.store(offset + outof[None, :], total, known & (outof < out)[None, :])
+    if COUNT > 0:
+        tl.store(offset + out + number[None, :], by_score, known & (number < COUNT)[None, :])

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32,)
 PIECE = 64
 UNROLL = 4
-BLOCK = 512
-WARPS = 2
-TILE = 256
-TRIAL_WARPS = 1
+BLOCK = 256
+TILE = 128
 
 
 @dataclass(frozen=True)
@@ -88,17 +86,17 @@ def multiply(
     )
     pieces = (schedule.start, schedule.stop, schedule.place, pattern.column, values, dense, buffer)
     if values.dim() == 1:
-        _multiply[(schedule.start.numel(), blocks)](*pieces, *finish, num_warps=WARPS)
+        _multiply[(schedule.start.numel(), blocks)](*pieces, *finish, num_warps=1)
     else:
         _, trials, features = dense.shape
         columns = triton.next_power_of_2(features)
         tile = (max(1, min(TILE // columns, triton.next_power_of_2(trials))), columns)
         _multiply_trials[(schedule.start.numel(), triton.cdiv(trials, tile[0]))](
-            *pieces, trials, features, *values.stride(), *finish[:-1], *tile, num_warps=TRIAL_WARPS
+            *pieces, trials, features, *values.stride(), *finish[:-1], *tile, num_warps=1
         )
     if schedule.split.numel():
         _join[(schedule.split.numel(), blocks)](
-            schedule.split, schedule.split_crow, buffer, *finish, num_warps=WARPS
+            schedule.split, schedule.split_crow, buffer, *finish, num_warps=1
         )
     return buffer[:rows].view(rows, *dense.shape[1:])
 
