@@ -197,6 +197,27 @@ def test_out_of_memory_halves_the_job_and_goes_on(
     assert sum(ticks) == job.cost
 
 
+def test_out_of_memory_halfway_trains_only_the_rest_again(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [Spec("csbm", "SGC", depth, epochs=5) for depth in (1, 2, 3)]
+    job = Job(tuple((spec, seed) for spec in specs for seed in range(2)))
+    whole, original = execute(graph, job, CPU), engine._execute_sgc
+
+    def tight(graph: Graph, job: Job, *rest: Any) -> Any:
+        parts = original(graph, job, *rest)
+        yield next(parts)
+        if len(job.trials) > 1:
+            raise torch.cuda.OutOfMemoryError("pretended")
+        yield from parts
+
+    monkeypatch.setattr(engine, "_execute_sgc", tight)
+    parts: list[dict[Any, Any]] = []
+    found = execute(graph, job, CPU, emit=parts.append)
+    assert sum(len(part) for part in parts) == len(found) == len(whole)
+    assert all(agree(found[pair], whole[pair]) for pair in whole)
+
+
 def test_out_of_memory_with_a_single_trial_is_an_error(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("pretended")

@@ -127,3 +127,18 @@ def test_parameters_may_be_laid_out_unlike_the_models() -> None:
         best = int(loop.best_epoch[trial, scale])
         expected = places(float(centre[trial, scale]), 4)[0][best][0].expand(3)
         torch.testing.assert_close(weight.detach().view(2, 2, 3)[trial, scale], expected)
+
+
+def test_tiny_numbers_are_zero_while_training_and_only_then() -> None:
+    def is_zero() -> bool:
+        return float(torch.tensor(1e-310, dtype=torch.float64) + 0.0) == 0
+
+    weight, seen = torch.ones(1, requires_grad=True), []
+
+    def loss(epoch: Tensor) -> Tensor:
+        seen.append(is_zero())
+        return weight
+
+    Loop([weight], [weight], loss, lambda: torch.zeros(1), learning_rate=0.1, weight_decay=0.0).run(2)
+    assert seen == [True, True]
+    assert not is_zero()

@@ -57,6 +57,19 @@ def test_only_what_is_missing_is_trained(graph: Graph, store: Store) -> None:
         assert trial.test_loss == pytest.approx(alone.test_loss, rel=1e-4)
 
 
+def test_a_depth_of_sgc_is_written_before_the_next_is_trained(graph: Graph, store: Store) -> None:
+    specs = [Spec("csbm", "SGC", depth, epochs=30) for depth in (1, 2, 3)]
+
+    def interrupt(progress: Progress) -> None:
+        if progress.done > progress.total / 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(pairs_of(specs, range(2)), store, device="cpu", graphs={"csbm": graph}, progress=interrupt)
+    assert [spec.depth for spec in store.cells()] == [1]
+    assert len(store) == 2
+
+
 def test_progress_rises_to_the_total(graph: Graph, store: Store) -> None:
     told: list[Progress] = []
     pairs = pairs_of(SPECS, range(2))

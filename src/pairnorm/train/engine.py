@@ -120,6 +120,7 @@ def execute(
     measures: Sequence[str] = (),
     curves: bool = False,
     tick: Callable[[int], None] = lambda epochs: None,
+    emit: Callable[[dict[Pair, Trial]], None] = lambda found: None,
 ) -> dict[Pair, Trial]:
     """Train a job; out of CUDA memory, its halves one after the other.
 
@@ -130,25 +131,28 @@ def execute(
         measures: names of measures to take.
         curves: keep curves.
         tick: is told how much of ``job.cost`` has been done since it was last told.
+        emit: is given the trials as they finish: those of a depth of SGC, or all.
     """
     for name in measures:
         one_of("measure", name, list(MEASURES))
+    found: dict[Pair, Trial] = {}
     try:
         results = _execute_sgc if job.pairs[0][0].model == "SGC" else _execute_gnn
-        return dict(results(graph, job, device, measures, curves, tick))
+        for part in results(graph, job, device, measures, curves, tick):
+            emit(part)
+            found |= part
+        return found
     except torch.cuda.OutOfMemoryError:
-        halves = job.halves()
+        halves = Job(tuple(pair for pair in job.pairs if pair not in found)).halves()
         if len(halves) == 1:
             raise
     torch.cuda.empty_cache()
-    return {
-        pair: trial
-        for half in halves
-        for pair, trial in execute(graph, half, device, measures=measures, curves=curves, tick=tick).items()
-    }
+    for half in halves:
+        found |= execute(graph, half, device, measures=measures, curves=curves, tick=tick, emit=emit)
+    return found
 
 
-Results = Iterator[tuple[Pair, Trial]]
+Results = Iterator[dict[Pair, Trial]]
 Tick = Callable[[int], None]
 
 
@@ -160,7 +164,8 @@ def _execute_gnn(
     run.run(lambda epochs: tick(epochs * layers))
     hidden, logits = run.evaluate()
     values = {name: MEASURES[name](hidden) for name in measures}
-    yield from zip(job.pairs, _trials(job.pairs, run.loop, run.problem.metrics(logits), values), strict=True)
+    trials = _trials(job.pairs, run.loop, run.problem.metrics(logits), values)
+    yield dict(zip(job.pairs, trials, strict=True))
 
 
 def _execute_sgc(
@@ -180,10 +185,8 @@ def _execute_sgc(
         pairs = [
             (spec.replace(depth=fitted.depth, scale=scale), seed) for spec, seed in trials for scale in scales
         ]
-        metrics = run.problem.metrics(fitted.logits)
-        for pair, trial in zip(pairs, _trials(pairs, fitted.loop, metrics, values), strict=True):
-            if pair in wanted:
-                yield pair, trial
+        found = _trials(pairs, fitted.loop, run.problem.metrics(fitted.logits), values)
+        yield {pair: trial for pair, trial in zip(pairs, found, strict=True) if pair in wanted}
 
 
 def _trials(

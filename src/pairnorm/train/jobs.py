@@ -13,6 +13,8 @@ Pair = tuple[Spec, int]
 
 # The state of a layer should stay in a core's second-level cache, with room for what it is made from.
 CACHE_BYTES = 2**20
+# SGC's states are too wide for that: a few trials share what an epoch costs besides its products.
+SGC_BYTES = 2**26
 # A few jobs run beside one another on CUDA, and share its memory.
 CUDA_STREAMS = 4
 CUDA_SHARE = 0.8 / CUDA_STREAMS
@@ -97,7 +99,7 @@ def _side_by_side(graph: Graph, spec: Spec, device: torch.device) -> int:
     width = graph.num_features if spec.model == "SGC" else spec.hidden
     state = 4 * graph.num_nodes * width
     if device.type != "cuda":
-        return max(1, CACHE_BYTES // state)
+        return max(1, (SGC_BYTES if spec.model == "SGC" else CACHE_BYTES) // state)
     # Of every layer the backward pass keeps a handful of states; attention keeps scores too.
     kept = 4 if spec.model == "SGC" else {"GCN": 6, "GAT": 9}[spec.model] * spec.depth
     features = 12 * (graph.features.values().numel() if graph.features.layout == torch.sparse_csr else 0)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,6 +23,8 @@ from pairnorm.train.store import Store
 from pairnorm.train.trial import Trial
 
 POLL_SECONDS = 0.2
+Found = dict[Pair, Trial]
+Write = Callable[[Found, float], None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def run(
 ) -> int:
     """Train every (spec, seed) pair that the store lacks and return how many were trained.
 
-    Every job is written when it finishes, so that an interrupted run goes on where it stopped. On a CPU jobs
+    Every cell is written when it finishes, so that an interrupted run goes on where it stopped. On a CPU jobs
     go to processes of one thread each; on CUDA a few run side by side, each on a stream of its own.
 
     Args:
@@ -70,23 +71,37 @@ def run(
     where = find_device(device)
     lacking = _lacking(pairs, store)
     jobs = list(_plan(lacking, where, root, graphs or {}))
-    total, done = sum(job.cost for _, job in jobs), 0
+    total, done, trained = sum(job.cost for _, job in jobs), 0, 0
     options: dict[str, Any] = {"measures": tuple(measures), "curves": curves}
+    label = "starting"
 
-    def report(label: str, units: int) -> None:
+    def report(units: int) -> None:
         nonlocal done
         done += units
         progress(Progress(done, total, len(lacking), label))
 
-    report("starting", 0)
+    def write(found: Found, seconds: float) -> None:
+        nonlocal trained, label
+        cells: dict[Spec, list[Trial]] = defaultdict(list)
+        for (spec, _), trial in found.items():
+            cells[spec].append(trial)
+        store.add_cells(cells, seconds=seconds, device=where)
+        trained, label = trained + len(found), str(next(iter(found))[0])
+
+    report(0)
+    if jobs:
+        label = str(jobs[0][1].pairs[0][0])
     if where.type == "cuda":
-        pool: _Processes | _Streams = _Streams(min(CUDA_STREAMS, max(len(jobs), 1)), where)
+        _run_in_pool(
+            _Streams(min(CUDA_STREAMS, max(len(jobs), 1)), where), jobs, options, write, report, should_stop
+        )
+        return trained
+    count = (os.cpu_count() if workers is None else workers) or 1
+    if count == 1 or len(jobs) < 2:
+        _run_here(jobs, where, options, write, report, should_stop)
     else:
-        count = os.cpu_count() if workers is None else workers
-        if count == 1 or len(jobs) < 2:
-            return _run_here(jobs, store, where, options, report, should_stop)
-        pool = _Processes(min(count or 1, len(jobs)))
-    return _run_in_pool(pool, jobs, store, where, options, report, should_stop)
+        _run_in_pool(_Processes(min(count, len(jobs))), jobs, options, write, report, should_stop)
+    return trained
 
 
 def _lacking(pairs: Iterable[Pair], store: Store) -> list[Pair]:
@@ -110,46 +125,44 @@ def _plan(
             yield graph, job
 
 
-def _write(store: Store, found: dict[Pair, Trial], seconds: float, device: torch.device) -> None:
-    cells: dict[Spec, list[Trial]] = defaultdict(list)
-    for (spec, _), trial in found.items():
-        cells[spec].append(trial)
-    store.add_cells(cells, seconds=seconds, device=device)
+def _timed(write: Write) -> Callable[[Found], None]:
+    """Add to what is found the time it took: since this call, or since it was last told."""
+    since = time.perf_counter()
+
+    def emit(found: Found) -> None:
+        nonlocal since
+        now = time.perf_counter()
+        write(found, now - since)
+        since = now
+
+    return emit
 
 
 def _run_here(
-    jobs: Sequence[tuple[Graph, Job]],
-    store: Store,
+    jobs: Iterable[tuple[Graph, Job]],
     device: torch.device,
     options: dict[str, Any],
-    report: Callable[[str, int], None],
+    write: Write,
+    report: Callable[[int], None],
     should_stop: Callable[[], bool],
-) -> int:
-    trained = 0
+) -> None:
     for graph, job in jobs:
         if should_stop():
             break
-        began = time.perf_counter()
-        tick = partial(report, str(job.pairs[0][0]))
-        found = execute(graph, job, device, tick=tick, **options)
-        _write(store, found, time.perf_counter() - began, device)
-        trained += len(found)
-    return trained
+        execute(graph, job, device, tick=report, emit=_timed(write), **options)
 
 
 def _run_in_pool(
     pool: "_Processes | _Streams",
-    jobs: Sequence[tuple[Graph, Job]],
-    store: Store,
-    device: torch.device,
+    jobs: Iterable[tuple[Graph, Job]],
     options: dict[str, Any],
-    report: Callable[[str, int], None],
+    write: Write,
+    report: Callable[[int], None],
     should_stop: Callable[[], bool],
-) -> int:
-    seen = trained = 0
-    label = str(jobs[0][1].pairs[0][0]) if jobs else ""
+) -> None:
+    seen = 0
     waiting = iter(jobs)
-    pending: set[Future[tuple[dict[Pair, Trial], float]]] = set()
+    pending: set[Future[None]] = set()
     try:
         while True:
             # One more than there are workers, so that none waits for the next job to arrive.
@@ -157,24 +170,24 @@ def _run_in_pool(
                 pending.add(pool.submit(*entry, options))
             if not pending:
                 break
-            for future in wait(pending, POLL_SECONDS, FIRST_COMPLETED).done:
-                found, seconds = future.result()
-                _write(store, found, seconds, device)
+            finished = wait(pending, POLL_SECONDS, FIRST_COMPLETED).done
+            _write_all(pool, write)
+            for future in finished:
                 pending.remove(future)
-                trained += len(found)
-                label = str(next(iter(found))[0])
+                future.result()
             units = pool.ticks - seen
             seen += units
-            report(label, units)
+            report(units)
     except BaseException:
         # Ctrl-C, or a job that failed: what runs now is lost, what has finished goes into the store.
-        pool.abandon()
-        for future in pending:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                _write(store, *future.result(), device)
+        pool.abandon(lambda: _write_all(pool, write))
         raise
     pool.close()
-    return trained
+
+
+def _write_all(pool: "_Processes | _Streams", write: Write) -> None:
+    while not pool.found.empty():
+        write(*pool.found.get())
 
 
 class _Streams:
@@ -189,30 +202,29 @@ class _Streams:
         self._streams: SimpleQueue[torch.cuda.Stream] = SimpleQueue()
         for _ in range(workers):
             self._streams.put(torch.cuda.Stream(device))
+        self.found: SimpleQueue[tuple[Found, float]] = SimpleQueue()
         self._lock = threading.Lock()
         self._abandoned = False
 
-    def submit(
-        self, graph: Graph, job: Job, options: dict[str, Any]
-    ) -> Future[tuple[dict[Pair, Trial], float]]:
+    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         return self._pool.submit(self._work, graph, job, options)
 
     def close(self) -> None:
         self._pool.shutdown()
 
-    def abandon(self) -> None:
+    def abandon(self, write: Callable[[], None]) -> None:
         self._abandoned = True
         self._pool.shutdown(wait=True, cancel_futures=True)
+        write()
 
-    def _work(self, graph: Graph, job: Job, options: dict[str, Any]) -> tuple[dict[Pair, Trial], float]:
-        began = time.perf_counter()
+    def _work(self, graph: Graph, job: Job, options: dict[str, Any]) -> None:
         stream = self._streams.get()
+        emit = _timed(lambda *found: self.found.put(found))
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(stream):
-                found = execute(graph, job, self._device, tick=self._tick, **options)
+                execute(graph, job, self._device, tick=self._tick, emit=emit, **options)
         finally:
             self._streams.put(stream)
-        return found, time.perf_counter() - began
 
     def _tick(self, units: int) -> None:
         if self._abandoned:
@@ -228,24 +240,24 @@ class _Processes:
         self.workers = workers
         context = multiprocessing.get_context("spawn")
         self._ticks = context.Value("q", 0)
-        self._pool = ProcessPoolExecutor(workers, context, _start_worker, (self._ticks,))
+        self.found = context.SimpleQueue()
+        self._pool = ProcessPoolExecutor(workers, context, _start_worker, (self._ticks, self.found))
 
     @property
     def ticks(self) -> int:
         return int(self._ticks.value)
 
-    def submit(
-        self, graph: Graph, job: Job, options: dict[str, Any]
-    ) -> Future[tuple[dict[Pair, Trial], float]]:
+    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         with _interrupts_held_back():
             return self._pool.submit(_work, graph, job, options)
 
     def close(self) -> None:
         self._pool.shutdown()
 
-    def abandon(self) -> None:
+    def abandon(self, write: Callable[[], None]) -> None:
         processes = list((self._pool._processes or {}).values())
         self._pool.shutdown(wait=False, cancel_futures=True)
+        write()  # before the end of a worker could cut off what it is telling
         for process in processes:
             process.terminate()
 
@@ -264,11 +276,12 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 _ticks: Any = None
+_found: Any = None
 
 
-def _start_worker(ticks: Any) -> None:
-    global _ticks
-    _ticks = ticks
+def _start_worker(ticks: Any, found: Any) -> None:
+    global _ticks, _found
+    _ticks, _found = ticks, found
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -286,7 +299,6 @@ def _tick(units: int) -> None:
         _ticks.value += units
 
 
-def _work(graph: Graph, job: Job, options: dict[str, Any]) -> tuple[dict[Pair, Trial], float]:
-    began = time.perf_counter()
-    found = execute(graph, job, torch.device("cpu"), tick=_tick, **options)
-    return found, time.perf_counter() - began
+def _work(graph: Graph, job: Job, options: dict[str, Any]) -> None:
+    emit = _timed(lambda *found: _found.put(found))
+    execute(graph, job, torch.device("cpu"), tick=_tick, emit=emit, **options)

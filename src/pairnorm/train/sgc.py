@@ -14,10 +14,9 @@ from torch import Tensor
 from pairnorm.data import Graph
 from pairnorm.nn import SparseMatrix, pair_norm
 from pairnorm.nn.dropout import dropout, keys_from_seeds, step_keys
-from pairnorm.nn.linear import trial_linear
 from pairnorm.nn.models import glorot
 from pairnorm.train.loop import Loop
-from pairnorm.train.problem import Problem, part_accuracies, part_losses
+from pairnorm.train.problem import Problem, part_accuracies
 from pairnorm.train.spec import Spec
 
 
@@ -92,15 +91,16 @@ class SGCRun:
             state.device,
         )
         train, validation = self.problem.parts["train"], self.problem.parts["validation"]
-        train_rows, validation_rows = state[train].contiguous(), state[validation].contiguous()
+        train_rows = state[train].contiguous()
+        validation_columns = state[validation].permute(1, 2, 0).contiguous()
+        train_labels, validation_labels = self.problem.labels[train], self.problem.labels[validation]
         keys = keys_from_seeds(self.seeds, state.device)
 
         def loss(epoch: Tensor) -> Tensor:
-            logits = regression.logits(train_rows, step_keys(keys, epoch, 1)[0])
-            return part_losses(logits, self.problem.labels[train])
+            return regression.learn(train_rows, train_labels, step_keys(keys, epoch, 1)[0])
 
         def accuracy() -> Tensor:
-            return part_accuracies(regression.logits(validation_rows), self.problem.labels[validation])
+            return part_accuracies(regression.logits(validation_columns), validation_labels)
 
         loop = Loop(
             [regression.weight, regression.bias],
@@ -114,14 +114,14 @@ class SGCRun:
         loop.run(self.spec.epochs, tick)
         loop.restore()
         with torch.no_grad():
-            return Fitted(depth, loop, state, regression.logits(state))
+            return Fitted(depth, loop, state, regression.logits(state.permute(1, 2, 0)))
 
 
 class _Regression:
     """Logistic regressions of trials x scales; the scales of a trial share its features, not its weights.
 
-    The weight is ``[trials, features, scales · classes]``, so that one product per trial serves all scales.
-    Every scale of a seed starts from the same weights.
+    The weight is ``[trials, scales · classes, features]``: one product per trial serves all scales, and
+    everything that follows runs along the nodes. Every scale of a seed starts from the same weights.
     """
 
     def __init__(
@@ -133,23 +133,44 @@ class _Regression:
         rate: float,
         device: torch.device,
     ) -> None:
-        drawn = [glorot((features, classes), torch.Generator().manual_seed(seed)) for seed in seeds]
-        self.weight = torch.stack(drawn).repeat(1, 1, len(scales)).to(device).requires_grad_()
+        drawn = [glorot((features, classes), torch.Generator().manual_seed(seed)).t() for seed in seeds]
+        self.weight = torch.stack(drawn).repeat(1, len(scales), 1).to(device).requires_grad_()
         self.bias = torch.zeros(len(seeds), len(scales), classes, device=device, requires_grad=True)
-        self._scale = torch.tensor(scales, device=device).view(-1, 1)
+        self._scale = torch.tensor(scales, device=device).view(-1, 1, 1)
         self._rate = rate
 
     @property
     def models(self) -> list[Tensor]:
-        """Weight and bias of every model, ``[trials, scales, ...]``."""
-        trials, features, _ = self.weight.shape
-        return [self.weight.view(trials, features, *self.bias.shape[1:]).transpose(1, 2), self.bias]
+        """Weight ``[trials, scales, features, classes]`` and bias of every model."""
+        return [self.weight.view(*self.bias.shape, -1).transpose(2, 3), self.bias]
 
-    def logits(self, rows: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Return ``[nodes, trials, scales, classes]`` from rows; with ``keys``, after dropout."""
-        if keys is not None and self._rate:
+    def logits(self, columns: Tensor) -> Tensor:
+        """Return ``[nodes, trials, scales, classes]`` from ``[trials, features, nodes]``."""
+        return self._by_class(columns).permute(3, 0, 1, 2)
+
+    def _by_class(self, columns: Tensor) -> Tensor:
+        product = torch.bmm(self.weight, columns).view(*self.bias.shape, columns.size(-1))
+        return product * self._scale + self.bias.unsqueeze(-1)
+
+    @torch.no_grad()
+    def learn(self, rows: Tensor, labels: Tensor, keys: Tensor) -> Tensor:
+        """Set the gradients of the mean cross-entropy, and return it: ``[trials, scales]``.
+
+        Args:
+            rows: training nodes, ``[nodes, trials, features]``, on which dropout falls.
+            labels: of these.
+            keys: of the dropout.
+        """
+        if self._rate:
             rows = dropout(rows, self._rate, keys)
-        return trial_linear(rows, self.weight).view(rows.size(0), *self.bias.shape) * self._scale + self.bias
+        likely = self._by_class(rows.permute(1, 2, 0)).log_softmax(2)
+        index = labels.expand(*likely.shape[:2], 1, -1)
+        slopes = likely.exp()
+        slopes.scatter_add_(2, index, slopes.new_full((), -1.0).expand_as(index))
+        slopes /= len(labels)
+        self.bias.grad = slopes.sum(-1)
+        self.weight.grad = torch.bmm((slopes * self._scale).flatten(1, 2), rows.transpose(0, 1))
+        return -likely.gather(2, index).mean((2, 3))
 
 
 def _dense(features: Tensor | SparseMatrix, trials: int) -> Tensor:
