@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from synthetic import accuracy, fill
 
@@ -6,7 +8,7 @@ from pairnorm.paper.grids import ABLATION
 from pairnorm.paper.results import Results
 from pairnorm.paper.selection import Selection
 from pairnorm.paper.tables import Table
-from pairnorm.train import Spec
+from pairnorm.train import Spec, Store
 
 SELECTION = Selection(runs=1, epochs=3, depths=(2,))
 
@@ -44,3 +46,21 @@ def test_the_recommendation_is_the_best_by_validation(section: str) -> None:
 def test_nothing_was_run() -> None:
     assert ablation_section(Results({}), SELECTION, None) == ""
     assert gain_section(None) == ""
+
+
+def test_a_graph_on_which_some_depth_is_lacking_does_not_weigh_in(tmp_path: Path) -> None:
+    selection = Selection(runs=1, epochs=3, depths=(2, 4))
+    experiment = selection.narrow(ABLATION)
+    assert experiment is not None
+    with Store(fill(tmp_path / "s.sqlite", [experiment])) as store:
+        cells = store.cells()
+    lacking = {
+        spec: trials for spec, trials in cells.items() if (spec.dataset, spec.depth) != ("citeseer", 2)
+    }
+    whole, part = (
+        ablation_section(Results(found), selection, Table.of(Results(found), experiment))
+        for found in (cells, lacking)
+    )
+    assert "on Cora and Citeseer (" in whole
+    assert "on Cora (" in part
+    assert "on Cora and Citeseer (" not in part

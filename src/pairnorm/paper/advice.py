@@ -1,6 +1,6 @@
 """What our runs say beyond the paper: whose the gain is, and which protocol to use."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
 from pairnorm.paper.experiment import DATASETS, Place
@@ -14,7 +14,7 @@ def gain_section(table: Table | None) -> str:
     """Return the section on SGC and SGC-PN when each has its own best optimiser."""
     if table is None:
         return ""
-    found = {entry.place: entry.ours for entry in table.entries if entry.ours is not None}
+    found = {entry.place: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
     lines = [
         "## How much of the gain is PairNorm's\n",
         "The paper trains SGC with the optimiser of GCN. Here both SGC and SGC-PN also choose learning rate "
@@ -53,7 +53,7 @@ def ablation_section(results: Results, selection: Selection, table: Table | None
     found = {
         place: chosen
         for place in experiment.places()
-        if (chosen := results.chosen(experiment, place)) is not None
+        if (chosen := results.chosen(experiment, place)) is not None and chosen.complete
     }
     lines = [
         "## Which protocol: adjacency, order, norm\n",
@@ -93,24 +93,34 @@ def _effect(found: dict[Place, Chosen], model: str, one: str, other: str, percen
 
 
 def _recommendation(found: dict[Place, Chosen], model: str, percents: Sequence[int]) -> str:
-    methods = dict.fromkeys(place.method for place in found if place.method.split(" ")[0] == model)
-    places = {method: [place for place in found if place.method == method] for method in methods}
-    most = max(map(len, places.values()), default=0)
+    """Name the method that validation prefers where every method has been tried to the end."""
+    methods = [method for method in ABLATION.methods if method.split(" ")[0] == model]
+    columns = [
+        (dataset, percent)
+        for dataset in ABLATION.datasets
+        for percent in percents
+        if all(Place(dataset, method, percent) in found for method in methods)
+    ]
+    if not columns:
+        return ""
+
+    def mean(method: str, value: Callable[[Chosen], float], among: Iterable[tuple[str, int]]) -> float:
+        return fmean(value(found[Place(dataset, method, percent)]) for dataset, percent in among)
+
     # Chosen by validation, like everything else: the test set must not decide which protocol is best.
     scores = {
-        method: fmean(found[place].best.validation for place in listed)
-        for method, listed in places.items()
-        if len(method.split(" ")) > 2 and len(listed) == most
+        method: mean(method, lambda chosen: chosen.best.validation, columns)
+        for method in methods
+        if len(method.split(" ")) > 2
     }
-    if not scores:
-        return ""
     best = max(scores, key=lambda method: scores[method])
     accuracies = [
-        f"{fmean(values):.3f} at {percent}% missing"
+        f"{mean(best, lambda chosen: chosen.accuracy, column):.3f} at {percent}% missing"
         for percent in percents
-        if (values := [found[place].accuracy for place in places[best] if place.missing_percent == percent])
+        if (column := [(dataset, other) for dataset, other in columns if other == percent])
     ]
+    graphs = " and ".join(TITLES[dataset] for dataset in dict.fromkeys(dataset for dataset, _ in columns))
     return (
         f"**Recommendation for {model}: {' '.join(best.split(' ')[1:])}**: the best mean validation accuracy "
-        f"over graphs and missing rates ({scores[best]:.3f}); test accuracy {', '.join(accuracies)}.\n"
+        f"over missing rates on {graphs} ({scores[best]:.3f}); test accuracy {', '.join(accuracies)}.\n"
     )
