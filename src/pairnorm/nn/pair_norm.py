@@ -134,7 +134,7 @@ def _formula(
     return (centred * (scale / length)).to(x.dtype), length
 
 
-def _formula_gradient(
+def formula_gradient(
     grad: Tensor,
     grad_length: Tensor | None,
     y: Tensor,
@@ -203,7 +203,7 @@ class _Normalise(torch.autograd.Function):
         if grad_length is None and not torch.is_grad_enabled():
             backend = _backend(y, ctx.groups, ctx.centre)
         if backend is None:
-            result = _formula_gradient(
+            result = formula_gradient(
                 grad, grad_length, y, length, ctx.groups, ctx.scale, ctx.individually, ctx.centre
             )
         else:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from pairnorm.nn.cpu.simd import fill, power_of_two, where_less
+from pairnorm.nn.cpu.simd import bits, fill, where_less
 
 CODES = {"none": 0, "relu": 1, "elu": 2}
 
@@ -14,8 +14,9 @@ LOG2_E = np.float32(1 / np.log(2))
 # ln 2 in two parts, the first with so few digits that a multiple of it is exact.
 LN2_HIGH = np.float32(0.693359375)
 LN2_LOW = np.float32(np.log(2) - 0.693359375)
+# Added to a number it leaves no place for a fraction, and the last bits are those of the exponent.
+ROUND = np.float32(1.5 * 2**23 + 127)
 ZERO, ONE = np.float32(0), np.float32(1)
-# 1/k!, adjusted to be closest on ±ln(2)/2.
 SERIES = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2))
 
 
@@ -23,7 +24,9 @@ SERIES = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6
 def exp_parts(x: Any) -> Any:
     """Return p, a power of two, and q with exp(x) = p (1 + q), for x up to 88."""
     x = where_less(x, fill(LEAST), fill(LEAST), x)
-    power, exponent = power_of_two(x * LOG2_E)
+    shifted = x * LOG2_E + ROUND
+    exponent = shifted - ROUND
+    power = bits(bits(shifted) << np.uint32(23))
     r = x - exponent * LN2_HIGH - exponent * LN2_LOW
     series = r * SERIES[0] + SERIES[1]
     series = series * r + SERIES[2]

@@ -22,7 +22,7 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
 
 
 def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually: bool) -> Tensor:
-    """Return dL/dx; see ``pairnorm.nn.pair_norm._formula_gradient``."""
+    """Return dL/dx; see ``pairnorm.nn.pair_norm.formula_gradient``."""
     stacked = _stacked(y)
     result = torch.empty(stacked.shape)
     lengths = length.detach().reshape(-1, stacked.size(1)).t().contiguous().numpy()

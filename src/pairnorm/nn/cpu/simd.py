@@ -130,19 +130,12 @@ def where_less(typing: Any, a: Any, b: Any, chosen: Any, other: Any) -> Any:
 
 
 @intrinsic
-def power_of_two(typing: Any, vector: Any) -> Any:
-    """Return 2 to the power of the nearest whole numbers, and these; they must lie within ±126."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind, whole = _llvm(vector), ir.VectorType(INT, LANES)
-        nearest = _call(builder, f"llvm.rint.v{LANES}f32", kind, *arguments)
-        # Saturating, since of NaN anything may become otherwise.
-        exponent = _call(builder, f"llvm.fptosi.sat.v{LANES}i32.v{LANES}f32", whole, nearest)
-        bits = builder.shl(builder.add(exponent, whole([127] * LANES)), whole([23] * LANES))
-        pair = context.make_tuple(builder, signature.return_type, [builder.bitcast(bits, kind), nearest])
-        return pair
-
-    return types.UniTuple(vector, 2)(vector), build
+def bits(typing: Any, vector: Any) -> Any:
+    """Return floats as the integers that have the same bits, and integers as floats."""
+    other = Vector(types.uint32 if vector.dtype == types.float32 else types.float32)
+    return other(vector), lambda context, builder, signature, arguments: builder.bitcast(
+        *arguments, _llvm(other)
+    )
 
 
 def _suffix(vector: Vector) -> str:
@@ -173,4 +166,5 @@ _operator(operator.sub, "fsub", "sub", ("contract",))  # x - high - low stays in
 _operator(operator.mul, "fmul", "mul", FAST)
 _operator(operator.and_, "", "and_", ())
 _operator(operator.xor, "", "xor", ())
+_operator(operator.lshift, "", "shl", ())
 _operator(operator.rshift, "", "lshr", ())

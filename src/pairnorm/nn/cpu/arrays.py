@@ -1,0 +1,15 @@
+"""Tensors as the arrays that kernels take."""
+
+from typing import Any
+
+from torch import Tensor
+
+
+def by_trial(x: Tensor) -> Tensor:
+    """Bring ``[nodes, trials, features]`` to ``[trials, nodes, features]``, a trial after another in memory."""
+    return x.detach().transpose(0, 1).contiguous()
+
+
+def array(x: Tensor) -> Any:
+    """Return the numbers without their history, row after row."""
+    return x.detach().contiguous().numpy()
