@@ -26,8 +26,8 @@ def plain_gradients(
     used = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None]
     wanted = [position for position, asked in enumerate(needed) if asked]
     slopes = torch.autograd.grad(
-        [output for output, _ in used],
-        [inputs[position] for position in wanted],  # type: ignore[misc]
+        [output for output, _ in used],  # type: ignore[arg-type]
+        [inputs[position] for position in wanted],  # type: ignore[arg-type]
         [grad for _, grad in used],
         create_graph=True,
         allow_unused=True,

@@ -19,8 +19,8 @@ Features = Tensor | SparseMatrix
 class GraphConvolution(nn.Module):
     """A linear map of every node, an exchange with its neighbours, bias and activation.
 
-    Subclasses say which exchange, in ``forward``. Parameters are stacked along a leading trial axis: ``weight`` is
-    ``[trials, in, out]``, ``bias`` ``[trials, out]``.
+    Subclasses say which exchange, in ``forward``. Parameters are stacked along a leading trial axis:
+    ``weight`` is ``[trials, in, out]``, ``bias`` ``[trials, out]``.
 
     Args:
         in_features: Features per node that come in.
@@ -118,7 +118,8 @@ class GATConvolution(GraphConvolution):
         if attention_keys is not None:  # every head drops attention of its own
             heads = torch.arange(self.heads, dtype=torch.int32, device=z.device)
             attention_keys = (attention_keys.unsqueeze(1) + heads).flatten()
-        z, scores = z.reshape(nodes, trials * self.heads, width), scores.reshape(nodes, trials * self.heads, 2)
+        z = z.reshape(nodes, trials * self.heads, width)
+        scores = scores.reshape(nodes, trials * self.heads, 2)
         if self.concat or self.heads == 1:
             bias = self.bias.view(trials * self.heads, width)
             y = attend(adjacency.pattern, scores, z, bias, self.activation, rate, attention_keys)

@@ -46,7 +46,7 @@ def one_by_one(
     x: Tensor, weight: Tensor | None, bias: Tensor, matrix: SparseMatrix, activation: str,
     norm: PairNorm | None, rate: float, keys: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Do what ``convolve`` does in as many operations, or one less where the activation can join the product."""
+    """Do what ``convolve`` does in one operation after the other."""
     z = x if weight is None else trial_linear(x, weight, rate, keys)
     learned = matrix.values.requires_grad
     if kernels("activate", z) is not None and not learned and matrix.values.dtype == z.dtype:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def by_trial(x: Tensor) -> Tensor:
-    """Bring ``[nodes, trials, features]`` to ``[trials, nodes, features]``, a trial after another in memory."""
+    """Bring ``[nodes, trials, features]`` to ``[trials, nodes, features]``, contiguous: no copy if it is."""
     return x.detach().transpose(0, 1).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""A whole layer of GCN in numba, one trial after the other, so that all of a trial's states stay in the cache."""
+"""A whole layer of GCN in numba, one trial after the other, so that a trial's states stay in the cache."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ class Convolve(torch.autograd.Function):
             gradients = plain_gradients(
                 lambda *inputs: convolve.one_by_one(*inputs, *ctx.others), (x, weight, bias), needed, grad
             )
-            return *gradients, None, None, None, None, None
+            return *gradients, *[None] * 5
         grad_x = torch.empty(left.shape)
         grad_weight = None if weight is None else torch.empty(weight.shape)
         grad_bias = torch.empty(bias.shape)
@@ -73,8 +73,7 @@ class Convolve(torch.autograd.Function):
             _weights(None if weight is None else weight.transpose(1, 2)), needed[0],
             grad_x.numpy(), _weights(grad_weight), grad_bias.numpy(),
         )  # fmt: skip
-        grad_x = grad_x.transpose(0, 1) if needed[0] else None
-        return grad_x, grad_weight, grad_bias, None, None, None, None, None
+        return grad_x.transpose(0, 1) if needed[0] else None, grad_weight, grad_bias, *[None] * 5
 
 
 def _weights(weight: Tensor | None) -> Any:

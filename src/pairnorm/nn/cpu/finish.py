@@ -1,4 +1,4 @@
-"""What ends a layer in numba: PairNorm forward; PairNorm, activation and bias backward. For one trial each."""
+"""How a layer ends in numba, for one trial: PairNorm forward; PairNorm, activation and bias backward."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -56,7 +56,7 @@ class DropoutLinear(torch.autograd.Function):
         x, weight, ends, left, z = ctx.saved_tensors
         if torch.is_grad_enabled():
             gradients = plain_gradients(
-                lambda *inputs: _one_by_one(*inputs, ctx.rate, ctx.keys),
+                lambda x, weight, ends: _one_by_one(x, weight, ends, ctx.rate, ctx.keys),
                 (x, weight, ends), ctx.needs_input_grad[:3], grad, grad_scores,
             )  # fmt: skip
             return *gradients, None, None

@@ -71,9 +71,9 @@ def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, length: Any) 
     mean = sums / rows
     high = mean.astype(np.float32)
     low = (mean - high).astype(np.float32)
-    squares = 0.0
+    squares: Any = 0.0
     for row in range(rows):
-        square = np.float32(0)
+        square: Any = np.float32(0)
         for start in range(0, features, LANES):
             centred = load(x, row, start) - load(high, 0, start) - load(low, 0, start)
             store(y, row, start, centred)
@@ -97,7 +97,7 @@ def rescale(x: Any, row: int, factor: Any) -> None:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def slope(grad: Any, y: Any, length: Any, scale: float, result: Any) -> Any:
-    """Write dL/dc to ``result`` and return its mean over the rows, which is left to subtract: ``[1, features]``."""
+    """Write dL/dc to ``result``; return its mean over the rows, ``[1, features]``, still to be subtracted."""
     rows, features = y.shape
     sums = np.zeros((1, features), np.float64)
     individually = len(length) == rows

@@ -1,6 +1,6 @@
-"""Vectors of 32 numbers in numba: loops written with them keep their sums in registers, as LLVM alone does not.
+"""Vectors of 32 numbers in numba: loops written with them keep sums in registers, as LLVM alone does not.
 
-``load(matrix, row, start)`` takes 32 columns of a row, with zeros for those beyond the last one, and ``store``
+``load(matrix, row, start)`` takes 32 columns of a row, with zeros for those beyond the last, and ``store``
 writes them back. Operators work lane by lane, with a vector or a number of the same type on the right.
 """
 
@@ -18,7 +18,7 @@ FAST = ("reassoc", "contract", "arcp", "nsz")
 INT = ir.IntType(32)
 
 
-class Vector(types.Type):
+class Vector(types.Type):  # type: ignore[misc]
     """The numba type of 32 numbers of one type."""
 
     def __init__(self, dtype: Any) -> None:
@@ -27,7 +27,7 @@ class Vector(types.Type):
 
 
 @register_model(Vector)
-class _VectorModel(models.PrimitiveModel):
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, vector: Vector) -> None:
         super().__init__(manager, vector, _llvm(vector))
 

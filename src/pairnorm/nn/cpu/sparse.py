@@ -47,9 +47,7 @@ def _multiply(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def gather(
-    crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any
-) -> None:
+def gather(crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any) -> None:
     """Write activation(matrix @ dense + bias) to ``result``."""
     for start in range(0, result.shape[1], LANES):
         for row in range(result.shape[0]):
