@@ -120,13 +120,17 @@ class GATConvolution(GraphConvolution):
             attention_keys = (attention_keys.unsqueeze(1) + heads).flatten()
         z = z.reshape(nodes, trials * self.heads, width)
         scores = scores.reshape(nodes, trials * self.heads, 2)
-        if self.concat or self.heads == 1:
+        if self.heads == 1:
+            return attend(
+                adjacency.pattern, scores, z, self.bias, self.activation, rate, attention_keys, norm
+            )
+        if self.concat:
             bias = self.bias.view(trials * self.heads, width)
             y = attend(adjacency.pattern, scores, z, bias, self.activation, rate, attention_keys)
-            y = y.view(nodes, trials, self.bias.size(-1))
+            y = y.reshape(nodes, trials, self.bias.size(-1))
         else:
             y = attend(adjacency.pattern, scores, z, rate=rate, keys=attention_keys)
-            y = activate(y.view(nodes, trials, self.heads, width).mean(2), self.bias, self.activation)
+            y = activate(y.reshape(nodes, trials, self.heads, width).mean(2), self.bias, self.activation)
         return y if norm is None else norm(y)
 
     def _ends(self) -> Tensor:

@@ -100,6 +100,12 @@ class PairNorm(nn.Module):
         return f"PairNorm(scale={self.scale}, mode={self.mode!r}, eps={self.eps})"
 
 
+def joins_kernels(norm: PairNorm, x: Tensor) -> bool:
+    """Say whether the kernels for a CPU that come before ``norm`` can do it at the same time."""
+    in_cache = x.device.type == "cpu" and not blocks.supports(x)
+    return in_cache and norm.mode != "PN-SCS" and not torch.compiler.is_compiling()
+
+
 def _check_settings(scale: float, mode: str, eps: float) -> None:
     one_of("mode", mode, MODES)
     for name, value in (("scale", scale), ("eps", eps)):

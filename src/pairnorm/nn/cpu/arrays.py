@@ -1,4 +1,7 @@
-"""Tensors as the arrays that kernels take."""
+"""Tensors as the arrays that kernels take.
+
+The room that kernels work in is of torch's making too: it begins with a cache line, and numpy's need not.
+"""
 
 from typing import Any
 

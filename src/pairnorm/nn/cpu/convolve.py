@@ -7,12 +7,13 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from pairnorm.nn import blocks, convolve
+from pairnorm.nn import convolve
 from pairnorm.nn.again import plain_gradients
 from pairnorm.nn.cpu import dropout, finish, linear
 from pairnorm.nn.cpu.activations import CODES
 from pairnorm.nn.cpu.arrays import array, by_trial
 from pairnorm.nn.cpu.sparse import gather
+from pairnorm.nn.pair_norm import joins_kernels
 
 if TYPE_CHECKING:
     from pairnorm.nn.pair_norm import PairNorm
@@ -23,9 +24,7 @@ DTYPES = (torch.float32,)
 
 def supports(x: Tensor, weight: Tensor | None, norm: "PairNorm | None") -> bool:
     """Say whether the kernels do this, and sooner than one operation after the other."""
-    if torch.compiler.is_compiling() or blocks.supports(x):
-        return False
-    return (norm is None or norm.mode != "PN-SCS") and (weight is None or linear.supports(weight))
+    return (norm is None or joins_kernels(norm, x)) and (weight is None or linear.supports(weight))
 
 
 class Convolve(torch.autograd.Function):
@@ -46,7 +45,7 @@ class Convolve(torch.autograd.Function):
         scale, eps, lengths = finish.settings(norm, *h.shape[:2])
         _forward(
             own.numpy(), *drops, _weights(weight), array(bias), *matrix.arrays, CODES[activation], scale, eps,
-            left.numpy(), h.numpy(), y.numpy(), lengths,
+            torch.empty(own.size(1), features).numpy(), left.numpy(), h.numpy(), y.numpy(), lengths,
         )  # fmt: skip
         ctx.others = matrix, activation, norm, rate, keys
         ctx.drops, ctx.lengths = drops, lengths
@@ -71,7 +70,8 @@ class Convolve(torch.autograd.Function):
             by_trial(grad).numpy(), y.numpy(), h.numpy(), ctx.lengths, 1.0 if norm is None else norm.scale,
             CODES[activation], *matrix.transposed.arrays, left.numpy(), *ctx.drops,
             _weights(None if weight is None else weight.transpose(1, 2)), needed[0],
-            grad_x.numpy(), _weights(grad_weight), grad_bias.numpy(),
+            torch.empty(y.shape[1:]).numpy(), torch.empty(left.size(1), y.size(2)).numpy(), grad_x.numpy(),
+            _weights(grad_weight), grad_bias.numpy(),
         )  # fmt: skip
         return grad_x.transpose(0, 1) if needed[0] else None, grad_weight, grad_bias, *[None] * 5
 
@@ -84,10 +84,9 @@ def _weights(weight: Tensor | None) -> Any:
 @njit(cache=True, nogil=True, error_model="numpy")
 def _forward(
     x: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any, bias: Any, crow: Any,
-    column: Any, values: Any, activation: int, scale: float, eps: float, left: Any, h: Any, y: Any,
-    lengths: Any,
+    column: Any, values: Any, activation: int, scale: float, eps: float, z: Any, left: Any, h: Any,
+    y: Any, lengths: Any,
 ) -> None:  # fmt: skip
-    z = np.empty((x.shape[1], bias.shape[1]), np.float32)
     for trial in range(len(h)):
         if dropped:
             dropout.drop(x[trial], positions, keys[trial], dropped, factor, left[trial])
@@ -102,9 +101,8 @@ def _forward(
 def _backward(
     grad: Any, y: Any, h: Any, lengths: Any, scale: float, activation: int, crow: Any, column: Any,
     values: Any, left: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any, further: bool,
-    grad_x: Any, grad_weight: Any, grad_bias: Any,
+    inner: Any, grad_z: Any, grad_x: Any, grad_weight: Any, grad_bias: Any,
 ) -> None:  # fmt: skip
-    inner, grad_z = np.empty(y.shape[1:], np.float32), np.empty((left.shape[1], y.shape[2]), np.float32)
     none = np.zeros((1, y.shape[2]), np.float32)
     for trial in range(len(y)):
         finish.start_back(

@@ -18,6 +18,7 @@ from pairnorm.nn.cpu.simd import LANES, fill, load, store, total
 
 DTYPES = (torch.float32,)
 LARGEST = 2**13
+BLOCK = 64
 ZERO = np.float32(0)
 
 
@@ -67,7 +68,7 @@ class DropoutLinear(torch.autograd.Function):
         grad_weight, grad_rows = torch.empty(weight.shape), torch.empty(rows.shape)
         _backward(
             left.numpy(), *settings(left, ctx.rate, ctx.keys), array(weight.transpose(1, 2)), rows, z.numpy(),
-            grad.numpy(), slopes.numpy(), grad_x.numpy(), grad_weight.numpy(), grad_rows.numpy(),
+            grad.numpy(), slopes.numpy(), torch.empty(z.shape[1:]).numpy(), grad_x.numpy(), grad_weight.numpy(), grad_rows.numpy(),
         )  # fmt: skip
         return (
             grad_x.transpose(0, 1) if ctx.needs_input_grad[0] else None,
@@ -105,9 +106,8 @@ def _forward(
 @njit(cache=True, nogil=True, error_model="numpy")
 def _backward(
     left: Any, positions: Any, keys: Any, dropped: Any, scale: Any, weight: Any, ends: Any, z: Any, grad: Any,
-    slopes: Any, grad_x: Any, grad_weight: Any, grad_ends: Any,
+    slopes: Any, complete: Any, grad_x: Any, grad_weight: Any, grad_ends: Any,
 ) -> None:  # fmt: skip
-    complete = np.empty(z.shape[1:], np.float32)
     for trial in range(len(left)):
         own = grad[trial]
         if slopes.shape[2]:
@@ -149,19 +149,23 @@ def product(x: Any, weight: Any, z: Any) -> None:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def transposed_product(x: Any, y: Any, result: Any) -> None:
-    """Write xᵀ·y to ``result``, four of its rows at a time, for which y is read once."""
+    """Write xᵀ·y to ``result``, four of its rows at a time, from blocks of x and y that the first cache holds."""
     last = x.shape[1] - 1
-    for start in range(0, y.shape[1], LANES):
-        for column in range(0, x.shape[1], 4):
-            a, b, c, d = column, min(column + 1, last), min(column + 2, last), min(column + 3, last)
-            first = second = third = fourth = fill(ZERO)
-            for row in range(len(x)):
-                values = load(y, row, start)
-                first = first + values * x[row, a]
-                second = second + values * x[row, b]
-                third = third + values * x[row, c]
-                fourth = fourth + values * x[row, d]
-            store(result, a, start, first)
-            store(result, b, start, second)
-            store(result, c, start, third)
-            store(result, d, start, fourth)
+    result[:] = 0
+    for begin in range(0, len(x), BLOCK):
+        end = min(begin + BLOCK, len(x))
+        for start in range(0, y.shape[1], LANES):
+            for column in range(0, x.shape[1], 4):
+                a, b, c, d = column, min(column + 1, last), min(column + 2, last), min(column + 3, last)
+                first, second = load(result, a, start), load(result, b, start)
+                third, fourth = load(result, c, start), load(result, d, start)
+                for row in range(begin, end):
+                    values = load(y, row, start)
+                    first = first + values * x[row, a]
+                    second = second + values * x[row, b]
+                    third = third + values * x[row, c]
+                    fourth = fourth + values * x[row, d]
+                store(result, a, start, first)
+                store(result, b, start, second)
+                store(result, c, start, third)
+                store(result, d, start, fourth)

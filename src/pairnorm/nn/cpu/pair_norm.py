@@ -7,7 +7,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from pairnorm.nn.cpu.simd import LANES, load, store, total, widen
+from pairnorm.nn.cpu.simd import LANES, fill, load, store, total, widen
 
 DTYPES = (torch.float32,)
 
@@ -73,11 +73,12 @@ def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, length: Any) 
     low = (mean - high).astype(np.float32)
     squares: Any = 0.0
     for row in range(rows):
-        square: Any = np.float32(0)
+        products = fill(np.float32(0))
         for start in range(0, features, LANES):
             centred = load(x, row, start) - load(high, 0, start) - load(low, 0, start)
             store(y, row, start, centred)
-            square += total(centred * centred)
+            products = products + centred * centred
+        square = total(products)
         if individually:
             length[row] = np.sqrt(square + np.float32(eps))
             rescale(y, row, np.float32(scale) / length[row])
@@ -99,7 +100,6 @@ def rescale(x: Any, row: int, factor: Any) -> None:
 def slope(grad: Any, y: Any, length: Any, scale: float, result: Any) -> Any:
     """Write dL/dc to ``result``; return its mean over the rows, ``[1, features]``, still to be subtracted."""
     rows, features = y.shape
-    sums = np.zeros((1, features), np.float64)
     individually = len(length) == rows
     pull = np.float32(0)
     if not individually:
@@ -115,14 +115,15 @@ def slope(grad: Any, y: Any, length: Any, scale: float, result: Any) -> Any:
         for start in range(0, features, LANES):
             value = load(grad, row, start) * factor - load(y, row, start) * pull
             store(result, row, start, value)
-            store(sums, 0, start, load(sums, 0, start) + widen(value))
+    sums = np.empty((1, features), np.float64)
+    column_sums(result, sums)
     return (sums / rows).astype(np.float32)
 
 
 @njit(inline="always")
 def dot(a: Any, b: Any, row: int) -> Any:
     """Return the inner product of two matrices' rows."""
-    product = np.float32(0)
+    products = fill(np.float32(0))
     for start in range(0, a.shape[1], LANES):
-        product += total(load(a, row, start) * load(b, row, start))
-    return product
+        products = products + load(a, row, start) * load(b, row, start)
+    return total(products)
