@@ -3,8 +3,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
-from pairnorm.nn.activate import activate, convolve
-from pairnorm.nn.sparse import SparseMatrix
+from pairnorm.nn.activate import activate
 
 ACTIVATIONS = {"none": lambda x: x, "relu": functional.relu, "elu": functional.elu}
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -27,68 +26,36 @@ def test_activate(activation, shape, either_form):
 
 
 @activations
-@pytest.mark.parametrize("learned", [False, True])
-def test_convolve(activation, learned, adjacency, either_form):
-    values = adjacency.values.clone().requires_grad_(learned)
-    x, bias = torch.randn(20, 3, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)
-    matrix = SparseMatrix(adjacency.pattern, values)
-    product = torch.einsum("ij,jtf->itf", matrix.to_dense(), x)
-    tensors = (x, bias, values) if learned else (x, bias)
-    assert_equal_with_gradients(
-        convolve(matrix, x, bias, activation), ACTIVATIONS[activation](product + bias), tensors
-    )
-
-
-@activations
-def test_convolve_in_half_and_double_precision(activation, adjacency):
-    x, bias = torch.randn(20, 2, 3), torch.randn(2, 3)
-    expected = convolve(adjacency, x, bias, activation)
-    for dtype, tolerance in ((torch.float64, 1e-6), (torch.bfloat16, 0.05)):
-        y = convolve(adjacency, x.to(dtype), bias.to(dtype), activation)
-        assert y.dtype == dtype
-        torch.testing.assert_close(y.float(), expected, rtol=tolerance, atol=tolerance)
-
-
-@activations
-def test_gradients_of_gradients(activation, adjacency, either_form):
+def test_gradients_of_gradients(activation, either_form):
     x, bias = torch.randn(20, 2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
 
     def second(y):
         first = torch.autograd.grad(y.pow(2).sum(), (x, bias), create_graph=True)
         return torch.autograd.grad(sum(slope.pow(2).sum() for slope in first), (x, bias))
 
-    product = torch.einsum("ij,jtf->itf", adjacency.to_dense(), x)
-    for ours, expected in (
-        (activate(x, bias, activation), ACTIVATIONS[activation](x + bias)),
-        (convolve(adjacency, x, bias, activation), ACTIVATIONS[activation](product + bias)),
-    ):
-        for slope, other in zip(second(ours), second(expected), strict=True):
-            torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-4)
+    ours, expected = second(activate(x, bias, activation)), second(ACTIVATIONS[activation](x + bias))
+    for slope, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-4)
 
 
 @activations
-def test_gradcheck(activation, adjacency):
+def test_gradcheck(activation):
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((20, 1, 2), (1, 2))]
-    assert gradcheck(lambda *inputs: convolve(adjacency, *inputs, activation), inputs)
+    assert gradcheck(lambda *inputs: activate(*inputs, activation), inputs)
     assert gradgradcheck(lambda *inputs: activate(*inputs, activation), inputs)
 
 
 @activations
-def test_nan_stays_nan(activation, adjacency, either_form):
+def test_nan_stays_nan(activation, either_form):
     x, bias = torch.full((20, 1, 2), torch.nan), torch.zeros(1, 2)
     assert activate(x, bias, activation).isnan().all()
-    assert convolve(adjacency, x, bias, activation).isnan().all()
 
 
 @activations
-def test_strides_do_not_matter(activation, adjacency, either_form):
+def test_strides_do_not_matter(activation, either_form):
     x, bias = torch.randn(5, 3, 20).permute(2, 1, 0), torch.randn(5, 3).T
     torch.testing.assert_close(
         activate(x, bias, activation), activate(x.contiguous(), bias.contiguous(), activation)
-    )
-    torch.testing.assert_close(
-        convolve(adjacency, x, bias, activation),
-        convolve(adjacency, x.contiguous(), bias.contiguous(), activation),
     )
 
 

@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from pairnorm.nn import blocks
-from pairnorm.nn.pair_norm import _formula, _formula_gradient
+from pairnorm.nn.pair_norm import _formula, formula_gradient
 from pairnorm.nn.statistics import Groups
 
 
 def in_double(x, grad, scale, eps, individually):
     groups = Groups(len(x))
     y, length = _formula(x.double(), groups, scale, eps, individually, centre=True)
-    slope = _formula_gradient(grad.double(), None, y, length, groups, scale, individually, centre=True)
+    slope = formula_gradient(grad.double(), None, y, length, groups, scale, individually, centre=True)
     return y, length, slope
 
 

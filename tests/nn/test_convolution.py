@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pairnorm.nn import convolution
+from pairnorm.nn import features
 from pairnorm.nn.convolution import GATConvolution, GCNConvolution, Hop
 from pairnorm.nn.dropout import draw_keys, dropout, keep_mask
 from pairnorm.nn.propagate import propagation
@@ -72,7 +72,7 @@ def test_dropout_of_sparse_features_draws_for_the_non_zeros_only(adjacency, monk
     x = SparseMatrix.from_torch(torch.randn(20, 6) * (torch.rand(20, 6) < 0.3))
     drawn = []
     monkeypatch.setattr(
-        convolution,
+        features,
         "dropout",
         lambda values, rate, keys: drawn.append(values.numel()) or dropout(values, rate, keys),
     )

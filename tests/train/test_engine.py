@@ -53,7 +53,7 @@ def test_a_trial_is_the_same_alone_and_beside_other_seeds_and_rates(
     graph: Graph, model: str, dropout: float
 ) -> None:
     specs = [Spec("csbm", model, 3, dropout=dropout, missing_rate=rate, **NORM) for rate in (0, 0.5, 1)]
-    pairs = [(spec, seed) for spec in specs for seed in (3, 8)]
+    pairs = [(spec, seed) for spec in specs for seed in (2, 8)]
     together = execute(graph, Job(tuple(pairs)), CPU, curves=True)
     assert list(together) == pairs
     for pair in pairs:

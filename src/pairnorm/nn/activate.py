@@ -1,4 +1,4 @@
-"""Bias and activation in one step with what comes before, because together they are one pass over memory."""
+"""Bias and activation in one step, because together they are one pass over memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from pairnorm.nn.backends import kernels
-from pairnorm.nn.sparse import SparseMatrix
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -25,15 +24,6 @@ def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     return result
 
 
-def convolve(matrix: SparseMatrix, x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
-    """Return ``activation(matrix @ x + bias)`` for ``[nodes, trials, features]`` and a matrix for all."""
-    learned = matrix.values.requires_grad  # the kernel has no gradient for them
-    if kernels("activate", x) is None or learned or matrix.values.dtype != x.dtype:
-        return ACTIVATIONS[activation](matrix @ x + bias)
-    result: Tensor = _Convolve.apply(matrix, x, bias, activation)
-    return result
-
-
 class _Activate(torch.autograd.Function):
     """The compiled form. The slope of every activation follows from its output, so that is all it saves."""
 
@@ -46,26 +36,10 @@ class _Activate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *_slope(grad, ctx.saved_tensors[0], ctx.activation), None
+        return *slope(grad, ctx.saved_tensors[0], ctx.activation), None
 
 
-class _Convolve(torch.autograd.Function):
-    """The product and the activation as one kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: SparseMatrix, x: Tensor, bias: Tensor, activation: str) -> Tensor:
-        y: Tensor = kernels("sparse", x).multiply(matrix.pattern, matrix.values, x, bias, activation)  # type: ignore[union-attr]
-        ctx.matrix, ctx.activation = matrix, activation
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
-        grad_product, grad_bias = _slope(grad, ctx.saved_tensors[0], ctx.activation)
-        return None, ctx.matrix.transposed @ grad_product, grad_bias, None
-
-
-def _slope(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+def slope(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of what the activation was given, and of the bias, from the gradient of y."""
     if not torch.is_grad_enabled():
         result: tuple[Tensor, Tensor] = _compiled(y).backward(grad.contiguous(), y, activation)

@@ -6,6 +6,7 @@ from torch import Tensor
 from pairnorm.nn.activate import activate
 from pairnorm.nn.backends import kernels
 from pairnorm.nn.dropout import dropout
+from pairnorm.nn.pair_norm import PairNorm, joins_kernels
 from pairnorm.nn.sparse import Pattern, SparseMatrix
 
 SLOPE = 0.2
@@ -19,6 +20,7 @@ def attend(
     activation: str = "none",
     rate: float = 0.0,
     keys: Tensor | None = None,
+    norm: PairNorm | None = None,
 ) -> Tensor:
     r"""Let every row average over its columns by attention, with weights of its own for every trial.
 
@@ -35,17 +37,20 @@ def attend(
         activation: What follows, ``"relu"``, ``"elu"`` or ``"none"``; needs a bias.
         rate: Rate at which attention weights are dropped, after the softmax.
         keys: Dropout keys ``[trials]``; None for no dropout.
+        norm: The PairNorm that comes last, if any.
     """
     compiled = kernels("attention", z)
     if compiled is not None:
-        result: Tensor = compiled.Attend.apply(pattern, scores, z, bias, activation, SLOPE, rate, keys)
-        return result
+        inside = [norm] if norm is not None and joins_kernels(norm, z) else []
+        y: Tensor = compiled.Attend.apply(pattern, scores, z, bias, activation, SLOPE, rate, keys, *inside)
+        return y if norm is None or inside else norm(y)
     source, target = scores.permute(2, 1, 0)
     weights = edge_softmax(pattern, source[:, pattern.column] + target[:, pattern.row])
     if keys is not None:
         weights = dropout(weights.unsqueeze(0), rate, keys).squeeze(0)
     y = SparseMatrix(pattern, weights) @ z
-    return y if bias is None else activate(y, bias, activation)
+    y = y if bias is None else activate(y, bias, activation)
+    return y if norm is None else norm(y)
 
 
 def edge_softmax(pattern: Pattern, scores: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
 
 
 def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually: bool) -> Tensor:
-    """Return dL/dx; see ``pairnorm.nn.pair_norm._formula_gradient``."""
+    """Return dL/dx; see ``pairnorm.nn.pair_norm.formula_gradient``."""
     result = torch.empty_like(y)
     column_sum = torch.zeros_like(y[:1], dtype=torch.float64)
     if individually:

@@ -5,10 +5,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pairnorm.nn.activate import activate, convolve
+from pairnorm.nn.activate import activate
 from pairnorm.nn.attention import attend
-from pairnorm.nn.dropout import dropout
+from pairnorm.nn.convolve import convolve
+from pairnorm.nn.features import sparse_linear
 from pairnorm.nn.linear import trial_linear, trial_linear_with_scores
+from pairnorm.nn.pair_norm import PairNorm
 from pairnorm.nn.sparse import SparseMatrix
 
 Features = Tensor | SparseMatrix
@@ -17,8 +19,8 @@ Features = Tensor | SparseMatrix
 class GraphConvolution(nn.Module):
     """A linear map of every node, an exchange with its neighbours, bias and activation.
 
-    Subclasses say which exchange. Parameters are stacked along a leading trial axis: ``weight`` is
-    ``[trials, in, out]``, ``bias`` ``[trials, out]``.
+    Subclasses say which exchange, in ``forward``. Parameters are stacked along a leading trial axis:
+    ``weight`` is ``[trials, in, out]``, ``bias`` ``[trials, out]``.
 
     Args:
         in_features: Features per node that come in.
@@ -35,35 +37,6 @@ class GraphConvolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(trials, out_features))
         self.activation = activation
 
-    def forward(
-        self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None
-    ) -> Tensor:
-        """Return ``[nodes, trials, out]``.
-
-        Args:
-            x: Features ``[nodes, trials or 1, in]``, or sparse ones.
-            adjacency: The normalised adjacency.
-            rate: Rate of dropout.
-            keys: Dropout keys ``[2, trials]``: for features, for attention. None for no dropout.
-        """
-        z = self._transform(x, rate, None if keys is None else keys[0])
-        return self._exchange(z, adjacency, rate, None if keys is None else keys[1])
-
-    def _transform(self, x: Features, rate: float, keys: Tensor | None) -> Tensor:
-        """Drop entries of ``x`` and multiply each trial's by its weight: ``[nodes, trials, out]``.
-
-        Sparse features stay sparse, and dropout draws numbers for their non-zeros only.
-        """
-        if isinstance(x, SparseMatrix):
-            if keys is not None:
-                values = x.values.expand(self.weight.size(0), -1).unsqueeze(0)
-                x = SparseMatrix(x.pattern, dropout(values, rate, keys).squeeze(0))
-            return x @ self.weight.transpose(0, 1).contiguous()
-        return trial_linear(x, self.weight, rate, keys)
-
-    def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""
         trials, width, out = self.weight.shape
@@ -73,8 +46,28 @@ class GraphConvolution(nn.Module):
 class GCNConvolution(GraphConvolution):
     r"""Averages neighbours, $\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}$, then the activation."""
 
-    def _exchange(self, z: Tensor, adjacency: SparseMatrix, rate: float, keys: Tensor | None) -> Tensor:
-        return convolve(adjacency, z, self.bias, self.activation)
+    def forward(
+        self,
+        x: Features,
+        adjacency: SparseMatrix,
+        rate: float = 0.0,
+        keys: Tensor | None = None,
+        norm: PairNorm | None = None,
+    ) -> Tensor:
+        """Return ``[nodes, trials, out]``.
+
+        Args:
+            x: Features ``[nodes, trials or 1, in]``, or sparse ones.
+            adjacency: The normalised adjacency.
+            rate: Rate of dropout.
+            keys: Dropout keys ``[2, trials]``: for features, for attention. None for no dropout.
+            norm: A PairNorm to be applied to the result, which costs less here than afterwards.
+        """
+        feature_keys = None if keys is None else keys[0]
+        if isinstance(x, SparseMatrix):
+            z = sparse_linear(x, self.weight, rate, feature_keys)
+            return convolve(adjacency, z, self.bias, self.activation, norm)
+        return convolve(adjacency, x, self.bias, self.activation, norm, self.weight, rate, feature_keys)
 
 
 class GATConvolution(GraphConvolution):
@@ -107,12 +100,17 @@ class GATConvolution(GraphConvolution):
             self.bias = nn.Parameter(torch.empty(trials, out_features))
 
     def forward(
-        self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None
+        self,
+        x: Features,
+        adjacency: SparseMatrix,
+        rate: float = 0.0,
+        keys: Tensor | None = None,
+        norm: PairNorm | None = None,
     ) -> Tensor:
-        """Return ``[nodes, trials, out]``; arguments as for every convolution."""
+        """Return ``[nodes, trials, out]``; arguments as for ``GCNConvolution``."""
         feature_keys, attention_keys = (None, None) if keys is None else (keys[0], keys[1])
         if isinstance(x, SparseMatrix):
-            z = self._transform(x, rate, feature_keys)
+            z = sparse_linear(x, self.weight, rate, feature_keys)
             scores = trial_linear(z, self._ends())
         else:
             z, scores = trial_linear_with_scores(x, self.weight, self._ends(), rate, feature_keys)
@@ -120,13 +118,20 @@ class GATConvolution(GraphConvolution):
         if attention_keys is not None:  # every head drops attention of its own
             heads = torch.arange(self.heads, dtype=torch.int32, device=z.device)
             attention_keys = (attention_keys.unsqueeze(1) + heads).flatten()
-        z, scores = z.view(nodes, trials * self.heads, width), scores.view(nodes, trials * self.heads, 2)
-        if self.concat or self.heads == 1:
+        z = z.reshape(nodes, trials * self.heads, width)
+        scores = scores.reshape(nodes, trials * self.heads, 2)
+        if self.heads == 1:
+            return attend(
+                adjacency.pattern, scores, z, self.bias, self.activation, rate, attention_keys, norm
+            )
+        if self.concat:
             bias = self.bias.view(trials * self.heads, width)
             y = attend(adjacency.pattern, scores, z, bias, self.activation, rate, attention_keys)
-            return y.view(nodes, trials, self.bias.size(-1))
-        y = attend(adjacency.pattern, scores, z, rate=rate, keys=attention_keys)
-        return activate(y.view(nodes, trials, self.heads, width).mean(2), self.bias, self.activation)
+            y = y.reshape(nodes, trials, self.bias.size(-1))
+        else:
+            y = attend(adjacency.pattern, scores, z, rate=rate, keys=attention_keys)
+            y = activate(y.reshape(nodes, trials, self.heads, width).mean(2), self.bias, self.activation)
+        return y if norm is None else norm(y)
 
     def _ends(self) -> Tensor:
         """Return what makes scores of z, ``[trials, heads · out, heads · 2]``: a head sees its own part."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.nn.activate import ACTIVATIONS
@@ -164,11 +165,13 @@ class _DeepGNN(_DeepModel):
         layer_keys = self._keys(keys, self.depth, adjacency.values.device)
         for layer, convolution in enumerate(self.convolutions):
             last = h
-            h = convolution(h, adjacency, self.dropout, layer_keys[layer])
+            norm = self.norm if layer < self.depth - 1 else None
+            together = norm is not None and self.order == "after" and not _watched(convolution, norm)
+            h = convolution(h, adjacency, self.dropout, layer_keys[layer], norm if together else None)
             if layer == self.depth - 1:
                 break
-            if self.norm is not None:
-                h = self.norm(h)
+            if norm is not None and not together:
+                h = norm(h)
                 if self.order == "before":
                     h = ACTIVATIONS[self.activation](h)
             if self.skip:
@@ -176,6 +179,12 @@ class _DeepGNN(_DeepModel):
                     h = h + earlier[layer - self.skip]
                 earlier.append(h)
         return last, h  # type: ignore[return-value]
+
+
+def _watched(*modules: nn.Module) -> bool:
+    """Say whether anybody has hooked into one of the modules, and must see it called."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return _has_any_global_hook() or any(getattr(module, kind) for module in modules for kind in kinds)
 
 
 class GCN(_DeepGNN):

@@ -100,6 +100,12 @@ class PairNorm(nn.Module):
         return f"PairNorm(scale={self.scale}, mode={self.mode!r}, eps={self.eps})"
 
 
+def joins_kernels(norm: PairNorm, x: Tensor) -> bool:
+    """Say whether the kernels for a CPU that come before ``norm`` can do it at the same time."""
+    in_cache = x.device.type == "cpu" and not blocks.supports(x)
+    return in_cache and norm.mode != "PN-SCS" and not torch.compiler.is_compiling()
+
+
 def _check_settings(scale: float, mode: str, eps: float) -> None:
     one_of("mode", mode, MODES)
     for name, value in (("scale", scale), ("eps", eps)):
@@ -134,7 +140,7 @@ def _formula(
     return (centred * (scale / length)).to(x.dtype), length
 
 
-def _formula_gradient(
+def formula_gradient(
     grad: Tensor,
     grad_length: Tensor | None,
     y: Tensor,
@@ -203,7 +209,7 @@ class _Normalise(torch.autograd.Function):
         if grad_length is None and not torch.is_grad_enabled():
             backend = _backend(y, ctx.groups, ctx.centre)
         if backend is None:
-            result = _formula_gradient(
+            result = formula_gradient(
                 grad, grad_length, y, length, ctx.groups, ctx.scale, ctx.individually, ctx.centre
             )
         else:

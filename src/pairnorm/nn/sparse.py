@@ -132,6 +132,11 @@ class SparseMatrix:
         return f"SparseMatrix({rows} x {columns}, entries={self.pattern.num_entries}{trials})"
 
     @cached_property
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """Crow, columns and values on a CPU, as the numpy arrays that kernels take."""
+        return self.pattern.crow.numpy(), self.pattern.column.numpy(), self.values.detach().numpy()
+
+    @cached_property
     def _csr(self) -> list[Tensor]:
         """The torch form, one tensor per trial, or a single one shared by all."""
         with torch.no_grad():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pairnorm.nn.cpu import pair_norm as kernels
-from pairnorm.nn.pair_norm import _formula, _formula_gradient
+from pairnorm.nn.pair_norm import _formula, formula_gradient
 from pairnorm.nn.statistics import Groups
 
 individual = pytest.mark.parametrize("individually", [False, True])
@@ -17,7 +17,7 @@ def test_equals_the_formula_in_double(shape, individually, contiguous):
         x, grad = (tensor.mT.contiguous().mT for tensor in (x, grad))
     groups = Groups(len(x))
     expected, lengths = _formula(x.double(), groups, 2.0, 1e-6, individually, True)
-    slope = _formula_gradient(grad.double(), None, expected, lengths, groups, 2.0, individually, True)
+    slope = formula_gradient(grad.double(), None, expected, lengths, groups, 2.0, individually, True)
     y, length = kernels.forward(x, 2.0, 1e-6, individually)
     assert y.shape == x.shape
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6)

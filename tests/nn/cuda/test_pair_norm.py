@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pairnorm.nn.cuda import pair_norm as kernels
-from pairnorm.nn.pair_norm import _formula, _formula_gradient
+from pairnorm.nn.pair_norm import _formula, formula_gradient
 from pairnorm.nn.statistics import Groups
 
 individual = pytest.mark.parametrize("individually", [False, True])
@@ -11,7 +11,7 @@ individual = pytest.mark.parametrize("individually", [False, True])
 def in_double(x, grad, scale, eps, individually):
     groups = Groups(len(x))
     y, length = _formula(x.double(), groups, scale, eps, individually, True)
-    slope = _formula_gradient(grad.double(), None, y, length, groups, scale, individually, True)
+    slope = formula_gradient(grad.double(), None, y, length, groups, scale, individually, True)
     return y, length, slope
 
 

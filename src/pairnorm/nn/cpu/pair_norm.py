@@ -7,26 +7,26 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from pairnorm.nn.cpu.simd import LANES, fill, load, store, total, widen
+
 DTYPES = (torch.float32,)
-# Sums may be reordered and multiplications fused, but NaN must stay NaN.
-FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Tensor, Tensor]:
     """Return s·c/r and r; see ``pairnorm.nn.pair_norm._formula``."""
     stacked = _stacked(x)
     y = torch.empty(stacked.shape)
-    length = torch.empty(stacked.size(0) if individually else 1, stacked.size(1), 1)
-    _forward(stacked.numpy(), scale, eps, individually, y.numpy(), length.numpy())
-    return y.view(x.shape), length.view(-1, *x.shape[1:-1], 1)
+    length = torch.empty(stacked.size(1), stacked.size(0) if individually else 1)
+    _forward(stacked.numpy(), scale, eps, y.numpy(), length.numpy())
+    return y.view(x.shape), length.t().reshape(-1, *x.shape[1:-1], 1)
 
 
 def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually: bool) -> Tensor:
-    """Return dL/dx; see ``pairnorm.nn.pair_norm._formula_gradient``."""
+    """Return dL/dx; see ``pairnorm.nn.pair_norm.formula_gradient``."""
     stacked = _stacked(y)
     result = torch.empty(stacked.shape)
-    lengths = length.detach().reshape(-1, stacked.size(1)).numpy()
-    _backward(_stacked(grad).numpy(), stacked.numpy(), lengths, scale, individually, result.numpy())
+    lengths = length.detach().reshape(-1, stacked.size(1)).t().contiguous().numpy()
+    _backward(_stacked(grad).numpy(), stacked.numpy(), lengths, scale, result.numpy())
     return result.view(y.shape)
 
 
@@ -35,97 +35,95 @@ def _stacked(x: Tensor) -> Tensor:
     return x.detach().contiguous().view(x.size(0), -1, x.size(-1))
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=False)  # not inherited from the caller
-def _less(value: Any, high: Any, low: Any) -> Any:
-    """(value - high) - low, in this order: compiled without FAST, which would add up high and low first."""
-    return (value - high) - low
+@njit(cache=True, nogil=True, error_model="numpy")
+def _forward(x: Any, scale: float, eps: float, y: Any, length: Any) -> None:
+    sums = np.empty((1, x.shape[2]), np.float64)
+    for trial in range(x.shape[1]):
+        column_sums(x[:, trial], sums)
+        normalise(x[:, trial], sums, scale, eps, y[:, trial], length[trial])
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
-def _forward(x: Any, scale: float, eps: float, individually: bool, y: Any, length: Any) -> None:
-    nodes, trials, features = x.shape
-    # The mean in float64 and subtracted in two steps: a large common offset leaves the small
-    # differences alone.
-    total = np.zeros((trials, features), np.float64)
-    for node in range(nodes):
-        for trial in range(trials):
-            for feature in range(features):
-                total[trial, feature] += x[node, trial, feature]
-    high = np.empty((trials, features), np.float32)
-    low = np.empty((trials, features), np.float32)
-    for trial in range(trials):
-        for feature in range(features):
-            mean = total[trial, feature] / nodes
-            high[trial, feature] = np.float32(mean)
-            low[trial, feature] = np.float32(mean - np.float64(high[trial, feature]))
-    squares = np.zeros(trials, np.float64)
-    for node in range(nodes):
-        for trial in range(trials):
-            square = np.float32(0)
-            for feature in range(features):
-                value = _less(x[node, trial, feature], high[trial, feature], low[trial, feature])
-                y[node, trial, feature] = value
-                square += value * value
-            if individually:
-                root = np.float32(np.sqrt(square + np.float32(eps)))
-                length[node, trial, 0] = root
-                factor = np.float32(scale) / root
-                for feature in range(features):
-                    y[node, trial, feature] *= factor
-            else:
-                squares[trial] += square
-    if individually:
-        return
-    factors = np.empty(trials, np.float32)
-    for trial in range(trials):
-        root = np.sqrt(squares[trial] / nodes + eps)
-        length[0, trial, 0] = root
-        factors[trial] = scale / root
-    for node in range(nodes):
-        for trial in range(trials):
-            for feature in range(features):
-                y[node, trial, feature] *= factors[trial]
+@njit(cache=True, nogil=True, error_model="numpy")
+def _backward(grad: Any, y: Any, length: Any, scale: float, result: Any) -> None:
+    for trial in range(y.shape[1]):
+        mean = slope(grad[:, trial], y[:, trial], length[trial], scale, result[:, trial])
+        for start in range(0, y.shape[2], LANES):
+            shift = load(mean, 0, start)
+            for row in range(y.shape[0]):
+                store(result[:, trial], row, start, load(result[:, trial], row, start) - shift)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
-def _backward(grad: Any, y: Any, length: Any, scale: float, individually: bool, result: Any) -> None:
-    nodes, trials, features = y.shape
-    total = np.zeros((trials, features), np.float64)
-    products = np.zeros(trials, np.float64)
-    for node in range(nodes):
-        for trial in range(trials):
-            product = np.float32(0)
-            for feature in range(features):
-                product += grad[node, trial, feature] * y[node, trial, feature]
-            if individually:
-                root = length[node, trial]
-                factor = np.float32(scale) / root
-                pull = product / (root * np.float32(scale))
-                for feature in range(features):
-                    value = grad[node, trial, feature] * factor - y[node, trial, feature] * pull
-                    result[node, trial, feature] = value
-                    total[trial, feature] += value
-            else:
-                products[trial] += product
-                for feature in range(features):
-                    total[trial, feature] += grad[node, trial, feature]
-    mean = np.empty((trials, features), np.float32)
-    factors = np.ones(trials, np.float32)
-    pulls = np.zeros(trials, np.float32)
-    for trial in range(trials):
-        if not individually:
-            factors[trial] = scale / length[0, trial]
-            pulls[trial] = products[trial] / (length[0, trial] * scale * nodes)
-        for feature in range(features):
-            mean[trial, feature] = total[trial, feature] / nodes * factors[trial]
-    for node in range(nodes):
-        for trial in range(trials):
-            for feature in range(features):
-                if individually:
-                    result[node, trial, feature] -= mean[trial, feature]
-                else:
-                    result[node, trial, feature] = (
-                        grad[node, trial, feature] * factors[trial]
-                        - y[node, trial, feature] * pulls[trial]
-                        - mean[trial, feature]
-                    )
+@njit(cache=True, nogil=True, error_model="numpy")
+def column_sums(x: Any, sums: Any) -> None:
+    """Add up every column, in float64: a large common offset leaves the small differences alone."""
+    for start in range(0, x.shape[1], LANES):
+        column = widen(load(x, 0, start))
+        for row in range(1, x.shape[0]):
+            column = column + widen(load(x, row, start))
+        store(sums, 0, start, column)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, length: Any) -> None:
+    """Write s·c/r of ``x`` whose columns add up to ``sums``; ``length`` has one r, or one for every row."""
+    rows, features = x.shape
+    individually = len(length) == rows
+    mean = sums / rows
+    high = mean.astype(np.float32)
+    low = (mean - high).astype(np.float32)
+    squares: Any = 0.0
+    for row in range(rows):
+        products = fill(np.float32(0))
+        for start in range(0, features, LANES):
+            centred = load(x, row, start) - load(high, 0, start) - load(low, 0, start)
+            store(y, row, start, centred)
+            products = products + centred * centred
+        square = total(products)
+        if individually:
+            length[row] = np.sqrt(square + np.float32(eps))
+            rescale(y, row, np.float32(scale) / length[row])
+        squares += square
+    if not individually:
+        length[0] = np.sqrt(squares / rows + eps)
+        for row in range(rows):
+            rescale(y, row, np.float32(scale) / length[0])
+
+
+@njit(inline="always")
+def rescale(x: Any, row: int, factor: Any) -> None:
+    """Multiply a row by a number."""
+    for start in range(0, x.shape[1], LANES):
+        store(x, row, start, load(x, row, start) * factor)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def slope(grad: Any, y: Any, length: Any, scale: float, result: Any) -> Any:
+    """Write dL/dc to ``result``; return its mean over the rows, ``[1, features]``, still to be subtracted."""
+    rows, features = y.shape
+    individually = len(length) == rows
+    pull = np.float32(0)
+    if not individually:
+        product = 0.0
+        for row in range(rows):
+            product += dot(grad, y, row)
+        pull = np.float32(product / (length[0] * scale * rows))
+    for row in range(rows):
+        root = length[row if individually else 0]
+        if individually:
+            pull = dot(grad, y, row) / (root * np.float32(scale))
+        factor = np.float32(scale) / root
+        for start in range(0, features, LANES):
+            value = load(grad, row, start) * factor - load(y, row, start) * pull
+            store(result, row, start, value)
+    sums = np.empty((1, features), np.float64)
+    column_sums(result, sums)
+    return (sums / rows).astype(np.float32)
+
+
+@njit(inline="always")
+def dot(a: Any, b: Any, row: int) -> Any:
+    """Return the inner product of two matrices' rows."""
+    products = fill(np.float32(0))
+    for start in range(0, a.shape[1], LANES):
+        products = products + load(a, row, start) * load(b, row, start)
+    return total(products)

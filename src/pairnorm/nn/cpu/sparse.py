@@ -1,4 +1,4 @@
-"""Sparse products in numba: every row gathers its columns into a sum that stays in the cache."""
+"""Sparse products in numba: every row gathers its columns into a sum that stays in registers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
-from torch.nn import functional
+
+from pairnorm.nn.cpu.activations import CODES, activated
+from pairnorm.nn.cpu.simd import LANES, load, store
 
 if TYPE_CHECKING:
     from pairnorm.nn.sparse import Pattern
@@ -22,51 +24,34 @@ def multiply(
     ``values`` are ``[entries]`` or ``[trials, entries]``.
     """
     result = torch.empty(pattern.shape[0], *dense.shape[1:])
-    crow, column = pattern.crow.numpy(), pattern.column.numpy()
     dense = dense.detach().contiguous()
-    if values.dim() == 2:
-        _per_trial(crow, column, values.detach().contiguous().numpy(), dense.numpy(), result.numpy())
-        return result if bias is None else _finish(result.add_(bias.detach()), activation)
-    offset = torch.zeros(dense[0].numel()) if bias is None else bias.detach().reshape(-1)
-    flat = dense.view(dense.size(0), -1)
-    _shared(
-        crow, column, values.detach().numpy(), flat.numpy(), offset.numpy(), activation == "relu",
-        result.view(result.size(0), -1).numpy(),
+    shape = (len(dense), len(values) if values.dim() == 2 else 1, -1)
+    offset = torch.zeros(dense[0].shape) if bias is None else bias.detach()
+    _multiply(
+        pattern.crow.numpy(), pattern.column.numpy(), torch.atleast_2d(values.detach()).contiguous().numpy(),
+        dense.view(shape).numpy(), offset.reshape(shape[1:]).contiguous().numpy(), CODES[activation],
+        result.view(len(result), *shape[1:]).numpy(),
     )  # fmt: skip
-    return _finish(result, activation) if activation == "elu" else result
+    return result
 
 
-def _finish(x: Tensor, activation: str) -> Tensor:
-    """Activate in place; torch has a vectorised exp, numba does not."""
-    return {"none": lambda x: x, "relu": torch.relu_, "elu": functional.elu_}[activation](x)
+@njit(cache=True, nogil=True, error_model="numpy")
+def _multiply(
+    crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any
+) -> None:
+    for trial in range(dense.shape[1]):
+        gather(
+            crow, column, values[trial], dense[:, trial], bias[trial : trial + 1], activation,
+            result[:, trial],
+        )  # fmt: skip
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-def _shared(crow: Any, column: Any, values: Any, dense: Any, bias: Any, relu: bool, result: Any) -> None:
-    for row in range(result.shape[0]):
-        result[row] = 0
-        for entry in range(crow[row], crow[row + 1]):
-            value = values[entry]
-            source = column[entry]
-            for feature in range(dense.shape[1]):
-                result[row, feature] += value * dense[source, feature]
-        if relu:
-            for feature in range(dense.shape[1]):
-                value = result[row, feature] + bias[feature]
-                result[row, feature] = np.float32(0) if value < 0 else value  # NaN stays NaN
-        else:
-            for feature in range(dense.shape[1]):
-                result[row, feature] += bias[feature]
-
-
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-def _per_trial(crow: Any, column: Any, values: Any, dense: Any, result: Any) -> None:
-    for row in range(result.shape[0]):
-        result[row] = 0
-        for entry in range(crow[row], crow[row + 1]):
-            source = column[entry]
-            for trial in range(dense.shape[1]):
-                value = values[trial, entry]
-                if value != 0:
-                    for feature in range(dense.shape[2]):
-                        result[row, trial, feature] += value * dense[source, trial, feature]
+@njit(cache=True, nogil=True, error_model="numpy")
+def gather(crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any) -> None:
+    """Write activation(matrix @ dense + bias) to ``result``."""
+    for start in range(0, result.shape[1], LANES):
+        for row in range(result.shape[0]):
+            total = load(bias, 0, start)
+            for entry in range(np.uint32(crow[row]), np.uint32(crow[row + 1])):
+                total = total + load(dense, column[entry], start) * values[entry]
+            store(result, row, start, activated(total, activation))

@@ -48,7 +48,7 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
 
 
 def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually: bool) -> Tensor:
-    """Return dL/dx; see ``pairnorm.nn.pair_norm._formula_gradient``."""
+    """Return dL/dx; see ``pairnorm.nn.pair_norm.formula_gradient``."""
     grad = grad.contiguous()
     nodes, trials, features = _shape(y)
     plan = _Plan(y, nodes, trials, features)

@@ -1,0 +1,18 @@
+"""Tensors as the arrays that kernels take.
+
+The room that kernels work in is of torch's making too: it begins with a cache line, and numpy's need not.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+
+def by_trial(x: Tensor) -> Tensor:
+    """Bring ``[nodes, trials, features]`` to ``[trials, nodes, features]``, contiguous: no copy if it is."""
+    return x.detach().transpose(0, 1).contiguous()
+
+
+def array(x: Tensor) -> Any:
+    """Return the numbers without their history, row after row."""
+    return x.detach().contiguous().numpy()

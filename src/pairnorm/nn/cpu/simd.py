@@ -1,0 +1,170 @@
+"""Vectors of 32 numbers in numba: loops written with them keep sums in registers, as LLVM alone does not.
+
+``load(matrix, row, start)`` takes 32 columns of a row, with zeros for those beyond the last, and ``store``
+writes them back. Operators work lane by lane, with a vector or a number of the same type on the right.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, overload, register_model
+
+LANES = 32
+# Sums may be reordered and multiplications fused, but NaN must stay NaN.
+FAST = ("reassoc", "contract", "arcp", "nsz")
+INT = ir.IntType(32)
+
+
+class Vector(types.Type):  # type: ignore[misc]
+    """The numba type of 32 numbers of one type."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        super().__init__(f"Vector({dtype})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        super().__init__(manager, vector, _llvm(vector))
+
+
+def _llvm(vector: Vector) -> ir.VectorType:
+    element = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "uint32": INT}[str(vector.dtype)]
+    return ir.VectorType(element, LANES)
+
+
+def _call(builder: Any, operation: str, result: Any, *arguments: Any, flags: tuple[str, ...] = ()) -> Any:
+    """Call one of LLVM's own functions on vectors."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(builder.module.declare_intrinsic(operation, (), kind), arguments, fastmath=flags)
+
+
+def _fill(builder: Any, value: Any) -> Any:
+    undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    first = builder.insert_element(undefined, value, INT(0))
+    return builder.shuffle_vector(first, undefined, ir.VectorType(INT, LANES)([0] * LANES))
+
+
+def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any]:
+    """Return the address of ``matrix[row, start]`` and which of the 32 columns from there exist."""
+    kind = signature.args[0]
+    matrix = context.make_array(kind)(context, builder, arguments[0])
+    row, start = (
+        context.cast(builder, argument, given, types.intp)
+        for argument, given in zip(arguments[1:3], signature.args[1:3], strict=True)
+    )
+    offset = builder.mul(row, builder.extract_value(matrix.strides, 0))
+    offset = builder.add(offset, builder.mul(start, start.type(kind.dtype.bitwidth // 8)))
+    address = builder.add(builder.ptrtoint(matrix.data, start.type), offset)
+    left = builder.trunc(builder.sub(builder.extract_value(matrix.shape, 1), start), INT)
+    lanes = ir.VectorType(INT, LANES)(list(range(LANES)))
+    pointer = builder.inttoptr(address, _llvm(Vector(kind.dtype)).as_pointer())
+    return pointer, builder.icmp_signed("<", lanes, _fill(builder, left))
+
+
+@intrinsic
+def load(typing: Any, matrix: Any, row: Any, start: Any) -> Any:
+    """Return 32 columns of a row, from ``start`` on."""
+    vector = Vector(matrix.dtype)
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, exists = _place(context, builder, signature, arguments)
+        kind = _llvm(vector)
+        name = f"llvm.masked.load.v{LANES}{_suffix(vector)}.p0"
+        return _call(builder, name, kind, pointer, INT(4), exists, ir.Constant(kind, None))
+
+    return vector(matrix, row, start), build
+
+
+@intrinsic
+def store(typing: Any, matrix: Any, row: Any, start: Any, vector: Any) -> Any:
+    """Write 32 columns of a row, from ``start`` on."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, exists = _place(context, builder, signature, arguments)
+        name = f"llvm.masked.store.v{LANES}{_suffix(vector)}.p0"
+        _call(builder, name, ir.VoidType(), arguments[3], pointer, INT(4), exists)
+        return context.get_dummy_value()
+
+    return types.none(matrix, row, start, vector), build
+
+
+@intrinsic
+def fill(typing: Any, value: Any) -> Any:
+    """Return a number in every lane."""
+    return Vector(value)(value), lambda context, builder, signature, arguments: _fill(builder, *arguments)
+
+
+@intrinsic
+def total(typing: Any, vector: Any) -> Any:
+    """Return the sum of the lanes."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        name = f"llvm.vector.reduce.fadd.v{LANES}{_suffix(vector)}"
+        kind = _llvm(vector).element
+        return _call(builder, name, kind, kind(0.0), *arguments, flags=FAST)
+
+    return vector.dtype(vector), build
+
+
+@intrinsic
+def widen(typing: Any, vector: Any) -> Any:
+    """Return the numbers in double precision."""
+    wide = Vector(types.float64)
+    return wide(vector), lambda context, builder, signature, arguments: builder.fpext(*arguments, _llvm(wide))
+
+
+@intrinsic
+def where_less(typing: Any, a: Any, b: Any, chosen: Any, other: Any) -> Any:
+    """Return, lane by lane, ``chosen`` where a < b and ``other`` elsewhere, also where a or b is NaN."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        compare = builder.icmp_unsigned if a.dtype == types.uint32 else builder.fcmp_ordered
+        return builder.select(compare("<", *arguments[:2]), *arguments[2:])
+
+    return chosen(a, b, chosen, other), build
+
+
+@intrinsic
+def bits(typing: Any, vector: Any) -> Any:
+    """Return floats as the integers that have the same bits, and integers as floats."""
+    other = Vector(types.uint32 if vector.dtype == types.float32 else types.float32)
+    return other(vector), lambda context, builder, signature, arguments: builder.bitcast(
+        *arguments, _llvm(other)
+    )
+
+
+def _suffix(vector: Vector) -> str:
+    return f"{'f' if isinstance(vector.dtype, types.Float) else 'i'}{vector.dtype.bitwidth}"
+
+
+def _operator(function: Callable[..., Any], on_floats: str, on_integers: str, flags: tuple[str, ...]) -> None:
+    @intrinsic
+    def apply(typing: Any, a: Any, b: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            if isinstance(a.dtype, types.Float):
+                return getattr(builder, on_floats)(*arguments, flags=flags)
+            return getattr(builder, on_integers)(*arguments)
+
+        return a(a, b), build
+
+    @overload(function, inline="always", strict=False)
+    def choose(a: Any, b: Any) -> Any:
+        if isinstance(a, Vector) and b == a:
+            return lambda a, b: apply(a, b)
+        if isinstance(a, Vector) and b == a.dtype:
+            return lambda a, b: apply(a, fill(b))
+        return None
+
+
+_operator(operator.add, "fadd", "add", FAST)
+_operator(operator.sub, "fsub", "sub", ("contract",))  # x - high - low stays in this order
+_operator(operator.mul, "fmul", "mul", FAST)
+_operator(operator.and_, "", "and_", ())
+_operator(operator.xor, "", "xor", ())
+_operator(operator.lshift, "", "shl", ())
+_operator(operator.rshift, "", "lshr", ())
