@@ -146,14 +146,6 @@ class TestPattern:
         assert torch.equal(pattern.column.long(), column)
         assert torch.equal(pattern.transposed.row, pattern.column[pattern.order])
 
-    def test_select(self):
-        matrix = random_matrix()
-        mask = torch.rand(matrix.pattern.num_entries) < 0.5
-        kept = SparseMatrix(matrix.pattern.select(mask), matrix.values[mask])
-        dropped = SparseMatrix(matrix.pattern.select(~mask), matrix.values[~mask])
-        assert torch.equal(kept.to_dense() + dropped.to_dense(), matrix.to_dense())
-        assert kept.pattern.num_entries == mask.sum()
-
 
 class TestConversion:
     @pytest.mark.parametrize("layout", [torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])

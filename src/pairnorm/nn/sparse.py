@@ -49,12 +49,6 @@ class Pattern:
         """What kernels derive from the pattern, kept with it."""
         return {}
 
-    def select(self, entries: Tensor) -> "Pattern":
-        """Keep the entries that a boolean mask marks."""
-        kept = torch.zeros_like(self.crow)
-        kept[1:] = torch.bincount(self.row[entries], minlength=self.shape[0]).cumsum(0)
-        return Pattern(kept, self.column[entries], self.shape)
-
     def to(self, device: torch.device | str) -> "Pattern":
         """Move to a device."""
         return Pattern(self.crow.to(device), self.column.to(device), self.shape)

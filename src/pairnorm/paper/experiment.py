@@ -9,7 +9,7 @@ from pairnorm.errors import PairNormError, one_of
 from pairnorm.train import Spec
 
 Settings = Mapping[str, Any]
-"""Fields of a :class:`Spec`. A tuple lists the values among which validation accuracy decides."""
+"""Fields of a ``Spec``. A tuple lists the values among which validation accuracy decides."""
 
 DATASETS = ("cora", "citeseer", "pubmed", "coauthor-cs")
 

@@ -1,7 +1,7 @@
 """Every experiment as data: what is trained for each table and figure of the paper, and for what it lacks.
 
 A tuple lists values among which validation accuracy decides, jointly with the depth. What is not named has
-the default of :class:`pairnorm.Spec`, which is the paper's: adjacency ``rw``, the norm after the activation,
+the default of ``pairnorm.train.Spec``, which is the paper's: adjacency ``rw``, the norm after the activation,
 hidden width 32 (GCN) and 64 (GAT), one head, dropout 0.6, learning rate 0.005, weight decay 5e-4, the public
 splits (Coauthor CS: 3 / 10 / 87%, the same in all runs).
 """
