@@ -146,10 +146,15 @@ def _run_here(
     report: Callable[[int], None],
     should_stop: Callable[[], bool],
 ) -> None:
-    for graph, job in jobs:
-        if should_stop():
-            break
-        execute(graph, job, device, tick=report, emit=_timed(write), **options)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a process of a pool: threads that wait for one another gain little here
+    try:
+        for graph, job in jobs:
+            if should_stop():
+                break
+            execute(graph, job, device, tick=report, emit=_timed(write), **options)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _run_in_pool(
