@@ -6,7 +6,7 @@ import torch
 from pairnorm.nn import backends
 from pairnorm.nn.backends import kernels
 
-OPERATIONS = ["activate", "attention", "dropout", "pair_norm", "sparse"]
+OPERATIONS = ["activate", "attention", "convolve", "dropout", "features", "linear", "pair_norm", "sparse"]
 needs_numba = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
 
 

@@ -496,3 +496,22 @@ def test_glorot():
     bound = (6 / 90) ** 0.5
     assert 0.99 * bound < weight.abs().max() <= bound
     assert abs(weight.mean()) < 4 * bound / (3 * weight.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("kind", [GCN, GAT])
+@pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+def test_who_hooks_into_a_convolution_or_the_norm_sees_it_called(kind, mode, edge_index):
+    model, x = kind(6, 3, depth=3, norm=mode, hidden=8).eval(), torch.randn(20, 6)
+    expected = model(x, edge_index)
+    seen = []
+    for watched in (model.norm, model.convolutions[0]):
+        handle = watched.register_forward_hook(lambda module, args, output: seen.append((module, output)))
+        torch.testing.assert_close(model(x, edge_index), expected)
+        handle.remove()
+    assert [type(module).__name__ for module, _ in seen] == [
+        "PairNorm",
+        "PairNorm",
+        f"{kind.__name__}Convolution",
+    ]
+    torch.testing.assert_close(model.norm(seen[2][1]), seen[0][1])
+    assert not torch.allclose(seen[2][1], seen[0][1])

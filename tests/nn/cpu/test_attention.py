@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from pairnorm.nn import PairNorm
 from pairnorm.nn.attention import SLOPE, attend
 from pairnorm.nn.cpu.attention import Attend
 from pairnorm.nn.dropout import draw_keys
@@ -21,3 +22,32 @@ def test_equals_the_plain_form(trials, features, rate, activation, adjacency, wi
     slopes = [torch.autograd.grad(output, tensors, grad) for output in (y, plain)]
     for slope, other in zip(*slopes, strict=True):
         torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+@pytest.mark.parametrize("rate", [None, 0.6])
+@pytest.mark.parametrize("activation", ["none", "relu", "elu"])
+def test_the_norm_at_the_end(mode, rate, activation, adjacency):
+    keys = None if rate is None else draw_keys(3)
+    tensors = [torch.randn(shape, requires_grad=True) for shape in ((20, 3, 2), (20, 3, 40), (3, 40))]
+    settings, norm = (activation, SLOPE, rate or 0.0, keys), PairNorm(2.0, mode)
+    y = Attend.apply(adjacency.pattern, *tensors, *settings, norm)
+    expected = norm(Attend.apply(adjacency.pattern, *tensors, *settings))
+    torch.testing.assert_close(y, expected)
+    grad = torch.randn_like(y)
+    slopes = [torch.autograd.grad(output, tensors, grad) for output in (y, expected)]
+    for slope, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(Attend.apply(adjacency.pattern, *tensors, *settings, norm), y)
+
+
+def test_nan_stays_in_its_trial(adjacency):
+    tensors = [torch.randn(shape, requires_grad=True) for shape in ((20, 3, 2), (20, 3, 5), (3, 5))]
+    tensors[0].data[7, 1] = torch.nan
+    y = Attend.apply(adjacency.pattern, *tensors, "elu", SLOPE, 0.0, None, PairNorm())
+    assert y[7, 1].isnan().all()
+    assert y[:, [0, 2]].isfinite().all()
+    slopes = torch.autograd.grad(y.sum(), tensors)
+    assert all(slope[:, [0, 2]].isfinite().all() for slope in slopes[:2])
+    assert slopes[2][[0, 2]].isfinite().all()

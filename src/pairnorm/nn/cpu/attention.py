@@ -41,15 +41,11 @@ class Attend(torch.autograd.Function):
         scale, eps, lengths = finish.settings(norm, trials, nodes)
         _forward(
             pattern.crow.numpy(), pattern.column.numpy(), ends.numpy(), own.numpy(), offset, np.float32(leak),
-            *drops, CODES[activation], scale, eps, weights.numpy(), kept.numpy(), h.numpy(), y.numpy(), lengths,
-        )  # fmt: skip
-        ctx.pattern, ctx.leak, ctx.activation, ctx.scale, ctx.lengths = (
-            pattern,
-            leak,
-            activation,
-            scale,
+            *drops, CODES[activation], scale, eps, weights.numpy(), kept.numpy(), h.numpy(), y.numpy(),
             lengths,
-        )
+        )  # fmt: skip
+        ctx.pattern, ctx.leak, ctx.activation = pattern, leak, activation
+        ctx.scale, ctx.lengths = scale, lengths
         ctx.save_for_backward(ends, own, weights, kept, h, y)
         return y.transpose(0, 1)
 
@@ -64,7 +60,8 @@ class Attend(torch.autograd.Function):
         _backward(
             ctx.pattern.crow.numpy(), ctx.pattern.column.numpy(), ends.numpy(), z.numpy(), weights.numpy(),
             kept.numpy(), np.float32(ctx.leak), by_trial(grad).numpy(), y.numpy(), h.numpy(), ctx.lengths,
-            ctx.scale, CODES[ctx.activation], torch.empty(y.shape[1:]).numpy(), grad_ends.numpy(), grad_z.numpy(), grad_bias.numpy(),
+            ctx.scale, CODES[ctx.activation], torch.empty(y.shape[1:]).numpy(), grad_ends.numpy(),
+            grad_z.numpy(), grad_bias.numpy(),
         )  # fmt: skip
         grad_scores, grad_z = grad_ends.transpose(0, 1), grad_z.transpose(0, 1)
         return None, grad_scores, grad_z, grad_bias if ctx.needs_input_grad[3] else None, *[None] * 5

@@ -68,7 +68,8 @@ class DropoutLinear(torch.autograd.Function):
         grad_weight, grad_rows = torch.empty(weight.shape), torch.empty(rows.shape)
         _backward(
             left.numpy(), *settings(left, ctx.rate, ctx.keys), array(weight.transpose(1, 2)), rows, z.numpy(),
-            grad.numpy(), slopes.numpy(), torch.empty(z.shape[1:]).numpy(), grad_x.numpy(), grad_weight.numpy(), grad_rows.numpy(),
+            grad.numpy(), slopes.numpy(), torch.empty(z.shape[1:]).numpy(), grad_x.numpy(),
+            grad_weight.numpy(), grad_rows.numpy(),
         )  # fmt: skip
         return (
             grad_x.transpose(0, 1) if ctx.needs_input_grad[0] else None,
@@ -149,7 +150,7 @@ def product(x: Any, weight: Any, z: Any) -> None:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def transposed_product(x: Any, y: Any, result: Any) -> None:
-    """Write xᵀ·y to ``result``, four of its rows at a time, from blocks of x and y that the first cache holds."""
+    """Write xᵀ·y to ``result``, four of its rows at a time, from blocks that the first cache holds."""
     last = x.shape[1] - 1
     result[:] = 0
     for begin in range(0, len(x), BLOCK):
