@@ -11,8 +11,8 @@ from pairnorm.train.spec import Spec
 
 Pair = tuple[Spec, int]
 
-# The state of a layer should stay in a core's second-level cache, with room for what it is made from.
-CACHE_BYTES = 2**20
+# Kernels take one trial after the other; the states of a few are enough for Python's part to be small.
+CACHE_BYTES = 2**21
 # SGC's states are too wide for that: a few trials share what an epoch costs besides its products.
 SGC_BYTES = 2**26
 # A few jobs run beside one another on CUDA, and share its memory.

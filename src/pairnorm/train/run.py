@@ -18,6 +18,7 @@ import torch
 from pairnorm.data import Graph, load
 from pairnorm.train.engine import execute, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
+from pairnorm.train.memory import keep_freed_memory
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 from pairnorm.train.trial import Trial
@@ -289,6 +290,7 @@ def _start_worker(ticks: Any, found: Any) -> None:
     _ticks, _found = ticks, found
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     torch.set_num_threads(1)
+    keep_freed_memory()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

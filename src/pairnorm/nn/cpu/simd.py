@@ -1,7 +1,7 @@
-"""Vectors of 32 numbers in numba: loops written with them keep sums in registers, as LLVM alone does not.
+"""Vectors of numbers in numba: loops written with them keep sums in registers, as LLVM alone does not.
 
-``load(matrix, row, start)`` takes 32 columns of a row, with zeros for those beyond the last, and ``store``
-writes them back. Operators work lane by lane, with a vector or a number of the same type on the right.
+``load(matrix, row, start)`` takes ``LANES`` columns of a row, with zeros for those beyond the last, and
+``store`` writes them back. Operators work lane by lane, with a vector or a number of its type on the right.
 """
 
 import operator
@@ -9,17 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.extending import intrinsic, models, overload, register_model
 
-LANES = 32
+# Two to four registers each, so that the four sums of a product and what they are made of fit the machine.
+LANES = 32 if get_host_cpu_features().get("avx512f") else 16
 # Sums may be reordered and multiplications fused, but NaN must stay NaN.
 FAST = ("reassoc", "contract", "arcp", "nsz")
 INT = ir.IntType(32)
 
 
 class Vector(types.Type):  # type: ignore[misc]
-    """The numba type of 32 numbers of one type."""
+    """The numba type of ``LANES`` numbers of one type."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -50,7 +52,7 @@ def _fill(builder: Any, value: Any) -> Any:
 
 
 def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any]:
-    """Return the address of ``matrix[row, start]`` and which of the 32 columns from there exist."""
+    """Return the address of ``matrix[row, start]`` and which of the columns from there exist."""
     kind = signature.args[0]
     matrix = context.make_array(kind)(context, builder, arguments[0])
     row, start = (
@@ -68,7 +70,7 @@ def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[
 
 @intrinsic
 def load(typing: Any, matrix: Any, row: Any, start: Any) -> Any:
-    """Return 32 columns of a row, from ``start`` on."""
+    """Return ``LANES`` columns of a row, from ``start`` on."""
     vector = Vector(matrix.dtype)
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -82,7 +84,7 @@ def load(typing: Any, matrix: Any, row: Any, start: Any) -> Any:
 
 @intrinsic
 def store(typing: Any, matrix: Any, row: Any, start: Any, vector: Any) -> Any:
-    """Write 32 columns of a row, from ``start`` on."""
+    """Write ``LANES`` columns of a row, from ``start`` on."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, exists = _place(context, builder, signature, arguments)
