@@ -115,7 +115,7 @@ class GATConvolution(GraphConvolution):
         else:
             z, scores = trial_linear_with_scores(x, self.weight, self._ends(), rate, feature_keys)
         nodes, trials, width = z.size(0), z.size(1), self.source.size(-1)
-        if attention_keys is not None:  # every head drops attention of its own
+        if attention_keys is not None and self.heads > 1:  # every head drops attention of its own
             heads = torch.arange(self.heads, dtype=torch.int32, device=z.device)
             attention_keys = (attention_keys.unsqueeze(1) + heads).flatten()
         z = z.reshape(nodes, trials * self.heads, width)
