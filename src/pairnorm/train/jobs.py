@@ -14,7 +14,7 @@ Pair = tuple[Spec, int]
 # Kernels take one trial after the other; the states of a few are enough for Python's part to be small.
 CACHE_BYTES = 2**21
 # SGC's states are too wide for that: a few trials share what an epoch costs besides its products.
-SGC_BYTES = 2**26
+SGC_BYTES = 2**27
 # A few jobs run beside one another on CUDA, and share its memory.
 CUDA_STREAMS = 4
 CUDA_SHARE = 0.8 / CUDA_STREAMS

@@ -82,10 +82,14 @@ def part_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 def part_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the share of right answers of ``[nodes, ..., classes]`` logits: ``[...]``, one per model."""
-    largest, predicted = logits.max(-1)
-    right = predicted == labels.view(-1, *[1] * (logits.dim() - 2))
+    return accuracies(logits.movedim(0, -1), labels)
+
+
+def accuracies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the same of ``[..., classes, nodes]`` logits."""
+    largest, predicted = logits.max(-2)
     # Of logits that are NaN torch takes the first class, so that a diverged model would be right at times.
-    return (right & ~largest.isnan()).float().mean(0)
+    return ((predicted == labels) & ~largest.isnan()).float().mean(-1)
 
 
 def _features(

@@ -16,7 +16,7 @@ from pairnorm.nn import SparseMatrix, pair_norm
 from pairnorm.nn.dropout import dropout, keys_from_seeds, step_keys
 from pairnorm.nn.models import glorot
 from pairnorm.train.loop import Loop
-from pairnorm.train.problem import Problem, part_accuracies
+from pairnorm.train.problem import Problem, accuracies
 from pairnorm.train.spec import Spec
 
 
@@ -91,7 +91,8 @@ class SGCRun:
             state.device,
         )
         train, validation = self.problem.parts["train"], self.problem.parts["validation"]
-        train_rows = state[train].contiguous()
+        # A trial's rows lie together, as the products want them.
+        train_rows = state[train].transpose(0, 1).contiguous().transpose(0, 1)
         validation_columns = state[validation].permute(1, 2, 0).contiguous()
         train_labels, validation_labels = self.problem.labels[train], self.problem.labels[validation]
         keys = keys_from_seeds(self.seeds, state.device)
@@ -100,7 +101,7 @@ class SGCRun:
             return regression.learn(train_rows, train_labels, step_keys(keys, epoch, 1)[0])
 
         def accuracy() -> Tensor:
-            return part_accuracies(regression.logits(validation_columns), validation_labels)
+            return regression.accuracy(validation_columns, validation_labels)
 
         loop = Loop(
             [regression.weight, regression.bias],
@@ -147,6 +148,10 @@ class _Regression:
     def logits(self, columns: Tensor) -> Tensor:
         """Return ``[nodes, trials, scales, classes]`` from ``[trials, features, nodes]``."""
         return self._by_class(columns).permute(3, 0, 1, 2)
+
+    def accuracy(self, columns: Tensor, labels: Tensor) -> Tensor:
+        """Return the share of right answers, ``[trials, scales]``."""
+        return accuracies(self._by_class(columns), labels)
 
     def _by_class(self, columns: Tensor) -> Tensor:
         product = torch.bmm(self.weight, columns).view(*self.bias.shape, columns.size(-1))
