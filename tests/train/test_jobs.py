@@ -9,6 +9,7 @@ from pairnorm.train.jobs import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GIBIBYTE = 2**30
+CORES = 2
 
 
 @pytest.fixture
@@ -94,15 +95,16 @@ def test_all_depths_and_scales_of_an_sgc_share_a_job_and_a_propagation(
     ("model", "count", "room"), [("GCN", 7, CACHE_BYTES), ("GAT", 5, CACHE_BYTES), ("SGC", 150, SGC_BYTES)]
 )
 def test_on_a_cpu_the_state_of_a_job_has_its_room_and_jobs_are_even(
-    model: str, count: int, room: int
+    model: str, count: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: CORES)
     graph = csbm(1200, features=100, seed=0)
     pairs = pairs_of([Spec("csbm", model, 2, norm="PN")], range(count))
     jobs = plan(graph, pairs, CPU)
     check_covers(jobs, pairs)
     sizes = [len(job.trials) for job in jobs]
     width = 100 if model == "SGC" else pairs[0][0].hidden
-    most = room // (4 * 1200 * width)
+    most = min(room // (4 * 1200 * width), -(-count // CORES))
     assert 1 < max(sizes) <= most
     assert max(sizes) - min(sizes) <= 1
     assert len(jobs) == -(-count // most), "fewer jobs would do"
@@ -155,3 +157,11 @@ def test_halves_share_out_the_trials_until_one_is_left(model: str) -> None:
 
 def test_nothing_to_do_is_no_job(graph: Graph) -> None:
     assert plan(graph, [], CPU) == []
+
+
+def test_no_core_waits_while_another_has_all_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = pairs_of([Spec("csbm", "SGC", 2)], range(5))
+    graph = csbm(100, features=20, seed=0)
+    for cores, sizes in ((1, [5]), (2, [3, 2]), (16, [1] * 5), (None, [5])):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        assert sorted((len(job.trials) for job in plan(graph, pairs, CPU)), reverse=True) == sizes

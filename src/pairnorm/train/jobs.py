@@ -1,5 +1,6 @@
 """Jobs: which trials run side by side, so that they share what they can and fit where they run."""
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,12 @@ def plan(graph: Graph, pairs: Iterable[Pair], device: torch.device) -> list[Job]
     groups: dict[Spec, list[Pair]] = defaultdict(list)
     for spec, seed in pairs:
         groups[_architecture(spec)].append((spec, seed))
-    jobs = [job for spec, group in groups.items() for job in _cut(group, _side_by_side(graph, spec, device))]
+    jobs = []
+    for spec, group in groups.items():
+        size = _side_by_side(graph, spec, device)
+        if device.type != "cuda":  # no core should wait while another has all the trials
+            size = min(size, -(-len(Job(tuple(group)).trials) // (os.cpu_count() or 1)))
+        jobs += _cut(group, size)
     return sorted(jobs, key=lambda job: -job.cost)
 
 
