@@ -10,6 +10,7 @@ from pairnorm.paper.figures import against_depth, bars, figure1
 from pairnorm.paper.grids import BARS, FIGURE1, FIGURE3, FIGURE4
 from pairnorm.paper.results import Results
 from pairnorm.paper.style import GREEN
+from pairnorm.train import Store
 
 CORA = [found for experiment in small_experiments() if (found := experiment.narrowed(datasets=["cora"]))]
 
@@ -108,3 +109,17 @@ def test_the_made_up_world_is_as_the_figures_say() -> None:
     [experiment] = [found for found in CORA if found.name == "figure4"]
     [shallow, *_, deep] = experiment.candidates(Place("cora", "GCN-PN", 100))
     assert accuracy(deep) > accuracy(shallow)
+
+
+def test_what_was_not_run_gets_no_empty_place(tmp_path: Path) -> None:
+    experiments = [small(experiment).narrowed(datasets=["cora"]) for experiment in (FIGURE4, BARS)]
+    path = fill(tmp_path / "s.sqlite", [experiment for experiment in experiments if experiment])
+    with Store(path) as store:
+        cells = store.cells(missing_rate=[0.0, 1.0])
+    part = Results({spec: trials for spec, trials in cells.items() if spec.model != "GAT"})
+    figure = against_depth(part, small(FIGURE4), "cora", ("SGC", "GCN", "GAT"), 100)
+    assert figure is not None
+    assert [axis.get_title() for axis in figure.axes] == ["SGC", "GCN"]
+    figure = bars(part, small(BARS), "GCN")
+    assert figure is not None
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0%", "100%"]

@@ -91,7 +91,8 @@ def against_depth(
         for method, line in ((model, PLAIN), (f"{model}-PN", NORMALISED))
         if method in experiment.methods
     }
-    if not any(curves.values()):
+    models = [model for model in models if any(curves.get((model, line)) for line in (PLAIN, NORMALISED))]
+    if not models:
         return None
     with style():
         figure = new_figure(0.6 + 4.0 * len(models), 3.9 if len(models) > 1 else 4.4)
@@ -121,13 +122,15 @@ def bars(results: Results, experiment: Experiment, model: str) -> "Figure | None
         model: ``GCN`` or ``GAT``.
     """
     methods = [name for name in experiment.methods if name.split("-")[0] == model]
-    percents = list(experiment.missing)
     found = {
         place: chosen
         for place in experiment.places()
         if place.method in methods and (chosen := results.chosen(experiment, place)) is not None
     }
     shown = [dataset for dataset in experiment.datasets if any(place.dataset == dataset for place in found)]
+    percents = [
+        percent for percent in experiment.missing if any(place.missing_percent == percent for place in found)
+    ]
     if not shown:
         return None
     with style():

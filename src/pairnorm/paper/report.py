@@ -109,14 +109,17 @@ def _what_was_run(frame: "pandas.DataFrame", selection: Selection, store: str) -
         lines.append(
             f"- Trials in the store: {len(frame):,}, of which diverged: {int(frame['diverged'].sum()):,}"
         )
-        lines.append(f"- Time in which something was trained: {_duration(_busy_seconds(frame))}")
+        lines += [
+            f"- Time in which something was trained on {device}: {_duration(_busy_seconds(trials))}, "
+            f"{len(trials):,} trials"
+            for device, trials in frame.groupby("device")
+        ]
         lines.append(f"- From {frame['finished'].min()} to {frame['finished'].max()}")
     lines.append(f"- This report: `pairnorm report --store {store}{selection.options}`")
     return "\n".join(lines) + "\n"
 
 
 _ORIGINS = {
-    "Device": "device",
     "pairnorm": "pairnorm_version",
     "torch": "torch_version",
     "Python": "python_version",
