@@ -1,23 +1,13 @@
-"""Graphs to classify, and one thread, for the tests are small and many."""
+"""Graphs to classify."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from pairnorm.data import Graph, csbm, features_after, load, missing_vectors
 
 sys.path.insert(0, str(Path(__file__).parent))  # for written.py
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(usual)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A small graph, and a plain PyG training loop of one model that the engine is held against."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -16,15 +16,6 @@ from pairnorm.train import Spec, build
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
     from torch_geometric.nn import GATConv, GCNConv
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and on a busy machine threads wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
