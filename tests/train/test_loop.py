@@ -58,6 +58,23 @@ def test_every_model_takes_the_steps_of_its_own_adam() -> None:
     assert bowls.epochs == list(range(30))
 
 
+def test_a_loop_that_begins_again_does_just_what_it_did_first() -> None:
+    bowls = Bowls([1.0, -3.0], lambda model, epoch: -((epoch % 10 - 4) ** 2))
+    loop = bowls.loop()
+    seen = []
+    for _ in range(2):
+        with torch.no_grad():
+            bowls.place.zero_()
+        loop.begin_again()
+        assert torch.equal(loop.kept[0], torch.zeros(2, 2))
+        loop.run(10)
+        kept = [*loop.kept, loop.best_epoch, loop.best_accuracy, loop.diverged, bowls.place.detach()]
+        seen.append([*[tensor.clone() for tensor in kept], torch.stack(loop.curves)])
+    assert loop.best_epoch.tolist() == [4, 4]
+    assert bowls.epochs == [*range(10), *range(10)]
+    assert all(torch.equal(*pair) for pair in zip(*seen, strict=True))
+
+
 def test_the_first_of_the_best_epochs_is_kept_per_model() -> None:
     table = [[0.1, 0.5, 0.5, 0.2, 0.5], [0.9, 0.1, 0.1, 0.1, 0.1], [0.0, 0.0, 0.0, 0.0, 0.3]]
     bowls = Bowls([1.0, 2.0, 3.0], lambda model, epoch: table[model][epoch])

@@ -1,4 +1,6 @@
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +22,10 @@ DEPTHS, SCALES, SEEDS = (1, 2, 6), (0.1, 1.0, 10.0), (4, 9)
 
 def fit(graph: Graph, spec: Spec, scales: tuple[float, ...] = SCALES) -> dict[int, Fitted]:
     run = SGCRun(graph, [(spec, seed) for seed in SEEDS], DEPTHS, scales, CPU, curves=True)
-    return {fitted.depth: fitted for fitted in run.run(lambda epochs: None)}
+    # One loop serves all depths: it is copied as each leaves it.
+    return {
+        fitted.depth: replace(fitted, loop=deepcopy(fitted.loop)) for fitted in run.run(lambda epochs: None)
+    }
 
 
 def curves_of(fitted: Fitted, trial: int, scale: int) -> Tensor:

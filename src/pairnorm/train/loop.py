@@ -19,7 +19,8 @@ class Loop:
 
     An epoch is a step of Adam on every trial's loss, then validation. The parameters of the epoch with the
     best validation accuracy so far are kept, per trial. On CUDA the first epochs run as they are and the
-    others are replays of a captured one.
+    others are replays of a captured one, also when the loop is begun again with other data or other weights
+    in the same tensors.
 
     Args:
         parameters: the tensors that Adam updates.
@@ -58,6 +59,21 @@ class Loop:
         self.diverged = torch.zeros(shape, dtype=torch.bool, device=device)
         self._latest = torch.zeros(2, *shape, device=device)
         self.curves: list[Tensor] | None = [] if curves else None
+        self._stream: torch.cuda.Stream | None = None
+        self._captured: torch.cuda.CUDAGraph | None = None
+
+    def begin_again(self) -> None:
+        """Forget all epochs, and start from what the parameters are now."""
+        for state in self._adam.state.values():
+            for value in state.values():
+                value.zero_()
+        for tensor in (self._epoch_number, self.best_epoch, self.diverged):
+            tensor.zero_()
+        self.best_accuracy.fill_(-1.0)
+        for kept, model in zip(self.kept, self._models, strict=True):
+            kept.copy_(model)
+        if self.curves is not None:
+            self.curves = []
 
     def run(self, epochs: int, tick: Callable[[int], None] = lambda epochs: None) -> None:
         """Train; ``tick`` is told, every so often, how many epochs have passed since it was last told."""
@@ -73,32 +89,37 @@ class Loop:
         tick(epochs % EPOCHS_PER_SYNC)
 
     def _run_captured(self, epochs: int, tick: Callable[[int], None]) -> None:
-        stream = torch.cuda.current_stream()
-        if stream == torch.cuda.default_stream():  # which cannot be captured
-            stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            warm = min(3, epochs)  # allocations and libraries settle before an epoch can be captured
-            graph = torch.cuda.CUDAGraph()
-            with CAPTURE:
-                for _ in range(warm):
-                    self._epoch()
-                    self._record()
-                if epochs > warm:
-                    self._adam.zero_grad(set_to_none=True)
-                    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                        self._epoch()
+        here = torch.cuda.current_stream()
+        if self._stream is None:  # the default stream cannot be captured
+            self._stream = here if here != torch.cuda.default_stream() else torch.cuda.Stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            warm = 0 if self._captured else min(3, epochs)
+            if warm:
+                self._capture(warm, epochs > warm)
             since = warm
             for epoch in range(warm + 1, epochs + 1):
-                graph.replay()
+                self._captured.replay()  # type: ignore[union-attr]
                 self._record()
                 since += 1
                 if epoch % EPOCHS_PER_SYNC == 0:
-                    stream.synchronize()
+                    self._stream.synchronize()
                     tick(since)
                     since = 0
             tick(since)
-        torch.cuda.current_stream().wait_stream(stream)
+        here.wait_stream(self._stream)
+
+    def _capture(self, warm: int, more: bool) -> None:
+        """Run the first epochs, in which allocations and libraries settle, and capture one for the others."""
+        with CAPTURE:
+            for _ in range(warm):
+                self._epoch()
+                self._record()
+            if more:
+                self._adam.zero_grad(set_to_none=True)
+                self._captured = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self._captured, stream=self._stream, capture_error_mode="thread_local"):
+                    self._epoch()
 
     def _epoch(self) -> None:
         self._adam.zero_grad(set_to_none=True)

@@ -26,7 +26,7 @@ class Fitted:
 
     Args:
         depth: the number of propagations.
-        loop: how it was fitted.
+        loop: how it was fitted; the same for all depths, so look at it before the next.
         state: what it was fitted to, with scale 1: ``[nodes, trials, features]``.
         logits: ``[nodes, trials, scales, classes]``.
     """
@@ -73,49 +73,58 @@ class SGCRun:
         if self.spec.norm == "PN-SCS":
             (own_scale,) = self.scales
         state = self._normalise(_dense(self.problem.features, len(self.seeds)), own_scale)
+        fit = _Fit(self.problem, self.spec, self.seeds, self.factors, self._curves)
         for depth in range(1, self.depths[-1] + 1):
             state = self._normalise(self.problem.adjacency @ state, own_scale)
             if depth in self.depths:
-                yield self._fit(depth, state, tick)
+                loop, logits = fit(state, tick)
+                yield Fitted(depth, loop, state, logits)
 
     def _normalise(self, state: Tensor, scale: float) -> Tensor:
         return state if self.spec.norm == "none" else pair_norm(state, scale, self.spec.norm)
 
-    def _fit(self, depth: int, state: Tensor, tick: Callable[[int], None]) -> Fitted:
-        regression = _Regression(
-            self.seeds,
-            self.factors,
-            state.size(-1),
-            self.problem.num_classes,
-            self.spec.dropout,
-            state.device,
-        )
-        train, validation = self.problem.parts["train"], self.problem.parts["validation"]
+
+class _Fit:
+    """Regressions on one state after the other, by one loop: on CUDA, an epoch is captured only once."""
+
+    def __init__(
+        self, problem: Problem, spec: Spec, seeds: Sequence[int], scales: Sequence[float], curves: bool
+    ) -> None:
+        self._train, self._validation = problem.parts["train"], problem.parts["validation"]
+        self._epochs = spec.epochs
+        device, trials, width = problem.labels.device, len(seeds), problem.num_features
         # A trial's rows lie together, as the products want them.
-        train_rows = state[train].transpose(0, 1).contiguous().transpose(0, 1)
-        validation_columns = state[validation].permute(1, 2, 0).contiguous()
-        train_labels, validation_labels = self.problem.labels[train], self.problem.labels[validation]
-        keys = keys_from_seeds(self.seeds, state.device)
-
-        def loss(epoch: Tensor) -> Tensor:
-            return regression.learn(train_rows, train_labels, step_keys(keys, epoch, 1)[0])
-
-        def accuracy() -> Tensor:
-            return regression.accuracy(validation_columns, validation_labels)
-
-        loop = Loop(
+        self._rows = torch.zeros(trials, len(self._train), width, device=device)
+        self._columns = torch.zeros(trials, width, len(self._validation), device=device)
+        self._regression = regression = _Regression(
+            seeds, scales, width, problem.num_classes, spec.dropout, device
+        )
+        self._first = regression.weight.detach().clone()
+        train_labels, validation_labels = problem.labels[self._train], problem.labels[self._validation]
+        keys = keys_from_seeds(seeds, device)
+        self._loop = Loop(
             [regression.weight, regression.bias],
             regression.models,
-            loss,
-            accuracy,
-            learning_rate=self.spec.learning_rate,
-            weight_decay=self.spec.weight_decay,
-            curves=self._curves,
+            lambda epoch: regression.learn(
+                self._rows.transpose(0, 1), train_labels, step_keys(keys, epoch, 1)[0]
+            ),
+            lambda: regression.accuracy(self._columns, validation_labels),
+            learning_rate=spec.learning_rate,
+            weight_decay=spec.weight_decay,
+            curves=curves,
         )
-        loop.run(self.spec.epochs, tick)
-        loop.restore()
-        with torch.no_grad():
-            return Fitted(depth, loop, state, regression.logits(state.permute(1, 2, 0)))
+
+    @torch.no_grad()
+    def __call__(self, state: Tensor, tick: Callable[[int], None]) -> tuple[Loop, Tensor]:
+        """Fit to ``[nodes, trials, features]``; return the loop and the logits of all nodes."""
+        self._rows.copy_(state[self._train].transpose(0, 1))
+        self._columns.copy_(state[self._validation].permute(1, 2, 0))
+        self._regression.weight.copy_(self._first)
+        self._regression.bias.zero_()
+        self._loop.begin_again()
+        self._loop.run(self._epochs, tick)
+        self._loop.restore()
+        return self._loop, self._regression.logits(state.permute(1, 2, 0))
 
 
 class _Regression:
