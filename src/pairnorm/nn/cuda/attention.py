@@ -146,7 +146,8 @@ def _weights(  # type: ignore[no-untyped-def]
         place = entry.to(tl.int64)[:, None] * trials + trial[None, :]
         tl.store(weights + place, weight, both)
         if DROPOUT:
-            factor = keep_factor((entry % words)[:, None], key[None, :], (entry // words)[:, None], dropped)
+            half = (entry >= words).to(tl.int32)
+            factor = keep_factor((entry - half * words)[:, None], key[None, :], half[:, None], dropped)
             tl.store(kept + place, weight * factor, both)
 
 

@@ -23,8 +23,8 @@ def apply(x: Tensor, dropped: int, keys: Tensor) -> Tensor:
 
 
 @triton.jit
-def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
-    """Return 0, or 1 / (1 - rate), for 16-bit word ``half`` of the hash of (key, position)."""
+def keep_factors(position, key, dropped):  # type: ignore[no-untyped-def]
+    """Return 0, or 1 / (1 - rate), for both 16-bit words of the hash of (key, position)."""
     first: tl.constexpr = 0x7FEB352D
     second: tl.constexpr = 0x846CA68B
     bits = position.to(tl.uint32) + 1
@@ -34,8 +34,17 @@ def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
     bits = bits * first
     bits = (bits ^ (bits >> 15)) * second
     bits = bits ^ (bits >> 16)
-    word = tl.where(half == 0, bits & 0xFFFF, bits >> 16).to(tl.int32)
-    return tl.where(word >= dropped, 65536.0 / (65536 - dropped), 0.0)
+    kept = 65536.0 / (65536 - dropped)
+    low = tl.where((bits & 0xFFFF).to(tl.int32) >= dropped, kept, 0.0)
+    high = tl.where((bits >> 16).to(tl.int32) >= dropped, kept, 0.0)
+    return low, high
+
+
+@triton.jit
+def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
+    """Return the factor of word ``half`` alone."""
+    low, high = keep_factors(position, key, dropped)
+    return tl.where(half == 0, low, high)
 
 
 @triton.jit

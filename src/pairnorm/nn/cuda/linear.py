@@ -2,7 +2,8 @@
 
 Layers are narrow and graphs long, so every product is a matter of reading and writing the states once:
 ``DropoutLinear`` does just that, also for the gradient of the weights, whose sum over all nodes is shared out
-among programs and then added up. The few scores that attention needs are taken from what is at hand anyway.
+among programs and then added up. A row is read in two halves, because entry j of each shares a hash. The few
+scores that attention needs are taken from what is at hand anyway.
 """
 
 from typing import Any
@@ -12,20 +13,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.cuda.dropout import keep_factor
+from pairnorm.nn.cuda.dropout import keep_factors
 from pairnorm.nn.dropout import dropped_levels
 
 DTYPES = (torch.float32,)
 LARGEST = 64 * 64
 MOST_ENDS = 16
 ROWS = 64
-PROGRAMS = 1024
+# A program keeps its weight for several tiles of rows.
+PROGRAMS = 800
+# The gradient of the weights holds more at once, so smaller tiles let more programs run beside each other.
+ROWS_OF_SUMS = 32
+PROGRAMS_OF_SUMS = 1024
 
 
 def supports(weight: Tensor, ends: Tensor | None = None) -> bool:
     """Say whether a trial's weight fits a program; wide ones are better off with the matrix library."""
-    width, out = _padded(*weight.shape[1:])
-    return width * out <= LARGEST and (ends is None or ends.size(2) <= MOST_ENDS)
+    half, out = _padded(*weight.shape[1:])
+    return 2 * half * out <= LARGEST and (ends is None or ends.size(2) <= MOST_ENDS)
 
 
 class DropoutLinear(torch.autograd.Function):
@@ -42,14 +47,16 @@ class DropoutLinear(torch.autograd.Function):
         nodes, (trials, width, out) = x.size(0), weight.shape
         count = 0 if ends is None else ends.size(2)
         ends = weight if ends is None else ends.contiguous()
-        ctx.dropped, ctx.count = dropped, count
-        ctx.save_for_backward(x, weight, ends, keys)
-        ctx.set_materialize_grads(False)
         result = x.new_empty(nodes, trials, out)
         scores = x.new_empty(nodes, trials, count) if count else None
-        _forward[(triton.cdiv(nodes, ROWS), trials)](
-            x, weight, ends, keys, result, scores if count else result,
+        ctx.dropped, ctx.count = dropped, count
+        ctx.save_for_backward(x, weight, ends, keys, result if count else None)
+        ctx.set_materialize_grads(False)
+        programs, share = _shares(nodes, trials, ROWS, PROGRAMS)
+        _forward[(programs, trials)](
+            x, weight, ends, keys, result, scores if count else result, share,
             nodes, trials, width, out, dropped, dropped > 0, count, ROWS, *_padded(width, out), num_warps=4,
+            num_stages=1,
         )  # fmt: skip
         return result, scores
 
@@ -57,58 +64,76 @@ class DropoutLinear(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_scores: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, of the weight and of the ends."""
-        x, weight, ends, keys = ctx.saved_tensors
+        x, weight, ends, keys, result = ctx.saved_tensors
         nodes, (trials, width, out) = x.size(0), weight.shape
         grad = x.new_zeros(nodes, trials, out) if grad is None else grad.contiguous()
         count = 0 if grad_scores is None else ctx.count
-        slopes = (grad, grad if grad_scores is None else grad_scores.contiguous())
-        sizes = (nodes, trials, width, out, ctx.dropped, ctx.dropped > 0, count, ROWS, *_padded(width, out))
+        grad_scores = grad if grad_scores is None else grad_scores.contiguous()
+        sizes = (nodes, trials, width, out, ctx.dropped, ctx.dropped > 0, count)
         grad_x = grad_weight = grad_ends = None
-        tiles = triton.cdiv(nodes, ROWS)
         if ctx.needs_input_grad[0]:
             grad_x = torch.empty_like(x)
-            _backward_x[(tiles, trials)](*slopes, weight, ends, keys, grad_x, *sizes, num_warps=4)
+            programs, share = _shares(nodes, trials, ROWS, PROGRAMS)
+            _backward_x[(programs, trials)](
+                grad, grad_scores, weight, ends, keys, grad_x, share, *sizes, ROWS, *_padded(width, out),
+                num_warps=4, num_stages=2,
+            )  # fmt: skip
+        programs, share = _shares(nodes, trials, ROWS_OF_SUMS, PROGRAMS_OF_SUMS)
         if ctx.needs_input_grad[1]:
-            share = triton.cdiv(tiles, max(1, min(tiles, PROGRAMS // trials))) * ROWS
-            programs = triton.cdiv(nodes, share)
-            sums = x.new_empty(programs, trials, width, out + count)
-            _backward_weight[(programs, trials)](x, *slopes, ends, keys, sums, share, *sizes, num_warps=4)
-            total = sums.sum(0)
-            grad_weight = total[..., :out]
-            # The scores are (x W) ends, so the gradient of the ends is Wᵀ (xᵀ grad_scores).
-            grad_ends = weight.transpose(1, 2) @ total[..., out:] if count else None
+            sums = x.new_empty(programs, trials, width, out)
+            _backward_weight[(programs, trials)](
+                x, grad, grad_scores, ends, keys, sums, share, *sizes, ROWS_OF_SUMS, *_padded(width, out),
+                num_warps=4, num_stages=1,
+            )  # fmt: skip
+            grad_weight = sums.sum(0)
+        if ctx.needs_input_grad[2] and count:
+            sums = x.new_empty(programs, trials, out, count)
+            _backward_ends[(programs, trials, count)](
+                result, grad_scores, sums, share, nodes, trials, out, count, ROWS_OF_SUMS,
+                _padded(width, out)[1], num_warps=4,
+            )  # fmt: skip
+            grad_ends = sums.sum(0)
         return grad_x, grad_weight, grad_ends, None, None
 
 
 def _padded(width: int, out: int) -> tuple[int, int]:
-    """Sizes that tensor cores take."""
-    return max(16, triton.next_power_of_2(width)), max(16, triton.next_power_of_2(out))
+    """Sizes that tensor cores take, of half a row that comes in and of a row that goes out."""
+    return max(16, triton.next_power_of_2((width + 1) // 2)), max(16, triton.next_power_of_2(out))
+
+
+def _shares(nodes: int, trials: int, rows: int, most: int) -> tuple[int, int]:
+    """How many programs take a trial's nodes, and how many nodes each."""
+    tiles = triton.cdiv(nodes, rows)
+    share = triton.cdiv(tiles, max(1, min(tiles, most // trials))) * rows
+    return triton.cdiv(nodes, share), share
 
 
 @triton.jit
-def _masked(tile, keys, row, column, width, dropped):  # type: ignore[no-untyped-def]
+def _halves(width, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The entries of half a row, the length of the first half, and which entries both halves have."""
+    entry = tl.arange(0, HALF)
     words = (width + 1) // 2
-    position = row[:, None] * words + (column % words)[None, :]
-    key = tl.load(keys + tl.program_id(1))
-    return tile * keep_factor(position, key, (column // words)[None, :], dropped)
+    return entry, words, entry < words, entry < width - words
 
 
 @triton.jit
-def _load(x, row, column, nodes, trials, width):  # type: ignore[no-untyped-def]
-    offset = (row.to(tl.int64) * trials + tl.program_id(1))[:, None] * width + column[None, :]
-    return tl.load(x + offset, (row < nodes)[:, None] & (column < width)[None, :], other=0.0)
+def _place(x, row, column, trials, width):  # type: ignore[no-untyped-def]
+    return x + (row.to(tl.int64) * trials + tl.program_id(1))[:, None] * width + column[None, :]
 
 
 @triton.jit
-def _store(x, value, row, column, nodes, trials, width):  # type: ignore[no-untyped-def]
-    offset = (row.to(tl.int64) * trials + tl.program_id(1))[:, None] * width + column[None, :]
-    tl.store(x + offset, value, (row < nodes)[:, None] & (column < width)[None, :])
-
-
-@triton.jit
-def _load_weight(weight, into, outof, width, out):  # type: ignore[no-untyped-def]
-    offset = tl.program_id(1) * width * out + into[:, None] * out + outof[None, :]
-    return tl.load(weight + offset, (into < width)[:, None] & (outof < out)[None, :], other=0.0)
+def _load_masked(x, keys, row, nodes, trials, width, dropped, DROPOUT: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of a tile of rows, after dropout."""
+    entry, words, here, there = _halves(width, HALF)
+    place, known = _place(x, row, entry, trials, width), (row < nodes)[:, None]
+    low = tl.load(place, known & here[None, :], other=0.0)
+    high = tl.load(place + words, known & there[None, :], other=0.0)
+    if DROPOUT:
+        key = tl.load(keys + tl.program_id(1))
+        keep_low, keep_high = keep_factors(row[:, None] * words + entry[None, :], key, dropped)
+        low *= keep_low
+        high *= keep_high
+    return low, high
 
 
 @triton.jit
@@ -125,7 +150,8 @@ def _load_score(scores, number, row, nodes, trials, COUNT: tl.constexpr):  # typ
 @triton.jit
 def _load_slope(grad, grad_scores, ends, row, outof, nodes, trials, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     """The gradient of the product: what comes directly, and what comes by way of the scores."""
-    slope = _load(grad, row, outof, nodes, trials, out)
+    known = (row < nodes)[:, None] & (outof < out)[None, :]
+    slope = tl.load(_place(grad, row, outof, trials, out), known, other=0.0)
     for number in tl.static_range(COUNT):
         score = _load_score(grad_scores, number, row, nodes, trials, COUNT)
         slope += score[:, None] * _load_end(ends, number, outof, out, COUNT)[None, :]
@@ -134,61 +160,93 @@ def _load_slope(grad, grad_scores, ends, row, outof, nodes, trials, out, COUNT: 
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    x, weight, ends, keys, result, scores, nodes, trials, width, out, dropped,
-    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    x, weight, ends, keys, result, scores, share, nodes, trials, width, out, dropped,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    into, outof = tl.arange(0, IN), tl.arange(0, OUT)
-    tile = _load(x, row, into, nodes, trials, width)
-    if DROPOUT:
-        tile = _masked(tile, keys, row, into, width, dropped)
-    product = tl.dot(tile, _load_weight(weight, into, outof, width, out), input_precision="tf32x3")
-    _store(result, product, row, outof, nodes, trials, out)
-    for number in tl.static_range(COUNT):
-        score = tl.sum(product * _load_end(ends, number, outof, out, COUNT)[None, :], 1)
-        offset = (row.to(tl.int64) * trials + tl.program_id(1)) * COUNT + number
-        tl.store(scores + offset, score, row < nodes)
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, nodes)
+    outof = tl.arange(0, OUT)
+    entry, words, here, there = _halves(width, HALF)
+    place, known = weight + (tl.program_id(1) * width + entry[:, None]) * out + outof[None, :], outof < out
+    low_weight = tl.load(place, here[:, None] & known[None, :], other=0.0)
+    high_weight = tl.load(place + words * out, there[:, None] & known[None, :], other=0.0)
+    for start in range(first, last, ROWS):
+        row = start + tl.arange(0, ROWS)
+        low, high = _load_masked(x, keys, row, last, trials, width, dropped, DROPOUT, HALF)
+        product = tl.dot(low, low_weight, input_precision="tf32x3")
+        product = tl.dot(high, high_weight, product, input_precision="tf32x3")
+        tl.store(_place(result, row, outof, trials, out), product, (row < last)[:, None] & known[None, :])
+        for number in tl.static_range(COUNT):
+            score = tl.sum(product * _load_end(ends, number, outof, out, COUNT)[None, :], 1)
+            offset = (row.to(tl.int64) * trials + tl.program_id(1)) * COUNT + number
+            tl.store(scores + offset, score, row < last)
 
 
 @triton.jit
 def _backward_x(  # type: ignore[no-untyped-def]
-    grad, grad_scores, weight, ends, keys, result, nodes, trials, width, out, dropped,
-    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    grad, grad_scores, weight, ends, keys, result, share, nodes, trials, width, out, dropped,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    into, outof = tl.arange(0, IN), tl.arange(0, OUT)
-    slope = _load_slope(grad, grad_scores, ends, row, outof, nodes, trials, out, COUNT)
-    across = tl.trans(_load_weight(weight, into, outof, width, out))
-    product = tl.dot(slope, across, input_precision="tf32x3")
-    if DROPOUT:
-        product = _masked(product, keys, row, into, width, dropped)
-    _store(result, product, row, into, nodes, trials, width)
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, nodes)
+    outof = tl.arange(0, OUT)
+    entry, words, here, there = _halves(width, HALF)
+    place, known = weight + (tl.program_id(1) * width + entry[None, :]) * out + outof[:, None], outof < out
+    low_weight = tl.load(place, here[None, :] & known[:, None], other=0.0)
+    high_weight = tl.load(place + words * out, there[None, :] & known[:, None], other=0.0)
+    for start in range(first, last, ROWS):
+        row = start + tl.arange(0, ROWS)
+        slope = _load_slope(grad, grad_scores, ends, row, outof, last, trials, out, COUNT)
+        low = tl.dot(slope, low_weight, input_precision="tf32x3")
+        high = tl.dot(slope, high_weight, input_precision="tf32x3")
+        if DROPOUT:
+            key = tl.load(keys + tl.program_id(1))
+            keep_low, keep_high = keep_factors(row[:, None] * words + entry[None, :], key, dropped)
+            low *= keep_low
+            high *= keep_high
+        target = _place(result, row, entry, trials, width)
+        tl.store(target, low, (row < last)[:, None] & here[None, :])
+        tl.store(target + words, high, (row < last)[:, None] & there[None, :])
 
 
 @triton.jit
 def _backward_weight(  # type: ignore[no-untyped-def]
     x, grad, grad_scores, ends, keys, sums, share, nodes, trials, width, out, dropped,
-    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
-    """A program's share of xᵀ grad, and beside it of xᵀ grad_scores."""
+    """A program's share of xᵀ grad, summed up as its transpose, where both halves take the same factor."""
     first = tl.program_id(0) * share
     last = tl.minimum(first + share, nodes)
-    into, outof, number = tl.arange(0, IN), tl.arange(0, OUT), tl.arange(0, 16)
-    total = tl.zeros([IN, OUT], tl.float32)
-    by_score = tl.zeros([IN, 16], tl.float32)
+    outof = tl.arange(0, OUT)
+    low_sum = tl.zeros([OUT, HALF], tl.float32)
+    high_sum = tl.zeros([OUT, HALF], tl.float32)
     for start in range(first, last, ROWS):
         row = start + tl.arange(0, ROWS)
-        tile = _load(x, row, into, last, trials, width)
-        if DROPOUT:
-            tile = _masked(tile, keys, row, into, width, dropped)
-        slope = _load_slope(grad, grad_scores, ends, row, outof, last, trials, out, COUNT)
-        total = tl.dot(tl.trans(tile), slope, total, input_precision="tf32x3")
-        if COUNT > 0:
-            score = _load(grad_scores, row, number, last, trials, COUNT)
-            by_score = tl.dot(tl.trans(tile), score, by_score, input_precision="tf32x3")
-    place = (tl.program_id(0) * trials + tl.program_id(1)).to(tl.int64) * width * (out + COUNT)
-    offset = sums + place + into[:, None] * (out + COUNT)
-    known = (into < width)[:, None]
-    tl.store(offset + outof[None, :], total, known & (outof < out)[None, :])
-    if COUNT > 0:
-        tl.store(offset + out + number[None, :], by_score, known & (number < COUNT)[None, :])
+        low, high = _load_masked(x, keys, row, last, trials, width, dropped, DROPOUT, HALF)
+        slope = tl.trans(_load_slope(grad, grad_scores, ends, row, outof, last, trials, out, COUNT))
+        low_sum = tl.dot(slope, low, low_sum, input_precision="tf32x3")
+        high_sum = tl.dot(slope, high, high_sum, input_precision="tf32x3")
+    entry, words, here, there = _halves(width, HALF)
+    place = (tl.program_id(0) * trials + tl.program_id(1)).to(tl.int64) * width * out
+    target, known = sums + place + entry[None, :] * out + outof[:, None], (outof < out)[:, None]
+    tl.store(target, low_sum, known & here[None, :])
+    tl.store(target + words * out, high_sum, known & there[None, :])
+
+
+@triton.jit
+def _backward_ends(  # type: ignore[no-untyped-def]
+    result, grad_scores, sums, share, nodes, trials, out, COUNT: tl.constexpr, ROWS: tl.constexpr,
+    OUT: tl.constexpr,
+):  # fmt: skip
+    """A program's share of resultᵀ grad_scores, for one of the scores."""
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, nodes)
+    outof, number = tl.arange(0, OUT), tl.program_id(2)
+    total = tl.zeros([ROWS, OUT], tl.float32)
+    for start in range(first, last, ROWS):
+        row = start + tl.arange(0, ROWS)
+        known = (row < last)[:, None] & (outof < out)[None, :]
+        value = tl.load(_place(result, row, outof, trials, out), known, other=0.0)
+        total += value * _load_score(grad_scores, number, row, last, trials, COUNT)[:, None]
+    place = (tl.program_id(0) * trials + tl.program_id(1)).to(tl.int64) * out
+    tl.store(sums + (place + outof) * COUNT + number, tl.sum(total, 0), outof < out)
