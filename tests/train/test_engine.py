@@ -1,4 +1,6 @@
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from pairnorm.train import Spec, Trial, engine, fit, train
 from pairnorm.train.engine import execute, find_device
 from pairnorm.train.gnn import GNNRun
 from pairnorm.train.jobs import Job, plan
+from pairnorm.train.loop import Loop
 from pairnorm.train.problem import Problem
 
 CPU = torch.device("cpu")
@@ -305,3 +308,26 @@ def test_captured_epochs_are_told_and_counted(graph: Graph, epochs: int) -> None
     found = execute(graph, job, torch.device("cuda"), curves=True, tick=ticks.append)
     assert sum(ticks) == job.cost
     assert all(len(trial.curves["train_loss"]) == epochs for trial in found.values())
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+def test_a_finished_job_leaves_nothing_for_the_garbage_collector(
+    graph: Graph, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a captured epoch holds on the device goes with it, and not amid another job's capture."""
+    loops: list[weakref.ref[Loop]] = []
+    begin = Loop.__init__
+
+    def init(loop: Loop, *arguments: Any, **options: Any) -> None:
+        begin(loop, *arguments, **options)
+        loops.append(weakref.ref(loop))
+
+    spec = Spec("csbm", model, 3, norm="PN-SI", epochs=2)
+    train(graph, spec, [0], "cpu")  # the first time, kernels are compiled, and that leaves something
+    monkeypatch.setattr(Loop, "__init__", init)
+    gc.disable()
+    try:
+        train(graph, spec, [0], "cpu")
+        assert [loop() for loop in loops] == [None]
+    finally:
+        gc.enable()

@@ -43,20 +43,30 @@ class GNNRun:
         self, graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device, curves: bool = False
     ) -> None:
         spec, seeds = trials[0][0], [seed for _, seed in trials]
-        self.problem = Problem.of(graph, trials, device)
-        self.model = build(spec, graph.num_features, graph.num_classes, seeds, device)
-        self._keys = keys_from_seeds(seeds, device)
-        self._depth, self._epochs = spec.depth, spec.epochs
-        parameters = list(self.model.parameters())
+        self.problem = problem = Problem.of(graph, trials, device)
+        self.model = model = build(spec, graph.num_features, graph.num_classes, seeds, device)
+        keys = keys_from_seeds(seeds, device)
+
+        def loss(epoch: Tensor) -> Tensor:
+            model.train()
+            layer_keys = step_keys(keys, epoch, 2 * spec.depth).view(spec.depth, 2, -1)
+            return problem.losses(model(problem.features, problem.adjacency, layer_keys), "train")
+
+        def accuracy() -> Tensor:
+            model.eval()
+            return problem.accuracies(model(problem.features, problem.adjacency), "validation")
+
+        parameters = list(model.parameters())
         self.loop = Loop(
             parameters,
             parameters,
-            self._loss,
-            self._accuracy,
+            loss,
+            accuracy,
             learning_rate=spec.learning_rate,
             weight_decay=spec.weight_decay,
             curves=curves,
         )
+        self._epochs = spec.epochs
 
     def run(self, tick: Callable[[int], None]) -> None:
         """Train to the end and put the kept weights into the model."""
@@ -68,15 +78,3 @@ class GNNRun:
     def evaluate(self) -> tuple[Tensor, Tensor]:
         """Return the last hidden representation and the logits of the kept models."""
         return self.model.hidden_and_logits(self.problem.features, self.problem.adjacency)
-
-    def _loss(self, epoch: Tensor) -> Tensor:
-        self.model.train()
-        keys = step_keys(self._keys, epoch, 2 * self._depth).view(self._depth, 2, -1)
-        logits = self.model(self.problem.features, self.problem.adjacency, keys)
-        return self.problem.losses(logits, "train")
-
-    def _accuracy(self) -> Tensor:
-        self.model.eval()
-        return self.problem.accuracies(
-            self.model(self.problem.features, self.problem.adjacency), "validation"
-        )

@@ -1,5 +1,6 @@
 """The epoch loop that all models share: Adam, validation every epoch, the best epoch of every trial kept."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +27,9 @@ class Loop:
         parameters: the tensors that Adam updates.
         models: the same numbers, viewed so that the leading axes count the models.
         loss: gives the training loss of every model in an epoch, whose number it gets as an int32 tensor, and
-            may set the gradients of the parameters itself: then the loss it gives requires none.
-        accuracy: gives the validation accuracy of every model.
+            may set the gradients of the parameters itself: then the loss it gives requires none. It must not
+            refer to the loop, whose captured epoch, and all its memory on the device, would outlive it.
+        accuracy: gives the validation accuracy of every model; likewise.
         learning_rate: of Adam.
         weight_decay: the L2 penalty, as Adam has it.
         curves: record loss and accuracy of every epoch.
@@ -117,9 +119,13 @@ class Loop:
                 self._record()
             if more:
                 self._adam.zero_grad(set_to_none=True)
-                self._captured = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._captured, stream=self._stream, capture_error_mode="thread_local"):
+                captured = torch.cuda.CUDAGraph()
+                with (
+                    _without_garbage_collection(),
+                    torch.cuda.graph(captured, stream=self._stream, capture_error_mode="thread_local"),
+                ):
                     self._epoch()
+                self._captured = captured
 
     def _epoch(self) -> None:
         self._adam.zero_grad(set_to_none=True)
@@ -158,6 +164,18 @@ class Loop:
     def _record(self) -> None:
         if self.curves is not None:
             self.curves.append(self._latest.clone())
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Keep what other threads left behind from being freed here: to free a captured graph ends a capture."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 @contextmanager

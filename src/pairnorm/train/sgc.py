@@ -94,8 +94,8 @@ class _Fit:
         self._epochs = spec.epochs
         device, trials, width = problem.labels.device, len(seeds), problem.num_features
         # A trial's rows lie together, as the products want them.
-        self._rows = torch.zeros(trials, len(self._train), width, device=device)
-        self._columns = torch.zeros(trials, width, len(self._validation), device=device)
+        self._rows = rows = torch.zeros(trials, len(self._train), width, device=device)
+        self._columns = columns = torch.zeros(trials, width, len(self._validation), device=device)
         self._regression = regression = _Regression(
             seeds, scales, width, problem.num_classes, spec.dropout, device
         )
@@ -105,10 +105,8 @@ class _Fit:
         self._loop = Loop(
             [regression.weight, regression.bias],
             regression.models,
-            lambda epoch: regression.learn(
-                self._rows.transpose(0, 1), train_labels, step_keys(keys, epoch, 1)[0]
-            ),
-            lambda: regression.accuracy(self._columns, validation_labels),
+            lambda epoch: regression.learn(rows.transpose(0, 1), train_labels, step_keys(keys, epoch, 1)[0]),
+            lambda: regression.accuracy(columns, validation_labels),
             learning_rate=spec.learning_rate,
             weight_decay=spec.weight_decay,
             curves=curves,
