@@ -14,15 +14,14 @@ from torch import Tensor
 
 from pairnorm.nn.cuda import activate
 from pairnorm.nn.cuda.dropout import keep_factor
-from pairnorm.nn.cuda.sparse import multiply
+from pairnorm.nn.cuda.sparse import Schedule, groups, join, multiply, tile_of
 from pairnorm.nn.dropout import dropped_levels
 
 if TYPE_CHECKING:
     from pairnorm.nn.sparse import Pattern
 
 DTYPES = (torch.float32,)
-UNROLL = 4
-TILE = 128
+UNROLL = 2
 # Kernels that touch no features take more entries at once, so that hubs do not hold them up.
 ENTRIES = 8
 TRIALS = 64
@@ -67,14 +66,16 @@ class Attend(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             grad, grad_bias = activate.backward(grad, y, ctx.activation)
         transposed = pattern.transposed
-        _, trials, features = z.shape
-        grad_z, grad_scores, change = torch.empty_like(z), torch.empty_like(scores), torch.empty_like(weights)
-        columns = triton.next_power_of_2(features)
-        tile = (max(1, min(TILE // columns, triton.next_power_of_2(trials))), columns)
-        _gather_gradient[(transposed.shape[0], triton.cdiv(trials, tile[0]))](
-            transposed.crow, transposed.column, pattern.order, z, kept, grad, grad_z, change,
-            trials, features, UNROLL, *tile, num_warps=1,
+        schedule = Schedule.of(transposed)
+        nodes, trials, features = z.shape
+        grad_scores, change = torch.empty_like(scores), torch.empty_like(weights)
+        grad_z = z.new_empty(schedule.num_places, trials * features)
+        tile = tile_of(trials, features)
+        _gather_gradient[(schedule.start.numel(), triton.cdiv(trials, tile[0]))](
+            schedule.row, schedule.start, schedule.stop, schedule.place, transposed.column, pattern.order,
+            z, kept, grad, grad_z, change, trials, features, UNROLL, *tile, num_warps=1,
         )  # fmt: skip
+        join(schedule, grad_z, z, nodes, trials * features, False, activate.CODES["none"], UNROLL)
         _score_gradient[_grid(pattern, z)](
             pattern.crow, pattern.column, scores, weights, kept, change, grad_scores,
             trials, ctx.slope, ENTRIES, _block(z), num_warps=1,
@@ -89,7 +90,7 @@ class Attend(torch.autograd.Function):
             _block(z),
             num_warps=1,
         )
-        return None, grad_scores, grad_z, grad_bias, None, None, None, None
+        return None, grad_scores, grad_z[:nodes].view_as(z), grad_bias, None, None, None, None
 
 
 def _block(z: Tensor) -> int:
@@ -153,32 +154,36 @@ def _weights(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gather_gradient(  # type: ignore[no-untyped-def]
-    crow, column, order, z, kept, grad, grad_z, products, trials, features,
-    UNROLL: tl.constexpr, TRIALS: tl.constexpr, FEATURES: tl.constexpr,
+    row, start, stop, place, column, order, z, kept, grad, grad_z, products, trials, features,
+    UNROLL: tl.constexpr, TRIALS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """For a node of z: the sum of the gradients it had a part in, and its product with each of them."""
-    row = tl.program_id(0).to(tl.int64)
-    trial = tl.program_id(1) * TRIALS + tl.arange(0, TRIALS)
-    feature = tl.arange(0, FEATURES)
-    known, width = trial < trials, feature < features
-    offset = (row * trials + trial)[:, None] * features + feature[None, :]
-    value = tl.load(z + offset, known[:, None] & width[None, :], other=0.0)
-    total = tl.zeros([TRIALS, FEATURES], tl.float32)
-    end = tl.load(crow + row + 1)
-    for first in range(tl.load(crow + row), end, UNROLL):
-        entry = first + tl.arange(0, UNROLL)
-        here = entry < end
-        other = tl.load(column + entry, here, other=0).to(tl.int64)
-        number = tl.load(order + entry, here, other=0).to(tl.int64)
-        both = here[:, None] & known[None, :]
-        place = number[:, None] * trials + trial[None, :]
-        weight = tl.load(kept + place, both, other=0.0)
-        there = (other[:, None] * trials + trial[None, :])[:, :, None] * features + feature[None, None, :]
-        wanted = weight != 0  # what was dropped has no gradient
-        slopes = tl.load(grad + there, wanted[:, :, None] & width[None, None, :], other=0.0)
-        total += tl.sum(weight[:, :, None] * slopes, 0)
-        tl.store(products + place, tl.sum(slopes * value[None, :, :], 2), both)
-    tl.store(grad_z + offset, total, known[:, None] & width[None, :])
+    piece, width = tl.program_id(0), trials * features
+    trial, across, inside = groups(trials, features, TRIALS, FEATURES, GROUP)
+    each, latest = tl.program_id(1) * TRIALS + tl.arange(0, TRIALS), tl.arange(0, UNROLL)
+    first, last = tl.load(start + piece), tl.load(stop + piece)
+    value = tl.load(z + tl.load(row + piece).to(tl.int64) * width + across, inside, other=0.0)
+    total = tl.zeros([TRIALS * FEATURES // GROUP, GROUP], tl.float32)
+    for step in range(0, last - first, UNROLL):
+        parts = tl.zeros([TRIALS * FEATURES // GROUP, UNROLL], tl.float32)
+        for number in tl.static_range(UNROLL):
+            entry = first + step + number
+            other = tl.load(column + entry, entry < last, other=0).to(tl.int64)
+            edge = tl.load(order + entry, entry < last, other=0).to(tl.int64)
+            known = trial < tl.where(entry < last, trials, 0)
+            weight = tl.load(kept + edge * trials + trial, known, other=0.0)
+            wanted = (weight != 0)[:, None] & inside  # what was dropped has no gradient
+            slopes = tl.load(grad + other * width + across, wanted, other=0.0)
+            total += weight[:, None] * slopes
+            parts = tl.where(latest[None, :] == number, tl.sum(slopes * value, 1)[:, None], parts)
+        # Stored together, for no load can overtake a store.
+        product = tl.sum(tl.reshape(parts, [TRIALS, FEATURES // GROUP, UNROLL]), 1)
+        entry = first + step + latest
+        edge = tl.load(order + entry, entry < last, other=0).to(tl.int64)
+        both = (each < trials)[:, None] & (entry < last)[None, :]
+        tl.store(products + edge[None, :] * trials + each[:, None], product, both)
+    target = tl.load(place + piece).to(tl.int64)
+    tl.store(grad_z + target * width + across, total, inside)
 
 
 @triton.jit

@@ -20,11 +20,11 @@ DTYPES = (torch.float32,)
 LARGEST = 64 * 64
 MOST_ENDS = 16
 ROWS = 64
-# A program keeps its weight for several tiles of rows.
-PROGRAMS = 800
+# A program keeps its weight for several tiles of rows: as many programs as run at once are best.
+PROGRAMS = 400
 # The gradient of the weights holds more at once, so smaller tiles let more programs run beside each other.
 ROWS_OF_SUMS = 32
-PROGRAMS_OF_SUMS = 1024
+PROGRAMS_OF_SUMS = 528
 
 
 def supports(weight: Tensor, ends: Tensor | None = None) -> bool:
@@ -76,14 +76,14 @@ class DropoutLinear(torch.autograd.Function):
             programs, share = _shares(nodes, trials, ROWS, PROGRAMS)
             _backward_x[(programs, trials)](
                 grad, grad_scores, weight, ends, keys, grad_x, share, *sizes, ROWS, *_padded(width, out),
-                num_warps=4, num_stages=2,
+                num_warps=4, num_stages=2, maxnreg=168,
             )  # fmt: skip
         programs, share = _shares(nodes, trials, ROWS_OF_SUMS, PROGRAMS_OF_SUMS)
         if ctx.needs_input_grad[1]:
             sums = x.new_empty(programs, trials, width, out)
             _backward_weight[(programs, trials)](
                 x, grad, grad_scores, ends, keys, sums, share, *sizes, ROWS_OF_SUMS, *_padded(width, out),
-                num_warps=4, num_stages=1,
+                num_warps=4, num_stages=1, maxnreg=128,
             )  # fmt: skip
             grad_weight = sums.sum(0)
         if ctx.needs_input_grad[2] and count:

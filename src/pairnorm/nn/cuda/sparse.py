@@ -1,11 +1,12 @@
 """Sparse products on CUDA in Triton: every row gathers its columns, in a fixed order and without atomics.
 
 Rows longer than ``PIECE`` entries are cut into pieces that are summed separately and then together, so that
-no program holds up the others: frequent words have thousands of entries, hubs hundreds.
+no program holds up the others: frequent words have thousands of entries, hubs hundreds. Long pieces come
+first, and programs that run at the same time have as much to do.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -21,17 +22,19 @@ DTYPES = (torch.float32,)
 PIECE = 64
 UNROLL = 4
 BLOCK = 256
-TILE = 128
+# Features of a few trials; fewer would take more programs, and just to start those takes time.
+TILE = 256
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Pieces of rows: entries ``start`` to ``stop`` are summed into row ``place`` of a buffer.
+    """Pieces of rows: entries ``start`` to ``stop`` of ``row`` are summed into row ``place`` of a buffer.
 
     The first rows of the buffer are the result. ``split`` names the rows whose pieces have places of their
     own beyond it, at ``split_crow``.
     """
 
+    row: Tensor
     start: Tensor
     stop: Tensor
     place: Tensor
@@ -41,7 +44,14 @@ class Schedule:
 
     @classmethod
     def of(cls, pattern: "Pattern") -> "Schedule":
-        """Cut the rows of a pattern into pieces."""
+        """Cut the rows of a pattern into pieces, once."""
+        if "schedule" not in pattern.derived:
+            pattern.derived["schedule"] = cls._cut(pattern)
+        found: Schedule = pattern.derived["schedule"]
+        return found
+
+    @classmethod
+    def _cut(cls, pattern: "Pattern") -> "Schedule":
         crow = pattern.crow.long()
         rows = pattern.shape[0]
         pieces = ((crow.diff() + PIECE - 1) // PIECE).clamp(min=1)
@@ -56,9 +66,9 @@ class Schedule:
         place = row.clone()
         beyond = many[row]
         place[beyond] = torch.arange(int(beyond.sum()), device=crow.device) + rows
-        return cls(
-            start.int(), stop.int(), place.int(), split.int(), split_crow.int(), rows + int(beyond.sum())
-        )
+        order = (stop - start).argsort(descending=True, stable=True)
+        row, start, stop, place = (of_piece[order].int() for of_piece in (row, start, stop, place))
+        return cls(row, start, stop, place, split.int(), split_crow.int(), rows + int(beyond.sum()))
 
 
 def multiply(
@@ -69,36 +79,48 @@ def multiply(
     ``values`` are ``[entries]`` or ``[trials, entries]``.
     """
     dense = dense.contiguous()
-    if "schedule" not in pattern.derived:
-        pattern.derived["schedule"] = Schedule.of(pattern)
-    schedule = pattern.derived["schedule"]
+    schedule = Schedule.of(pattern)
     rows, width = pattern.shape[0], dense[0].numel()
     buffer = dense.new_empty(schedule.num_places, width)
-    blocks = triton.cdiv(width, BLOCK)
-    finish = (
-        dense if bias is None else bias,
-        rows,
-        width,
-        bias is not None,
-        CODES[activation],
-        UNROLL,
-        BLOCK,
-    )
     pieces = (schedule.start, schedule.stop, schedule.place, pattern.column, values, dense, buffer)
+    finish = (dense if bias is None else bias, rows, width, bias is not None, CODES[activation], UNROLL)
     if values.dim() == 1:
-        _multiply[(schedule.start.numel(), blocks)](*pieces, *finish, num_warps=1)
+        grid = (schedule.start.numel(), triton.cdiv(width, BLOCK))
+        _multiply[grid](*pieces, *finish, BLOCK, num_warps=1)
     else:
         _, trials, features = dense.shape
-        columns = triton.next_power_of_2(features)
-        tile = (max(1, min(TILE // columns, triton.next_power_of_2(trials))), columns)
+        tile = tile_of(trials, features)
         _multiply_trials[(schedule.start.numel(), triton.cdiv(trials, tile[0]))](
-            *pieces, trials, features, *values.stride(), *finish[:-1], *tile, num_warps=1
+            *pieces, trials, features, *values.stride(), *finish, *tile, num_warps=1
         )
-    if schedule.split.numel():
-        _join[(schedule.split.numel(), blocks)](
-            schedule.split, schedule.split_crow, buffer, *finish, num_warps=1
-        )
+    join(schedule, buffer, *finish)
     return buffer[:rows].view(rows, *dense.shape[1:])
+
+
+def join(schedule: Schedule, buffer: Tensor, *finish: Any) -> None:
+    """Add up the pieces of rows that were split."""
+    if schedule.split.numel():
+        grid = (schedule.split.numel(), triton.cdiv(buffer.size(1), BLOCK))
+        _join[grid](schedule.split, schedule.split_crow, buffer, *finish, BLOCK, num_warps=1)
+
+
+def tile_of(trials: int, features: int) -> tuple[int, int, int]:
+    """How many trials and features a program takes, and how many neighbouring features are loaded at once."""
+    columns = triton.next_power_of_2(features)
+    return max(1, min(TILE // columns, triton.next_power_of_2(trials))), columns, min(4, columns)
+
+
+@triton.jit
+def groups(trials, features, TRIALS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Groups of neighbouring features: the trial of each, its places in a node's row, and which there are.
+
+    What belongs to a trial is loaded for each of its groups anew, by the thread that needs it: to pass it on
+    to other threads would take longer.
+    """
+    group = tl.arange(0, TRIALS * FEATURES // GROUP)
+    trial = tl.program_id(1) * TRIALS + group // (FEATURES // GROUP)
+    feature = ((group % (FEATURES // GROUP)) * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+    return trial, trial[:, None] * features + feature, (trial < trials)[:, None] & (feature < features)
 
 
 @triton.jit
@@ -138,26 +160,22 @@ def _multiply(  # type: ignore[no-untyped-def]
 def _multiply_trials(  # type: ignore[no-untyped-def]
     start, stop, place, column, values, dense, result, trials, features, trial_stride, entry_stride,
     bias, rows, width, BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr,
-    TRIALS: tl.constexpr, FEATURES: tl.constexpr,
+    TRIALS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """A piece of a row, for a few trials, each with values of its own."""
     piece = tl.program_id(0)
-    trial = tl.program_id(1) * TRIALS + tl.arange(0, TRIALS)
-    feature = tl.arange(0, FEATURES)
-    known = trial < trials
-    across = trial[:, None] * features + feature[None, :]
-    inside = known[:, None] & (feature < features)[None, :]
-    last = tl.load(stop + piece)
-    total = tl.zeros([TRIALS, FEATURES], tl.float32)
-    for first in range(tl.load(start + piece), last, UNROLL):
-        entry = first + tl.arange(0, UNROLL)
-        here = entry < last
-        source = tl.load(column + entry, here, other=0).to(tl.int64)
-        offset = trial.to(tl.int64)[None, :] * trial_stride + entry.to(tl.int64)[:, None] * entry_stride
-        value = tl.load(values + offset, here[:, None] & known[None, :], other=0.0)
-        both = (value != 0)[:, :, None] & inside[None, :, :]  # nothing is read for what was dropped
-        tile = tl.load(dense + source[:, None, None] * width + across[None, :, :], both, other=0.0)
-        total += tl.sum(value[:, :, None] * tile, 0)
+    trial, across, inside = groups(trials, features, TRIALS, FEATURES, GROUP)
+    own = values + trial.to(tl.int64) * trial_stride
+    first, last = tl.load(start + piece), tl.load(stop + piece)
+    total = tl.zeros([TRIALS * FEATURES // GROUP, GROUP], tl.float32)
+    for step in range(0, last - first, UNROLL):
+        for number in tl.static_range(UNROLL):
+            entry = first + step + number
+            source = tl.load(column + entry, entry < last, other=0).to(tl.int64)
+            known = trial < tl.where(entry < last, trials, 0)
+            value = tl.load(own + entry.to(tl.int64) * entry_stride, known, other=0.0)
+            wanted = (value != 0)[:, None] & inside  # nothing is read for what was dropped
+            total += value[:, None] * tl.load(dense + source * width + across, wanted, other=0.0)
     target = tl.load(place + piece).to(tl.int64)
     if target < rows:
         total = _finish(total, bias, across, inside, BIAS, CODE)
