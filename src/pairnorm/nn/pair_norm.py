@@ -101,9 +101,8 @@ class PairNorm(nn.Module):
 
 
 def joins_kernels(norm: PairNorm, x: Tensor) -> bool:
-    """Say whether the kernels for a CPU that come before ``norm`` can do it at the same time."""
-    in_cache = x.device.type == "cpu" and not blocks.supports(x)
-    return in_cache and norm.mode != "PN-SCS" and not torch.compiler.is_compiling()
+    """Say whether the kernels that come before ``norm`` can do it at the same time."""
+    return norm.mode != "PN-SCS" and not blocks.supports(x) and not torch.compiler.is_compiling()
 
 
 def _check_settings(scale: float, mode: str, eps: float) -> None:

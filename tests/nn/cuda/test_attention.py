@@ -4,16 +4,17 @@ import torch
 from pairnorm.nn.attention import SLOPE, attend
 from pairnorm.nn.cuda.attention import Attend
 from pairnorm.nn.dropout import draw_keys
+from pairnorm.nn.pair_norm import PairNorm, pair_norm
 from pairnorm.nn.sparse import SparseMatrix
 
 # Of lanes beyond the end of a row, whose results are never stored.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
 
-def assert_equal_with_gradients(pattern, tensors, activation, rate, keys):
-    y = Attend.apply(pattern, *tensors, activation, SLOPE, rate, keys)
+def assert_equal_with_gradients(pattern, tensors, activation, rate, keys, norm=None):
+    y = Attend.apply(pattern, *tensors, activation, SLOPE, rate, keys, norm)
     wide = [tensor.double() for tensor in tensors]  # which no kernel serves
-    plain = attend(pattern, *wide, activation, rate, keys)
+    plain = attend(pattern, *wide, activation, rate, keys, norm)
     torch.testing.assert_close(y.double(), plain, rtol=1e-4, atol=1e-5)
     grad = torch.randn_like(y)
     slopes = torch.autograd.grad(y, tensors, grad)
@@ -36,12 +37,24 @@ def test_equals_the_plain_form(trials, features, rate, activation, adjacency, de
     assert_equal_with_gradients(adjacency.pattern.to(device), tensors, activation, rate or 0.0, keys)
 
 
+@pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+@pytest.mark.parametrize("activation", ["none", "relu", "elu"])
+@pytest.mark.parametrize(("trials", "features"), [(1, 4), (3, 7)])
+def test_with_pair_norm_equals_the_plain_form(trials, features, activation, mode, adjacency, device):
+    tensors, keys = inputs(20, trials, features, device), draw_keys(trials, device=device)
+    norm = PairNorm(scale=3.0, mode=mode)
+    assert_equal_with_gradients(adjacency.pattern.to(device), tensors, activation, 0.6, keys, norm)
+
+
 def test_without_bias(adjacency, device):
     pattern, (scores, z, bias) = adjacency.pattern.to(device), inputs(20, 2, 3, device)
     plain = Attend.apply(pattern, scores, z, None, "none", SLOPE, 0.0, None)
     torch.testing.assert_close(plain + bias, Attend.apply(pattern, scores, z, bias, "none", SLOPE, 0.0, None))
-    slopes = torch.autograd.grad(plain.sum(), (scores, z))
-    assert all(slope.isfinite().all() for slope in slopes)
+    normed = Attend.apply(pattern, scores, z, None, "none", SLOPE, 0.0, None, PairNorm())
+    torch.testing.assert_close(normed, pair_norm(plain))
+    for y in (plain, normed):
+        slopes = torch.autograd.grad(y.square().sum(), (scores, z))
+        assert all(slope.isfinite().all() for slope in slopes)
 
 
 def test_extreme_scores(adjacency, device):

@@ -45,6 +45,16 @@ def activated(value, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def slope_of(slope, value, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Lead a gradient back through the activation whose output is ``value``."""
+    if CODE == 1:
+        slope = tl.where(value > 0, slope, 0.0)
+    if CODE == 2:
+        slope = tl.where(value > 0, slope, slope * (value + 1))
+    return slope
+
+
+@triton.jit
 def _forward(x, bias, y, nodes, width, CODE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -69,11 +79,8 @@ def _backward(  # type: ignore[no-untyped-def]
         inside = (row < last)[:, None] & (column < width)[None, :]
         offset = row.to(tl.int64)[:, None] * width + column[None, :]
         slope = tl.load(grad + offset, inside, other=0.0)
-        if CODE == 1:
-            slope = tl.where(tl.load(y + offset, inside, other=0.0) > 0, slope, 0.0)
-        if CODE == 2:
-            value = tl.load(y + offset, inside, other=0.0)
-            slope = tl.where(value > 0, slope, slope * (value + 1))
+        if CODE != 0:
+            slope = slope_of(slope, tl.load(y + offset, inside, other=0.0), CODE)
         tl.store(result + offset, slope, inside)
         total += tl.sum(slope, 0)
     tl.store(sums + tl.program_id(0).to(tl.int64) * width + column, total, column < width)

@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.cuda import activate
+from pairnorm.nn.cuda import activate, pair_norm
 from pairnorm.nn.cuda.dropout import keep_factor
 from pairnorm.nn.cuda.sparse import Schedule, groups, join, multiply, tile_of
 from pairnorm.nn.dropout import dropped_levels
 
 if TYPE_CHECKING:
+    from pairnorm.nn.pair_norm import PairNorm
     from pairnorm.nn.sparse import Pattern
 
 DTYPES = (torch.float32,)
@@ -41,6 +42,7 @@ class Attend(torch.autograd.Function):
         slope: float,
         rate: float,
         keys: Tensor | None,
+        norm: "PairNorm | None" = None,
     ) -> Tensor:
         """Return ``[nodes, trials, features]``."""
         scores, z = scores.contiguous(), z.contiguous()
@@ -53,17 +55,26 @@ class Attend(torch.autograd.Function):
             z.size(1), slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=1,
         )  # fmt: skip
         y = multiply(pattern, kept.t(), z, bias, activation)
-        ctx.pattern, ctx.slope, ctx.activation = pattern, slope, activation
-        ctx.save_for_backward(scores, z, weights, kept, y)
-        return y
+        ctx.pattern, ctx.slope, ctx.activation, ctx.norm = pattern, slope, activation, norm
+        if norm is None:
+            ctx.save_for_backward(scores, z, weights, kept, y)
+            return y
+        h, length, centre = pair_norm.forward_with_centre(y, norm.scale, norm.eps, norm.mode == "PN-SI")
+        ctx.save_for_backward(scores, z, weights, kept, y, length, centre)
+        return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the scores, of z and of the bias."""
-        scores, z, weights, kept, y = ctx.saved_tensors
-        pattern, grad, grad_bias = ctx.pattern, grad.contiguous(), None
-        if ctx.needs_input_grad[3]:
+        scores, z, weights, kept, y, *of_norm = ctx.saved_tensors
+        pattern, norm, grad, grad_bias = ctx.pattern, ctx.norm, grad.contiguous(), None
+        if norm is not None:
+            length, centre = of_norm
+            grad, grad_bias = pair_norm.backward_activated(
+                grad, y, length, centre, norm.scale, norm.mode == "PN-SI", ctx.activation
+            )
+        elif ctx.needs_input_grad[3]:
             grad, grad_bias = activate.backward(grad, y, ctx.activation)
         transposed = pattern.transposed
         schedule = Schedule.of(transposed)
@@ -90,7 +101,8 @@ class Attend(torch.autograd.Function):
             _block(z),
             num_warps=1,
         )
-        return None, grad_scores, grad_z[:nodes].view_as(z), grad_bias, None, None, None, None
+        grad_bias = grad_bias if ctx.needs_input_grad[3] else None
+        return None, grad_scores, grad_z[:nodes].view_as(z), grad_bias, None, None, None, None, None
 
 
 def _block(z: Tensor) -> int:

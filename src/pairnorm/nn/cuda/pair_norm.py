@@ -2,6 +2,7 @@
 
 ``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice and writes
 once. Tensors are viewed as ``[nodes, trials, features]``; a program takes a share of the nodes of one trial.
+After an activation, ``backward_activated`` goes through both in those passes.
 """
 
 import torch
@@ -9,13 +10,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pairnorm.nn.cuda.activate import CODES, slope_of
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+OUTPUT = -1
+"""Instead of the code of an activation: what is at hand is PairNorm's output, and nothing comes before it."""
 TILE_ELEMENTS = 16384
 PROGRAMS_PER_PROCESSOR = 2
 
 
 def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Tensor, Tensor]:
     """Return s·c/r and r; see ``pairnorm.nn.pair_norm._formula``."""
+    return forward_with_centre(x, scale, eps, individually)[:2]
+
+
+def forward_with_centre(
+    x: Tensor, scale: float, eps: float, individually: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return also the mean of the rows, ``[trials, features]``."""
     x = x.contiguous()
     nodes, trials, features = _shape(x)
     plan = _Plan(x, nodes, trials, features)
@@ -28,38 +40,50 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
         x, shift, sums, squares, nodes, plan.rows, trials, features, *plan.tile, num_warps=8
     )
     _merge_columns[(trials,)](
-        sums,
-        squares,
-        mean,
-        length,
-        nodes,
-        plan.programs,
-        trials,
-        features,
-        eps,
-        individually,
-        *plan.tile,
+        sums, squares, mean, length, nodes, plan.programs, trials, features, eps, individually, *plan.tile,
         num_warps=8,
-    )
+    )  # fmt: skip
     _centre_and_scale[plan.cover](
         x, shift, mean, length, y, nodes, trials, features, scale, eps, individually, *plan.tile, num_warps=4
     )
-    return y, length.view(*(x.shape[:-1] if individually else (1, *x.shape[1:-1])), 1)
+    shape = x.shape[:-1] if individually else (1, *x.shape[1:-1])
+    return y, length.view(*shape, 1), shift + mean
 
 
 def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually: bool) -> Tensor:
-    """Return dL/dx; see ``pairnorm.nn.pair_norm.formula_gradient``."""
+    """Return dL/dx from y = PairNorm(x); see ``pairnorm.nn.pair_norm.formula_gradient``."""
+    return _backward(grad, y, length, y, scale, individually, OUTPUT)[0]
+
+
+def backward_activated(
+    grad: Tensor,
+    x: Tensor,
+    length: Tensor,
+    centre: Tensor,
+    scale: float,
+    individually: bool,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of h and of a bias in it, from x = activation(h) that went into PairNorm."""
+    result, sums = _backward(grad, x, length, centre, scale, individually, CODES[activation])
+    return result, sums.sum(0)
+
+
+def _backward(
+    grad: Tensor, y: Tensor, length: Tensor, centre: Tensor, scale: float, individually: bool, code: int
+) -> tuple[Tensor, Tensor]:
     grad = grad.contiguous()
     nodes, trials, features = _shape(y)
     plan = _Plan(y, nodes, trials, features)
     sums, products = plan.partial(features), plan.partial(1)
     result = torch.empty_like(y)
-    arguments = (nodes, trials, features, scale, individually, *plan.tile)
-    _gradient_sums[plan.grid](grad, y, length, sums, products, plan.rows, *arguments, num_warps=8)
+    before = sums if code == OUTPUT else y.new_empty(plan.cover[0], trials, features)
+    arguments = (nodes, trials, features, scale, individually, code, *plan.tile)
+    _gradient_sums[plan.grid](grad, y, length, centre, sums, products, plan.rows, *arguments, num_warps=8)
     mean = sums.sum(0) / nodes
     product = products.sum(0) / nodes
-    _gradient[plan.cover](grad, y, length, mean, product, result, *arguments, num_warps=8)
-    return result
+    _gradient[plan.cover](grad, y, length, centre, mean, product, result, before, *arguments, num_warps=8)
+    return result, before
 
 
 def _shape(x: Tensor) -> tuple[int, int, int]:
@@ -172,19 +196,31 @@ def _centre_and_scale(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _towards_centred(grad, y, length, rows, offset, inside, nodes, trials, scale):  # type: ignore[no-untyped-def]
-    """The gradient before centring, when every row has a length of its own."""
-    slope = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
+def _load_output(y, centre, divisor, columns, offset, inside, features, scale, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What was loaded, and PairNorm's output: the same, or what follows from its input."""
     value = tl.load(y + offset, inside, other=0.0).to(tl.float32)
-    divisor = tl.load(length + rows.to(tl.int64) * trials + tl.program_id(1), rows < nodes, other=1.0)
-    pull = tl.sum(slope * value, 1) / (divisor * scale)
-    return slope * (scale / divisor)[:, None] - value * pull[:, None]
+    output = value
+    if CODE != -1:
+        middle = tl.load(centre + tl.program_id(1) * features + columns, columns < features, other=0.0)
+        output = tl.where(inside, (value - middle[None, :]) * (scale / divisor), 0.0)
+    return value, output
+
+
+@triton.jit
+def _load_length(length, rows, nodes, trials, INDIVIDUALLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What every row was divided by, or all of them."""
+    if INDIVIDUALLY:
+        place = rows.to(tl.int64) * trials + tl.program_id(1)
+        divisor = tl.load(length + place, rows < nodes, other=1.0)[:, None]
+    else:
+        divisor = tl.load(length + tl.program_id(1))
+    return divisor
 
 
 @triton.jit
 def _gradient_sums(  # type: ignore[no-untyped-def]
-    grad, y, length, sums, products, share, nodes, trials, features, scale,
-    INDIVIDUALLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    grad, y, length, centre, sums, products, share, nodes, trials, features, scale,
+    INDIVIDUALLY: tl.constexpr, CODE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * share
     last = tl.minimum(first + share, nodes)
@@ -193,12 +229,15 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
     product = tl.zeros([COLUMNS], tl.float32)
     for start in range(first, last, ROWS):
         rows, columns, offset, inside = _tile(start, last, trials, features, ROWS, COLUMNS)
+        divisor = _load_length(length, rows, last, trials, INDIVIDUALLY)
+        slope = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
+        _, value = _load_output(y, centre, divisor, columns, offset, inside, features, scale, CODE)
         if INDIVIDUALLY:
-            total += tl.sum(_towards_centred(grad, y, length, rows, offset, inside, last, trials, scale), 0)
+            pull = tl.sum(slope * value, 1)[:, None] / (divisor * scale)
+            total += tl.sum(slope * (scale / divisor) - value * pull, 0)
         else:
-            slope = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
             total += tl.sum(slope, 0)
-            product += tl.sum(slope * tl.load(y + offset, inside, other=0.0).to(tl.float32), 0)
+            product += tl.sum(slope * value, 0)
     place = tl.program_id(0) * trials + tl.program_id(1)
     tl.store(sums + place * features + columns, total, columns < features)
     tl.store(products + place, tl.sum(product, 0))
@@ -206,20 +245,24 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gradient(  # type: ignore[no-untyped-def]
-    grad, y, length, mean, product, result, nodes, trials, features, scale,
-    INDIVIDUALLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    grad, y, length, centre, mean, product, result, before, nodes, trials, features, scale,
+    INDIVIDUALLY: tl.constexpr, CODE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     rows, columns, offset, inside = _tile(start, nodes, trials, features, ROWS, COLUMNS)
     trial = tl.program_id(1)
     middle = tl.load(mean + trial * features + columns, columns < features, other=0.0)
+    divisor = _load_length(length, rows, nodes, trials, INDIVIDUALLY)
+    slope = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
+    loaded, value = _load_output(y, centre, divisor, columns, offset, inside, features, scale, CODE)
     if INDIVIDUALLY:
-        value = _towards_centred(grad, y, length, rows, offset, inside, nodes, trials, scale)
+        pull = tl.sum(slope * value, 1)[:, None] / (divisor * scale)
     else:
-        divisor = tl.load(length + trial)
-        slope = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
-        value = tl.load(y + offset, inside, other=0.0).to(tl.float32)
         pull = tl.load(product + trial) / (divisor * scale)
-        value = slope * (scale / divisor) - value * pull
         middle = middle * (scale / divisor)
-    tl.store(result + offset, (value - middle[None, :]).to(result.dtype.element_ty), inside)
+    slope = slope * (scale / divisor) - value * pull - middle[None, :]
+    if CODE != -1:
+        slope = tl.where(inside, slope_of(slope, loaded, CODE), 0.0)
+        place = (tl.program_id(0) * trials + trial) * features
+        tl.store(before + place + columns, tl.sum(slope, 0), columns < features)
+    tl.store(result + offset, slope.to(result.dtype.element_ty), inside)
