@@ -174,13 +174,9 @@ def _execute_sgc(
     trials, scales, wanted = job.trials, job.scales, set(job.pairs)
     run = SGCRun(graph, trials, job.depths, scales, device, curves)
     factors = torch.tensor(run.factors, device=device)
-    # Where nothing is missing all trials have the same states, which need measuring only once.
-    alike = {(spec.missing_rate, spec.missing_kind) for spec, _ in trials} == {(0.0, "vectors")}
-    measured = 1 if alike else len(trials)
     for fitted in run.run(lambda epochs: tick(epochs * len(trials))):
         values = {
-            name: MEASURES[name](fitted.state[:, :measured]).unsqueeze(-1) * factors ** DEGREES[name]
-            for name in measures
+            name: MEASURES[name](fitted.state).unsqueeze(-1) * factors ** DEGREES[name] for name in measures
         }
         pairs = [
             (spec.replace(depth=fitted.depth, scale=scale), seed) for spec, seed in trials for scale in scales

@@ -95,29 +95,24 @@ def accuracies(logits: Tensor, labels: Tensor) -> Tensor:
 def _features(
     graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device
 ) -> Tensor | SparseMatrix:
-    """Return features shared by all trials where nothing is missing, else with a trial axis.
+    """Return features shared by all trials where they miss the same, else with a trial axis.
 
     Sparse ones stay sparse.
     """
-    if all(spec.missing_rate == 0 and spec.missing_kind != "given" for spec, _ in trials):
-        values = features_after(graph).values
-        return (
-            SparseMatrix.from_torch(values).to(device)
-            if values.layout == torch.sparse_csr
-            else values.to(device)
-        )
     masks = [_missing(graph, spec, seed) for spec, seed in trials]
     if len({mask.kind == "entries" for mask in masks}) > 1:
         raise PairNormError("trials that lose entries and trials that lose vectors cannot train side by side")
     mask = torch.cat([mask.mask for mask in masks], 1)
+    alike = torch.equal(mask, mask[:, :1].expand_as(mask))
+    mask = mask[:, :1] if alike else mask
     seen = features_after(graph, Missing(masks[0].kind, masks[0].rate, None, mask))
     if seen.values.layout != torch.sparse_csr:
-        return seen.dense().to(device)
+        return (seen.dense().squeeze(1) if alike else seen.dense()).to(device)
     # Entries that a trial does not see stay in the pattern, as zeros: dropout goes by an entry's place in it,
     # and a trial's places must not depend on what the others see.
     matrix = SparseMatrix.from_torch(seen.values)
     values = (matrix.values.unsqueeze(1) * seen.keep).t().contiguous()
-    return SparseMatrix(matrix.pattern, values).to(device)
+    return SparseMatrix(matrix.pattern, values.squeeze(0) if alike else values).to(device)
 
 
 def _missing(graph: Graph, spec: Spec, seed: int) -> Missing:

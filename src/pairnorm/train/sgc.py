@@ -27,7 +27,7 @@ class Fitted:
     Args:
         depth: the number of propagations.
         loop: how it was fitted; the same for all depths, so look at it before the next.
-        state: what it was fitted to, with scale 1: ``[nodes, trials, features]``.
+        state: what it was fitted to, with scale 1: ``[nodes, 1 or trials, features]``.
         logits: ``[nodes, trials, scales, classes]``.
     """
 
@@ -72,8 +72,8 @@ class SGCRun:
         own_scale = 1.0
         if self.spec.norm == "PN-SCS":
             (own_scale,) = self.scales
-        state = self._normalise(_dense(self.problem.features, len(self.seeds)), own_scale)
-        fit = _Fit(self.problem, self.spec, self.seeds, self.factors, self._curves)
+        state = self._normalise(_dense(self.problem.features), own_scale)
+        fit = _Fit(self.problem, state.size(1), self.spec, self.seeds, self.factors, self._curves)
         for depth in range(1, self.depths[-1] + 1):
             state = self._normalise(self.problem.adjacency @ state, own_scale)
             if depth in self.depths:
@@ -88,24 +88,33 @@ class _Fit:
     """Regressions on one state after the other, by one loop: on CUDA, an epoch is captured only once."""
 
     def __init__(
-        self, problem: Problem, spec: Spec, seeds: Sequence[int], scales: Sequence[float], curves: bool
+        self,
+        problem: Problem,
+        states: int,
+        spec: Spec,
+        seeds: Sequence[int],
+        scales: Sequence[float],
+        curves: bool,
     ) -> None:
         self._train, self._validation = problem.parts["train"], problem.parts["validation"]
         self._epochs = spec.epochs
         device, trials, width = problem.labels.device, len(seeds), problem.num_features
         # A trial's rows lie together, as the products want them.
         self._rows = rows = torch.zeros(trials, len(self._train), width, device=device)
-        self._columns = columns = torch.zeros(trials, width, len(self._validation), device=device)
+        self._columns = columns = torch.zeros(states, width, len(self._validation), device=device)
         self._regression = regression = _Regression(
             seeds, scales, width, problem.num_classes, spec.dropout, device
         )
         self._first = regression.weight.detach().clone()
         train_labels, validation_labels = problem.labels[self._train], problem.labels[self._validation]
-        keys = keys_from_seeds(seeds, device)
+        first = torch.zeros((), dtype=torch.int32, device=device)
+        keys = step_keys(keys_from_seeds(seeds, device), first, spec.epochs)
         self._loop = Loop(
             [regression.weight, regression.bias],
             regression.models,
-            lambda epoch: regression.learn(rows.transpose(0, 1), train_labels, step_keys(keys, epoch, 1)[0]),
+            lambda epoch: regression.learn(
+                rows.transpose(0, 1), train_labels, keys.index_select(0, epoch.view(1))[0]
+            ),
             lambda: regression.accuracy(columns, validation_labels),
             learning_rate=spec.learning_rate,
             weight_decay=spec.weight_decay,
@@ -114,7 +123,7 @@ class _Fit:
 
     @torch.no_grad()
     def __call__(self, state: Tensor, tick: Callable[[int], None]) -> tuple[Loop, Tensor]:
-        """Fit to ``[nodes, trials, features]``; return the loop and the logits of all nodes."""
+        """Fit to ``[nodes, 1 or trials, features]``; return the loop and the logits of all nodes."""
         self._rows.copy_(state[self._train].transpose(0, 1))
         self._columns.copy_(state[self._validation].permute(1, 2, 0))
         self._regression.weight.copy_(self._first)
@@ -153,7 +162,7 @@ class _Regression:
         return [self.weight.view(*self.bias.shape, -1).transpose(2, 3), self.bias]
 
     def logits(self, columns: Tensor) -> Tensor:
-        """Return ``[nodes, trials, scales, classes]`` from ``[trials, features, nodes]``."""
+        """Return ``[nodes, trials, scales, classes]`` from ``[1 or trials, features, nodes]``."""
         return self._by_class(columns).permute(3, 0, 1, 2)
 
     def accuracy(self, columns: Tensor, labels: Tensor) -> Tensor:
@@ -161,8 +170,11 @@ class _Regression:
         return accuracies(self._by_class(columns), labels)
 
     def _by_class(self, columns: Tensor) -> Tensor:
-        product = torch.bmm(self.weight, columns).view(*self.bias.shape, columns.size(-1))
-        return product * self._scale + self.bias.unsqueeze(-1)
+        if columns.size(0) == 1:  # one product for all trials
+            product = self.weight.flatten(0, 1) @ columns[0]
+        else:
+            product = torch.bmm(self.weight, columns)
+        return product.view(*self.bias.shape, -1) * self._scale + self.bias.unsqueeze(-1)
 
     @torch.no_grad()
     def learn(self, rows: Tensor, labels: Tensor, keys: Tensor) -> Tensor:
@@ -185,11 +197,9 @@ class _Regression:
         return -likely.gather(2, index).mean((2, 3))
 
 
-def _dense(features: Tensor | SparseMatrix, trials: int) -> Tensor:
-    """Return ``[nodes, trials, features]``; one propagation for all trials where they see the same."""
+def _dense(features: Tensor | SparseMatrix) -> Tensor:
+    """Return ``[nodes, 1 or trials, features]``."""
     if isinstance(features, SparseMatrix):
         features = features.to_dense()
-        features = features.unsqueeze(1) if features.dim() == 2 else features.transpose(0, 1).contiguous()
-    elif features.dim() == 2:
-        features = features.unsqueeze(1)
-    return features.expand(-1, trials, -1) if features.size(1) == 1 and trials > 1 else features
+        return features.unsqueeze(1) if features.dim() == 2 else features.transpose(0, 1).contiguous()
+    return features.unsqueeze(1) if features.dim() == 2 else features
