@@ -34,6 +34,14 @@ def graph(small: Graph, request: pytest.FixtureRequest) -> Graph:
     return small if request.param == "dense" else small.replace(features=small.features.to_sparse_csr())
 
 
+def test_features_as_they_are(graph: Graph) -> None:
+    missing = missing_vectors(graph, 0.5, trials=2)
+    found = features_after(graph, missing, scaling="none").dense()
+    torch.testing.assert_close(found, graph.features.to_dense()[:, None] * ~missing.mask[..., None])
+    with pytest.raises(PairNormError, match="scaling is 'columns'; expected one of"):
+        features_after(graph, scaling="columns")
+
+
 def test_rows_are_normalised_before_they_are_erased(graph: Graph) -> None:
     missing = missing_vectors(graph, 0.67, trials=4)
     found = features_after(graph, missing)

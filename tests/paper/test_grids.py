@@ -35,6 +35,8 @@ def test_sizes() -> None:
     assert len(pairs("tuned")) == 4 * 6 * 18 * 20 * 6
     # 2 graphs x 2 rates x 5 runs x 4 depths x (GCN: 2 + 12, GAT: 1 + 6)
     assert len(pairs("ablation")) == 2 * 2 * 5 * 4 * 21
+    # 2 graphs x 2 rates x 2 runs x 2 scalings x (SGC: 6 depths x (1 + 5 scales), GCN: 3 depths x 3)
+    assert len(pairs("scaling")) == 2 * 2 * 2 * 2 * (36 + 9)
 
 
 def test_the_papers_places_are_those_of_the_tables() -> None:
@@ -57,6 +59,7 @@ def test_bar_charts_add_only_the_rates_between() -> None:
 def test_tuning_and_ablation_share_the_papers_protocol() -> None:
     shared = pairs("tuned") & pairs("table1")
     assert len(shared) == 4 * 6 * 20 * 6  # the first run of all of Table 1
+    assert {spec.scaling for spec, _ in pairs("scaling") - pairs("table1", "table2")} == {"none"}
     shared = pairs("ablation") & pairs("table2", "table3")
     # plain and PN-SI after the activation, GCN (rw) and GAT, at 4 depths
     assert len(shared) == 2 * 2 * 5 * 4 * 4

@@ -65,6 +65,7 @@ def test_the_report_has_every_part(written: Path) -> None:
         "## Table 3: GAT with PairNorm-SI and with skip connections",
         "## Where we differ from the paper",
         "## Explained",
+        "## How features are scaled",
         "## How much of the gain is PairNorm's",
         "## Which protocol: adjacency, order, norm",
         "## Claim by claim",

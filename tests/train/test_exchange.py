@@ -1,3 +1,4 @@
+import csv
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,19 @@ def test_csv_is_exact_also_for_long_curves_and_odd_names(tmp_path: Path) -> None
     ]
     write_csv(rows, tmp_path / "rows.csv")
     assert read_csv(tmp_path / "rows.csv") == rows
+
+
+def test_a_csv_from_before_a_field_was_there_has_its_default(tmp_path: Path) -> None:
+    path, given = tmp_path / "rows.csv", a_row()
+    write_csv([given], path)
+    with path.open(newline="") as file:
+        [values] = csv.DictReader(file)
+    assert values.pop("scaling") == "rows"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, values)
+        writer.writeheader()
+        writer.writerow(values)
+    assert read_csv(path) == [given]
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import sqlite3
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from pairnorm.errors import PairNormError
-from pairnorm.train import schema
-from pairnorm.train.record import COLUMNS, TYPES
+from pairnorm.train import Spec, Store, Trial, schema
+from pairnorm.train.origin import Origin
+from pairnorm.train.record import COLUMNS, TYPES, row
 from pairnorm.train.schema import APPLICATION, MIGRATIONS, connect, transaction
+from pairnorm.train.spec import LATER
 
 
 def columns(connection: sqlite3.Connection) -> dict[str, str]:
@@ -26,7 +29,8 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "results.sqlite"
     with closing(connect(path)) as connection:
         values = [0 if TYPES[name] in (int, float, bool) else name for name in COLUMNS]
-        connection.execute(f"INSERT INTO trials VALUES ({', '.join('?' * len(values))})", values)
+        names = ", ".join(f'"{name}"' for name in COLUMNS)
+        connection.execute(f"INSERT INTO trials ({names}) VALUES ({', '.join('?' * len(values))})", values)
     return path
 
 
@@ -37,7 +41,7 @@ def test_the_table_has_the_columns_of_a_row(path: Path) -> None:
         assert connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION
         # No write-ahead log: the one file must be complete.
         assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
-    assert tuple(found) == COLUMNS
+    assert set(found) == set(COLUMNS)
     kinds = {bool: "INTEGER", int: "INTEGER", float: "REAL"}
     assert found == {name: kinds.get(TYPES[name], "TEXT") for name in COLUMNS}
 
@@ -45,16 +49,42 @@ def test_the_table_has_the_columns_of_a_row(path: Path) -> None:
 def test_an_older_store_is_lifted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = (("ALTER TABLE trials ADD COLUMN note TEXT", "UPDATE trials SET note = device"),)
     monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS + steps)
-    with pytest.raises(PairNormError, match="has schema version 1, this pairnorm reads 2; open it"):
+    with pytest.raises(PairNormError, match="has schema version 2, this pairnorm reads 3; open it"):
         connect(path, read_only=True)
     with closing(connect(path)) as connection:
-        assert version(connection) == 2
+        assert version(connection) == 3
         assert connection.execute("SELECT seed, note FROM trials").fetchall() == [(0, "device")]
     with closing(connect(path, read_only=True)) as connection:
         assert "note" in columns(connection)
     with closing(connect(path.with_name("new.sqlite"))) as connection:
-        assert version(connection) == 2
+        assert version(connection) == 3
         assert "note" in columns(connection)
+
+
+def test_a_store_of_the_first_version_keeps_its_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, spec = tmp_path / "old.sqlite", Spec("cora", "SGC", 2)
+    metrics = {
+        f"{part}_{what}": 0.5 for part in ("train", "validation", "test") for what in ("loss", "accuracy")
+    }
+    first = [name for name in COLUMNS if name not in LATER]
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:1])
+        with closing(connect(path)) as connection:
+            assert set(columns(connection)) == set(first)
+            written = row(
+                spec,
+                Trial(seed=3, best_epoch=1, **metrics),
+                Origin.here(seconds=1.0, shared_by=1, device="cpu"),
+            )
+            values = [json.dumps(written[name]) if name == "measures" else written[name] for name in first]
+            names = ", ".join(f'"{name}"' for name in first)
+            marks = ", ".join("?" * len(first))
+            connection.execute(f"INSERT INTO trials ({names}) VALUES ({marks})", values)
+    with Store(path) as store:
+        assert store.missing(spec, [3, 4]) == [4]
+        assert list(store.cells()) == [spec]
 
 
 def test_a_lift_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +102,7 @@ def test_a_newer_store_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 7")
     _check_refused(
-        path, "was written by a newer pairnorm .schema version 7; this one reads up to 1.; upgrade"
+        path, "was written by a newer pairnorm .schema version 7; this one reads up to 2.; upgrade"
     )
 
 
@@ -116,10 +146,10 @@ def test_a_path_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
 def test_an_empty_file_is_a_new_store_but_nothing_to_read(tmp_path: Path) -> None:
     path = tmp_path / "a ?name# with%20signs"
     path.touch()
-    with pytest.raises(PairNormError, match="has schema version 0, this pairnorm reads 1"):
+    with pytest.raises(PairNormError, match="has schema version 0, this pairnorm reads 2"):
         connect(path, read_only=True)
     with closing(connect(path)) as connection:
-        assert version(connection) == 1
+        assert version(connection) == 2
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -23,7 +23,7 @@ def reproduce(
         list[str],
         typer.Argument(
             help="table1, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, tuned, "
-            "ablation, or all; several may be named.",
+            "ablation, scaling, or all; several may be named.",
             show_default=False,
         ),
     ],

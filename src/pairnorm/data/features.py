@@ -1,4 +1,4 @@
-"""The features a model is given: rows of L1 length 1, and which of them each trial gets to see."""
+"""The features a model is given: rows of L1 length 1, or as they are, and what each trial gets to see."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError
+from pairnorm.errors import PairNormError, one_of
 
 if TYPE_CHECKING:
     from pairnorm.data.graph import Graph
     from pairnorm.data.missing import Missing
+
+SCALINGS = ("rows", "none")
 
 
 def row_normalise(features: Tensor) -> Tensor:
@@ -52,7 +54,7 @@ class Features:
     """Features shared by all trials, and which of them each trial keeps.
 
     Args:
-        values: [n, d], L1-row-normalised, dense or ``torch.sparse_csr``.
+        values: [n, d], scaled, dense or ``torch.sparse_csr``.
         keep: bool, what survives in each trial: [nnz, trials] (stored entries) where ``values`` is sparse;
             [n, trials] (whole rows) or [n, trials, d] (single entries) where it is dense.
     """
@@ -83,14 +85,17 @@ class Features:
         return self.values[:, None] * (self.keep if self.keep.dim() == 3 else self.keep[..., None])
 
 
-def features_after(graph: Graph, missing: Missing | None = None) -> Features:
-    """Return a graph's features, L1-row-normalised, then erased where missing. The graph is not changed.
+def features_after(graph: Graph, missing: Missing | None = None, scaling: str = "rows") -> Features:
+    """Return a graph's features, scaled, then erased where missing. The graph is not changed.
 
     Args:
         graph: whose features.
         missing: what to erase, in each trial. Default: nothing, one trial.
+        scaling: ``"rows"`` for ``row_normalise``, ``"none"`` for features as they are.
     """
-    values, device = row_normalise(graph.features), graph.device
+    values, device = graph.features, graph.device
+    if one_of("scaling", scaling, SCALINGS) == "rows":
+        values = row_normalise(values)
     sparse = values.layout == torch.sparse_csr
     entries = values.values().numel() if sparse else values.numel()
     if missing is None:

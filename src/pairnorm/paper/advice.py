@@ -34,7 +34,7 @@ def gain_section(table: Table | None) -> str:
             if len(known) < len(methods):
                 continue
             untuned, tuned = known[1] - known[0], known[3] - known[2]
-            share = f"{tuned / untuned:.0%}" if untuned > 0.01 else "no gain to share"
+            share = "no gain to share" if untuned <= 0.01 else f"{max(tuned, 0) / untuned:.0%}"
             lines.append(f"| {TITLES[dataset]} | {percent}% | {untuned:+.3f} | {tuned:+.3f} | {share} |")
             if percent == 100:
                 sentences.append(
@@ -43,6 +43,20 @@ def gain_section(table: Table | None) -> str:
                     f"and {known[1]:.3f}."
                 )
     return "\n".join([*lines, "", *sentences]) + "\n"
+
+
+def scaling_section(table: Table | None) -> str:
+    """Return the section on features that are divided by their sum and features that are not."""
+    if table is None:
+        return ""
+    return "\n".join(
+        [
+            "## How features are scaled\n",
+            "The paper does not say how. Everywhere else we divide the features of a node by their sum, as "
+            "is usual for these graphs; `raw` are features as they are. A few depths, two runs.\n",
+            markdown(table),
+        ]
+    )
 
 
 def ablation_section(results: Results, selection: Selection, table: Table | None) -> str:

@@ -120,6 +120,21 @@ ABLATION = Experiment(
     datasets=("cora", "citeseer"),
     settings={"depth": (2, 4, 8, 12)},
 )
+SCALING = Experiment(
+    "scaling",
+    "Features divided by their sum, as everywhere else, or raw",
+    {
+        name + suffix: {**settings, **scaling, "depth": depths}
+        for methods, depths in (
+            ({name: SGC_METHODS[name] for name in ("SGC", "SGC-PN")}, (1, 2, 4, 8, 15, 30)),
+            ({name: GCN_METHODS[name] for name in ("GCN", "GCN-PN", "GCN-t1")}, (2, 4, 8)),
+        )
+        for name, settings in methods.items()
+        for suffix, scaling in (("", {}), (" raw", {"scaling": "none"}))
+    },
+    missing={0: 2, 100: 2},
+    datasets=("cora", "coauthor-cs"),
+)
 CASE_STUDY = Experiment(
     "case-study",
     "Distances of connected and of random pairs, layer by layer",
@@ -139,9 +154,9 @@ CASE_STUDY = Experiment(
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
-        TABLE1, TABLE2, TABLE3, FIGURE1, FIGURE3, FIGURE4, BARS, TUNED, ABLATION, CASE_STUDY
+        TABLE1, TABLE2, TABLE3, FIGURE1, FIGURE3, FIGURE4, BARS, TUNED, ABLATION, SCALING, CASE_STUDY
     )
 }  # fmt: skip
 NAMES = ("table1", "table2", "table3", "figure1", "figure2", "figure3", "figure4", "bars", "case-study",
-         "tuned", "ablation", "all")  # fmt: skip
+         "tuned", "ablation", "scaling", "all")  # fmt: skip
 """What can be reproduced. Figure 2 is an illustration: nothing is trained for it."""

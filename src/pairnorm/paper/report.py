@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pairnorm.paper.advice import ablation_section, gain_section
+from pairnorm.paper.advice import ablation_section, gain_section, scaling_section
 from pairnorm.paper.claim import Evidence, Verdict
 from pairnorm.paper.claims import verdicts
 from pairnorm.paper.grids import EXPERIMENTS, NAMES
@@ -51,6 +51,7 @@ def write_report(
         *(_table_section(outputs, name) for name in ("table1", "table2", "table3") if name in outputs.tables),
         _differences(outputs),
         _notes(Path(out)),
+        scaling_section(outputs.tables.get("scaling")),
         gain_section(outputs.tables.get("tuned")),
         ablation_section(results, selection, outputs.tables.get("ablation")),
         _claims(decided),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pairnorm.errors import PairNormError
 from pairnorm.train.record import COLUMNS, TYPES, Row, spec_of
+from pairnorm.train.spec import LATER
 
 if TYPE_CHECKING:
     import pandas
@@ -64,7 +65,7 @@ def read_csv(path: Path) -> list[Row]:
     with _long_fields(), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, strict=True)
         try:
-            absent = [name for name in _FIXED if name not in (reader.fieldnames or ())]
+            absent = [name for name in _FIXED if name not in (reader.fieldnames or ()) and name not in LATER]
             if absent:
                 raise PairNormError(f"{path} has no column {absent[0]!r}; expected a CSV export of a store.")
             return [_read_row(values, f"{path}, line {reader.line_num}") for values in reader]
@@ -83,6 +84,7 @@ def _write(value: Any) -> str:
 def _read_row(values: dict[str, str], place: str) -> Row:
     if None in values or None in values.values():
         raise PairNormError(f"{place} has more or fewer values than there are columns.")
+    values = {**LATER, **values}
     row: Row = {name: _read(name, values[name], place) for name in _FIXED}
     extra = {name: value for name, value in values.items() if name not in TYPES and value}
     row["measures"] = {name: _read(name, value, place) for name, value in extra.items()}

@@ -105,7 +105,7 @@ def _features(
     mask = torch.cat([mask.mask for mask in masks], 1)
     alike = torch.equal(mask, mask[:, :1].expand_as(mask))
     mask = mask[:, :1] if alike else mask
-    seen = features_after(graph, Missing(masks[0].kind, masks[0].rate, None, mask))
+    seen = features_after(graph, Missing(masks[0].kind, masks[0].rate, None, mask), trials[0][0].scaling)
     if seen.values.layout != torch.sparse_csr:
         return (seen.dense().squeeze(1) if alike else seen.dense()).to(device)
     # Entries that a trial does not see stay in the pattern, as zeros: dropout goes by an entry's place in it,

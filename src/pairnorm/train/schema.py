@@ -57,6 +57,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     )
     """,
     ),
+    ("ALTER TABLE trials ADD COLUMN \"scaling\" TEXT NOT NULL DEFAULT 'rows'",),
 )
 """Entry i lifts a store from schema version i to i + 1; a new store starts at 0. Append, never edit."""
 

@@ -8,6 +8,7 @@ from hashlib import sha256
 from math import inf
 from typing import Annotated, Any, Self, get_type_hints
 
+from pairnorm.data.features import SCALINGS
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.nn.models import ORDERS
 from pairnorm.nn.pair_norm import MODES
@@ -17,6 +18,8 @@ from pairnorm.nn.propagate import KINDS
 HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
 NORMS = ("none", *MODES)
 MISSING_KINDS = ("vectors", "nodes", "entries", "given")
+LATER = {"scaling": "rows"}
+"""Fields that there were not from the beginning, and what they had been before."""
 
 Check = Callable[[str, Any], Any]
 
@@ -93,6 +96,7 @@ class Spec:
         learning_rate: of Adam.
         weight_decay: of Adam.
         epochs: number of epochs.
+        scaling: ``"rows"`` for features divided by their sum, ``"none"`` for features as they are.
 
     >>> spec = Spec("cora", "GCN", 10, norm="PN-SI", missing_rate=1)
     >>> print(spec)
@@ -124,6 +128,7 @@ class Spec:
     learning_rate: Annotated[float, _positive] = 0.005
     weight_decay: Annotated[float, _not_negative] = 5e-4
     epochs: Annotated[int, _whole(1)] = 1000
+    scaling: Annotated[str, _choice(SCALINGS)] = "rows"
 
     def __post_init__(self) -> None:
         values = {name: hint.__metadata__[0](name, getattr(self, name)) for name, hint in _HINTS.items()}
@@ -135,9 +140,11 @@ class Spec:
         """The canonical text: every field, in the order of declaration.
 
         It must never change for a given cell, or finished work is lost. A field added by a later version is
-        therefore to be left out of the text where it has its default.
+        therefore left out of the text where it has its default.
         """
-        return self._words(tuple(_HINTS))
+        return self._words(
+            tuple(name for name in _HINTS if name not in LATER or getattr(self, name) != LATER[name])
+        )
 
     @property
     def hash(self) -> str:
