@@ -154,6 +154,7 @@ def bars(results: Results, experiment: Experiment, model: str) -> "Figure | None
             left.set_title(TITLES[dataset], loc="left")
             left.set_ylabel("Test accuracy")
             right.set_ylabel("Layers chosen")
+            right.yaxis.get_major_locator().set_params(integer=True)
         for axis in axes[-1]:
             axis.set_xticks(range(len(percents)), [f"{percent}%" for percent in percents])
             axis.set_xlabel("Vectors missing")

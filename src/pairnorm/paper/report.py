@@ -189,6 +189,7 @@ def _notes(out: Path) -> str:
 def _claims(decided: Sequence[Verdict]) -> str:
     lines = [
         "## Claim by claim\n",
+        "A case that lacks some of its trials counts as not run.\n",
         "| | Where | The paper says | Read as | Cases |",
         "|---|---|---|---|---|",
     ]
