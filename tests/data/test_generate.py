@@ -59,6 +59,12 @@ def test_at_full_signal_every_word_is_of_the_nodes_class() -> None:
     assert torch.unique(graph.features.col_indices()).numel() == 100
 
 
+def test_a_small_vocabulary_needs_no_other_setting() -> None:
+    assert csbm(100, classes=3, features=4).num_features == 4
+    default, told = (csbm(100, features=40, **words) for words in ({}, {"words": 16}))
+    assert torch.equal(default.features.to_dense(), told.features.to_dense())
+
+
 def test_features_are_a_sparse_bag_of_words() -> None:
     graph = csbm(300, features=200, words=12)
     counts = graph.features.crow_indices().diff()

@@ -22,7 +22,7 @@ def csbm(
     degree: float = 10.0,
     homophily: float = 0.8,
     features: int = 500,
-    words: int = 16,
+    words: int | None = None,
     signal: float = 0.5,
     exponent: float = 3.0,
     seed: int = 0,
@@ -43,11 +43,13 @@ def csbm(
         degree: the average number of neighbours.
         homophily: the fraction of edges that join nodes of one class.
         features: d, the size of the vocabulary.
-        words: how many words a node draws; those drawn twice count once.
+        words: how many words a node draws; those drawn twice count once. Default: 16, or the whole
+            vocabulary if that is smaller.
         signal: from 0 (features tell nothing about the class) to 1.
         exponent: of the power law of the degrees, above 2; ``math.inf`` gives all nodes the same weight.
         seed: for everything that is drawn.
     """
+    words = min(16, features) if words is None else words
     peers = nodes / max(classes, 1)
     most = min((peers - 1) / 2 / max(homophily, 1e-9), (nodes - peers) / 2 / max(1 - homophily, 1e-9))
     for name, value, fine, expected in (
