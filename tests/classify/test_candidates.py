@@ -86,6 +86,18 @@ def test_a_gnn_is_judged_on_scaled_features(small: Graph, model: str, layout: st
     assert candidate.name == f"{model}-PN-SI, depth 2, scale 1"
 
 
+@pytest.mark.parametrize("model", ["GCN", "GAT"])
+def test_a_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
+    """Divided by their sum, which large columns of noise decide, these features would tell nothing."""
+    generator = torch.Generator().manual_seed(0)
+    noise = 1e4 * torch.rand(small.num_nodes, 20, generator=generator)
+    classes = torch.nn.functional.one_hot(small.labels).float()
+    graph = small.replace(features=torch.cat([classes, noise], 1))
+    scaled = Task(graph, torch.cat([classes, 0 * noise], 1), "rw", CPU)
+    ((candidate, _),) = gnn_candidate(scaled, Spec("own", model, 2, epochs=60), [0, 1], nothing)
+    assert candidate.validation_accuracy > 0.95
+
+
 def test_accuracy_decides_then_pair_norm_then_loss() -> None:
     best = Candidate("SGC", "none", 2, 1.0, 0.9, 0.1)
     assert Candidate("SGC", "PN", 2, 1.0, 0.9, 0.5).rank > best.rank

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import nan
 from typing import Any
 
@@ -174,9 +174,8 @@ def gnn_candidate(task: Task, spec: Spec, seeds: Sequence[int], tick: Callable[[
         seeds: one for each trial.
         tick: is told of epochs done.
     """
-    run = GNNRun(task.graph, [(spec, seed) for seed in seeds], task.device)
-    # A run divides every node's features by their sum; ours are scaled as the user's columns need it.
-    run.problem = replace(run.problem, features=_operand(task.features).to(task.device))
+    graph, spec = task.graph.replace(features=task.features), spec.replace(scaling="none")
+    run = GNNRun(graph, [(spec, seed) for seed in seeds], task.device)
     run.run(tick)
     _, logits = run.evaluate()
     accuracy, loss = (
