@@ -2,10 +2,11 @@ import pytest
 import torch
 
 from pairnorm.nn.attention import SLOPE, attend
+from pairnorm.nn.cuda import sparse
 from pairnorm.nn.cuda.attention import Attend
 from pairnorm.nn.dropout import draw_keys
 from pairnorm.nn.pair_norm import PairNorm, pair_norm
-from pairnorm.nn.sparse import SparseMatrix
+from pairnorm.nn.sparse import Pattern, SparseMatrix
 
 # Of lanes beyond the end of a row, whose results are never stored.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
@@ -44,6 +45,29 @@ def test_with_pair_norm_equals_the_plain_form(trials, features, activation, mode
     tensors, keys = inputs(20, trials, features, device), draw_keys(trials, device=device)
     norm = PairNorm(scale=3.0, mode=mode)
     assert_equal_with_gradients(adjacency.pattern.to(device), tensors, activation, 0.6, keys, norm)
+
+
+@pytest.mark.parametrize("norm", [None, PairNorm()])
+def test_a_bias_that_is_not_learned(norm, adjacency, device):
+    scores, z, bias = inputs(20, 2, 3, device)
+    tensors = [scores, z, bias.detach()]
+    y = Attend.apply(adjacency.pattern.to(device), *tensors, "relu", SLOPE, 0.0, None, norm)
+    plain = attend(adjacency.pattern.to(device), *(tensor.double() for tensor in tensors), "relu", norm=norm)
+    grad = torch.randn_like(y)
+    slopes = [
+        torch.autograd.grad(*pair, retain_graph=True)
+        for pair in ((y, (scores, z), grad), (plain, (scores, z), grad.double()))
+    ]
+    for ours, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_in_pieces_and_many_trials(adjacency, device, monkeypatch):
+    monkeypatch.setattr(sparse, "PIECE", 3)
+    tensors, keys = inputs(20, 70, 4, device), draw_keys(70, device=device)
+    pattern = adjacency.pattern.to(device)
+    pattern = Pattern(pattern.crow.clone(), pattern.column.clone(), pattern.shape)  # not cut before
+    assert_equal_with_gradients(pattern, tensors, "elu", 0.6, keys)
 
 
 def test_without_bias(adjacency, device):

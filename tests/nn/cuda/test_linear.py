@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from pairnorm.nn.cuda import linear
 from pairnorm.nn.cuda.linear import LARGEST, MOST_ENDS, DropoutLinear, supports
 from pairnorm.nn.dropout import draw_keys, dropout
 
@@ -11,7 +12,10 @@ from pairnorm.nn.dropout import draw_keys, dropout
 @pytest.mark.parametrize("rate", [None, 0.5])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("count", [0, 2])
-def test_equals_the_plain_form(width, out, rate, shared, count, device):
+@pytest.mark.parametrize("programs", [linear.PROGRAMS, 2])
+def test_equals_the_plain_form(width, out, rate, shared, count, programs, device, monkeypatch):
+    monkeypatch.setattr(linear, "PROGRAMS", programs)
+    monkeypatch.setattr(linear, "PROGRAMS_OF_SUMS", programs)
     x = torch.randn(100, 1 if shared else 2, width, device=device, requires_grad=True)
     weight = torch.randn(2, width, out, device=device, requires_grad=True)
     keys = None if rate is None else draw_keys(2, device=device)

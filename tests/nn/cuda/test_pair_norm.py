@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from pairnorm.nn.activate import ACTIVATIONS
 from pairnorm.nn.cuda import pair_norm as kernels
 from pairnorm.nn.pair_norm import _formula, formula_gradient
 from pairnorm.nn.statistics import Groups
@@ -41,6 +42,23 @@ def test_large_offset(individually, order, noise, device):
     y, _ = kernels.forward(x, 1.0, 1e-6, individually)
     expected, _, _ = in_double(x, x, 1.0, 1e-6, individually)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@individual
+@pytest.mark.parametrize("activation", ["none", "relu", "elu"])
+@pytest.mark.parametrize(("offset", "noise"), [(0.0, 1.0), (1e4, 0.01), (1.0, 1e-5)])
+def test_the_gradient_through_an_activation(individually, activation, offset, noise, device):
+    shape = (700, 2, 30)
+    before, grad = offset + noise * torch.randn(shape, device=device), torch.randn(shape, device=device)
+    x = ACTIVATIONS[activation](before)
+    _, length, centre = kernels.forward_with_centre(x, 2.0, 1e-12, individually)
+    slope, bias = kernels.backward_activated(grad, x, length, centre, 2.0, individually, activation)
+    expected = in_double(x, grad, 2.0, 1e-12, individually)[2]
+    if activation != "none":
+        expected = expected * (x > 0 if activation == "relu" else 1 + x.double().clamp(max=0))
+    largest = expected.abs().max().item()
+    torch.testing.assert_close(slope.double(), expected, rtol=0, atol=1e-5 * largest)
+    torch.testing.assert_close(bias.double(), expected.sum(0), rtol=0, atol=1e-4 * largest)
 
 
 @individual

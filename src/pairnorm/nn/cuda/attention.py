@@ -74,7 +74,7 @@ class Attend(torch.autograd.Function):
             grad, grad_bias = pair_norm.backward_activated(
                 grad, y, length, centre, norm.scale, norm.mode == "PN-SI", ctx.activation
             )
-        elif ctx.needs_input_grad[3]:
+        elif ctx.needs_input_grad[3] or ctx.activation != "none":
             grad, grad_bias = activate.backward(grad, y, ctx.activation)
         transposed = pattern.transposed
         schedule = Schedule.of(transposed)
