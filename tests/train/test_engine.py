@@ -301,6 +301,17 @@ def test_cuda_trains_as_the_cpu_does(graph: Graph, model: str, dropout: float) -
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("epochs", [3, 30])
+def test_replays_at_other_depths_are_runs_of_their_own(graph: Graph, epochs: int) -> None:
+    specs = [Spec("csbm", "SGC", depth, norm="PN", missing_rate=0.5, epochs=epochs) for depth in (1, 2, 6)]
+    pairs = [(spec, seed) for spec in specs for seed in range(2)]
+    together = execute(graph, Job(tuple(pairs)), torch.device("cuda"), curves=True)
+    for spec in specs:
+        alone = execute(graph, Job(((spec, 0), (spec, 1))), torch.device("cuda"), curves=True)
+        assert alone == {pair: together[pair] for pair in alone}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("epochs", [1, 3, 4, 60])
 def test_captured_epochs_are_told_and_counted(graph: Graph, epochs: int) -> None:
     job = Job(tuple((Spec("csbm", "GCN", 2, epochs=epochs), seed) for seed in range(3)))

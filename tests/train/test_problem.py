@@ -44,6 +44,17 @@ def test_every_trial_sees_what_its_own_rate_and_seed_leave(
 
 
 @pytest.mark.parametrize("layout", ["sparse", "dense"])
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_features_as_they_are(graph: Graph, layout: str, rate: float) -> None:
+    pairs = [(Spec("csbm", "GCN", 2, missing_rate=rate, scaling=scaling), 1) for scaling in ("rows", "none")]
+    graph = in_another_layout(graph, layout)
+    scaled, raw = (seen(Problem.of(graph, [pair], CPU), 1)[:, 0] for pair in pairs)
+    sums = graph.features.to_dense().sum(1, keepdim=True)
+    torch.testing.assert_close(raw, scaled * sums)
+    assert (raw.sum(1) > 1.5).any()
+
+
+@pytest.mark.parametrize("layout", ["sparse", "dense"])
 def test_other_kinds_of_missing(graph: Graph, layout: str) -> None:
     graph = in_another_layout(graph, layout)
     whole = graph.features.to_dense()

@@ -56,6 +56,15 @@ def test_normalising_twice_changes_nothing(spec: Spec) -> None:
     assert Spec(**{field.name: getattr(spec, field.name) for field in fields(spec)}) == spec
 
 
+def test_a_later_field_is_in_the_text_only_where_it_was_changed() -> None:
+    plain, raw = Spec("cora", "GCN", 2), Spec("cora", "GCN", 2, scaling="none")
+    assert plain.text.endswith("epochs=1000")
+    assert raw.text == f"{plain.text} scaling=none"
+    assert Spec.parse(raw.text) == raw
+    assert plain == Spec("cora", "GCN", 2, scaling="rows")
+    assert plain.hash != raw.hash
+
+
 def test_text_and_hash_are_pinned() -> None:
     # Whoever changes these loses every result computed before.
     spec = Spec("cora", "GCN", 10, norm="PN-SI", missing_rate=1.0)

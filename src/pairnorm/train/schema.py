@@ -68,6 +68,8 @@ BUSY_SECONDS = 60
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """Open a store's file, made if there is none and lifted to the present schema if it is older.
 
+    Of an older file that is only to be read, a copy in memory is lifted.
+
     The journal is a rollback journal, SQLite's default, and not a write-ahead log: between two writes the one
     file is complete and can be copied, and it can be read from a folder where nothing may be written.
     """
@@ -89,12 +91,11 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         with transaction(connection, "DEFERRED"):
             version = _version(connection, path)
         if read_only:
-            connection.execute("PRAGMA query_only = ON")
+            if version == 0:
+                raise PairNormError(f"{path} is an empty file; run an experiment first.")
             if version < len(MIGRATIONS):
-                raise PairNormError(
-                    f"{path} has schema version {version}, this pairnorm reads {len(MIGRATIONS)}; "
-                    "open it, or a copy, for writing once."
-                )
+                connection = _lifted_copy(connection, path)
+            connection.execute("PRAGMA query_only = ON")
         elif version < len(MIGRATIONS):
             _lift(connection, path)
     except BaseException as error:
@@ -143,6 +144,14 @@ def _lift(connection: sqlite3.Connection, path: Path) -> None:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {version + 1}")
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
+
+
+def _lifted_copy(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    connection.backup(copy)
+    connection.close()
+    _lift(copy, path)
+    return copy
 
 
 def _unreadable(path: Path, error: sqlite3.Error) -> str:
