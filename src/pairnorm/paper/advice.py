@@ -53,7 +53,7 @@ def scaling_section(table: Table | None) -> str:
         [
             "## How features are scaled\n",
             "The paper does not say how. Everywhere else we divide the features of a node by their sum, as "
-            "is usual for these graphs; `raw` are features as they are. A few depths, two runs.\n",
+            "is usual for these graphs; `raw` are features as they are.\n",
             markdown(table),
         ]
     )

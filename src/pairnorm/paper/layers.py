@@ -71,7 +71,8 @@ def measure_layers(
             graph.num_features, graph.num_classes, spec.depth, norm, spec.scale, adjacency=spec.adjacency
         )
         model = model.eval().to(device)
-        inputs: tuple[Any, ...] = (features_after(graph).values.to(device), graph.adjacency.to(device))
+        values = features_after(graph, scaling=spec.scaling).values
+        inputs: tuple[Any, ...] = (values.to(device), graph.adjacency.to(device))
     else:
         run = GNNRun(graph, [(spec, seed)], device)
         run.run(tick)
