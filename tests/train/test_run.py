@@ -153,6 +153,8 @@ def started(path: Path, workers: int) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell starts what runs in the background deaf to Ctrl-C, and so may these tests have been started.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process
