@@ -39,10 +39,9 @@ def test_equals_the_plain_form(trials, features, rate, activation, adjacency, de
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
-@pytest.mark.parametrize("activation", ["none", "relu", "elu"])
-@pytest.mark.parametrize(("trials", "features"), [(1, 4), (3, 7)])
-def test_with_pair_norm_equals_the_plain_form(trials, features, activation, mode, adjacency, device):
-    tensors, keys = inputs(20, trials, features, device), draw_keys(trials, device=device)
+@pytest.mark.parametrize("activation", ["relu", "elu"])
+def test_with_pair_norm_equals_the_plain_form(activation, mode, adjacency, device):
+    tensors, keys = inputs(20, 3, 7, device), draw_keys(3, device=device)
     norm = PairNorm(scale=3.0, mode=mode)
     assert_equal_with_gradients(adjacency.pattern.to(device), tensors, activation, 0.6, keys, norm)
 
@@ -64,7 +63,7 @@ def test_a_bias_that_is_not_learned(norm, adjacency, device):
 
 def test_rows_in_pieces_and_many_trials(adjacency, device, monkeypatch):
     monkeypatch.setattr(sparse, "PIECE", 3)
-    tensors, keys = inputs(20, 70, 4, device), draw_keys(70, device=device)
+    tensors, keys = inputs(20, 18, 16, device), draw_keys(18, device=device)
     pattern = adjacency.pattern.to(device)
     pattern = Pattern(pattern.crow.clone(), pattern.column.clone(), pattern.shape)  # not cut before
     assert_equal_with_gradients(pattern, tensors, "elu", 0.6, keys)
