@@ -8,6 +8,7 @@ from torch import Tensor
 DTYPES = (torch.float32,)
 CODES = {"none": 0, "relu": 1, "elu": 2}
 ROWS, COLUMNS = 32, 64
+PROGRAMS = 1024
 
 
 def forward(x: Tensor, bias: Tensor, activation: str) -> Tensor:
@@ -24,14 +25,22 @@ def backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     result = torch.empty_like(y)
     nodes, width = y.size(0), y[0].numel()
     columns = triton.cdiv(width, COLUMNS)
-    tiles = triton.cdiv(nodes, ROWS)
-    share = triton.cdiv(tiles, max(1, min(tiles, 1024 // columns))) * ROWS
-    programs = triton.cdiv(nodes, share)
+    programs, share = shares(nodes, columns, ROWS, PROGRAMS)
     sums = y.new_empty(programs, *y.shape[1:])
     _backward[(programs, columns)](
         grad, y, result, sums, nodes, share, width, CODES[activation], ROWS, COLUMNS, num_warps=4
     )
     return result, sums.sum(0)
+
+
+def shares(nodes: int, across: int, rows: int, most: int) -> tuple[int, int]:
+    """How many programs share out the nodes, in tiles of ``rows``, and how many nodes each takes.
+
+    There are as many again for each of ``across`` trials or blocks, ``most`` in all.
+    """
+    tiles = triton.cdiv(nodes, rows)
+    share = triton.cdiv(tiles, max(1, min(tiles, most // across))) * rows
+    return triton.cdiv(nodes, share), share
 
 
 @triton.jit

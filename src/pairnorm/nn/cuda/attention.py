@@ -86,20 +86,13 @@ class Attend(torch.autograd.Function):
             schedule.row, schedule.start, schedule.stop, schedule.place, transposed.column, pattern.order,
             z, kept, grad, grad_z, change, trials, features, UNROLL, *tile, num_warps=1,
         )  # fmt: skip
-        join(schedule, grad_z, z, nodes, trials * features, False, activate.CODES["none"], UNROLL)
+        join(schedule, grad_z)
         _score_gradient[_grid(pattern, z)](
             pattern.crow, pattern.column, scores, weights, kept, change, grad_scores,
             trials, ctx.slope, ENTRIES, _block(z), num_warps=1,
         )  # fmt: skip
         _sum_rows[_grid(transposed, z)](
-            transposed.crow,
-            pattern.order,
-            change,
-            grad_scores,
-            trials,
-            ENTRIES,
-            _block(z),
-            num_warps=1,
+            transposed.crow, pattern.order, change, grad_scores, trials, ENTRIES, _block(z), num_warps=1
         )
         grad_bias = grad_bias if ctx.needs_input_grad[3] else None
         return None, grad_scores, grad_z[:nodes].view_as(z), grad_bias, None, None, None, None, None

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pairnorm.nn.cuda.activate import shares
 from pairnorm.nn.cuda.dropout import keep_factors
 from pairnorm.nn.dropout import dropped_levels
 
@@ -52,7 +53,7 @@ class DropoutLinear(torch.autograd.Function):
         ctx.dropped, ctx.count = dropped, count
         ctx.save_for_backward(x, weight, ends, keys, result if count else None)
         ctx.set_materialize_grads(False)
-        programs, share = _shares(nodes, trials, ROWS, PROGRAMS)
+        programs, share = shares(nodes, trials, ROWS, PROGRAMS)
         _forward[(programs, trials)](
             x, weight, ends, keys, result, scores if count else result, share,
             nodes, trials, width, out, dropped, dropped > 0, count, ROWS, *_padded(width, out), num_warps=4,
@@ -73,12 +74,12 @@ class DropoutLinear(torch.autograd.Function):
         grad_x = grad_weight = grad_ends = None
         if ctx.needs_input_grad[0]:
             grad_x = torch.empty_like(x)
-            programs, share = _shares(nodes, trials, ROWS, PROGRAMS)
+            programs, share = shares(nodes, trials, ROWS, PROGRAMS)
             _backward_x[(programs, trials)](
                 grad, grad_scores, weight, ends, keys, grad_x, share, *sizes, ROWS, *_padded(width, out),
                 num_warps=4, num_stages=2, maxnreg=168,
             )  # fmt: skip
-        programs, share = _shares(nodes, trials, ROWS_OF_SUMS, PROGRAMS_OF_SUMS)
+        programs, share = shares(nodes, trials, ROWS_OF_SUMS, PROGRAMS_OF_SUMS)
         if ctx.needs_input_grad[1]:
             sums = x.new_empty(programs, trials, width, out)
             _backward_weight[(programs, trials)](
@@ -99,13 +100,6 @@ class DropoutLinear(torch.autograd.Function):
 def _padded(width: int, out: int) -> tuple[int, int]:
     """Sizes that tensor cores take, of half a row that comes in and of a row that goes out."""
     return max(16, triton.next_power_of_2((width + 1) // 2)), max(16, triton.next_power_of_2(out))
-
-
-def _shares(nodes: int, trials: int, rows: int, most: int) -> tuple[int, int]:
-    """How many programs take a trial's nodes, and how many nodes each."""
-    tiles = triton.cdiv(nodes, rows)
-    share = triton.cdiv(tiles, max(1, min(tiles, most // trials))) * rows
-    return triton.cdiv(nodes, share), share
 
 
 @triton.jit

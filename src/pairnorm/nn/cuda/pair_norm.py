@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.cuda.activate import CODES, slope_of
+from pairnorm.nn.cuda.activate import CODES, shares, slope_of
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OUTPUT = -1
@@ -97,12 +97,9 @@ class _Plan:
         columns = triton.next_power_of_2(features)
         self.tile = (max(1, min(TILE_ELEMENTS // columns, triton.next_power_of_2(nodes))), columns)
         processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-        tiles = triton.cdiv(nodes, self.tile[0])
-        wanted = max(1, min(tiles, PROGRAMS_PER_PROCESSOR * processors // trials))
-        self.rows = triton.cdiv(tiles, wanted) * self.tile[0]
-        self.programs = triton.cdiv(nodes, self.rows)
+        self.programs, self.rows = shares(nodes, trials, self.tile[0], PROGRAMS_PER_PROCESSOR * processors)
         self.grid = (self.programs, trials)
-        self.cover = (tiles, trials)
+        self.cover = (triton.cdiv(nodes, self.tile[0]), trials)
         self._like, self._trials = x, trials
 
     def partial(self, width: int) -> Tensor:

@@ -6,7 +6,7 @@ first, and programs that run at the same time have as much to do.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -93,15 +93,18 @@ def multiply(
         _multiply_trials[(schedule.start.numel(), triton.cdiv(trials, tile[0]))](
             *pieces, trials, features, *values.stride(), *finish, *tile, num_warps=1
         )
-    join(schedule, buffer, *finish)
+    join(schedule, buffer, bias, activation)
     return buffer[:rows].view(rows, *dense.shape[1:])
 
 
-def join(schedule: Schedule, buffer: Tensor, *finish: Any) -> None:
-    """Add up the pieces of rows that were split."""
+def join(schedule: Schedule, buffer: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
+    """Add up the pieces of rows that were split; bias and activation come after that."""
     if schedule.split.numel():
-        grid = (schedule.split.numel(), triton.cdiv(buffer.size(1), BLOCK))
-        _join[grid](schedule.split, schedule.split_crow, buffer, *finish, BLOCK, num_warps=1)
+        width = buffer.size(1)
+        _join[(schedule.split.numel(), triton.cdiv(width, BLOCK))](
+            schedule.split, schedule.split_crow, buffer, buffer if bias is None else bias, width,
+            bias is not None, CODES[activation], UNROLL, BLOCK, num_warps=1,
+        )  # fmt: skip
 
 
 def tile_of(trials: int, features: int) -> tuple[int, int, int]:
@@ -184,7 +187,7 @@ def _multiply_trials(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _join(  # type: ignore[no-untyped-def]
-    split, crow, buffer, bias, rows, width,
+    split, crow, buffer, bias, width,
     BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
