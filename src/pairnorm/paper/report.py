@@ -81,28 +81,33 @@ def _summary(outputs: Outputs, decided: Sequence[Verdict]) -> str:
 
 
 def _what_was_run(frame: "pandas.DataFrame", selection: Selection, store: str) -> str:
+    devices = sorted(set(frame["device"]))
+    columns = ["Command", "What", "Trials", "of", *devices]
     lines = [
         "## What was run\n",
-        "| Command | What | Trials | of | Training |",
-        "|---|---|---:|---:|---:|",
+        f"| {' | '.join(columns)} |",
+        f"|---|---|{'---:|' * (len(columns) - 2)}",
     ]
-    times = dict(zip(zip(frame["hash"], frame["seed"], strict=True), frame["seconds"] / frame["shared_by"],
-                     strict=True))  # fmt: skip
+    keys = frame.set_index(["hash", "seed"]).index
     for experiment in EXPERIMENTS.values():
         narrowed = selection.narrow(experiment)
         if narrowed is None or experiment.name == "case-study":
             continue
-        hashes = {(spec.hash, seed) for spec, seed in narrowed.pairs()}
-        done = [times[key] for key in hashes if key in times]
-        command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
-        lines.append(
-            f"| {command} | {_capital(experiment.title)} | {len(done):,} | {len(hashes):,} | "
-            f"{_duration(sum(sorted(done)))} |"
-        )
+        wanted = {(spec.hash, seed) for spec, seed in narrowed.pairs()}
+        done = frame[keys.isin(wanted)]
+        times = {device: _duration(_busy_seconds(trials)) for device, trials in done.groupby("device")}
+        cells = [
+            f"`pairnorm reproduce {experiment.name}{selection.options}`",
+            _capital(experiment.title),
+            f"{len(done):,}",
+            f"{len(wanted):,}",
+            *(times.get(device, "") for device in devices),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
     lines.append(
         "Experiments share trials: a trial that several of them need is trained once and counted in each. "
-        "Training time is summed over jobs, of which several may run at once."
+        "Times are those in which at least one of an experiment's trials was being trained."
     )
     if len(frame):
         lines.append("")
