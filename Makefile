@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/python -m pairnorm demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -4,12 +4,14 @@ from pathlib import Path
 import pytest
 from synthetic import fill
 
+from pairnorm.paper import outputs
 from pairnorm.paper.grids import EXPERIMENTS
 from pairnorm.paper.layers import file_beside
 from pairnorm.paper.report import write_report
 from pairnorm.paper.selection import Selection
 from pairnorm.train import Store
 
+RESULTS = Path(__file__).parents[2] / "results"
 SELECTION = Selection(datasets=("cora",), runs=2, epochs=3, depths=(2, 4))
 
 
@@ -40,6 +42,18 @@ def test_the_same_store_gives_the_same_files_bit_for_bit(store: Path, written: P
     assert first.keys() == second.keys()
     assert len(first) > 20
     assert [name for name in first if first[name] != second[name]] == []
+
+
+def test_the_committed_store_gives_the_committed_tables_and_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures are not drawn: their bits may differ where another drawing library is installed."""
+    monkeypatch.setattr(outputs, "save", lambda figure, folder, name: [])
+    (tmp_path / "notes.md").write_bytes((RESULTS / "notes.md").read_bytes())
+    write_report(RESULTS / "store.sqlite", tmp_path)
+    written = contents(tmp_path)
+    assert len(written) > 12
+    assert [name for name in written if written[name] != (RESULTS / name).read_bytes()] == []
 
 
 def test_an_export_gives_the_same_tables(store: Path, written: Path, tmp_path: Path) -> None:
