@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from pairnorm.commands.reproduce import Dataset, Depths, Epochs, Missing, Runs
-from pairnorm.commands.terminal import console
+from pairnorm.commands.terminal import WRITING, console
 
 EXAMPLE = "Example: [bold]pairnorm report --store results/paper.sqlite --out results[/]"
 
@@ -39,7 +39,8 @@ def report(
         split_numbers("depths", depths),
         split_numbers("missing", missing),
     )
-    outputs = write_report(store, out, selection)
+    with console.status(WRITING):
+        outputs = write_report(store, out, selection)
     for table in outputs.tables.values():
         console.print(f"{table.name}: {table.filled} of {len(table.entries)} places filled")
     if tensorboard is not None:

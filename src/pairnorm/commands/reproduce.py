@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from pairnorm.commands.progress import progress_bar
-from pairnorm.commands.terminal import Root, console
+from pairnorm.commands.terminal import WRITING, Root, console
 
 EXAMPLE = "Example: [bold]pairnorm reproduce table2 --dataset cora --runs 1 --depths 2,4,8,12[/]"
 
@@ -92,11 +92,17 @@ def reproduce(
                 soft_wrap=True,
             )
             raise typer.Exit(130) from None
-    names = selection.names()
-    if "all" in what:
-        outputs = write_report(path, out, selection)
-    else:
-        outputs = write_outputs(names, Results.read(path), read_layers(file_beside(path)), selection, out)
+    with console.status(WRITING):
+        if "all" in what:
+            outputs = write_report(path, out, selection)
+            following = f"read [bold]{escape(str(outputs.files[-1]))}[/]"
+        else:
+            results, layers = Results.read(path), read_layers(file_beside(path))
+            outputs = write_outputs(selection.names(), results, layers, selection, out)
+            following = (
+                f"[bold]pairnorm report --store {escape(str(path))} --out {escape(str(out))}"
+                f"{escape(selection.options)}[/] writes all of it as a report, claim by claim."
+            )
     for table in outputs.tables.values():
         console.print(terminal(table))
     if outcome.left:
@@ -107,8 +113,4 @@ def reproduce(
     console.print(f"Results: {escape(str(path))}", soft_wrap=True)
     for file in outputs.files:
         console.print(f"Wrote {escape(str(file))}", soft_wrap=True)
-    console.print(
-        f"\nNext: [bold]pairnorm report --store {escape(str(path))} --out {escape(str(out))}"
-        f"{escape(selection.options)}[/] writes all of it as a report, claim by claim.",
-        soft_wrap=True,
-    )
+    console.print(f"\nNext: {following}", soft_wrap=True)

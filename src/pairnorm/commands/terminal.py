@@ -9,6 +9,8 @@ from rich.console import Console
 console = Console(highlight=False)
 complaints = Console(highlight=False, stderr=True)
 
+WRITING = "Writing tables and figures; the whole paper takes a minute"
+
 Root = Annotated[
     Path | None,
     typer.Option(help="Folder of the raw files. Default: $PAIRNORM_DATA, else your cache folder."),
