@@ -128,7 +128,7 @@ def _parquet_columns(path: Path) -> tuple[str, ...]:
         from pyarrow import parquet
     except ImportError as error:
         raise PairNormError(
-            f"{path.name}: reading Parquet needs pyarrow. pip install 'pairnorm[parquet]'"
+            f"{path.name}: reading Parquet needs pyarrow. pip install pyarrow"
         ) from error
     with readable(path.name):
         return tuple(parquet.read_schema(path).names)

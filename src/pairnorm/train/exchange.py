@@ -45,7 +45,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
         frame(rows).to_parquet(path, index=False)
     except ImportError as error:
         raise PairNormError(
-            "Parquet needs pyarrow; pip install 'pairnorm[parquet]', or export as .csv."
+            "Parquet needs pyarrow; pip install pyarrow, or export as .csv."
         ) from error
 
 
