@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 from torch_geometric.nn import PairNorm as PeerPairNorm
 
-from pairnorm import GAT, GCN, SGC, PairNormError, propagation
+from pairnorm import GAT, GCN, SGC, PairNormError, pair_norm, propagation
 from pairnorm.nn.dropout import draw_keys, dropout
 from pairnorm.nn.models import glorot
 from pairnorm.nn.sparse import SparseMatrix
@@ -338,6 +338,41 @@ class TestLayers:
         assert "PairNorm(scale=5, mode='PN-SI', eps=1e-06)" in text
         assert "GCNConvolution(6, 32, trials=1, activation='relu')" in text
         assert "GCNConvolution(32, 3, trials=1, activation='none')" in text
+
+
+@pytest.fixture
+def double_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class TestDefaultType:
+    """Single precision gives the same bits whatever type torch has been told to make by default."""
+
+    @staticmethod
+    def step(model, x, adjacency, keys):
+        model.zero_grad()
+        logits = model(x, adjacency, keys)
+        logits.square().sum().backward()
+        return [logits.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    @models
+    @pytest.mark.parametrize("sparse", [False, True])
+    def test_a_training_step(self, kind, settings, sparse, x, edge_index, request):
+        model = build(kind, settings, (0, 1), depth=3, norm="PN-SI", dropout=0.5)
+        adjacency, keys = model.propagation(edge_index, NODES), draw_keys(1 if kind is SGC else 3, 2, 2)
+        features = SparseMatrix.from_torch(x.to_sparse_csr()) if sparse else x
+        here = self.step(model, features, adjacency, keys)
+        request.getfixturevalue("double_by_default")
+        there = self.step(model, features, adjacency, keys)
+        assert all(map(torch.equal, here, there))
+
+    @pytest.mark.parametrize("mode", ["PN", "PN-SI", "PN-SCS"])
+    def test_the_layer_alone(self, mode, x, request):
+        here = pair_norm(x, mode=mode)
+        request.getfixturevalue("double_by_default")
+        assert torch.equal(pair_norm(x, mode=mode), here)
 
 
 class TestDropout:

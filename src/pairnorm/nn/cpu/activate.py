@@ -8,7 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.cpu.activations import CODES, activated
-from pairnorm.nn.cpu.arrays import array
+from pairnorm.nn.cpu.arrays import array, empty
 from pairnorm.nn.cpu.finish import start_back
 from pairnorm.nn.cpu.simd import LANES, load, store
 
@@ -18,14 +18,14 @@ NO_LENGTHS = np.empty(0, np.float32)
 
 def forward(x: Tensor, bias: Tensor, activation: str) -> Tensor:
     """Return ``activation(x + bias)``."""
-    y = torch.empty(x.shape)
+    y = empty(x.shape)
     _forward(array(x.flatten(1)), array(bias.reshape(1, -1)), CODES[activation], y.flatten(1).numpy())
     return y
 
 
 def backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the bias."""
-    result, sums = torch.empty(y.shape), torch.empty(y.shape[1:])
+    result, sums = empty(y.shape), empty(y.shape[1:])
     flat = array(y.flatten(1))
     start_back(
         array(grad.flatten(1)), flat, flat, NO_LENGTHS, 1.0, CODES[activation], result.flatten(1).numpy(),

@@ -3,9 +3,15 @@
 The room that kernels work in is of torch's making too: it begins with a cache line, and numpy's need not.
 """
 
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
+
+# What kernels work on, whatever a user has made torch's default type and device.
+empty = partial(torch.empty, dtype=torch.float32, device="cpu")
+zeros = partial(torch.zeros, dtype=torch.float32, device="cpu")
 
 
 def by_trial(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pairnorm.nn.cpu import dropout, finish
 from pairnorm.nn.cpu.activations import CODES, exp
-from pairnorm.nn.cpu.arrays import array, by_trial
+from pairnorm.nn.cpu.arrays import array, by_trial, empty, zeros
 from pairnorm.nn.cpu.simd import LANES, fill, load, store, total
 from pairnorm.nn.cpu.sparse import gather
 
@@ -33,11 +33,11 @@ class Attend(torch.autograd.Function):
         own, ends = by_trial(z), by_trial(scores)
         trials, nodes, features = own.shape
         offset = np.zeros((trials, features), np.float32) if bias is None else array(bias)
-        weights = torch.empty(trials, 1, pattern.num_entries)
+        weights = empty(trials, 1, pattern.num_entries)
         drops = dropout.settings(weights, rate, keys)
-        kept = weights if drops is dropout.NONE else torch.empty(weights.shape)
-        h = torch.empty(trials, pattern.shape[0], features)
-        y = torch.empty(h.shape) if norm is not None and any(ctx.needs_input_grad) else h
+        kept = weights if drops is dropout.NONE else empty(weights.shape)
+        h = empty(trials, pattern.shape[0], features)
+        y = empty(h.shape) if norm is not None and any(ctx.needs_input_grad) else h
         scale, eps, lengths = finish.settings(norm, trials, nodes)
         _forward(
             pattern.crow.numpy(), pattern.column.numpy(), ends.numpy(), own.numpy(), offset, np.float32(leak),
@@ -55,12 +55,12 @@ class Attend(torch.autograd.Function):
         """Return the gradients of the scores, of z and of the bias."""
         ends, z, weights, kept, h, y = ctx.saved_tensors
         grad_ends, grad_z, grad_bias = (
-            torch.zeros(ends.shape), torch.zeros(z.shape), torch.empty(len(z), z.size(2)),
+            zeros(ends.shape), zeros(z.shape), empty(len(z), z.size(2)),
         )  # fmt: skip
         _backward(
             ctx.pattern.crow.numpy(), ctx.pattern.column.numpy(), ends.numpy(), z.numpy(), weights.numpy(),
             kept.numpy(), np.float32(ctx.leak), by_trial(grad).numpy(), y.numpy(), h.numpy(), ctx.lengths,
-            ctx.scale, CODES[ctx.activation], torch.empty(y.shape[1:]).numpy(), grad_ends.numpy(),
+            ctx.scale, CODES[ctx.activation], empty(y.shape[1:]).numpy(), grad_ends.numpy(),
             grad_z.numpy(), grad_bias.numpy(),
         )  # fmt: skip
         grad_scores, grad_z = grad_ends.transpose(0, 1), grad_z.transpose(0, 1)

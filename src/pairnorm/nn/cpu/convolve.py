@@ -11,7 +11,7 @@ from pairnorm.nn import convolve
 from pairnorm.nn.again import plain_gradients
 from pairnorm.nn.cpu import dropout, finish, linear
 from pairnorm.nn.cpu.activations import CODES
-from pairnorm.nn.cpu.arrays import array, by_trial
+from pairnorm.nn.cpu.arrays import array, by_trial, empty
 from pairnorm.nn.cpu.sparse import gather
 from pairnorm.nn.pair_norm import joins_kernels
 
@@ -39,13 +39,13 @@ class Convolve(torch.autograd.Function):
         trials, features = bias.shape
         own = by_trial(x.expand(-1, trials, -1))
         drops = dropout.settings(own, rate, keys)
-        left = own if drops is dropout.NONE else torch.empty(own.shape)
-        h = torch.empty(trials, matrix.pattern.shape[0], features)
-        y = torch.empty(h.shape) if norm is not None and any(ctx.needs_input_grad) else h
+        left = own if drops is dropout.NONE else empty(own.shape)
+        h = empty(trials, matrix.pattern.shape[0], features)
+        y = empty(h.shape) if norm is not None and any(ctx.needs_input_grad) else h
         scale, eps, lengths = finish.settings(norm, *h.shape[:2])
         _forward(
             own.numpy(), *drops, _weights(weight), array(bias), *matrix.arrays, CODES[activation], scale, eps,
-            torch.empty(own.size(1), features).numpy(), left.numpy(), h.numpy(), y.numpy(), lengths,
+            empty(own.size(1), features).numpy(), left.numpy(), h.numpy(), y.numpy(), lengths,
         )  # fmt: skip
         ctx.others = matrix, activation, norm, rate, keys
         ctx.drops, ctx.lengths = drops, lengths
@@ -63,14 +63,14 @@ class Convolve(torch.autograd.Function):
                 lambda *inputs: convolve.one_by_one(*inputs, *ctx.others), (x, weight, bias), needed, grad
             )
             return *gradients, *[None] * 5
-        grad_x = torch.empty(left.shape)
-        grad_weight = None if weight is None else torch.empty(weight.shape)
-        grad_bias = torch.empty(bias.shape)
+        grad_x = empty(left.shape)
+        grad_weight = None if weight is None else empty(weight.shape)
+        grad_bias = empty(bias.shape)
         _backward(
             by_trial(grad).numpy(), y.numpy(), h.numpy(), ctx.lengths, 1.0 if norm is None else norm.scale,
             CODES[activation], *matrix.transposed.arrays, left.numpy(), *ctx.drops,
             _weights(None if weight is None else weight.transpose(1, 2)), needed[0],
-            torch.empty(y.shape[1:]).numpy(), torch.empty(left.size(1), y.size(2)).numpy(), grad_x.numpy(),
+            empty(y.shape[1:]).numpy(), empty(left.size(1), y.size(2)).numpy(), grad_x.numpy(),
             _weights(grad_weight), grad_bias.numpy(),
         )  # fmt: skip
         return grad_x.transpose(0, 1) if needed[0] else None, grad_weight, grad_bias, *[None] * 5

@@ -8,7 +8,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from pairnorm.nn.cpu.arrays import array, by_trial
+from pairnorm.nn.cpu.arrays import array, by_trial, empty
 from pairnorm.nn.cpu.simd import LANES, fill, load, store, where_less
 from pairnorm.nn.dropout import LEVELS, dropped_levels, position_hash
 
@@ -21,7 +21,7 @@ NONE = np.zeros((1, 1), np.uint32), np.zeros(1, np.uint32), np.uint32(0), np.flo
 def apply(x: Tensor, dropped: int, keys: Tensor) -> Tensor:
     """Drop ``dropped`` of 2¹⁶ entries of ``x`` ``[nodes, trials, features]``."""
     own = by_trial(x)
-    result = torch.empty(own.shape)
+    result = empty(own.shape)
     _apply(own.numpy(), *_settings(own, dropped, keys), result.numpy())
     return result.transpose(0, 1)
 

@@ -7,7 +7,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from pairnorm.nn.cpu.arrays import array, by_trial
+from pairnorm.nn.cpu.arrays import array, by_trial, empty, zeros
 from pairnorm.nn.cpu.simd import LANES, load, store
 from pairnorm.nn.cpu.sparse import gather
 
@@ -30,14 +30,14 @@ def select(pattern: "Pattern", values: Tensor) -> Selection:
 
 def forward(pattern: "Pattern", left: Selection, weight: Tensor) -> Tensor:
     """Return ``[nodes, trials, out]`` for weights ``[trials, in, out]``."""
-    result = torch.empty(len(weight), pattern.shape[0], weight.size(2))
+    result = empty(len(weight), pattern.shape[0], weight.size(2))
     _forward(*left, array(weight), result.numpy())
     return result.transpose(0, 1)
 
 
 def backward(pattern: "Pattern", left: Selection, grad: Tensor) -> Tensor:
     """Return the gradient of the weights."""
-    result = torch.zeros(grad.size(1), pattern.shape[1], grad.size(2))
+    result = zeros(grad.size(1), pattern.shape[1], grad.size(2))
     _backward(*left, by_trial(grad).numpy(), result.numpy())
     return result
 

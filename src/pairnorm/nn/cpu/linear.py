@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pairnorm.nn import dropout as plain
 from pairnorm.nn.again import plain_gradients
-from pairnorm.nn.cpu.arrays import array, by_trial
+from pairnorm.nn.cpu.arrays import array, by_trial, empty, zeros
 from pairnorm.nn.cpu.dropout import NONE, drop, settings
 from pairnorm.nn.cpu.simd import LANES, fill, load, store, total
 
@@ -38,9 +38,9 @@ class DropoutLinear(torch.autograd.Function):
         own = by_trial(x)
         trials, nodes, _ = own.shape
         drops = settings(own, rate, keys)
-        left = own if drops is NONE else torch.empty(own.shape)
-        z = torch.empty(trials, nodes, weight.size(2))
-        scores = torch.empty(trials, nodes, 0 if ends is None else ends.size(2))
+        left = own if drops is NONE else empty(own.shape)
+        z = empty(trials, nodes, weight.size(2))
+        scores = empty(trials, nodes, 0 if ends is None else ends.size(2))
         rows = array(weight[:, :0] if ends is None else ends.transpose(1, 2))
         _forward(
             own.numpy(), *drops, array(weight), rows, left.numpy(), z.numpy(),
@@ -61,14 +61,14 @@ class DropoutLinear(torch.autograd.Function):
                 (x, weight, ends), ctx.needs_input_grad[:3], grad, grad_scores,
             )  # fmt: skip
             return *gradients, None, None
-        grad = torch.zeros(z.shape) if grad is None else by_trial(grad)
-        slopes = torch.zeros(*z.shape[:2], 0) if grad_scores is None else by_trial(grad_scores)
+        grad = zeros(z.shape) if grad is None else by_trial(grad)
+        slopes = zeros(*z.shape[:2], 0) if grad_scores is None else by_trial(grad_scores)
         rows = array(weight[:, :0] if grad_scores is None else ends.transpose(1, 2))
-        grad_x = torch.empty(left.shape if ctx.needs_input_grad[0] else (len(z), 0, left.size(2)))
-        grad_weight, grad_rows = torch.empty(weight.shape), torch.empty(rows.shape)
+        grad_x = empty(left.shape if ctx.needs_input_grad[0] else (len(z), 0, left.size(2)))
+        grad_weight, grad_rows = empty(weight.shape), empty(rows.shape)
         _backward(
             left.numpy(), *settings(left, ctx.rate, ctx.keys), array(weight.transpose(1, 2)), rows, z.numpy(),
-            grad.numpy(), slopes.numpy(), torch.empty(z.shape[1:]).numpy(), grad_x.numpy(),
+            grad.numpy(), slopes.numpy(), empty(z.shape[1:]).numpy(), grad_x.numpy(),
             grad_weight.numpy(), grad_rows.numpy(),
         )  # fmt: skip
         return (

@@ -7,6 +7,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from pairnorm.nn.cpu.arrays import empty
 from pairnorm.nn.cpu.simd import LANES, fill, load, store, total, widen
 
 DTYPES = (torch.float32,)
@@ -15,8 +16,8 @@ DTYPES = (torch.float32,)
 def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Tensor, Tensor]:
     """Return s·c/r and r; see ``pairnorm.nn.pair_norm._formula``."""
     stacked = _stacked(x)
-    y = torch.empty(stacked.shape)
-    length = torch.empty(stacked.size(1), stacked.size(0) if individually else 1)
+    y = empty(stacked.shape)
+    length = empty(stacked.size(1), stacked.size(0) if individually else 1)
     _forward(stacked.numpy(), scale, eps, y.numpy(), length.numpy())
     return y.view(x.shape), length.t().reshape(-1, *x.shape[1:-1], 1)
 
@@ -24,7 +25,7 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
 def backward(grad: Tensor, y: Tensor, length: Tensor, scale: float, individually: bool) -> Tensor:
     """Return dL/dx; see ``pairnorm.nn.pair_norm.formula_gradient``."""
     stacked = _stacked(y)
-    result = torch.empty(stacked.shape)
+    result = empty(stacked.shape)
     lengths = length.detach().reshape(-1, stacked.size(1)).t().contiguous().numpy()
     _backward(_stacked(grad).numpy(), stacked.numpy(), lengths, scale, result.numpy())
     return result.view(y.shape)

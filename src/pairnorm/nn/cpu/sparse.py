@@ -8,6 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.cpu.activations import CODES, activated
+from pairnorm.nn.cpu.arrays import empty, zeros
 from pairnorm.nn.cpu.simd import LANES, load, store
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ def multiply(
 
     ``values`` are ``[entries]`` or ``[trials, entries]``.
     """
-    result = torch.empty(pattern.shape[0], *dense.shape[1:])
+    result = empty(pattern.shape[0], *dense.shape[1:])
     dense = dense.detach().contiguous()
     shape = (len(dense), len(values) if values.dim() == 2 else 1, -1)
-    offset = torch.zeros(dense[0].shape) if bias is None else bias.detach()
+    offset = zeros(dense[0].shape) if bias is None else bias.detach()
     _multiply(
         pattern.crow.numpy(), pattern.column.numpy(), torch.atleast_2d(values.detach()).contiguous().numpy(),
         dense.view(shape).numpy(), offset.reshape(shape[1:]).contiguous().numpy(), CODES[activation],
