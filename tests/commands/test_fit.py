@@ -8,6 +8,7 @@ import pytest
 from written import Files, write_customers, write_papers
 
 from pairnorm import cli
+from pairnorm.classify.output import OUTCOME
 from pairnorm.data import Graph, csbm, features_after, load, missing_vectors
 
 QUICK = ["--label", "risk", "--depth", "2,4", "--scale", "10,100"]
@@ -22,7 +23,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, Path]:
 
 
 def test_everything_is_written(run: tuple[Files, Path]) -> None:
-    assert {path.name for path in run[1].iterdir()} == {
+    written = {path.name for path in run[1].iterdir()}
+    assert written == {
         "predictions.csv",
         "predictions.parquet",
         "model.json",
@@ -33,6 +35,7 @@ def test_everything_is_written(run: tuple[Files, Path]) -> None:
         "depth.png",
         "smoothing.png",
     }
+    assert written == OUTCOME, "a later run would not know these as its own"
 
 
 def test_predictions_are_a_row_per_node_with_chances_that_sum_to_one(run: tuple[Files, Path]) -> None:
@@ -200,9 +203,10 @@ def test_bad_input_is_named_and_leaves_the_folder_alone(
     files = write_customers(tmp_path, nodes=100, labelled=60)
     spoil(files)
     out = tmp_path / "run"
+    old = '{"format": 1, "pairnorm": "0.1"}'
     if before:
         out.mkdir()
-        (out / "model.json").write_text("old")
+        (out / "model.json").write_text(old)
     usual = {"--nodes": str(files.nodes), "--edges": str(files.edges), "--label": "risk", "--out": str(out)}
     words = ["fit"]
     for option, value in (usual | changes).items():
@@ -213,7 +217,7 @@ def test_bad_input_is_named_and_leaves_the_folder_alone(
     assert message in error
     assert len(error.strip().splitlines()) <= 3
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    assert ([path.read_text() for path in out.iterdir()] == ["old"]) if before else not out.exists()
+    assert ([path.read_text() for path in out.iterdir()] == [old]) if before else not out.exists()
 
 
 def test_a_folder_of_other_files_is_refused_before_any_work(

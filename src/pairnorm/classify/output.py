@@ -13,52 +13,56 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.classify.saved import FACTS
+from pairnorm.classify.report import FIGURES, REPORT
+from pairnorm.classify.saved import FACTS, TENSORS, holds_model
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
     import pandas
 
-PREDICTIONS = "predictions"
+PREDICTIONS = ("predictions.csv", "predictions.parquet")
+# All that a run may write.
+OUTCOME = {*PREDICTIONS, FACTS, TENSORS, REPORT, *FIGURES}
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder that takes the place of ``folder`` at the end; after an error, nothing changed.
+    """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing changed.
+
+    What an earlier run wrote is replaced or, where this one has no such file, removed. Other files stay.
 
     Args:
-        folder: absent, empty, or the outcome of an earlier run, which is replaced.
+        folder: absent, empty, or with the outcome of an earlier run.
     """
     check_folder(folder)
-    beside = _existing(folder.absolute().parent)
-    temporary = beside / f".{folder.name}.{os.getpid()}.partial"
+    place = folder.resolve()
+    # In the folder itself or, while there is none, in the nearest one above: moving a file is then renaming.
+    nearest = next(above for above in (place, *place.parents) if above.exists())
+    drafts = nearest / f".{place.name}.{os.getpid()}.partial"
     with _writable(folder):
-        temporary.mkdir()
+        drafts.mkdir()
     try:
-        yield temporary
+        yield drafts
         with _writable(folder):
-            folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-            if folder.exists():
-                old = temporary.with_suffix(".old")
-                folder.rename(old)
-                temporary.rename(folder)
-                shutil.rmtree(old)
-            else:
-                temporary.rename(folder)
+            place.mkdir(parents=True, exist_ok=True)
+            for name in OUTCOME - {draft.name for draft in drafts.iterdir()}:
+                (place / name).unlink(missing_ok=True)
+            for draft in drafts.iterdir():
+                draft.replace(place / draft.name)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(drafts, ignore_errors=True)
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder whose content is not ours to replace.
+    """Refuse a folder that is in use for something else.
 
     Args:
         folder: where results are to go.
     """
     if folder.is_file():
         raise PairNormError(f"{folder}: there is a file of that name. Choose another folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / FACTS).is_file():
+    if folder.is_dir() and any(folder.iterdir()) and not holds_model(folder):
         raise PairNormError(
             f"{folder}: the folder holds files that no run wrote. Choose another, or empty it."
         )
@@ -89,10 +93,6 @@ def _writable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PairNormError(f"{path}: cannot be written ({error.strerror}). Choose another place.") from error
-
-
-def _existing(folder: Path) -> Path:
-    return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
 def predictions(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPORT = "report.md"
+FIGURES = ("smoothing.png", "confusion.png", "comparison.png", "depth.png")
 
 
 def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) -> None:

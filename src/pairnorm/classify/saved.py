@@ -107,6 +107,19 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     return classifier
 
 
+def holds_model(place: Path) -> bool:
+    """Say whether a folder holds a model that we saved, in whatever version.
+
+    Args:
+        place: the folder.
+    """
+    try:
+        facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(facts, dict) and {"format", "pairnorm"} <= facts.keys()
+
+
 def read_facts(place: Path) -> dict[str, Any]:
     """Return what ``model.json`` says, checked.
 

@@ -141,8 +141,8 @@ def _write(findings: "Findings", folder: Path, columns: dict[str, Any], notes: l
 
     classifier = findings.classifier
     frame = predictions(findings.graph, findings.probabilities, classifier.classes_)
-    for suffix in ("csv", "parquet") if has_parquet() else ("csv",):
-        write_table(frame, folder / f"{PREDICTIONS}.{suffix}")
+    for name in PREDICTIONS if has_parquet() else PREDICTIONS[:1]:
+        write_table(frame, folder / name)
     save(classifier, folder, {name: value for name, value in columns.items() if value})
     write_report(findings, folder, notes)
 
