@@ -121,6 +121,30 @@ def test_a_graph_without_split_gets_one_and_is_scored_on_what_was_held_out(small
     )
 
 
+def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
+    """Not where only the test part is lacking, nor where labels or nodes have changed since."""
+    nobody = torch.zeros_like(small.test)
+    classifier = NodeClassifier(depth=(1, 4)).fit(small.replace(test=nobody))
+    assert classifier.held_out_ is not None
+    assert classifier.held_out_.count == 174
+    right = classifier.predict(small) == small.labels.numpy().astype(str)
+    held_out = small.test.numpy()
+    assert classifier.score(small.replace(test=nobody)) == pytest.approx(right[held_out].mean())
+    some = held_out & (np.arange(300) % 2 == 0)
+    labels = torch.where(torch.from_numpy(held_out & ~some), -1, small.labels)
+    fewer = without_split(small).replace(labels=labels, class_names=small.class_names)
+    assert classifier.score(fewer) == pytest.approx(right[some].mean())
+    as_text = without_split(small).replace(node_names=small.node_names.astype(str))
+    assert classifier.score(as_text) == pytest.approx(right[held_out].mean())
+
+
+def test_where_nothing_else_is_labelled_there_is_no_score(small: Graph) -> None:
+    classifier = NodeClassifier(depth=2, norm="PN").fit(small)
+    labels = torch.where(small.test, -1, small.labels)
+    with pytest.raises(PairNormError, match="each of its 126 labelled nodes has the name of one that took"):
+        classifier.score(without_split(small).replace(labels=labels))
+
+
 @pytest.mark.parametrize("each", [1, 2, 3])
 def test_a_few_labels_per_class_are_enough_to_go_on(small: Graph, each: int) -> None:
     rank = sum(((small.labels == k).cumsum(0) * (small.labels == k)) for k in (0, 1))

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pairnorm.classify import NodeClassifier
 from pairnorm.data import Graph
@@ -26,6 +27,8 @@ def test_what_is_loaded_predicts_the_same(small: Graph, tmp_path: Path, settings
     assert loaded.get_params() == fitted.get_params()
     assert loaded.best_ == fitted.best_
     assert loaded.classes_.tolist() == fitted.classes_.tolist()
+    nobody = torch.zeros_like(small.test)
+    assert loaded.score(small.replace(test=nobody)) == fitted.held_out_.accuracy
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model.json", "model.safetensors"]
 
 
@@ -48,7 +51,7 @@ def test_what_is_no_saved_model_is_named(small: Graph, tmp_path: Path) -> None:
     for damage, message in (
         ("{", "is damaged"),
         ("[]", "format None is not known"),
-        (json.dumps(facts | {"format": 99}), "format 99 is not known; expected 1"),
+        (json.dumps(facts | {"format": 99}), "format 99 is not known; expected 2"),
         (json.dumps(facts | {"features": 3}), "is damaged"),
         (json.dumps({name: value for name, value in facts.items() if name != "network"}), "is damaged"),
     ):

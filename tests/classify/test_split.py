@@ -1,10 +1,12 @@
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 from pairnorm.classify import ClassifierWarning, complete_split
+from pairnorm.classify.split import fingerprints, unseen
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 
@@ -88,3 +90,9 @@ def test_few_labels_are_a_warning(labels: list[int], message: str) -> None:
     with pytest.warns(ClassifierWarning) as caught:
         complete_split(graph(labels))
     assert any(re.search(message, str(warning.message)) for warning in caught)
+
+
+def test_nodes_are_known_again_by_name_on_every_machine() -> None:
+    assert fingerprints(np.array(["c1", "7"])).tolist() == [5653263758500360259, -9038873097560174361]
+    again = graph([0, 1, -1, 1]).replace(node_names=np.array([7, 8, 9, 10]))
+    assert unseen(again, fingerprints(np.array(["c1", "7"]))).tolist() == [False, True, False, True]

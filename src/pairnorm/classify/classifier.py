@@ -17,7 +17,7 @@ from pairnorm.classify.plan import Plan
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.scores import Scores
 from pairnorm.classify.search import search
-from pairnorm.classify.split import complete_split
+from pairnorm.classify.split import complete_split, fingerprints, unseen
 from pairnorm.classify.temperature import fit_temperature, mean_probabilities
 from pairnorm.data import Graph, Split
 from pairnorm.errors import PairNormError, one_of
@@ -93,6 +93,7 @@ class NodeClassifier:
     temperature_: float
     split_: Split
     held_out_: Scores | None
+    _seen: NDArray[np.int64]
 
     def fit(
         self, graph: Graph, y: None = None, *, progress: Callable[[int, int, str], None] | None = None
@@ -121,7 +122,8 @@ class NodeClassifier:
         chosen_by = graph.validation.to(task.device)
         logits = compute_logits(self.network_, graph, task.features, task.device)[chosen_by]
         self.temperature_ = fit_temperature(logits, graph.labels.to(task.device)[chosen_by])
-        self.scaling_, self.split_, self._names = scaling, split, graph.node_names
+        self.scaling_, self.split_ = scaling, split
+        self._seen = fingerprints(graph.node_names[(split.train | split.validation).cpu().numpy()])
         self.classes_ = np.array(graph.class_names)
         self.feature_names_in_, self.n_features_in_ = graph.feature_names, graph.num_features
         test = split.test.cpu().numpy()
@@ -152,17 +154,18 @@ class NodeClassifier:
         """Return the accuracy on the test nodes.
 
         Args:
-            graph: with labels. Without a split of its own, the nodes that ``fit`` held out are judged or, of
-                another graph, all labelled ones.
+            graph: with labels. Without test nodes of its own, all labelled nodes are judged but those that
+                ``fit`` learnt from or chose by, which are known by their names.
             y: not used.
         """
         self._check_fitted()
-        judged = graph.test if graph.test.any() else graph.labelled
-        if not any(mask.any() for mask in graph.split) and np.array_equal(graph.node_names, self._names):
-            judged = self.split_.test
+        judged = graph.test.cpu().numpy() if graph.test.any() else unseen(graph, self._seen)
         if not judged.any():
-            raise PairNormError("no node is left to score on: label some, or put some in the test part.")
-        return self._scores(graph, judged.cpu().numpy(), self.predict_proba(graph)).accuracy
+            raise PairNormError(
+                f"graph {graph.name!r}: each of its {int(graph.labelled.sum())} labelled nodes has the name "
+                "of one that took part in fitting. Label others, or put those to judge in the test part."
+            )
+        return self._scores(graph, judged, self.predict_proba(graph)).accuracy
 
     def _scores(self, graph: Graph, judged: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
         labels = align_labels(graph, self.classes_)

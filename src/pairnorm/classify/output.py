@@ -128,9 +128,7 @@ def write_table(frame: pandas.DataFrame, path: Path) -> None:
     """
     if path.suffix.lower() == ".parquet":
         if not has_parquet():
-            raise PairNormError(
-                f"{path.name}: writing Parquet needs pyarrow. pip install pyarrow"
-            )
+            raise PairNormError(f"{path.name}: writing Parquet needs pyarrow. pip install pyarrow")
         frame.to_parquet(path, index=False)
     else:
         frame.to_csv(path, index=False, float_format="%.6g")

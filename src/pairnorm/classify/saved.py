@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
-FORMAT = 1
+FORMAT = 2
 TENSORS, FACTS = "model.safetensors", "model.json"
 NETWORKS: dict[str, Any] = {"SGC": SGC, "GCN": GCN, "GAT": GAT}
 
@@ -47,6 +47,7 @@ def save(
     place.mkdir(parents=True, exist_ok=True)
     scaling, network, best = classifier.scaling_, classifier.network_, classifier.best_
     tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
+    tensors["seen"] = torch.from_numpy(classifier._seen)
     if scaling.mean is not None and scaling.deviation is not None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -96,6 +97,7 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         classifier.classes_ = np.array(facts["classes"])
         classifier.n_features_in_ = facts["features"]
         classifier.temperature_ = float(facts["temperature"])
+        classifier._seen = tensors["seen"].numpy()
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         problem = " ".join(str(error).split())[:200]
         raise PairNormError(f"{place / FACTS}: the saved model is damaged ({problem}). Fit again.") from error
@@ -103,7 +105,7 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     classifier.feature_names_in_ = None if names is None else tuple(names)
     classifier.held_out_ = None
     nobody = torch.zeros(0, dtype=torch.bool)
-    classifier.split_, classifier._names = Split(nobody, nobody, nobody), np.zeros(0)
+    classifier.split_ = Split(nobody, nobody, nobody)
     return classifier
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +54,28 @@ def complete_split(graph: Graph, seed: int = 0) -> Split:
     _check_train(graph, split)
     _warn(graph, split)
     return split
+
+
+def fingerprints(names: NDArray[Any]) -> NDArray[np.int64]:
+    """Return 64 bits of each name, the same on every machine; a number counts as its text.
+
+    Args:
+        names: of nodes.
+    """
+    digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in names.tolist())
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+
+
+def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return bool [n]: the labelled nodes that a model has neither learnt from nor been chosen by.
+
+    Args:
+        graph: the one that the model was fitted on, or another; nodes are told apart by their names.
+        seen: the fingerprints of those that it has.
+    """
+    mask = graph.labelled.cpu().numpy()
+    mask[mask] = ~np.isin(fingerprints(graph.node_names[mask]), seen)
+    return mask
 
 
 def _parts(
