@@ -27,6 +27,15 @@ def mask(*nodes: int) -> torch.Tensor:
             {"missing": torch.zeros(5, 2, dtype=torch.bool)},
             r"missing has shape \(5, 2\); expected \[5\] .*\[5, 3\]",
         ),
+        ({"features": torch.ones(5, 3).fill_diagonal_(torch.inf)}, "feature 0 of node 0 is infinite.*NaN if"),
+        (
+            {"features": torch.diag(torch.tensor([0, -torch.inf, 0, 0, 1])).to_sparse_csr()},
+            "feature 1 of node 1 is infinite",
+        ),
+        (
+            {"features": torch.full((5, 2), -torch.inf), "feature_names": ("age", "income")},
+            "feature 'age' of node 0 is infinite",
+        ),
         ({"node_names": np.array(["a"])}, r"node_names has shape \(1,\)"),
         ({"feature_names": ("a",)}, "1 feature names for 3 features"),
     ],

@@ -29,6 +29,48 @@ def weighted(small: Graph) -> Graph:
 KEPT = ("features", "labels", "train", "validation", "test", "class_names")
 
 
+HOLES = [[1, torch.nan], [2, 3], [torch.nan, torch.nan]]
+
+
+def as_networkx(features: list[list[float]]) -> Graph:
+    graph = networkx.path_graph(3)
+    networkx.set_node_attributes(graph, dict(enumerate(features)), "x")
+    return Graph.from_networkx(graph)
+
+
+WAYS_IN = {
+    "edges": lambda features: Graph.from_edges([[0, 1], [1, 2]], features),
+    "pyg": lambda features: Graph.from_pyg(
+        Data(x=torch.tensor(features), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    ),
+    "sparse pyg": lambda features: Graph.from_pyg(
+        Data(x=torch.tensor(features).to_sparse_csr(), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    ),
+    "scipy": lambda features: Graph.from_scipy(scipy.sparse.eye_array(3), np.array(features)),
+    "sparse scipy": lambda features: Graph.from_scipy(
+        scipy.sparse.eye_array(3), scipy.sparse.csr_array(np.array(features))
+    ),
+    "networkx": as_networkx,
+    "replace": lambda features: Graph.from_edges([[0, 1], [1, 2]]).replace(features=torch.tensor(features)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+class TestEveryWayIn:
+    def test_nan_is_missing(self, way: str) -> None:
+        graph = WAYS_IN[way](HOLES)
+        assert graph.features.to_dense().tolist() == [[1, 0], [2, 3], [0, 0]]
+        assert graph.missing.tolist() == [[False, True], [False, False], [True, True]]
+
+    def test_rows_of_nan_are_missing_vectors(self, way: str) -> None:
+        graph = WAYS_IN[way]([[1.0, 0.0], [torch.nan, torch.nan], [2.0, 3.0]])
+        assert graph.missing.tolist() == [False, True, False]
+
+    def test_infinity_is_an_error(self, way: str) -> None:
+        with pytest.raises(PairNormError, match="feature 1 of node 2 is infinite"):
+            WAYS_IN[way]([[1.0, 0.0], [torch.nan, torch.nan], [2.0, -torch.inf]])
+
+
 class TestPyG:
     def test_round_trip(self, weighted: Graph) -> None:
         missing = torch.tensor([False, True, False, False, False])

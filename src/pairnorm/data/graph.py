@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.adjacency import symmetric_adjacency
-from pairnorm.data.check import UNKNOWN, check
+from pairnorm.data.check import UNKNOWN, check, check_weights
+from pairnorm.data.features import nan_as_missing, stored_values
 from pairnorm.data.split import Split, split_by_name
 from pairnorm.errors import PairNormError
 
@@ -36,7 +37,7 @@ class Graph:
 
     Args:
         adjacency: ``torch.sparse_csr`` [n, n] of float32 weights, symmetric, without self-loops.
-        features: float32 [n, d], dense or ``torch.sparse_csr``; what is missing is zero.
+        features: float32 [n, d], dense or ``torch.sparse_csr``; NaN where missing, which the graph keeps as 0.
         labels: int64 [n]; -1 where the class is unknown. Default: all unknown.
         train: bool [n], the nodes to learn from. Default: none, as for the next two.
         validation: bool [n], the nodes to choose a model by.
@@ -77,6 +78,9 @@ class Graph:
             largest = int(self.labels.max()) if self.labels.numel() else UNKNOWN
             self._set("class_names", tuple(map(str, range(largest + 1))))
         check(self)
+        features, missing = nan_as_missing(self.features, self.missing)
+        self._set("features", features)
+        self._set("missing", missing)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -128,8 +132,7 @@ class Graph:
     @property
     def density(self) -> float:
         """The fraction of features that are not zero."""
-        stored = self.features.values() if self.features.layout == torch.sparse_csr else self.features
-        return int(torch.count_nonzero(stored)) / max(self.features.shape.numel(), 1)
+        return int(torch.count_nonzero(stored_values(self.features))) / max(self.features.shape.numel(), 1)
 
     @property
     def homophily(self) -> float:
@@ -179,7 +182,7 @@ class Graph:
 
         Args:
             edge_index: whole numbers of shape [2, edges]: the two ends of each edge.
-            features: [n, d]. Default: none, d = 0.
+            features: [n, d]; NaN where missing. Default: none, d = 0.
             labels: [n]; -1 where unknown.
             num_nodes: n. Default: the length of ``features`` or ``labels``, else the largest end + 1.
             weights: [edges], positive. Default: 1.
@@ -209,10 +212,8 @@ class Graph:
                 f"edge_index names node {wrong}, but the graph has nodes 0 to {num_nodes - 1}."
             )
         strengths = None if weights is None else torch.as_tensor(weights).cpu().float().numpy()
-        if strengths is not None and (strengths.shape != ends.shape[1:] or not (strengths > 0).all()):
-            raise PairNormError(
-                f"weights have shape {strengths.shape}; expected a positive weight for each edge."
-            )
+        if strengths is not None:
+            check_weights(strengths, ends.shape[1])
         adjacency, counts = symmetric_adjacency(ends[0], ends[1], num_nodes, strengths)
         if features is None:
             features = torch.zeros(num_nodes, 0, device=device)

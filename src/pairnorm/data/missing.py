@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.data.features import stored_values
 from pairnorm.data.graph import Graph
 from pairnorm.data.keys import Stream
 from pairnorm.errors import PairNormError
@@ -85,8 +86,7 @@ def missing_entries(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -
         trials: how many masks.
         seed: the same seed gives the same masks on every machine.
     """
-    features = graph.features
-    stored = features.values() if features.layout == torch.sparse_csr else features.flatten()
+    stored = stored_values(graph.features).flatten()
     return _drawn("entries", torch.ones_like(stored, dtype=torch.bool), rate, trials, seed)
 
 

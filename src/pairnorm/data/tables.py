@@ -127,9 +127,7 @@ def _parquet_columns(path: Path) -> tuple[str, ...]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise PairNormError(
-            f"{path.name}: reading Parquet needs pyarrow. pip install pyarrow"
-        ) from error
+        raise PairNormError(f"{path.name}: reading Parquet needs pyarrow. pip install pyarrow") from error
     with readable(path.name):
         return tuple(parquet.read_schema(path).names)
 

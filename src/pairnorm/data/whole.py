@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from pairnorm.data.convert import from_networkx, from_pyg, from_scipy
-from pairnorm.data.features import stored_rows, with_values
 from pairnorm.data.graph import Graph
 from pairnorm.data.tables import TABLES, readable
 from pairnorm.errors import PairNormError
@@ -37,7 +36,7 @@ def read_whole(path: Path, name: str, columns: dict[str, Any]) -> Graph:
             return from_networkx(networkx.read_graphml(path), **columns).replace(name=name)
         if given := [f"{option}={value!r}" for option, value in columns.items() if value]:
             raise PairNormError(f"{given[0]} names a column, but {kind} files have none. Leave it out.")
-        graph = _with_missing(READERS[kind](path)).replace(name=name)
+        graph = READERS[kind](path).replace(name=name)
         _check_classes(graph)
     return graph
 
@@ -104,28 +103,6 @@ READERS: dict[str, Callable[[Path], Graph]] = {
     ".pt": _read_torch,
     ".pth": _read_torch,
 }
-
-
-def _with_missing(graph: Graph) -> Graph:
-    """Record features that are NaN as missing and make them zero; an infinite one is an error."""
-    sparse = graph.features.layout == torch.sparse_csr
-    values = graph.features.values() if sparse else graph.features
-    if (infinite := values.isinf()).any():
-        place = infinite.nonzero()[0]
-        row = int(stored_rows(graph.features)[place[0]] if sparse else place[0])
-        column = int(graph.features.col_indices()[place[0]] if sparse else place[1])
-        raise PairNormError(
-            f"feature {column} of node {row} is infinite. Correct it, or make it NaN if it is missing."
-        )
-    empty = values.isnan()
-    if not empty.any():
-        return graph
-    filled = values.masked_fill(empty, 0)
-    missing = (with_values(graph.features, empty.float()).to_dense() > 0) if sparse else empty
-    whole = missing.all(1)
-    if torch.equal(whole, missing.any(1)):
-        missing = whole
-    return graph.replace(features=with_values(graph.features, filled) if sparse else filled, missing=missing)
 
 
 def _check_classes(graph: Graph) -> None:
