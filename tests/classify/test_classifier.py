@@ -75,6 +75,7 @@ def test_set_params_changes_and_checks() -> None:
 def test_repr_shows_what_differs_from_the_defaults() -> None:
     assert repr(NodeClassifier()) == "NodeClassifier()"
     assert repr(NodeClassifier("GCN", seeds=2)) == "NodeClassifier(model='GCN', seeds=2)"
+    assert repr(NodeClassifier(depth=np.arange(2))) == "NodeClassifier(depth=array([0, 1]))"
 
 
 def test_fitting_leaves_the_parameters_alone_and_can_be_repeated(small: Graph) -> None:

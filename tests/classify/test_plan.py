@@ -1,5 +1,6 @@
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,6 +40,24 @@ def test_what_is_asked_for_is_planned(small: Graph) -> None:
     assert (spec.hidden, spec.dropout, spec.epochs, spec.adjacency) == (8, 0.1, 11, "sym")
 
 
+@pytest.mark.parametrize(
+    ("given", "depths"),
+    [
+        (np.int64(2), [2]),
+        (np.array(2), [2]),
+        (range(1, 4), [1, 2, 3]),
+        (np.arange(1, 4), [1, 2, 3]),
+        ((4, np.int32(2)), [4, 2]),
+    ],
+)
+def test_numbers_may_be_numpys_and_in_anything_that_holds_them(
+    small: Graph, given: object, depths: list[int]
+) -> None:
+    plan = Plan.of(NodeClassifier(depth=given, norm=np.array(["PN"]), scale=np.float32(0.5)), small)
+    assert (plan.sgc_depths, plan.sgc, plan.scales) == (depths, ["PN"], [0.5])
+    assert {type(depth) for depth in plan.sgc_depths} == {int}
+
+
 def test_without_validation_one_model_is_set_by_rule(small: Graph) -> None:
     graph = small.replace(validation=torch.zeros_like(small.validation))
     plan = Plan.of(NodeClassifier(), graph)
@@ -57,7 +76,9 @@ def test_without_validation_one_model_is_set_by_rule(small: Graph) -> None:
         ({"depth": [2, "four"]}, "depth is 'four'"),
         ({"scale": -1.0}, "scale is -1.0; expected a number above 0"),
         ({"scale": "large"}, "scale is 'large'"),
+        ({"scale": None}, "scale is None"),
         ({"seeds": 0}, "seeds is 0"),
+        ({"random_state": None}, "random_state is None; expected a whole number, 0 or more"),
         ({"budget": "soon"}, "budget is 'soon'; expected a time such as"),
         ({"model": "GCN", "epochs": 0}, "epochs is 0"),
     ],

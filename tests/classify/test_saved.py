@@ -32,6 +32,30 @@ def test_what_is_loaded_predicts_the_same(small: Graph, tmp_path: Path, settings
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model.json", "model.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"depth": range(1, 4)}, {"depth": [1, 2, 3]}),
+        ({"depth": np.arange(1, 4)}, {"depth": [1, 2, 3]}),
+        ({"depth": np.int64(2), "scale": np.float32(0.5)}, {"depth": 2, "scale": 0.5}),
+        ({"depth": 2, "random_state": np.int64(3)}, {"depth": 2, "random_state": 3}),
+    ],
+)
+def test_numpys_parameters_are_saved(
+    small: Graph, tmp_path: Path, given: dict[str, object], kept: dict[str, object]
+) -> None:
+    NodeClassifier(**given, norm="PN").fit(small).save(tmp_path)
+    found = NodeClassifier.load(tmp_path).get_params()
+    assert {name: found[name] for name in kept} == kept
+
+
+def test_what_cannot_be_saved_leaves_no_half_behind(small: Graph, tmp_path: Path) -> None:
+    fitted = NodeClassifier(depth=2, norm="PN").fit(small).set_params(device=object())
+    with pytest.raises((TypeError, ValueError)):
+        fitted.save(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_names_of_classes_and_features_are_kept(small: Graph, tmp_path: Path) -> None:
     named = small.replace(
         class_names=("niedrig", "hoch, sehr"), feature_names=tuple(f"Wörter {n}" for n in range(500))

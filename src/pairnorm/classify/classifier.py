@@ -200,7 +200,7 @@ class NodeClassifier:
         changed = (
             f"{name}={value!r}"
             for name, value in self.get_params().items()
-            if value != defaults[name].default
+            if repr(value) != repr(defaults[name].default)
         )
         return f"NodeClassifier({', '.join(changed)})"
 

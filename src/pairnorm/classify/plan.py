@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -63,6 +64,7 @@ class Plan:
         norms = _choices("norm", wanted.norm, NORMS)
         depths = _numbers("depth", wanted.depth, _whole)
         scales = _numbers("scale", wanted.scale, _positive)
+        seed = _whole("random_state", wanted.random_state, least=0)
         seconds = parse_budget(wanted.budget)
         models = models or (["SGC"] if seconds is None else list(MODELS))
         gnns = [model for model in models if model != "SGC"]
@@ -99,7 +101,7 @@ class Plan:
             sgc_depths=depths or SGC_DEPTHS,
             scales=scales or SCALES,
             gnns=list(dict.fromkeys(specs)),
-            seeds=range(wanted.random_state, wanted.random_state + _whole("seeds", wanted.seeds)),
+            seeds=range(seed, seed + _whole("seeds", wanted.seeds)),
             seconds=inf if seconds is None else seconds,
         )
 
@@ -129,29 +131,31 @@ def parse_budget(budget: float | str | None) -> float | None:
 
 def _choices(what: str, value: str | Sequence[str], allowed: Sequence[str]) -> list[str] | None:
     """Return the names that were given, checked; None for ``"auto"``."""
-    if value == "auto":
-        return None
-    return [one_of(what, name, ("auto", *allowed)) for name in _several(value)]
+    names = _several(value)
+    return None if names is None else [one_of(what, name, ("auto", *allowed)) for name in names]
 
 
 def _numbers(what: str, value: Any, check: Callable[[str, Any], Number]) -> list[Number] | None:
     """Return the numbers that were given, checked; None for ``"auto"``."""
+    numbers = _several(value)
+    return None if numbers is None else [check(what, number) for number in numbers]
+
+
+def _several(value: Any) -> list[Any] | None:
+    """Return what was given, one or many in whatever holds them, as a list; None for ``"auto"``."""
     if isinstance(value, str) and value == "auto":
         return None
-    return [check(what, number) for number in _several(value)]
+    given: list[Any] = np.array(value, dtype=object).ravel().tolist()
+    return given
 
 
-def _several(value: Any) -> list[Any]:
-    return [value] if isinstance(value, str | int | float) else list(value)
-
-
-def _whole(what: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise PairNormError(f"{what} is {value!r}; expected a whole number, 1 or more.")
+def _whole(what: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise PairNormError(f"{what} is {value!r}; expected a whole number, {least} or more.")
     return int(value)
 
 
 def _positive(what: str, value: Any) -> float:
-    if isinstance(value, bool | str) or not 0 < float(value) < inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < inf:
         raise PairNormError(f"{what} is {value!r}; expected a number above 0.")
     return float(value)

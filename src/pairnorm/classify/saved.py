@@ -43,15 +43,12 @@ def save(
 
     from pairnorm import __version__
 
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
     scaling, network, best = classifier.scaling_, classifier.network_, classifier.best_
     tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
     tensors["seen"] = torch.from_numpy(classifier._seen)
     if scaling.mean is not None and scaling.deviation is not None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    (place / TENSORS).write_bytes(as_bytes(tensors))
     facts = {
         "format": FORMAT,
         "pairnorm": __version__,
@@ -71,7 +68,12 @@ def save(
         "temperature": classifier.temperature_,
         "columns": columns or {},
     }
-    (place / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    # Parameters may be numpy's numbers, or an array or a range of them.
+    text = json.dumps(facts, indent=1, ensure_ascii=False, default=lambda value: np.asarray(value).tolist())
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / TENSORS).write_bytes(as_bytes(tensors))
+    (place / FACTS).write_text(text + "\n", encoding="utf-8")
 
 
 def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
