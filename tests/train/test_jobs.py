@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pairnorm.data import Graph, csbm
+from pairnorm.errors import PairNormError
 from pairnorm.train import Spec
 from pairnorm.train.jobs import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
 
@@ -165,3 +166,10 @@ def test_no_core_waits_while_another_has_all_the_trials(monkeypatch: pytest.Monk
     for cores, sizes in ((1, [5]), (2, [3, 2]), (16, [1] * 5), (None, [5])):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
         assert sorted((len(job.trials) for job in plan(graph, pairs, CPU)), reverse=True) == sizes
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+def test_a_graph_without_features_is_refused(graph: Graph, model: str) -> None:
+    bare = graph.replace(features=torch.zeros(graph.num_nodes, 0))
+    with pytest.raises(PairNormError, match="'csbm' has no features"):
+        plan(bare, [(Spec("csbm", model, 2), 0)], CPU)

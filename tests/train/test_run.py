@@ -136,6 +136,19 @@ def test_a_named_graph_is_loaded_with_the_split_of_the_spec(
     assert asked == [("cora", "here", None), ("cora", "here", "random")]
 
 
+def test_a_given_graph_is_split_as_the_spec_says(graph: Graph, store: Store) -> None:
+    spec = GCN.replace(epochs=2, split="per-class-5")
+    run([(GCN.replace(epochs=2), 0), (spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1)
+    [expected] = train(graph.with_split("per-class-5"), spec, [0], "cpu")
+    assert store.trials(spec) == [expected]
+    assert store.trials(GCN.replace(epochs=2)) != [expected]
+
+
+def test_no_workers_are_refused(graph: Graph, store: Store) -> None:
+    with pytest.raises(PairNormError, match="workers is 0; expected 1 or more"):
+        run([(GCN, 0)], store, device="cpu", graphs={"csbm": graph}, workers=0)
+
+
 @pytest.mark.parametrize("name", ["device", "measure"])
 def test_wrong_names_are_refused(graph: Graph, store: Store, name: str) -> None:
     options = {"device": "cpu"} | ({"device": "gpu"} if name == "device" else {"measures": ["blur"]})

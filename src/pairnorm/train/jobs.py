@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
 from pairnorm.train.spec import Spec
 
 Pair = tuple[Spec, int]
@@ -67,6 +68,8 @@ def plan(graph: Graph, pairs: Iterable[Pair], device: torch.device) -> list[Job]
         pairs: what is to be trained.
         device: where it will run.
     """
+    if graph.num_features == 0:
+        raise PairNormError(f"graph {graph.name!r} has no features; expected at least one.")
     groups: dict[Spec, list[Pair]] = defaultdict(list)
     for spec, seed in pairs:
         groups[_architecture(spec)].append((spec, seed))

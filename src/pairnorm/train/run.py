@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pairnorm.data import Graph, load
+from pairnorm.errors import PairNormError
 from pairnorm.train.engine import execute, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
 from pairnorm.train.memory import keep_freed_memory
@@ -62,13 +63,16 @@ def run(
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         root: where named graphs are read from.
         graphs: graphs by the name that specs give as ``dataset``, where they are not the package's own.
-        measures: to take of the last hidden representation.
-        curves: store learning curves too.
+        measures: to take of the last hidden representation of what is trained now; what the store has stays
+            as it is.
+        curves: store learning curves too, likewise.
         workers: processes on a CPU. Default: one for each core.
         progress: is told how far the run is.
         should_stop: is asked before every job; once it says so, no more are started and those under way
             finish.
     """
+    if workers is not None and workers < 1:
+        raise PairNormError(f"workers is {workers}; expected 1 or more.")
     where = find_device(device)
     lacking = _lacking(pairs, store)
     jobs = list(_plan(lacking, where, root, graphs or {}))
@@ -97,7 +101,7 @@ def run(
             _Streams(min(CUDA_STREAMS, max(len(jobs), 1)), where), jobs, options, write, report, should_stop
         )
         return trained
-    count = (os.cpu_count() if workers is None else workers) or 1
+    count = workers or os.cpu_count() or 1
     if count == 1 or len(jobs) < 2:
         _run_here(jobs, where, options, write, report, should_stop)
     else:
@@ -122,6 +126,8 @@ def _plan(
         graph = graphs.get(name)
         if graph is None:
             graph = load(name, root, split=None if split == "default" else split)
+        elif split != "default":
+            graph = graph.with_split(split)
         for job in plan(graph, group, device):
             yield graph, job
 
