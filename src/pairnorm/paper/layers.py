@@ -21,6 +21,7 @@ from pairnorm.measure.record import Record
 from pairnorm.nn import SGC
 from pairnorm.train import Spec
 from pairnorm.train.gnn import GNNRun
+from pairnorm.writing import whole_file
 
 BINS = 60
 PAIRS = ("connected", "random")
@@ -134,10 +135,8 @@ def read_layers(path: Path) -> dict[Spec, Layers]:
 def write_layers(path: Path, layers: dict[Spec, Layers]) -> None:
     """Write the layers of all specs, whole or not at all."""
     entries = {spec.text: asdict(layers[spec]) for spec in sorted(layers, key=lambda spec: spec.text)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(entries, indent=0) + "\n", encoding="utf-8")
-    draft.replace(path)
+    with whole_file(path) as draft:
+        draft.write_text(json.dumps(entries, indent=0) + "\n", encoding="utf-8")
 
 
 def lacking(specs: Sequence[Spec], path: Path) -> list[Spec]:

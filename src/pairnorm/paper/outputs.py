@@ -15,6 +15,7 @@ from pairnorm.paper.selection import Selection
 from pairnorm.paper.style import save
 from pairnorm.paper.tables import TITLES, Table, csv_text, latex
 from pairnorm.train import Spec
+from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,9 +50,9 @@ class Outputs:
 
     def write(self, name: str, text: str) -> Path:
         """Write a text file."""
-        self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / name
-        path.write_text(text, encoding="utf-8")
+        with whole_file(path) as draft:
+            draft.write_text(text, encoding="utf-8")
         self.files.append(path)
         return path
 

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pairnorm.writing import whole_file
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -69,7 +71,6 @@ def whole_ticks(axis: "Axes", top: int | None = None) -> None:
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     """Write ``name.png`` and ``name.pdf``. The same figure gives the same bytes: no dates, no versions."""
-    folder.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, dict[str, Any]] = {
         "png": {"Software": None},
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -77,8 +78,7 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     paths = []
     for suffix, entries in metadata.items():
         path = folder / f"{name}.{suffix}"
-        draft = folder / f".{name}.{suffix}"
-        with style():
+        with whole_file(path) as draft, style():
             figure.savefig(draft, format=suffix, metadata=entries)
-        paths.append(draft.replace(path))
+        paths.append(path)
     return paths

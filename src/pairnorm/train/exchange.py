@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import nan
@@ -44,9 +43,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
     try:
         frame(rows).to_parquet(path, index=False)
     except ImportError as error:
-        raise PairNormError(
-            "Parquet needs pyarrow; pip install pyarrow, or export as .csv."
-        ) from error
+        raise PairNormError("Parquet needs pyarrow; pip install pyarrow, or export as .csv.") from error
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
@@ -117,15 +114,3 @@ def _long_fields() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(limit)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a path to write to that takes the place of ``path`` when all went well, and is gone otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield draft
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pairnorm.errors import PairNormError
+from pairnorm.writing import writable
 
 APPLICATION = int.from_bytes(b"Pair", "big")
 """SQLite's ``application_id`` of a store."""
@@ -80,7 +81,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     # Less than a page is no database, though SQLite would take a single byte for an empty one and use it.
     if path.exists() and 0 < path.stat().st_size < 512:
         raise PairNormError(_foreign(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     # A reader also opens for writing where it may, so that it can undo what a killed writer left half done.
     mode = "rwc" if not read_only else "rw" if os.access(path, os.W_OK) else "ro"
     connection = None

@@ -18,6 +18,7 @@ from pairnorm.train.record import COLUMNS, SPEC, TRIAL, TYPES, Row, row, spec_of
 from pairnorm.train.schema import connect, transaction
 from pairnorm.train.spec import Spec
 from pairnorm.train.trial import Trial
+from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
     import pandas
@@ -141,7 +142,7 @@ class Store:
         """
         target = Path(path)
         suffix = one_of("suffix of the export", target.suffix, (".csv", ".parquet"))
-        with exchange.replacing(target) as draft:
+        with whole_file(target) as draft:
             if suffix == ".csv":
                 exchange.write_csv(self._rows(), draft)
             else:
