@@ -39,3 +39,11 @@ def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.main([*words, "--out", str(tmp_path / "d.png")]) == 1
     assert "id 'a' was used before" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.csv", "n.csv"]
+
+
+@pytest.mark.parametrize("name", ["d.bmp", "figure"])
+def test_a_figure_of_no_known_kind_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert cli.main(["diagnose", "--nodes", str(tmp_path / "n.csv"), "--out", str(tmp_path / name)]) == 1
+    assert "expected one of '.png', '.pdf', '.svg'" in capsys.readouterr().err

@@ -31,18 +31,43 @@ def test_it_writes_from_the_store_alone(
     assert store.read_bytes() == before
 
 
-def test_histograms_for_tensorboard(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tensorboard")
+def write_study(store: Path) -> None:
     [spec, *_] = [CASE_STUDY.candidates(place)[0] for place in CASE_STUDY.places()]
     both = {"connected": [1.0], "random": [2.0]}
     counts = {kind: [[1] * BINS] for kind in both}
     edges = {kind: [float(edge) for edge in range(BINS + 1)] for kind in both}
     layers = Layers(None, both, both, edges, counts)
     write_layers(file_beside(store), {spec: layers})
-    words = ["report", "--store", str(store), "--out", str(tmp_path / "out"), "--dataset", "pubmed"]
-    assert cli.main([*words, "--tensorboard", str(tmp_path / "tb")]) == 0
+
+
+def test_histograms_for_tensorboard(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard")
+    write_study(store)
+    words = [
+        "report",
+        "--store",
+        str(store),
+        "--out",
+        str(tmp_path / "out"),
+        "--tensorboard",
+        str(tmp_path / "tb"),
+    ]
+    assert cli.main([*words, "--epochs", "7"]) == 1
+    assert "has no layers of the case study" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert cli.main(words) == 0
     assert "tensorboard --logdir" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "tb").iterdir()] == ["SGC-none"]
+
+
+def test_tensorboard_that_is_not_installed(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(store)
+    monkeypatch.setattr("pairnorm.commands.report.find_spec", lambda name: None)
+    words = ["--store", str(store), "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "tb")]
+    assert cli.main(["report", *words]) == 1
+    assert "pip install tensorboard" in capsys.readouterr().err
 
 
 def test_there_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,11 +47,18 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "reproduce", stop)
-    assert cli.main(["reproduce", "table1", *TINY, "--missing", "0", "--out", str(tmp_path)]) == 130
+    folder, words = str(tmp_path / "two words"), ["--missing", "0", "--workers", "1", "--device", "cpu"]
+    assert cli.main(["reproduce", "table1", *TINY, *words, "--out", folder]) == 130
     printed = capsys.readouterr().out
     assert "0 of 6 trials are kept" in printed
     wanted = "pairnorm reproduce table1 --dataset cora --runs 1 --epochs 2 --depths 1 --missing 0"
-    assert f"Go on with: {wanted} --out {tmp_path}" in printed
+    assert f"Go on with: {wanted} --out '{folder}' --workers 1 --device cpu" in printed
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(["reproduce", "table1", *TINY, "--out", str(tmp_path / "file")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

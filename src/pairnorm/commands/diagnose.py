@@ -22,7 +22,10 @@ from pairnorm.commands.own_files import (
     steps,
 )
 from pairnorm.commands.terminal import console
+from pairnorm.errors import one_of
+from pairnorm.writing import whole_file
 
+FORMS = (".png", ".pdf", ".svg")
 EXAMPLE = "Example: [bold]pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk[/]"
 
 
@@ -32,7 +35,9 @@ def diagnose(
     label: Annotated[
         str | None, typer.Option(help="Column of nodes with classes, if any.", rich_help_panel="Columns")
     ] = None,
-    out: Annotated[Path, typer.Option(help="File for the figure, .png or .pdf.")] = Path("diagnosis.png"),
+    out: Annotated[Path, typer.Option(help="File for the figure: .png, .pdf or .svg.")] = Path(
+        "diagnosis.png"
+    ),
     id: Id = None,
     source: Source = None,
     target: Target = None,
@@ -52,10 +57,10 @@ def diagnose(
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.candidates import check_size
     from pairnorm.classify.figures import draw_smoothing
-    from pairnorm.classify.output import whole_file
     from pairnorm.classify.scaling import check_features
     from pairnorm.classify.smoothing import DEPTHS, HEADINGS, measured
 
+    form = one_of("ending of --out", out.suffix.lower(), FORMS).removeprefix(".")
     columns = {
         "id": id, "label": label, "source": source, "target": target, "weight": weight,
         "categorical": categorical, "ignore": ignore, "delimiter": delimiter,
@@ -69,7 +74,7 @@ def diagnose(
         with steps("Propagating", len(DEPTHS)) as tick:
             rows = smoothing(graph, scaled(graph), tick=tick)
         suggestion = suggest_depth(graph)
-        draw_smoothing(rows, suggestion.depth).savefig(file, dpi=150)
+        draw_smoothing(rows, suggestion.depth).savefig(file, format=form, dpi=150)
     table = small_table(*HEADINGS)
     for line in measured(rows):
         table.add_row(*line)

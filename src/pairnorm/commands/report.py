@@ -1,13 +1,18 @@
 """``pairnorm report``: all tables and figures and the report, from the store alone."""
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from pairnorm.commands.reproduce import Dataset, Depths, Epochs, Missing, Runs
 from pairnorm.commands.terminal import WRITING, console
+from pairnorm.errors import PairNormError
+
+if TYPE_CHECKING:
+    from pairnorm.paper.selection import Selection
 
 EXAMPLE = "Example: [bold]pairnorm report --store results/paper.sqlite --out results[/]"
 
@@ -39,22 +44,30 @@ def report(
         split_numbers("depths", depths),
         split_numbers("missing", missing),
     )
+    if tensorboard is not None:
+        _write_tensorboard(store, tensorboard, selection)
     with console.status(WRITING):
         outputs = write_report(store, out, selection)
     for table in outputs.tables.values():
         console.print(f"{table.name}: {table.filled} of {len(table.entries)} places filled")
-    if tensorboard is not None:
-        _write_tensorboard(store, tensorboard)
     console.print(f"{len(outputs.files)} files in {escape(str(out))}", soft_wrap=True)
     console.print(f"\nNext: read [bold]{escape(str(outputs.files[-1]))}[/]", soft_wrap=True)
 
 
-def _write_tensorboard(store: Path, folder: Path) -> None:
+def _write_tensorboard(store: Path, folder: Path, selection: "Selection") -> None:
     from pairnorm.paper.distances import studied, write_tensorboard
     from pairnorm.paper.grids import CASE_STUDY
     from pairnorm.paper.layers import file_beside, read_layers
 
-    layers = read_layers(file_beside(store))
-    for model in ("SGC", "GCN"):
-        write_tensorboard(studied(layers, CASE_STUDY, model), model, folder)
+    layers, experiment = read_layers(file_beside(store)), selection.narrow(CASE_STUDY)
+    found = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}
+    if not any(found.values()):
+        raise PairNormError(
+            f"{file_beside(store)} has no layers of the case study as these options ask for it. "
+            f"Run pairnorm reproduce case-study{selection.options} --store {store} first."
+        )
+    if find_spec("tensorboard") is None:
+        raise PairNormError("--tensorboard needs TensorBoard. pip install tensorboard")
+    for model, studies in found.items():
+        write_tensorboard(studies, model, folder)
     console.print(f"TensorBoard: [bold]tensorboard --logdir {escape(str(folder))}[/]", soft_wrap=True)

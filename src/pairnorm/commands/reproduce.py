@@ -1,5 +1,6 @@
 """``pairnorm reproduce``: train what a table or figure lacks, then show it against the paper."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -65,8 +66,10 @@ def reproduce(
     )
     experiments = selection.experiments()
     path = store or out / "results.sqlite"
-    command = f"pairnorm reproduce {' '.join(what)}{selection.options} --out {out}"
-    command += "" if store is None else f" --store {store}"
+    given: dict[str, object] = {"out": out, "store": store, "workers": workers, "root": root}
+    given |= {"minutes": minutes, "device": None if device == "auto" else device}
+    words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
+    command = f"pairnorm reproduce {' '.join(what)}{selection.options} {shlex.join(words)}"
     with Store(path) as opened:
         lacking = count_lacking(experiments, opened)
         if lacking:
