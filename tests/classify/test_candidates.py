@@ -107,5 +107,5 @@ def test_accuracy_decides_then_pair_norm_then_loss() -> None:
 
 def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch) -> None:
     monkeypatch.setattr(module, "LARGEST_STATE", 1000)
-    with pytest.raises(PairNormError, match=r"500 features over 300 nodes.*Keep fewer columns"):
+    with pytest.raises(PairNormError, match=r"500 features of 300 nodes.*Keep fewer columns"):
         check_size(small)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify import ClassifierWarning, NodeClassifier
+from pairnorm.classify import ClassifierWarning, NodeClassifier, candidates
 from pairnorm.data import Graph, features_after, load, missing_vectors
 from pairnorm.errors import PairNormError
 
@@ -144,6 +144,18 @@ def test_where_nothing_else_is_labelled_there_is_no_score(small: Graph) -> None:
     labels = torch.where(small.test, -1, small.labels)
     with pytest.raises(PairNormError, match="each of its 126 labelled nodes has the name of one that took"):
         classifier.score(without_split(small).replace(labels=labels))
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"scaling": "columns"}, {"model": "GCN", "scaling": "columns"}, {"budget": "5m"}]
+)
+def test_features_too_large_to_be_dense_are_refused_before_they_are_made_so(
+    small: Graph, monkeypatch: pytest.MonkeyPatch, parameters: dict[str, str]
+) -> None:
+    monkeypatch.setattr(candidates, "LARGEST_STATE", 1000)
+    monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
+    with pytest.raises(PairNormError, match="choose model='GCN' with scaling by rows"):
+        NodeClassifier(**parameters).fit(small)
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pairnorm.classify import ClassifierWarning, NodeClassifier
+from pairnorm.classify import ClassifierWarning, NodeClassifier, candidates
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.report import write_report
 from pairnorm.data import Graph
@@ -37,6 +37,25 @@ def test_the_numbers_are_those_of_the_findings(findings: Findings, tmp_path: Pat
     assert f"| a\\|b | {scores.confusion[0].sum()} | {100 * scores.recall[0]:.1f}% |" in text
     assert "| nodes | 300, 1,500 edges |" in text
     assert "40 train, 86 validation, 174 test" in text
+
+
+def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
+    small: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "LARGEST_STATE", 1000)
+    monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
+    classifier = NodeClassifier("GCN", 2, scaling="rows", epochs=5, seeds=1).fit(small)
+    with pytest.warns(ClassifierWarning, match="logistic regression and what depth does .* are left out"):
+        found = Findings.of(classifier, small)
+    assert [each.name for each in found.baselines] == [
+        "most frequent class",
+        "label propagation",
+        "GCN, 2 layers",
+    ]
+    write_report(found, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "What depth does to the features" not in text
+    assert not (tmp_path / "smoothing.png").exists()
 
 
 def test_without_held_out_nodes_nothing_is_said_about_accuracy(small: Graph, tmp_path: Path) -> None:

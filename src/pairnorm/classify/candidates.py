@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pairnorm.classify.regression import regressions, span
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
-from pairnorm.nn import SGC, SparseMatrix, pair_norm, propagation
+from pairnorm.nn import SGC, pair_norm, propagation
 from pairnorm.train.gnn import GNNRun
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.spec import Spec
@@ -76,12 +76,8 @@ def compute_logits(network: Any, graph: Graph, features: Tensor, device: torch.d
     """
     network = network.to(device).eval()
     matrix = network.propagation(graph.adjacency).to(device)
-    logits: Tensor = network(_operand(features).to(device), matrix)
+    logits: Tensor = network(features.to(device), matrix)
     return logits
-
-
-def _operand(features: Tensor) -> Tensor | SparseMatrix:
-    return SparseMatrix.from_torch(features) if features.layout == torch.sparse_csr else features
 
 
 def sgc_candidates(
@@ -109,7 +105,6 @@ def _sweep(
     task: Task, norm: str, own: float, depths: Sequence[int], factors: Sequence[float], tick: Tick
 ) -> Found:
     graph, device = task.graph, task.device
-    check_size(graph)
     basis, state = span(task.features.to_dense().to(device))
     matrix = propagation(graph.adjacency, task.adjacency).to(device)
     labels, train, validation = (part.to(device) for part in (graph.labels, graph.train, graph.validation))
@@ -155,13 +150,22 @@ def _network(task: Task, candidate: Candidate, weight: Tensor, bias: Tensor) -> 
     return network
 
 
+def is_large(graph: Graph) -> bool:
+    """Say whether a graph's features, dense, would not fit a usual machine."""
+    return _dense_size(graph) > LARGEST_STATE
+
+
+def _dense_size(graph: Graph) -> int:
+    return 4 * graph.num_nodes * graph.num_features
+
+
 def check_size(graph: Graph) -> None:
-    """Refuse features that, dense, would not fit a usual machine."""
-    size = 4 * graph.num_nodes * graph.num_features
-    if size > LARGEST_STATE:
+    """Refuse features that are too large to be dense, which propagating and standardising make them."""
+    if is_large(graph):
         raise PairNormError(
-            f"propagating {graph.num_features:,} features over {graph.num_nodes:,} nodes takes "
-            f"{size / 2**30:.0f} GiB at a time. Keep fewer columns, or choose model='GCN'."
+            f"{graph.num_features:,} features of {graph.num_nodes:,} nodes, propagated or standardised, take "
+            f"{_dense_size(graph) / 2**30:.0f} GiB at a time. Keep fewer columns, or choose model='GCN' with "
+            "scaling by rows."
         )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pairnorm.classify.align import align_features, align_labels
-from pairnorm.classify.candidates import Candidate, Task, compute_logits
+from pairnorm.classify.candidates import Candidate, Task, check_size, compute_logits
 from pairnorm.classify.plan import Plan
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.scores import Scores
@@ -108,9 +108,11 @@ class NodeClassifier:
         check_features(graph)
         split = complete_split(graph, self.random_state)
         graph = graph.with_split(split)
+        plan, done = Plan.of(self, graph), 0
+        if plan.sgc:
+            check_size(graph)
         scaling = Scaling.of(graph, self.scaling)
         task = Task(graph, scaling(graph), self.adjacency, find_device(self.device))
-        plan, done = Plan.of(self, graph), 0
 
         def tick(what: str) -> None:
             nonlocal done

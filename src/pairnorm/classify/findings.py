@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan
@@ -10,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.classify.baselines import Baseline, baselines
-from pairnorm.classify.candidates import Task
+from pairnorm.classify.candidates import Task, is_large
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.scores import Scores, paired_difference
 from pairnorm.classify.smoothing import DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
-from pairnorm.classify.split import FEW
+from pairnorm.classify.split import FEW, ClassifierWarning
 from pairnorm.data import Graph
 from pairnorm.train.engine import find_device
 
@@ -30,7 +31,7 @@ class Findings:
         graph: with its split.
         probabilities: [n, classes].
         baselines: simpler methods on the same split.
-        smoothing: what propagation does to the features.
+        smoothing: what propagation does to the features; nothing where they are too large to be dense.
         suggestion: the depth that diagnosis alone would have suggested.
     """
 
@@ -55,12 +56,19 @@ class Findings:
         graph = graph.with_split(classifier.split_)
         features = classifier.scaling_(graph)
         task = Task(graph, features, classifier.adjacency, find_device(classifier.device))
+        if large := is_large(graph):
+            warnings.warn(
+                "the features are too large to be dense: logistic regression and what depth does to the "
+                "features are left out.",
+                ClassifierWarning,
+                stacklevel=2,
+            )
         return cls(
             classifier,
             graph,
             classifier.predict_proba(graph),
             list(baselines(task, classifier.random_state, tick)),
-            smoothing(graph, features, tick=tick),
+            [] if large else smoothing(graph, features, tick=tick),
             suggest_depth(graph),
         )
 

@@ -27,9 +27,9 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
         folder: where to.
         notes: what else the user should know, a sentence each.
     """
-    figures: dict[str, Figure] = {
-        "smoothing.png": draw_smoothing(findings.smoothing, findings.classifier.best_.depth)
-    }
+    figures: dict[str, Figure] = {}
+    if findings.smoothing:
+        figures["smoothing.png"] = draw_smoothing(findings.smoothing, findings.classifier.best_.depth)
     if findings.test.any():
         scores = findings.scores(findings.predicted, findings.test)
         figures["confusion.png"] = draw_confusion(scores, findings.graph.class_names)
@@ -63,7 +63,8 @@ def _sections(findings: Findings, notes: Sequence[str]) -> Iterator[str]:
         yield "![Accuracy of the model and of simpler methods](comparison.png)"
     if _chosen(findings):
         yield from _depth(findings)
-    yield from _smoothing(findings)
+    if findings.smoothing:
+        yield from _smoothing(findings)
 
 
 def _about(findings: Findings) -> str:

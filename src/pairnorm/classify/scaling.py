@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pairnorm.classify.candidates import check_size
 from pairnorm.data import Graph, row_normalise
 from pairnorm.errors import PairNormError, one_of
 
@@ -44,6 +45,7 @@ class Scaling:
             kind = "rows" if _is_bag_of_words(graph) else "columns"
         if kind != "columns":
             return cls(kind)
+        check_size(graph)
         features, there = graph.features.to_dense().double(), _there(graph)
         count = there.sum(0).clamp(min=1)
         mean = (features * there).sum(0) / count
