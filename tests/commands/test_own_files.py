@@ -12,6 +12,7 @@ from pairnorm.errors import PairNormError
         ("or pass categorical=['zip code'].", "or pass --categorical zip code."),
         ("Pass edges=...", "Pass --edges FILE"),
         ("choose model='SGC'.", "choose --model 'SGC'."),
+        ("graph.npz: weight='amount' does not apply.", "graph.npz: --weight 'amount' does not apply."),
         ("nothing to change", "nothing to change"),
     ],
 )

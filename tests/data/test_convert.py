@@ -166,9 +166,26 @@ class TestNetworkX:
         assert found.adjacency.to_dense()[0, 1] == 2.5
         assert found.notes == ()
 
-    def test_vectors_of_unequal_length_are_named(self) -> None:
+    def test_an_edge_without_the_weight_that_is_named_is_an_error(self) -> None:
         graph = networkx.Graph()
-        graph.add_node(0, x=[1.0, 2.0])
-        graph.add_node(1, x=[1.0])
-        with pytest.raises(PairNormError, match="attribute 'x' is not 2 numbers on every node"):
+        graph.add_edge("a", "b", amount=2.5)
+        graph.add_edge("b", "c")
+        with pytest.raises(PairNormError, match="row 2: the weight in column 'amount' is None"):
+            Graph.from_networkx(graph, weight="amount")
+
+    def test_vectors_can_be_left_out(self) -> None:
+        graph = networkx.Graph()
+        graph.add_node("a", x=[1.0, 2.0], age=3)
+        graph.add_node("b", x=[1.0, 2.0], age=4)
+        assert Graph.from_networkx(graph).num_features == 2
+        assert Graph.from_networkx(graph, ignore=["x"]).feature_names == ("age",)
+
+    @pytest.mark.parametrize("other", [[1.0], 1.0, "text"])
+    @pytest.mark.parametrize("first", [True, False])
+    def test_vectors_that_differ_are_named(self, other: object, first: bool) -> None:
+        vectors = [np.array([1.0, 2.0]), other]
+        graph = networkx.Graph()
+        for node, vector in enumerate(vectors[::-1] if first else vectors):
+            graph.add_node(node, x=vector)
+        with pytest.raises(PairNormError, match=r"attribute 'x' is not \d numbers on every node"):
             Graph.from_networkx(graph)

@@ -79,6 +79,31 @@ def test_graphml(tmp_path: Path) -> None:
     assert found.num_edges == 3
 
 
+def test_graphml_takes_weights_from_the_attribute_that_is_named(tmp_path: Path) -> None:
+    graph = networkx.Graph()
+    graph.add_nodes_from("abc", age=1)
+    graph.add_edge("a", "b", amount=2.5, weight=9.0)
+    graph.add_edge("b", "c", amount=0.5, weight=9.0)
+    path = tmp_path / "graph.graphml"
+    networkx.write_graphml(graph, path)
+    found = Graph.from_files(path, weight="amount")
+    assert found.adjacency.to_dense().tolist() == [[0, 2.5, 0], [2.5, 0, 0.5], [0, 0.5, 0]]
+    with pytest.raises(PairNormError, match=r"no column 'amout' \(weight\).*Did you mean 'amount'"):
+        Graph.from_files(path, weight="amout")
+
+
+def test_graphml_from_a_tool_that_lays_out_graphs(tmp_path: Path) -> None:
+    graph = networkx.path_graph(["a", "b"])
+    networkx.set_node_attributes(graph, {"a": 1.5, "b": -2.0}, "x")
+    networkx.set_node_attributes(graph, {"a": 3.0, "b": 4.0}, "y")
+    path = tmp_path / "graph.graphml"
+    networkx.write_graphml(graph, path)
+    found = Graph.from_files(path)
+    assert found.feature_names == ("x", "y")
+    assert found.features.tolist() == [[1.5, 3.0], [-2.0, 4.0]]
+    assert Graph.from_files(path, ignore=["x"]).feature_names == ("y",)
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -140,12 +165,40 @@ def test_indices_out_of_range_are_an_error(tmp_path: Path) -> None:
         Graph.from_files(tmp_path / "broken.npz")
 
 
-def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "pt", "graphml"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {name: "y"}
+        for name in (
+            "id",
+            "source",
+            "target",
+            "delimiter",
+            "weight",
+            "label",
+            "split",
+            "categorical",
+            "ignore",
+        )
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_an_option_that_does_not_apply_is_refused(tmp_path: Path, kind: str, option: dict[str, str]) -> None:
+    (name,) = option
+    path = tmp_path / f"graph.{kind}"
+    networkx.write_graphml(networkx.path_graph(3), path)  # what it holds does not matter to the others
+    message = rf"graph\.{kind}: {name}='y' does not apply to \.{kind} files"
+    if kind == "graphml" and name in ("weight", "label", "split", "categorical", "ignore"):
+        message = rf"graph\.{kind}: .* there is no column 'y' \({name}\)"
+    with pytest.raises(PairNormError, match=message):
+        Graph.from_files(path, **option)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "graph.npz", other=np.ones(3))
     with pytest.raises(PairNormError, match=r"graph\.npz: there is no 'adj_data'.* it holds other"):
         Graph.from_files(tmp_path / "graph.npz")
-    with pytest.raises(PairNormError, match=r"label='y' names a column, but \.npz files have none"):
-        Graph.from_files(tmp_path / "graph.npz", label="y")
     (tmp_path / "graph.doc").touch()
     with pytest.raises(PairNormError, match=r"files of type '\.doc' are not known; expected one of \.csv"):
         Graph.from_files(tmp_path / "graph.doc")

@@ -90,7 +90,8 @@ def typed() -> Iterator[None]:
         yield
     except PairNormError as error:
         text = re.sub(
-            r"\b(delimiter|ignore|categorical|edges|model)=(?:\['([^']*)'\]|('[^']*')|(\.\.\.))",
+            r"\b(model|edges|delimiter|id|label|split|source|target|weight|categorical|ignore)="
+            r"(?:\['([^']*)'\]|('[^']*')|(\.\.\.))",
             lambda found: f"--{found[1]} {found[2] or found[3] or 'FILE'}",
             str(error),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import scipy.sparse
     from torch_geometric.data import Data
 
-_NODE = "(node)"
+_NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
 _PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
 
 
@@ -151,16 +152,20 @@ def from_networkx(
     *,
     label: str | None = None,
     split: str | None = None,
+    weight: str | None = None,
     features: str = "x",
+    ignore: Sequence[str] = (),
     **columns: Any,
 ) -> Graph:
     """Take over a networkx graph. Its nodes' attributes become features as the columns of a file do.
 
     Args:
-        graph: directed or not; ``weight`` on its edges is taken over.
+        graph: directed or not.
         label: the attribute that holds the class. Default: ``'label'`` where some node has it.
         split: the attribute that says train, validation or test. Default: ``'split'`` where some node has it.
-        features: an attribute that holds a whole vector; if none has it, every other attribute is a feature.
+        weight: the attribute of its edges that holds their weights. Default: ``'weight'``, or 1 without.
+        features: an attribute that holds whole vectors; if none does, all others are features.
+        ignore: attributes of nodes to leave out.
         **columns: as for ``pairnorm.data.files.from_files``.
     """
     import pandas
@@ -169,35 +174,57 @@ def from_networkx(
     from pairnorm.data.names import Ends
     from pairnorm.data.tables import Source
 
-    def source(name: str, frame: pandas.DataFrame) -> Source:
-        return Source(f"the {name} of the networkx graph", tuple(frame.columns), frame=frame)
+    def source(name: str, columns: dict[str, list[Any]]) -> Source:
+        return Source(f"the {name} of the networkx graph", tuple(columns), frame=pandas.DataFrame(columns))
 
-    found = [attributes for _, attributes in graph.nodes(data=True)]
-    known = list(dict.fromkeys(key for attributes in found for key in attributes))
-    label = "label" if label is None and "label" in known else label
-    split = "split" if split is None and "split" in known else split
-    vectors = [attributes.get(features) for attributes in found] if features in known else None
-    wanted = known if vectors is None else [key for key in known if key in (label, split)]
-    nodes = {_NODE: list(graph.nodes)} | {str(key): [each.get(key) for each in found] for key in wanted}
-    edges = list(graph.edges(data="weight", default=1.0))
-    if not graph.is_directed():
-        edges += [(target, source, weight) for source, target, weight in edges if source != target]
+    nodes = _attributes([attributes for _, attributes in graph.nodes(data=True)])
+    label = "label" if label is None and "label" in nodes else label
+    split = "split" if split is None and "split" in nodes else split
+    vectors = None
+    if features not in ignore and any(map(_is_vector, nodes.get(features, ()))):
+        vectors = nodes[features]
+        nodes = {name: values for name, values in nodes.items() if name in (label, split, *ignore)}
+
+    edges = _edges(graph)
+    if weight is None and "weight" in edges:
+        weight = "weight"
+        edges[weight] = [1.0 if value is None else value for value in edges[weight]]
     result = from_sources(
-        source("nodes", pandas.DataFrame(nodes)),
-        source("edges", pandas.DataFrame(edges, columns=["source", "target", "weight"])),
-        Ends("source", "target"),
+        source("nodes", {_NODE: list(graph.nodes)} | nodes),
+        source("edges", edges),
+        Ends(_SOURCE, _TARGET),
         label=label,
         split=split,
-        weight="weight",
+        weight=weight,
+        ignore=ignore,
         name=graph.name or "graph",
         **columns,
     )
     return result if vectors is None else _with_vectors(result, vectors, features)
 
 
+def _edges(graph: networkx.Graph) -> dict[str, list[Any]]:
+    """Return the two ends and the attributes of every edge, in both directions where it has none."""
+    found = list(graph.edges(data=True))
+    if not graph.is_directed():
+        found += [(target, source, attributes) for source, target, attributes in found if source != target]
+    ends = {_SOURCE: [edge[0] for edge in found], _TARGET: [edge[1] for edge in found]}
+    return ends | _attributes([edge[2] for edge in found])
+
+
+def _attributes(found: list[dict[Any, Any]]) -> dict[str, list[Any]]:
+    """Return a column for each attribute that some node or edge has; None for those that have it not."""
+    known = dict.fromkeys(key for attributes in found for key in attributes)
+    return {str(key): [attributes.get(key) for attributes in found] for key in known}
+
+
+def _is_vector(value: object) -> bool:
+    return isinstance(value, Sized) and not isinstance(value, str)
+
+
 def _with_vectors(graph: Graph, vectors: list[Any], attribute: str) -> Graph:
     """Add whole vectors, some of which may be None: those are missing."""
-    width = next(len(vector) for vector in vectors if vector is not None)
+    width = len(next(filter(_is_vector, vectors)))
     missing = torch.tensor([vector is None for vector in vectors])
     try:
         values = torch.tensor([[0.0] * width if vector is None else list(vector) for vector in vectors])

@@ -57,7 +57,9 @@ def from_files(
         name: what to call the graph. Default: the name of the node file.
     """
     path = Path(nodes)
-    columns: dict[str, Any] = {"label": label, "split": split, "categorical": categorical, "ignore": ignore}
+    columns: dict[str, Any] = {
+        "label": label, "split": split, "weight": weight, "categorical": categorical, "ignore": ignore,
+    }  # fmt: skip
     name = name or path.stem
     if path.suffix.lower() in TABLES or (edges is not None and delimiter is not None):
         if edges is None:
@@ -66,16 +68,17 @@ def from_files(
             )
         node_source, edge_source = open_table(path, delimiter), open_table(Path(edges), delimiter)
         ends = _ends(edge_source, source, target)
-        graph = from_sources(node_source, edge_source, ends, id=id, weight=weight, name=name, **columns)
+        graph = from_sources(node_source, edge_source, ends, id=id, name=name, **columns)
     else:
         from pairnorm.data.whole import read_whole
 
         if edges is not None:
             raise PairNormError(
                 f"{path.name}: {path.suffix!r} is no table, but edges are given. "
-                f"Expected {', '.join(TABLES)}, or delimiter=... for a text file with another ending."
+                f"Expected {', '.join(TABLES)}. For a text file with another ending pass delimiter=','."
             )
-        graph = read_whole(path, name, columns)
+        tables = {"id": id, "source": source, "target": target, "delimiter": delimiter}
+        graph = read_whole(path, name, columns, tables)
     if graph.notes:
         warnings.warn(f"{name}: {'; '.join(graph.notes)}.", GraphWarning, stacklevel=3)
     return graph

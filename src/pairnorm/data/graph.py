@@ -37,7 +37,7 @@ class Graph:
 
     Args:
         adjacency: ``torch.sparse_csr`` [n, n] of float32 weights, symmetric, without self-loops.
-        features: float32 [n, d], dense or ``torch.sparse_csr``; NaN where missing, which the graph keeps as 0.
+        features: float32 [n, d], dense or ``torch.sparse_csr``; NaN where missing, kept as 0.
         labels: int64 [n]; -1 where the class is unknown. Default: all unknown.
         train: bool [n], the nodes to learn from. Default: none, as for the next two.
         validation: bool [n], the nodes to choose a model by.

@@ -15,13 +15,14 @@ from pairnorm.data.tables import TABLES, readable
 from pairnorm.errors import PairNormError
 
 
-def read_whole(path: Path, name: str, columns: dict[str, Any]) -> Graph:
+def read_whole(path: Path, name: str, columns: dict[str, Any], tables: dict[str, Any]) -> Graph:
     """Read a whole graph from one file, by the file's ending.
 
     Args:
         path: the file.
         name: what to call the graph.
-        columns: ``label``, ``split``, ``categorical`` and ``ignore``, which mean something in GraphML only.
+        columns: what ``from_files`` was told of columns. Attributes in GraphML; other files have none.
+        tables: what it was told that means something in tables only.
     """
     if not path.is_file():
         raise PairNormError(f"{path}: there is no such file. Check the name and the folder.")
@@ -30,12 +31,13 @@ def read_whole(path: Path, name: str, columns: dict[str, Any]) -> Graph:
         expected = ", ".join((*TABLES, ".graphml", *READERS))
         raise PairNormError(f"{path.name}: files of type {kind!r} are not known; expected one of {expected}.")
     with readable(path.name):
+        refused = tables if kind == ".graphml" else columns | tables
+        if given := [f"{option}={value!r}" for option, value in refused.items() if value]:
+            raise PairNormError(f"{given[0]} does not apply to {kind} files. Leave it out.")
         if kind == ".graphml":
             import networkx
 
             return from_networkx(networkx.read_graphml(path), **columns).replace(name=name)
-        if given := [f"{option}={value!r}" for option, value in columns.items() if value]:
-            raise PairNormError(f"{given[0]} names a column, but {kind} files have none. Leave it out.")
         graph = READERS[kind](path).replace(name=name)
         _check_classes(graph)
     return graph
