@@ -1,4 +1,5 @@
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 from written import Files, write_customers, write_papers
 
 from pairnorm import cli
+from pairnorm.classify import classifier, complete_split
 from pairnorm.classify.output import OUTCOME
-from pairnorm.data import Graph, csbm, features_after, load, missing_vectors
+from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors
 
 QUICK = ["--label", "risk", "--depth", "2,4", "--scale", "10,100"]
 
@@ -105,6 +107,24 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert part in printed.out
     assert "Note: only 1 labelled node is left to test on: the interval" in printed.err
     assert "Too little is held out to tell." in printed.out
+
+
+@pytest.mark.filterwarnings("always:.* is deprecated")
+def test_what_other_libraries_warn_of_is_no_note_to_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def split(graph: Graph, seed: int) -> Split:
+        warnings.warn("an option of theirs is deprecated", FutureWarning, stacklevel=1)
+        return complete_split(graph, seed)
+
+    monkeypatch.setattr(classifier, "complete_split", split)
+    files = write_customers(tmp_path, labelled=20)
+    assert cli.main(["fit", *files.options, *QUICK, "--out", str(tmp_path / "run")]) == 0
+    error, report = capsys.readouterr().err, (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert "FutureWarning: an option of theirs is deprecated" in error
+    assert "theirs" not in report
+    for text in (error, report):
+        assert "labelled nodes are left to test on" in text
 
 
 def test_one_label_per_class_is_enough_and_nothing_is_claimed(

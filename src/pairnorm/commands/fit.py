@@ -26,7 +26,7 @@ from pairnorm.commands.own_files import (
     steps,
     typed,
 )
-from pairnorm.commands.terminal import complaints, console
+from pairnorm.commands.terminal import console
 from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
@@ -78,12 +78,11 @@ def fit(
     Validation nodes choose model, depth and scale; the accuracy is that on test
     nodes, which no choice has seen. Where you give no split, one is drawn.
     """
-    from pairnorm.classify import NodeClassifier
+    from pairnorm.classify import ClassifierWarning, NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings
-    from pairnorm.classify.output import check_folder, whole_folder
+    from pairnorm.classify.output import whole_folder
 
     began = time.monotonic()
-    check_folder(out)
     columns: dict[str, Any] = {
         "id": id, "label": label, "split": split, "source": source, "target": target, "weight": weight,
         "categorical": categorical, "ignore": ignore, "delimiter": delimiter,
@@ -101,14 +100,14 @@ def fit(
             )
         show_graph(graph)
         with typed(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", ClassifierWarning)
             with steps("Choosing a model") as tick:
                 classifier.fit(graph, progress=lambda done, total, what: tick(what, total))
             with steps("Comparing with simpler methods", STEPS) as tick:
                 findings = Findings.of(classifier, graph, tick)
-        notes = list(dict.fromkeys(str(warning.message) for warning in caught))
-        for note in notes:
-            complaints.print(f"[yellow]Note:[/] {escape(note)}", soft_wrap=True)
+        for warning in caught:  # held back until the bars are done
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+        notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
         _write(findings, folder, columns, notes)
     _show(findings)
     console.print(f"\nWrote to {escape(str(out))}/ in {time.monotonic() - began:.0f} s:", soft_wrap=True)
