@@ -56,6 +56,16 @@ def test_broken_rows_are_named(write: Write, text: str, message: str) -> None:
         list(read_blocks(open_table(write("t.csv", text))))
 
 
+@pytest.mark.parametrize("delimiter", ["\t", "\\t", "tab"])
+def test_a_tab_has_three_names(write: Write, delimiter: str) -> None:
+    assert open_table(write("t.csv", "id\tx\na\t1\n"), delimiter).columns == ("id", "x")
+
+
+def test_a_delimiter_is_one_character(write: Write) -> None:
+    with pytest.raises(PairNormError, match="delimiter is '::'; expected one character, or 'tab'"):
+        open_table(write("t.csv", "id::x\na::1\n"), "::")
+
+
 def test_other_encodings_are_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("id,city\na,Zürich\n".encode("latin-1"))

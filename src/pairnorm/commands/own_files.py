@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +34,9 @@ Edges = Annotated[
 ]
 Delimiter = Annotated[
     str | None,
-    typer.Option(help="What separates cells. Default: a comma, in .tsv a tab.", rich_help_panel=FILES),
+    typer.Option(
+        help="What separates cells, or tab. Default: a comma, in .tsv a tab.", rich_help_panel=FILES
+    ),
 ]
 Id = Annotated[
     str | None,
@@ -91,8 +94,8 @@ def typed() -> Iterator[None]:
     except PairNormError as error:
         text = re.sub(
             r"\b(model|edges|delimiter|id|label|split|source|target|weight|categorical|ignore)="
-            r"(?:\['([^']*)'\]|('[^']*')|(\.\.\.))",
-            lambda found: f"--{found[1]} {found[2] or found[3] or 'FILE'}",
+            r"(?:\['([^']*)'\]|'([^']*)'|\.\.\.)",
+            lambda found: f"--{found[1]} {quote(found[2] or found[3] or 'FILE')}",
             str(error),
         )
         raise PairNormError(text) from error

@@ -53,7 +53,7 @@ def from_files(
         split: the column of ``nodes`` that says train, validation or test. Default: no split.
         categorical: columns of ``nodes`` that are categories though they look like numbers.
         ignore: columns of ``nodes`` to leave out.
-        delimiter: what separates the cells of text files. Default: a comma in ``.csv``, a tab in ``.tsv``.
+        delimiter: what separates the cells of text files, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
         name: what to call the graph. Default: the name of the node file.
     """
     path = Path(nodes)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
 TABLES = (*DELIMITERS, ".parquet")
 # What counts as empty among numbers. In ids, labels and categories only an empty cell does: NA is a country.
 EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]
@@ -89,7 +90,7 @@ def open_table(path: Path, delimiter: str | None = None) -> Source:
 
     Args:
         path: a CSV, TSV or Parquet file.
-        delimiter: what separates the cells of a text file. Default: by its ending, a comma or a tab.
+        delimiter: what separates the cells of text, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
     """
     if not path.is_file():
         raise PairNormError(f"{path}: there is no such file. Check the name and the folder.")
@@ -97,7 +98,9 @@ def open_table(path: Path, delimiter: str | None = None) -> Source:
         raise PairNormError(f"{path.name}: the file is empty. Expected a header line and rows.")
     if path.suffix.lower() == ".parquet":
         return Source(path.name, _parquet_columns(path), path)
-    delimiter = delimiter or DELIMITERS.get(path.suffix.lower(), ",")
+    delimiter = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(path.suffix.lower(), ",")
+    if len(delimiter) != 1:
+        raise PairNormError(f"delimiter is {delimiter!r}; expected one character, or 'tab'.")
     with readable(path.name), open(path, encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
         header = next((cells for cells in lines if any(cell.strip() for cell in cells)), [])
