@@ -134,6 +134,32 @@ def test_files_that_do_not_fit_are_named(write: Write, tmp_path: Path) -> None:
         Graph.from_files(write("nodes.xlsx", NODES), nodes)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_na_is_a_country_and_no_number(write: Write, tmp_path: Path, kind: str) -> None:
+    nodes = write(
+        "nodes.csv", "id,country,age,member\na,NA,31,TRUE\nb,DE,NA,FALSE\nc,,?,NA\nd,None,40,TRUE\n"
+    )
+    edges = write("edges.csv", "source,target\na,b\nb,a\nc,d\nd,c\n")
+    if kind == "parquet":
+        frame = pandas.read_csv(nodes, dtype=str, keep_default_na=False)
+        nodes = tmp_path / "nodes.parquet"
+        frame.to_parquet(nodes)
+    graph = Graph.from_files(nodes, edges)
+    assert graph.feature_names == ("country=DE", "country=NA", "country=None", "age", "member")
+    assert graph.features.tolist() == [
+        [0, 1, 0, 31, 1],
+        [1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0],
+        [0, 0, 1, 40, 1],
+    ]
+    assert graph.missing.tolist() == [
+        [False] * 5,
+        [False, False, False, True, False],
+        [True] * 5,
+        [False] * 5,
+    ]
+
+
 def test_without_a_label_column_every_class_is_unknown(write: Write) -> None:
     edges = write("edges.csv", "source,target\n1,2\n2,1\n")
     graph = Graph.from_files(write("nodes.csv", "id,x\n1,0.5\n2,1\n"), edges)

@@ -5,7 +5,7 @@ import numpy as np
 import pandas
 import pytest
 
-from pairnorm.data.tables import Source, as_text, numbers, open_table, read_blocks
+from pairnorm.data.tables import Source, as_text, open_table, read_blocks
 from pairnorm.errors import PairNormError
 
 Write = Callable[[str, str], Path]
@@ -115,25 +115,3 @@ def test_blocks_cover_all_rows(write: Write) -> None:
 )
 def test_text(cells: list[object], expected: list[object]) -> None:
     assert as_text(pandas.Series(cells)).tolist() == expected
-
-
-def test_numbers_keep_what_is_empty_apart() -> None:
-    source = Source("t", ("x",))
-    for column in ([1, None, 3.5], ["1", None, "3.5"], pandas.array([1, None, 3.5], dtype="Float64")):
-        np.testing.assert_array_equal(numbers(source, "x", pandas.Series(column)), [1, np.nan, 3.5])
-    np.testing.assert_array_equal(numbers(source, "x", pandas.Series([True, False, None])), [1, 0, np.nan])
-    assert numbers(source, "x", pandas.Series(["red", None])) is None
-
-
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        (["1", "2", "three"], "row 13: 'three' in column 'x' is not a number.*categorical="),
-        ([1.0, np.inf], "row 12: inf in column 'x' is not finite"),
-        ([1.0, 1e39], r"row 12: 1e\+39 in column 'x' is not finite"),
-        (pandas.to_datetime(["2020-01-01"]), "column 'x' holds dates.*ignore="),
-    ],
-)
-def test_what_is_no_number_is_named(cells: object, message: str) -> None:
-    with pytest.raises(PairNormError, match=message):
-        numbers(Source("t", ("x",)), "x", pandas.Series(cells), first=10)  # type: ignore[call-overload]

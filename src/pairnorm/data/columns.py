@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.adjacency import csr_tensor
+from pairnorm.data.numeric import numbers
 from pairnorm.data.split import Split
-from pairnorm.data.tables import Source, as_text, numbers
+from pairnorm.data.tables import Source, as_text
 from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:

@@ -38,8 +38,9 @@ def from_files(
     """Read a graph from a table of nodes and a table of edges, or from one file that holds both.
 
     Tables are CSV, TSV or Parquet. Every column of the node table that is not named below is a feature:
-    numbers as they are, text one-hot. An empty cell is missing. Whole graphs are ``.npz`` (CSR pieces
-    ``adj_*`` and ``attr_*``, and ``labels``), a PyG ``Data`` as ``.safetensors`` or ``.pt``, or ``.graphml``.
+    numbers as they are, text one-hot. An empty cell is missing; among numbers, so is ``NA`` and its like.
+    Whole graphs are ``.npz`` (CSR pieces ``adj_*`` and ``attr_*``, and ``labels``), a PyG ``Data`` as
+    ``.safetensors`` or ``.pt``, or ``.graphml``.
     What is odd is handled, noted in ``graph.notes``, and warned of once.
 
     Args:

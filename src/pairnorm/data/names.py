@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.data.tables import Source, as_text, numbers, read_blocks
+from pairnorm.data.numeric import numbers
+from pairnorm.data.tables import Source, as_text, read_blocks
 from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:

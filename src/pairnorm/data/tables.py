@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
 TABLES = (*DELIMITERS, ".parquet")
-# What counts as empty among numbers. In ids, labels and categories only an empty cell does: NA is a country.
-EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]
 ROWS_PER_BLOCK = 1_000_000
 
 
@@ -142,7 +140,7 @@ def read_blocks(
 
     Args:
         source: where it is.
-        text: the columns to read as text, in which only an empty cell is empty.
+        text: the columns to read as text even if they look like numbers.
         rows: how many rows are in a block; None for all of them.
     """
     if source.delimiter is not None:
@@ -175,7 +173,7 @@ def _read_text(source: Source, text: Sequence[str], rows: int | None) -> Iterato
             names=list(source.columns),
             index_col=False,
             dtype=dict.fromkeys(text, str),
-            na_values={name: [""] if name in text else EMPTY for name in source.columns},
+            na_values=[""],  # what else is empty depends on the column: see ``numbers``
             keep_default_na=False,
             skipinitialspace=True,
             encoding="utf-8-sig",
@@ -240,50 +238,3 @@ def as_text(column: pandas.Series) -> NDArray[np.object_]:
     values[empty] = None
     values[values == ""] = None
     return values
-
-
-def numbers(source: Source, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.float32] | None:
-    """Return a column of numbers, NaN where empty, or None if it holds text throughout.
-
-    Args:
-        source: where it is from, for messages.
-        name: of the column.
-        column: its cells.
-        first: the number of its first row.
-    """
-    import pandas
-
-    if pandas.api.types.is_numeric_dtype(column.dtype):
-        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    elif pandas.api.types.is_datetime64_any_dtype(column.dtype):
-        raise PairNormError(
-            f"{source.name}: column {name!r} holds dates. Turn them into numbers, or pass ignore=[{name!r}]."
-        )
-    else:
-        filled = column.notna().to_numpy()
-        cells = column.astype(object).to_numpy()[filled]
-        with readable(f"{source.name}, column {name!r}"):
-            parsed = pandas.to_numeric(pandas.Series(cells), errors="coerce").to_numpy(
-                dtype=np.float64, na_value=np.nan
-            )
-        text = np.isnan(parsed)
-        if len(parsed) and text.all():
-            return None
-        if text.any():
-            row = int(text.argmax())
-            source.reject(
-                first + int(np.flatnonzero(filled)[row]),
-                f"{str(cells[row])!r} in column {name!r} is not a number. Correct it, leave the cell empty, "
-                f"or pass categorical=[{name!r}].",
-            )
-        values = np.full(len(column), np.nan)
-        values[filled] = parsed
-    with np.errstate(over="ignore"):
-        narrow = values.astype(np.float32)
-    if (infinite := np.isinf(narrow)).any():
-        row = int(infinite.argmax())
-        source.reject(
-            first + row,
-            f"{values[row]} in column {name!r} is not finite. Correct it, or leave the cell empty.",
-        )
-    return narrow
