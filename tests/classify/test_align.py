@@ -37,6 +37,20 @@ def test_an_absent_category_is_missing_where_its_column_is() -> None:
     assert found.missing.tolist() == [[False] * 3, [True] * 3, [False] * 3]
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_column_of_categories_may_be_empty_throughout(sparse: bool) -> None:
+    """Nothing tells that it was text: it comes as a column of numbers, all of them missing."""
+    lost = torch.tensor([[True, False], [True, False], [True, True]])
+    given = graph(("job", "age"), (3, 0), missing=lost)
+    if sparse:
+        given = given.replace(features=given.features.to_sparse_csr())
+    found = align_features(given, NAMES, 4)
+    assert found.features.to_dense().tolist() == [[30, 0, 0, 0], [40, 0, 0, 0], [0, 0, 0, 0]]
+    assert found.missing.tolist() == [[False] + [True] * 3, [False] + [True] * 3, [True] * 4]
+    nothing = graph(("job", "age"), (3, 3), missing=torch.ones(3, dtype=torch.bool))
+    assert align_features(nothing, NAMES, 4).missing_vectors.all()
+
+
 def test_the_same_columns_are_left_alone() -> None:
     given = graph()
     assert align_features(given, NAMES, 4) is given
@@ -54,6 +68,9 @@ def test_the_same_columns_are_left_alone() -> None:
             (0, 1, 2, 3, 0),
             "category 'judge' in column 'job', unknown .* Empty those cells",
         ),
+        (("age", "job"), (0, 1), "numbers in column 'job', where the model knows categories. Empty those"),
+        (("age=old", *NAMES[1:]), (0, 1, 2, 3), "text such as 'old' in column 'age', where .* numbers"),
+        ((*NAMES, "pet=cat"), (0, 1, 2, 3, 0), r"column 'pet', unknown .* Pass ignore=\['pet'\]"),
         ((*NAMES, "income"), (0, 1, 2, 3, 0), r"column 'income', unknown .* Pass ignore=\['income'\]"),
     ],
 )

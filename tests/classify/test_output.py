@@ -5,7 +5,7 @@ import pandas
 import pytest
 import torch
 
-from pairnorm.classify.output import check_folder, predictions, whole_file, whole_folder, write_table
+from pairnorm.classify.output import check_folder, predictions, whole_folder, write_table
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 
@@ -96,18 +96,6 @@ def test_other_peoples_folders_are_refused(tmp_path: Path, model: str | None) ->
         check_folder(tmp_path / "thesis.tex")
     (tmp_path / "empty").mkdir()
     check_folder(tmp_path / "empty")
-
-
-def test_a_file_appears_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    out = tmp_path / "deep" / "table.csv"
-    with whole_file(out) as file:
-        file.write_text("first")
-    with pytest.raises(PairNormError, match="bad input"), whole_file(out) as file:  # noqa: PT012
-        file.write_text("second")
-        raise PairNormError("bad input")
-    assert content(tmp_path) == {"deep/table.csv": "first"}
-    with pytest.raises(PairNormError, match="there is a folder of that name"), whole_file(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -40,6 +40,31 @@ def test_new_columns_can_be_ignored(run: tuple[Files, Path], tmp_path: Path) -> 
     assert (tmp_path / "p.csv").read_bytes() == (run[1] / "predictions.csv").read_bytes()
 
 
+def test_a_column_that_is_not_there_cannot_be_ignored(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(run, changed(run, tmp_path, height="180"), tmp_path / "p.csv", "--ignore", "heigth") == 1
+    assert "no column 'heigth' (ignore)" in (error := capsys.readouterr().err)
+    assert "Did you mean 'height'?" in error
+
+
+def test_columns_of_categories_may_be_empty(tmp_path: Path) -> None:
+    """New customers have no history; what was text, or numbers declared to be categories, is then nothing."""
+    files = write_customers(tmp_path)
+    frame = pandas.read_csv(files.nodes, dtype=str, keep_default_na=False)
+    frame["zip"] = [("", "10115", "20095")[row % 3] for row in range(len(frame))]
+    frame.to_csv(files.nodes, index=False)
+    options = ["--label", "risk", "--norm", "PN", "--depth", "4", "--scale", "30", "--categorical", "zip"]
+    run = files, tmp_path / "run"
+    assert cli.main(["fit", *files.options, *options, "--out", str(run[1])]) == 0
+    assert predict(run, changed(run, tmp_path, job="", zip=""), tmp_path / "p.csv") == 0
+    assert predict(run, changed(run, tmp_path, job="", zip=["10115", "20095"] * 200), tmp_path / "q.csv") == 0
+    found, other = (pandas.read_csv(tmp_path / name) for name in ("p.csv", "q.csv"))
+    before = pandas.read_csv(run[1] / "predictions.csv")
+    assert (found["predicted"] == before["predicted"]).mean() > 0.8
+    assert (found["p_high"] != other["p_high"]).any()
+
+
 @pytest.mark.parametrize("risk", [None, "", "low"])
 def test_labels_are_optional(run: tuple[Files, Path], tmp_path: Path, risk: str | None) -> None:
     out = tmp_path / "p.parquet"
@@ -67,8 +92,12 @@ def test_columns_may_come_in_any_order_and_categories_may_be_absent(
         ({"age": None}, "has no column 'age', which the model uses"),
         ({"job": "astronaut"}, "category 'astronaut' in column 'job', unknown to the model"),
         ({"height": "180"}, "column 'height', unknown to the model. Pass --ignore height"),
-        ({"risk": "medium"}, "line 2: class 'medium' is unknown to the model, which has 'high', 'low'"),
-        ({"age": "old"}, "'age'"),
+        (
+            {"risk": "medium"},
+            "line 2: class 'medium' is unknown to the model, which has 'high', 'low'. Empty",
+        ),
+        ({"age": "old"}, "text such as 'old' in column 'age', where the model knows numbers"),
+        ({"job": "7"}, "numbers in column 'job', where the model knows categories"),
     ],
 )
 def test_a_difference_is_named_and_nothing_written(

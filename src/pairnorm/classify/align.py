@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 import numpy as np
@@ -17,8 +17,9 @@ from pairnorm.errors import PairNormError
 def align_features(graph: Graph, names: tuple[str, ...] | None, count: int) -> Graph:
     """Return the graph with the features of a model, in the model's order.
 
-    A category that no node of this graph has becomes a column of zeros. A column that is not there, and a
-    category or column that the model does not know, are errors that name it.
+    A category that no node of this graph has becomes a column of zeros, and so do all those of a column whose
+    cells are all empty. A column that is not there, and a category or column that the model does not know,
+    are errors that name it.
 
     Args:
         graph: the graph to predict for.
@@ -33,23 +34,30 @@ def align_features(graph: Graph, names: tuple[str, ...] | None, count: int) -> G
         return graph
     if graph.feature_names == names:
         return graph
-    found = {name: place for place, name in enumerate(graph.feature_names)}
-    columns = {_column(name) for name in graph.feature_names}
-    absent = [name for name in names if name not in found]
-    lost = [name for name in absent if "=" not in name or _column(name) not in columns]
+    # Of a column of categories any place will do: all of them are missing together.
+    columns = {_column(name): place for place, name in enumerate(graph.feature_names)}
+    lost = [_column(name) for name in names if _column(name) not in columns]
     if lost:
-        close = get_close_matches(_column(lost[0]), columns - set(names), n=1)
+        close = get_close_matches(lost[0], columns.keys() - set(names), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else " Add it; its cells may be empty."
         raise PairNormError(f"graph {graph.name!r} has no column {_shown(lost)}, which the model uses.{hint}")
-    new = [name for name in graph.feature_names if name not in set(names)]
+    known, kinds = set(names), {_column(name): "=" in name for name in names}
+    # A column whose cells are all empty is read as one of numbers, whatever it was before.
+    empty = graph.missing.all(0).expand(graph.num_features).tolist()
+    new = [
+        name
+        for name, nothing in zip(graph.feature_names, empty, strict=True)
+        if name not in known and not (nothing and kinds.get(name))
+    ]
     if new:
-        raise PairNormError(
-            f"graph {graph.name!r} has {_describe(new, names)}, unknown to the model. {_remedy(new)}"
-        )
-    places = [found.get(name, -1) for name in names]
+        raise PairNormError(f"graph {graph.name!r} has {_describe(new, kinds)}")
+    found = {name: place for place, name in enumerate(graph.feature_names)}
+    missing = graph.missing
+    if missing.dim() == 2:
+        missing = missing[:, [found.get(name, columns[_column(name)]) for name in names]]
     return graph.replace(
-        features=_columns_of(graph.features, places),
-        missing=_missing_of(graph, names, places),
+        features=_columns_of(graph.features, [found.get(name, -1) for name in names]),
+        missing=missing,
         feature_names=names,
     )
 
@@ -58,26 +66,28 @@ def _column(name: str) -> str:
     return name.partition("=")[0]
 
 
-def _shown(names: Sequence[str], most: int = 3) -> str:
-    columns = list(dict.fromkeys(_column(name) for name in names))
+def _shown(columns: Sequence[str], most: int = 3) -> str:
+    columns = list(dict.fromkeys(columns))
     more = f" and {len(columns) - most} more" if len(columns) > most else ""
     return ", ".join(map(repr, columns[:most])) + more
 
 
-def _describe(new: Sequence[str], names: Sequence[str]) -> str:
-    known = {_column(name) for name in names if "=" in name}
-    column, _, category = new[0].partition("=")
-    if "=" in new[0] and column in known:
-        others = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
-        return f"a category {category!r} in column {column!r}{others}"
-    return f"a column {_shown(new)}"
-
-
-def _remedy(new: Sequence[str]) -> str:
-    column, equals, _ = new[0].partition("=")
-    if equals:
-        return "Empty those cells, which counts as missing, or fit again with them."
-    return f"Pass ignore=[{column!r}], or fit again with it."
+def _describe(new: Sequence[str], kinds: Mapping[str, bool]) -> str:
+    """Say what is new to a model whose columns are of categories (True) or of numbers, and what to do."""
+    column, text, category = new[0].partition("=")
+    if column not in kinds:
+        others = [_column(name) for name in new if _column(name) not in kinds]
+        remedy = f"Pass ignore=[{column!r}], or fit again with it."
+        return f"a column {_shown(others)}, unknown to the model. {remedy}"
+    if not text:
+        what = f"numbers in column {column!r}, where the model knows categories."
+    elif not kinds[column]:
+        what = f"text such as {category!r} in column {column!r}, where the model knows numbers."
+    else:
+        others = [name for name in new[1:] if _column(name) == column]
+        more = f" (and {len(others)} more)" if others else ""
+        what = f"a category {category!r} in column {column!r}{more}, unknown to the model."
+    return f"{what} Empty those cells, which counts as missing, or fit again with them."
 
 
 def _columns_of(features: Tensor, places: Sequence[int]) -> Tensor:
@@ -96,23 +106,12 @@ def _columns_of(features: Tensor, places: Sequence[int]) -> Tensor:
     known = np.asarray(places) >= 0
     new_place[np.asarray(places)[known]] = np.flatnonzero(known)
     matrix = csr_array(tuple(pieces), shape=tuple(features.shape)).tocoo()
-    row, column = matrix.coords
-    moved = csr_array((matrix.data, (row, new_place[column])), shape=(features.shape[0], len(places)))
+    row, column = matrix.row, new_place[matrix.col]
+    kept = column >= 0
+    shape = (features.shape[0], len(places))
+    moved = csr_array((matrix.data[kept], (row[kept], column[kept])), shape=shape)
     moved.sort_indices()
     return csr_tensor(moved).to(features.device)
-
-
-def _missing_of(graph: Graph, names: Sequence[str], places: Sequence[int]) -> Tensor:
-    """A category that nobody has is missing where the other categories of its column are."""
-    if graph.missing.dim() == 1:
-        return graph.missing
-    known = {_column(name): place for name, place in zip(names, places, strict=True) if place >= 0}
-    filled = [
-        place if place >= 0 else known.get(_column(name), -1)
-        for name, place in zip(names, places, strict=True)
-    ]
-    padded = torch.cat([graph.missing, graph.missing.new_zeros(graph.num_nodes, 1)], 1)
-    return padded[:, torch.tensor(filled, device=graph.missing.device)]
 
 
 def align_labels(graph: Graph, classes: NDArray[np.str_]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Writing results whole or not at all."""
+"""What a run writes: a folder that changes as a whole or not at all, and a row for every node."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pairnorm.classify.report import FIGURES, REPORT
 from pairnorm.classify.saved import FACTS, TENSORS, holds_model
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
+from pairnorm.writing import writable
 
 if TYPE_CHECKING:
     import pandas
@@ -40,11 +41,11 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     # In the folder itself or, while there is none, in the nearest one above: moving a file is then renaming.
     nearest = next(above for above in (place, *place.parents) if above.exists())
     drafts = nearest / f".{place.name}.{os.getpid()}.partial"
-    with _writable(folder):
+    with writable(folder):
         drafts.mkdir()
     try:
         yield drafts
-        with _writable(folder):
+        with writable(folder):
             place.mkdir(parents=True, exist_ok=True)
             for name in OUTCOME - {draft.name for draft in drafts.iterdir()}:
                 (place / name).unlink(missing_ok=True)
@@ -66,33 +67,6 @@ def check_folder(folder: Path) -> None:
         raise PairNormError(
             f"{folder}: the folder holds files that no run wrote. Choose another, or empty it."
         )
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Give a temporary file that takes the place of ``path`` at the end; after an error, nothing changed.
-
-    Args:
-        path: the file; one that is there is replaced.
-    """
-    if path.is_dir():
-        raise PairNormError(f"{path}: there is a folder of that name. Name a file.")
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        with _writable(path):
-            path.absolute().parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _writable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PairNormError(f"{path}: cannot be written ({error.strerror}). Choose another place.") from error
 
 
 def predictions(

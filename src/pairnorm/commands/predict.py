@@ -1,19 +1,15 @@
 """``pairnorm predict``: labels for a graph that has changed since a model was fitted."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from pairnorm.commands.own_files import Device, Edges, Id, Ignore, Nodes, read_graph, show_graph, steps, typed
+from pairnorm.commands.own_files import Device, Edges, Id, Ignore, Nodes, show_graph, steps, typed
+from pairnorm.commands.read_again import read_again
 from pairnorm.commands.terminal import console
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from pairnorm.data import Graph
+from pairnorm.writing import whole_file
 
 EXAMPLE = (
     "Example: [bold]pairnorm predict --model run --nodes customers.csv --edges payments.csv "
@@ -38,15 +34,13 @@ def predict(
     may be absent or empty.
     """
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.output import predictions, whole_file, write_table
+    from pairnorm.classify.output import predictions, write_table
     from pairnorm.classify.saved import read_facts
 
     classifier = NodeClassifier.load(model).set_params(device=device)
-    columns = dict(read_facts(model).get("columns", {}))
-    columns["id"] = id or columns.get("id")
-    columns["ignore"] = [*columns.get("ignore", []), *(ignore or [])]
+    saved, given = read_facts(model).get("columns", {}), {"id": id, "ignore": ignore or []}
     with whole_file(out) as file:
-        graph = _read(nodes, edges, columns, classifier.classes_)
+        graph = read_again(nodes, edges, saved, given, classifier.classes_)
         show_graph(graph)
         with typed(), steps(f"Predicting with {classifier.best_.name}", 1) as tick:
             frame = predictions(graph, classifier.predict_proba(graph), classifier.classes_)
@@ -60,37 +54,3 @@ def predict(
         f"\nNext: [bold]{escape(str(model / 'report.md'))}[/] says how far to trust these labels.",
         soft_wrap=True,
     )
-
-
-def _read(nodes: Path, edges: Path | None, columns: dict[str, Any], classes: "NDArray[np.str_]") -> "Graph":
-    """Read a graph whose labels are optional: known ones must be of the model's classes."""
-    from pairnorm.data.tables import TABLES, open_table
-
-    label, split = columns.pop("label", None), columns.pop("split", None)
-    if nodes.suffix.lower() not in TABLES and columns.get("delimiter") is None:
-        return read_graph(nodes, edges, columns | ({"label": label} if nodes.suffix == ".graphml" else {}))
-    with typed():
-        table = open_table(nodes, columns.get("delimiter"))
-    ignored = [name for name in columns.pop("ignore") if name in table.columns]
-    ignored += [name for name in (label, split) if name is not None and name in table.columns]
-    graph = read_graph(nodes, edges, columns | {"ignore": ignored})
-    if label not in table.columns:
-        return graph
-    return graph.replace(labels=_labels(table, label, classes), class_names=tuple(map(str, classes)))
-
-
-def _labels(table: Any, label: str, classes: "NDArray[np.str_]") -> Any:
-    import torch
-
-    from pairnorm.data.tables import as_text, read_blocks
-
-    (frame,) = read_blocks(table, [label], rows=None)
-    place = {str(name): number for number, name in enumerate(classes)} | {None: -1}
-    text = as_text(frame[label])
-    for row, value in enumerate(text):
-        if value not in place:
-            known = ", ".join(map(repr, list(place)[:7]))
-            table.reject(
-                row, f"class {value!r} is unknown to the model, which has {known}. Empty it or fit again."
-            )
-    return torch.tensor([place[value] for value in text])

@@ -1,0 +1,99 @@
+"""Reading a graph as the one that a model was fitted on was read."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pairnorm.commands.own_files import read_graph, typed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from pairnorm.data import Graph
+    from pairnorm.data.tables import Source
+
+
+def read_again(
+    nodes: Path, edges: Path | None, saved: dict[str, Any], given: dict[str, Any], classes: "NDArray[np.str_]"
+) -> "Graph":
+    """Read a graph whose labels are optional; known ones must be of the model's classes.
+
+    Args:
+        nodes: the table of nodes, or the file of the whole graph.
+        edges: the table of edges.
+        saved: the columns that ``fit`` was told of, some of which may no longer be there.
+        given: the ``id`` and the columns to ``ignore`` that the user names now.
+        classes: the model's.
+    """
+    from pairnorm.data.tables import TABLES, open_table, read_blocks
+
+    kind, delimiter = nodes.suffix.lower(), saved.get("delimiter")
+    read: Callable[[dict[str, Any]], Graph]
+    with typed():
+        if kind in TABLES or delimiter is not None:
+            table, read = open_table(nodes, delimiter), partial(read_graph, nodes, edges)
+        elif kind == ".graphml" and edges is None and given["id"] is None:
+            table, read = _open_graphml(nodes)
+            saved = {"label": "label", "split": "split"} | saved
+        else:
+            return read_graph(nodes, edges, given)
+        for name in given["ignore"]:
+            table.column("ignore", name)
+
+    label, categorical = saved.get("label"), saved.get("categorical", [])
+    ignored = [
+        name for name in (label, saved.get("split"), *saved.get("ignore", [])) if name in table.columns
+    ]
+    text = [name for name in (label, *categorical) if name in table.columns]
+    frame: Any = next(read_blocks(table, text, rows=None)) if text else {}
+    # An empty column of categories has none, and nobody could tell that it is there.
+    filled = [name for name in text if name != label and frame[name].notna().any()]
+    changes = {"label": None, "split": None, "ignore": ignored + given["ignore"], "categorical": filled}
+    graph = read(saved | changes | {"id": given["id"] or saved.get("id")})
+    if label not in text:
+        return graph
+    return graph.replace(labels=_labels(table, frame[label], classes), class_names=tuple(map(str, classes)))
+
+
+def _open_graphml(path: Path) -> "tuple[Source, Callable[[dict[str, Any]], Graph]]":
+    """Return the attributes of a file's nodes as a table, and a function that reads the graph."""
+    import networkx
+    import pandas
+
+    from pairnorm.data import Graph
+    from pairnorm.data.tables import Source, readable
+
+    with readable(path.name):
+        found = networkx.read_graphml(path)
+    frame = pandas.DataFrame([attributes for _, attributes in found.nodes(data=True)])
+
+    def read(columns: dict[str, Any]) -> Graph:
+        # Taken off, for an attribute 'label' or 'split' is understood as such even where it is ignored.
+        for attributes in found.nodes.values():
+            for name in columns["ignore"]:
+                attributes.pop(name, None)
+        graph = Graph.from_networkx(found, weight=columns.get("weight"), categorical=columns["categorical"])
+        return graph.replace(name=path.stem)
+
+    return Source(path.name, tuple(frame.columns), frame=frame), read
+
+
+def _labels(table: "Source", column: "pandas.Series", classes: "NDArray[np.str_]") -> "Tensor":
+    import torch
+
+    from pairnorm.data.tables import as_text
+
+    place: dict[str | None, int] = {str(name): number for number, name in enumerate(classes)}
+    known = ", ".join(map(repr, list(place)[:7]))
+    place[None] = -1
+    text = as_text(column)
+    for row, value in enumerate(text):
+        if value not in place:
+            table.reject(
+                row, f"class {value!r} is unknown to the model, which has {known}. Empty it or fit again."
+            )
+    return torch.tensor([place[value] for value in text])
