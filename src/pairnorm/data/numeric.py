@@ -56,7 +56,7 @@ def _parse(source: Source, name: str, column: pandas.Series, first: int) -> NDAr
 
     with readable(f"{source.name}, column {name!r}"):
         cells = column.astype(object)
-        cells = cells.mask(cells.isin(EMPTY), None)
+        cells[cells.isin(EMPTY)] = None
         values = pandas.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     filled = cells.notna().to_numpy()
     text = filled & np.isnan(values)
