@@ -173,6 +173,14 @@ class TestNetworkX:
         with pytest.raises(PairNormError, match="row 2: the weight in column 'amount' is None"):
             Graph.from_networkx(graph, weight="amount")
 
+    def test_a_label_can_be_left_out(self) -> None:
+        graph = networkx.Graph()
+        graph.add_node("a", label="Ann", split="north", age=3)
+        graph.add_node("b", label="Bob", split="south", age=4)
+        found = Graph.from_networkx(graph, ignore=["label", "split"])
+        assert not found.labelled.any()
+        assert found.feature_names == ("age",)
+
     def test_vectors_can_be_left_out(self) -> None:
         graph = networkx.Graph()
         graph.add_node("a", x=[1.0, 2.0], age=3)

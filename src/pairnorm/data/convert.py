@@ -178,10 +178,11 @@ def from_networkx(
         return Source(f"the {name} of the networkx graph", tuple(columns), frame=pandas.DataFrame(columns))
 
     nodes = _attributes([attributes for _, attributes in graph.nodes(data=True)])
-    label = "label" if label is None and "label" in nodes else label
-    split = "split" if split is None and "split" in nodes else split
+    wanted = nodes.keys() - set(ignore)
+    label = "label" if label is None and "label" in wanted else label
+    split = "split" if split is None and "split" in wanted else split
     vectors = None
-    if features not in ignore and any(map(_is_vector, nodes.get(features, ()))):
+    if features in wanted and any(map(_is_vector, nodes[features])):
         vectors = nodes[features]
         nodes = {name: values for name, values in nodes.items() if name in (label, split, *ignore)}
 
