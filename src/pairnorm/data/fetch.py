@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.request import urlopen
 
 from pairnorm.data.checksums import SHA256
 from pairnorm.errors import PairNormError
+from pairnorm.writing import whole_file
 
 SECONDS = 5.0
 
@@ -30,7 +30,8 @@ def fetch(folder: Path, names: Sequence[str], address: str) -> None:
             contents = _download(f"{address}/{Path(name).name}")
             if sha256(contents).hexdigest() != SHA256[name]:
                 raise OSError("what came is not the file that was checked for this package")
-            _write(folder / name, contents)
+            with whole_file(folder / name) as draft:
+                draft.write_bytes(contents)
         except OSError as error:
             still = [Path(name).name for name in absent if not (folder / name).is_file()]
             raise PairNormError(
@@ -60,10 +61,3 @@ def _download(url: str) -> bytes:
     with outcome[0] as response:
         contents: bytes = response.read()
     return contents
-
-
-def _write(path: Path, contents: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_bytes(contents)
-    partial.replace(path)
