@@ -58,11 +58,22 @@ def test_what_does_not_apply_to_graphml_is_refused(tmp_path: Path) -> None:
         read_again(path, None, {"label": "risk"}, NOTHING, CLASSES[:1])
 
 
+TABLE = {"id": "customer", "source": "from", "target": "to", "delimiter": ";"}
+
+
+def test_what_fit_was_told_of_tables_means_nothing_in_graphml(tmp_path: Path) -> None:
+    path = write_graphml(tmp_path / "new.graphml", ["high", "low"])
+    saved = TABLE | {"label": "risk", "ignore": ["part", "note"]}
+    graph = read_again(path, None, saved, NOTHING, CLASSES)
+    assert graph.labels.tolist() == [1, 0]
+    assert graph.feature_names == ("age",)
+
+
 def test_columns_that_fit_was_told_of_mean_nothing_in_arrays(tmp_path: Path) -> None:
     pieces = {"data": np.ones(2), "indices": [1, 0], "indptr": [0, 1, 2], "shape": [2, 2]}
     np.savez(
         tmp_path / "new.npz", attr_matrix=np.eye(2), **{f"adj_{name}": it for name, it in pieces.items()}
     )
-    saved = {"label": "risk", "id": "customer", "ignore": ["note"], "categorical": ["zip"]}
+    saved = TABLE | {"label": "risk", "ignore": ["note"], "categorical": ["zip"]}
     graph = read_again(tmp_path / "new.npz", None, saved, NOTHING, CLASSES)
     assert graph.features.tolist() == [[1, 0], [0, 1]]

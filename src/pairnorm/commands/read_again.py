@@ -1,7 +1,5 @@
 """Reading a graph as the one that a model was fitted on was read."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +30,14 @@ def read_again(
     from pairnorm.data.tables import TABLES, open_table, read_blocks
 
     kind, delimiter = nodes.suffix.lower(), saved.get("delimiter")
-    read: Callable[[dict[str, Any]], Graph]
     with typed():
-        if kind in TABLES or delimiter is not None:
-            table, read = open_table(nodes, delimiter), partial(read_graph, nodes, edges)
-        elif kind == ".graphml" and edges is None and given["id"] is None:
-            table, read = _open_graphml(nodes)
+        if kind in TABLES or (edges is not None and delimiter is not None):
+            table = open_table(nodes, delimiter)
+        elif kind == ".graphml":
+            table = _attributes(nodes)
             saved = {"label": "label", "split": "split"} | saved
+            for_tables = {"id", "source", "target", "delimiter"}
+            saved = {name: saved[name] for name in saved.keys() - for_tables}
         else:
             return read_graph(nodes, edges, given)
         for name in given["ignore"]:
@@ -53,33 +52,23 @@ def read_again(
     # An empty column of categories has none, and nobody could tell that it is there.
     filled = [name for name in text if name != label and frame[name].notna().any()]
     changes = {"label": None, "split": None, "ignore": ignored + given["ignore"], "categorical": filled}
-    graph = read(saved | changes | {"id": given["id"] or saved.get("id")})
+    graph = read_graph(nodes, edges, saved | changes | {"id": given["id"] or saved.get("id")})
     if label not in text:
         return graph
     return graph.replace(labels=_labels(table, frame[label], classes), class_names=tuple(map(str, classes)))
 
 
-def _open_graphml(path: Path) -> "tuple[Source, Callable[[dict[str, Any]], Graph]]":
-    """Return the attributes of a file's nodes as a table, and a function that reads the graph."""
+def _attributes(path: Path) -> "Source":
+    """Return the attributes of a GraphML file's nodes as a table."""
     import networkx
     import pandas
 
-    from pairnorm.data import Graph
     from pairnorm.data.tables import Source, readable
 
     with readable(path.name):
         found = networkx.read_graphml(path)
-    frame = pandas.DataFrame([attributes for _, attributes in found.nodes(data=True)])
-
-    def read(columns: dict[str, Any]) -> Graph:
-        # Taken off, for an attribute 'label' or 'split' is understood as such even where it is ignored.
-        for attributes in found.nodes.values():
-            for name in columns["ignore"]:
-                attributes.pop(name, None)
-        graph = Graph.from_networkx(found, weight=columns.get("weight"), categorical=columns["categorical"])
-        return graph.replace(name=path.stem)
-
-    return Source(path.name, tuple(frame.columns), frame=frame), read
+        frame = pandas.DataFrame([attributes for _, attributes in found.nodes(data=True)])
+    return Source(path.name, tuple(frame.columns), frame=frame)
 
 
 def _labels(table: "Source", column: "pandas.Series", classes: "NDArray[np.str_]") -> "Tensor":
