@@ -24,7 +24,8 @@ def verdict(share: float, *cases: bool | None) -> Verdict:
         (1.0, (None, None), "not run", "0 of 0, 2 not run"),
         (0.75, (True, True, True, False), "holds", "3 of 4"),
         (0.75, (True, True, False, False), "fails", "2 of 4"),
-        (0.75, (False, None, None, None), "holds so far", "0 of 1, 3 not run"),
+        (0.75, (False, None, None, None), "fails so far", "0 of 1, 3 not run"),
+        (0.5, (False, True, None, None), "holds so far", "1 of 2, 2 not run"),
         (0.9, (True,) * 9 + (False,), "holds", "9 of 10"),
     ],
 )

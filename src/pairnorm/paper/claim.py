@@ -90,13 +90,16 @@ class Verdict:
 
     @property
     def status(self) -> str:
-        """``holds``, ``fails`` or ``not run``; ``holds so far`` where it may yet fail."""
+        """``holds``, ``fails`` or ``not run``; ``so far`` where cases that have not been run decide."""
         if not self.run:
             return "not run"
         failed = sum(case.holds is False for case in self.run)
         if failed > (1 - self.claim.share) * len(self.cases) + 1e-9:
             return "fails"
-        return "holds" if len(self.run) == len(self.cases) else "holds so far"
+        if len(self.run) == len(self.cases):
+            return "holds"
+        enough = failed <= (1 - self.claim.share) * len(self.run) + 1e-9
+        return "holds so far" if enough else "fails so far"
 
     @property
     def counts(self) -> str:

@@ -1,6 +1,7 @@
 """The report, from the store alone: what was run, tables, claims, whose the gain is, figures."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -68,12 +69,15 @@ def _summary(outputs: Outputs, decided: Sequence[Verdict]) -> str:
         if name in outputs.tables
         for entry in outputs.tables[name].entries
     )
-    counts = {
-        status: sum(verdict.status == status for verdict in decided)
-        for status in ("holds", "holds so far", "fails", "not run")
+    words = {
+        "holds": "hold",
+        "holds so far": "hold so far",
+        "fails so far": "fail so far",
+        "fails": "fail",
+        "not run": "have not been run",
     }
-    words = {"holds": "hold", "holds so far": "hold so far", "fails": "fail", "not run": "have not been run"}
-    listed = ", ".join(f"{count} {words[status]}" for status, count in counts.items() if count)
+    counts = Counter(verdict.status for verdict in decided)
+    listed = ", ".join(f"{counts[status]} {word}" for status, word in words.items() if counts[status])
     return (
         f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
         f"Of {len(decided)} claims of its text, {listed}.\n"
