@@ -58,6 +58,17 @@ def test_what_does_not_apply_to_graphml_is_refused(tmp_path: Path) -> None:
         read_again(path, None, {"label": "risk"}, NOTHING, CLASSES[:1])
 
 
+def test_what_is_named_now_counts_and_not_what_fit_was_told(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("key|age|risk\n1|30|low\n2|31|\n3|32|high\n")
+    (tmp_path / "e.csv").write_text("n|a|b|sum\n0|1|2|5\n1|2|3|7\n")
+    saved = TABLE | {"label": "risk", "weight": "amount"}
+    now = {"id": "key", "source": "a", "target": "b", "weight": "sum", "delimiter": "|", "ignore": None}
+    graph = read_again(tmp_path / "n.csv", tmp_path / "e.csv", saved, now, CLASSES)
+    assert graph.node_names.tolist() == [1, 2, 3]
+    assert graph.labels.tolist() == [0, -1, 1]
+    assert graph.adjacency.values().tolist() == [5, 5, 7, 7]
+
+
 TABLE = {"id": "customer", "source": "from", "target": "to", "delimiter": ";"}
 
 

@@ -6,7 +6,20 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pairnorm.commands.own_files import Device, Edges, Id, Ignore, Nodes, show_graph, steps, typed
+from pairnorm.commands.own_files import (
+    Delimiter,
+    Device,
+    Edges,
+    Id,
+    Ignore,
+    Nodes,
+    Source,
+    Target,
+    Weight,
+    show_graph,
+    steps,
+    typed,
+)
 from pairnorm.commands.read_again import read_again
 from pairnorm.commands.terminal import console
 from pairnorm.writing import whole_file
@@ -25,20 +38,28 @@ def predict(
         "predictions.csv"
     ),
     id: Id = None,
+    source: Source = None,
+    target: Target = None,
+    weight: Weight = None,
     ignore: Ignore = None,
+    delimiter: Delimiter = None,
     device: Device = "auto",
 ) -> None:
     """Label the nodes of a graph with a model fitted before.
 
-    Columns are read as they were then and matched by name. The column of classes
-    may be absent or empty.
+    Columns are read as they were then, unless options say otherwise, and matched by
+    name. The column of classes may be absent or empty.
     """
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.output import predictions, write_table
     from pairnorm.classify.saved import read_facts
 
     classifier = NodeClassifier.load(model).set_params(device=device)
-    saved, given = read_facts(model).get("columns", {}), {"id": id, "ignore": ignore or []}
+    saved = read_facts(model).get("columns", {})
+    given = {
+        "id": id, "source": source, "target": target, "weight": weight, "ignore": ignore,
+        "delimiter": delimiter,
+    }  # fmt: skip
     with whole_file(out) as file:
         graph = read_again(nodes, edges, saved, given, classifier.classes_)
         show_graph(graph)

@@ -24,35 +24,37 @@ def read_again(
         nodes: the table of nodes, or the file of the whole graph.
         edges: the table of edges.
         saved: the columns that ``fit`` was told of, some of which may no longer be there.
-        given: the ``id`` and the columns to ``ignore`` that the user names now.
+        given: what the user names now instead, and the columns to ``ignore`` beside those.
         classes: the model's.
     """
     from pairnorm.data.tables import TABLES, open_table, read_blocks
 
-    kind, delimiter = nodes.suffix.lower(), saved.get("delimiter")
+    kind, ignore = nodes.suffix.lower(), given.get("ignore") or []
+    if kind == ".graphml":
+        for_tables = {"id", "source", "target", "delimiter"}
+        saved = {"label": "label", "split": "split"} | saved
+        saved = {name: saved[name] for name in saved.keys() - for_tables}
+    columns = saved | {name: value for name, value in given.items() if value and name != "ignore"}
     with typed():
-        if kind in TABLES or (edges is not None and delimiter is not None):
-            table = open_table(nodes, delimiter)
+        if kind in TABLES or (edges is not None and columns.get("delimiter") is not None):
+            table = open_table(nodes, columns.get("delimiter"))
         elif kind == ".graphml":
             table = _attributes(nodes)
-            saved = {"label": "label", "split": "split"} | saved
-            for_tables = {"id", "source", "target", "delimiter"}
-            saved = {name: saved[name] for name in saved.keys() - for_tables}
         else:
             return read_graph(nodes, edges, given)
-        for name in given["ignore"]:
+        for name in ignore:
             table.column("ignore", name)
 
-    label, categorical = saved.get("label"), saved.get("categorical", [])
+    label, categorical = columns.get("label"), columns.get("categorical", [])
     ignored = [
-        name for name in (label, saved.get("split"), *saved.get("ignore", [])) if name in table.columns
+        name for name in (label, columns.get("split"), *columns.get("ignore", [])) if name in table.columns
     ]
     text = [name for name in (label, *categorical) if name in table.columns]
     frame: Any = next(read_blocks(table, text, rows=None)) if text else {}
     # An empty column of categories has none, and nobody could tell that it is there.
     filled = [name for name in text if name != label and frame[name].notna().any()]
-    changes = {"label": None, "split": None, "ignore": ignored + given["ignore"], "categorical": filled}
-    graph = read_graph(nodes, edges, saved | changes | {"id": given["id"] or saved.get("id")})
+    changes = {"label": None, "split": None, "ignore": ignored + ignore, "categorical": filled}
+    graph = read_graph(nodes, edges, columns | changes)
     if label not in text:
         return graph
     return graph.replace(labels=_labels(table, frame[label], classes), class_names=tuple(map(str, classes)))
