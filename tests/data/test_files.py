@@ -144,7 +144,8 @@ def test_na_is_a_country_and_no_number(write: Write, tmp_path: Path, kind: str) 
         frame = pandas.read_csv(nodes, dtype=str, keep_default_na=False)
         nodes = tmp_path / "nodes.parquet"
         frame.to_parquet(nodes)
-    graph = Graph.from_files(nodes, edges)
+    with pytest.warns(GraphWarning, match="'NA' in column 'country' is read as a category; .*'None' in"):
+        graph = Graph.from_files(nodes, edges)
     assert graph.feature_names == ("country=DE", "country=NA", "country=None", "age", "member")
     assert graph.features.tolist() == [
         [0, 1, 0, 31, 1],
@@ -224,3 +225,11 @@ def test_good_tables_are_read_as_they_were_written(tmp_path: Path, data: st.Data
     assert graph.features.to_dense().flatten().tolist() == values
     found = {frozenset(str(graph.node_names[end]) for end in edge) for edge in graph.edge_index.T.tolist()}
     assert found == {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
+
+
+def test_words_that_others_write_for_an_empty_cell_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("id,age,job,risk\na,1,cook,low\nb,NA,NA,NA\nc,3,cook,high\n")
+    (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
+    with pytest.warns(GraphWarning, match="'NA' is read as a class.*'NA' in column 'job' is read as a cat"):
+        graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", label="risk")
+    assert graph.class_names == ("NA", "high", "low")

@@ -38,10 +38,10 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """What to call it: ``'SGC-PN, depth 35, scale 100'``."""
-        norm = "" if self.norm == "none" else f"-{self.norm}"
-        scale = "" if self.norm == "none" else f", scale {self.scale:g}"
-        return f"{self.model}{norm}, depth {self.depth}{scale}"
+        """What to call it: ``'SGC-PN, depth 35, scale 100'``, ``'GCN without PairNorm, depth 2'``."""
+        if self.norm == "none":
+            return f"{self.model} without PairNorm, depth {self.depth}"
+        return f"{self.model}-{self.norm}, depth {self.depth}, scale {self.scale:g}"
 
     @property
     def rank(self) -> tuple[float, bool, float]:

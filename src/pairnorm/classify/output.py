@@ -65,7 +65,7 @@ def check_folder(folder: Path) -> None:
         raise PairNormError(f"{folder}: there is a file of that name. Choose another folder.")
     if folder.is_dir() and any(folder.iterdir()) and not holds_model(folder):
         raise PairNormError(
-            f"{folder}: the folder holds files that no run wrote. Choose another, or empty it."
+            f"{folder}: the folder holds files that no run wrote. Choose another, such as a new one in it."
         )
 
 

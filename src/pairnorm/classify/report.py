@@ -11,6 +11,7 @@ from pairnorm.classify.figures import draw_confusion, draw_depths, draw_rivals, 
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.scores import Scores
 from pairnorm.classify.smoothing import HEADINGS, measured
+from pairnorm.data.describe import homophily
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,12 +72,11 @@ def _about(findings: Findings) -> str:
     graph, classifier, suggestion = findings.graph, findings.classifier, findings.suggestion
     sizes = [f"{int(mask.sum()):,} {part}" for part, mask in graph.split._asdict().items()]
     missing = int(graph.missing_vectors.sum())
-    homophily = "unknown" if isnan(graph.homophily) else f"{graph.homophily:.2f}"
     rows = [
         ["nodes", f"{graph.num_nodes:,}, {graph.num_edges:,} edges"],
         ["classes", f"{graph.num_classes}: {', '.join(graph.class_names[:12])}"],
         ["labelled", f"{int(graph.labelled.sum()):,} nodes: {', '.join(sizes)}"],
-        ["homophily", f"{homophily} (share of edges within one class)"],
+        ["homophily", homophily(graph)],
         ["without features", f"{missing:,} nodes ({_percent(missing / graph.num_nodes)})"],
     ]
     if suggestion.unreachable:
@@ -125,6 +125,9 @@ def _depth(findings: Findings) -> Iterator[str]:
         f"Of {len(tried):,} models tried, {best.name} was right most often on the validation nodes "
         f"({_percent(best.validation_accuracy)}). Of each depth the best scale is drawn."
     )
+    depths = {candidate.depth for candidate in tried if candidate.model == best.model}
+    if len(depths) > 1 and best.depth == max(depths):
+        yield f"No {best.model} was tried with more layers; --depth tries others."
     if {("SGC", "none"), ("SGC", "PN")} <= {(candidate.model, candidate.norm) for candidate in tried}:
         yield (
             "For SGC, PairNorm centres and rescales what propagation has shrunk. A plain SGC could "

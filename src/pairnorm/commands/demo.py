@@ -19,7 +19,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("demo"),
     workers: Annotated[int | None, typer.Option(help="Processes. Default: one per core.")] = None,
 ) -> None:
-    """Show what PairNorm does: Cora, no network, a minute or two on two cores.
+    """Show what PairNorm does: Cora, no network, half a minute on two cores.
 
     SGC labels papers from 140 known ones, with all word vectors there and with those of all other papers
     missing, once without and once with PairNorm.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +21,7 @@ def describe(graph: Graph) -> str:
         "labelled": _share(int(graph.labelled.sum()), graph.num_nodes),
         "split": ", ".join(f"{part} {int(mask.sum()):,}" for part, mask in graph.split._asdict().items()),
         "missing": _missing(graph),
-        "homophily": _homophily(graph),
+        "homophily": homophily(graph),
     }
     text = [f"Graph {graph.name!r}", *(f"  {what:<10} {found}" for what, found in lines.items())]
     text += [f"  note       {note}" for note in graph.notes]
@@ -58,6 +57,15 @@ def _missing(graph: Graph) -> str:
     return text
 
 
-def _homophily(graph: Graph) -> str:
-    value = graph.homophily
-    return "unknown: no edge joins two labelled nodes" if math.isnan(value) else f"{value:.3f}"
+def homophily(graph: Graph) -> str:
+    """Say what share of edges joins nodes of one class, and of how many edges that is known.
+
+    Args:
+        graph: with labels.
+    """
+    ends = graph.labels[graph.edge_index]
+    known = (ends >= 0).all(0)
+    edges, same = int(known.sum()) // 2, int((ends[0] == ends[1])[known].sum()) // 2
+    if edges == 0:
+        return "unknown: no edge joins two labelled nodes"
+    return f"{same / edges:.3f}: {same:,} of {edges:,} edges between labelled nodes join one class"

@@ -12,6 +12,7 @@ from pairnorm.data.adjacency import symmetric_adjacency
 from pairnorm.data.columns import read_features, read_labels, read_split
 from pairnorm.data.graph import Graph
 from pairnorm.data.names import Ends, node_names, read_edges
+from pairnorm.data.numeric import EMPTY
 from pairnorm.data.tables import TABLES, Source, open_table, read_blocks
 from pairnorm.errors import PairNormError
 
@@ -155,9 +156,26 @@ def from_sources(
         feature_names=features.names,
         node_names=names,
         name=name,
-        notes=counts.notes() + (() if chosen else ("there are no feature columns",)),
+        notes=counts.notes() + _doubts(chosen, parts.get("class_names", ()), features.names),
         **parts,
     )
+
+
+def _doubts(chosen: Sequence[str], classes: Sequence[str], features: Sequence[str]) -> tuple[str, ...]:
+    """Return notes on what may not be meant: no features, and words that others write for an empty cell."""
+    notes = [] if chosen else ["there are no feature columns"]
+    notes += [
+        f"{name!r} is read as a class; empty the cells if it means unknown"
+        for name in classes
+        if name in EMPTY
+    ]
+    categories = [feature.partition("=") for feature in features if "=" in feature]
+    notes += [
+        f"{word!r} in column {column!r} is read as a category; empty the cells if it means missing"
+        for column, _, word in categories
+        if word in EMPTY
+    ]
+    return tuple(notes)
 
 
 def _check_columns(table: Source, **options: Sequence[str | None]) -> None:
