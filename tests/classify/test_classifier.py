@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pairnorm.classify import ClassifierWarning, NodeClassifier, candidates
-from pairnorm.data import Graph, features_after, load, missing_vectors
+from pairnorm.data import Graph, Split, features_after, load, missing_vectors
 from pairnorm.errors import PairNormError
 
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
@@ -182,6 +182,19 @@ def test_nothing_works_before_fit(small: Graph, tmp_path: Path) -> None:
     ):
         with pytest.raises(PairNormError, match="not fitted yet"):
             use(small)
+
+
+def test_what_is_no_graph_or_has_no_labels_is_refused(small: Graph) -> None:
+    with pytest.raises(PairNormError, match=r"graph is a ndarray; expected a pairnorm\.Graph"):
+        NodeClassifier().fit(np.ones((3, 2)))
+    classifier = NodeClassifier(depth=2, norm="PN").fit(small)
+    for use in (classifier.predict, classifier.score):
+        with pytest.raises(PairNormError, match="graph is a list"):
+            use([1, 2])
+    nobody = torch.zeros_like(small.train)
+    bare = small.with_split(Split(nobody, nobody, nobody)).replace(labels=torch.full_like(small.labels, -1))
+    with pytest.raises(PairNormError, match="has no labelled node"):
+        classifier.score(bare)
 
 
 def test_a_graph_that_has_grown_is_labelled(small: Graph) -> None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pairnorm.classify import NodeClassifier, Scaling
+from pairnorm.classify import ClassifierWarning, NodeClassifier, Scaling
 from pairnorm.classify import search as module
 from pairnorm.classify.candidates import Task, sgc_candidates
 from pairnorm.classify.plan import Plan
@@ -29,10 +29,12 @@ def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
 
 def test_a_spent_budget_stops_gnns_but_never_leaves_nothing(task: Task) -> None:
     plan = replace(Plan.of(NodeClassifier(["SGC", "GCN"], 2, epochs=10_000), task.graph), seconds=0.0)
-    tried, best, _ = search(task, plan)
+    with pytest.warns(ClassifierWarning, match="budget of 0 s was spent when 2 of 2 GCNs and GATs were left"):
+        tried, best, _ = search(task, plan)
     assert {candidate.model for candidate in tried} == {"SGC"}
     only_gnns = replace(Plan.of(NodeClassifier("GCN", [2, 3], epochs=5), task.graph), seconds=0.0)
-    tried, best, _ = search(task, only_gnns)
+    with pytest.warns(ClassifierWarning, match="3 of 4 GCNs"):
+        tried, best, _ = search(task, only_gnns)
     assert [candidate.depth for candidate in tried] == [2]
     assert best.model == "GCN"
 

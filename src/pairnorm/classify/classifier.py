@@ -105,6 +105,7 @@ class NodeClassifier:
             y: not used; labels are in the graph.
             progress: is told (steps done, steps in all, what was done last).
         """
+        _check_graph(graph)
         check_features(graph)
         split = complete_split(graph, self.random_state)
         graph = graph.with_split(split)
@@ -139,6 +140,7 @@ class NodeClassifier:
             graph: the one fitted on, or one that has changed since; features are matched by name.
         """
         self._check_fitted()
+        _check_graph(graph)
         graph = align_features(graph, self.feature_names_in_, self.n_features_in_)
         logits = compute_logits(self.network_, graph, self.scaling_(graph), find_device(self.device))
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
@@ -161,6 +163,7 @@ class NodeClassifier:
             y: not used.
         """
         self._check_fitted()
+        _check_graph(graph)
         judged = graph.test.cpu().numpy() if graph.test.any() else unseen(graph, self._seen)
         if not graph.labelled.any():
             raise PairNormError(f"graph {graph.name!r} has no labelled node; expected some to judge.")
@@ -229,3 +232,11 @@ class NodeClassifier:
         from pairnorm.classify.saved import load
 
         return load(cls, folder)
+
+
+def _check_graph(graph: object) -> None:
+    if not isinstance(graph, Graph):
+        raise PairNormError(
+            f"graph is a {type(graph).__name__}; expected a pairnorm.Graph: Graph.from_edges, from_pyg or "
+            "from_files makes one."
+        )

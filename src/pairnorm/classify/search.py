@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from pairnorm.classify.candidates import Candidate, Found, Task, gnn_candidate, sgc_candidates
 from pairnorm.classify.plan import Plan
+from pairnorm.classify.split import ClassifierWarning
 from pairnorm.errors import PairNormError
 
 # A depth can be chosen by this many training nodes; the model is then fitted on all of them.
@@ -54,13 +56,21 @@ def search(
         if best is not None and time.perf_counter() - began > plan.seconds:
             raise OutOfTime
 
+    left = 0
     for spec in plan.gnns:
         try:
             watch(0)
             consider(gnn_candidate(task, spec, plan.seeds, watch))
         except OutOfTime:
-            pass
+            left += 1
         tick(f"{spec.model}, depth {spec.depth}")
+    if left:
+        warnings.warn(
+            f"the budget of {plan.seconds:.0f} s was spent when {left} of {len(plan.gnns)} GCNs and GATs "
+            "were left to try, the deepest among them. Allow more time, or name a model and depths.",
+            ClassifierWarning,
+            stacklevel=3,
+        )
     if best is None or network is None:
         raise PairNormError(
             "there is nothing to try: name a model, a depth and a scale, or leave them 'auto'."
