@@ -56,6 +56,10 @@ def test_ends_are_found(write: Write, names: np.ndarray, monkeypatch: pytest.Mon
     ("text", "message"),
     [
         ("a,b,w\n5,7,1\n7,8,1\n", r"edges\.csv, line 3: 8 in column 'b' is not the id of a node"),
+        (
+            "a,b,w\n5,7,1\n7,8,1\n7,6,1\n",
+            r"edges\.csv, line 3: 8 in .* is not the id of a node \(2 of 3 cells are not\)",
+        ),
         ("a,b,w\n5,7,1\n7,ann,1\n", r"edges\.csv, line 3: 'ann' in column 'b' is not the id of a node"),
         ("a,b,w\n5,7,1\n\n,7,1\n", r"edges\.csv, line 4: column 'a' is empty; an edge needs two ends"),
         (

@@ -113,9 +113,12 @@ def _look_up(
             edges.reject(
                 first + row, f"column {name!r} is empty; an edge needs two ends. Fill it in or drop the edge."
             )
+        count = int(unknown.sum())
+        more = f" ({count:,} of {len(unknown):,} cells are not)" if count > 1 else ""
         edges.reject(
             first + row,
-            f"{cell!r} in column {name!r} is not the id of a node. Add the node, or drop the edge.",
+            f"{cell!r} in column {name!r} is not the id of a node{more}. "
+            "Add the node, drop the edge, or name another column as an end of edges.",
         )
     return places
 
