@@ -1,3 +1,4 @@
+from hashlib import sha256
 from pathlib import Path
 from urllib.error import URLError
 
@@ -58,8 +59,6 @@ class Reply:
 def test_what_comes_is_kept_only_if_it_is_the_right_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hashlib import sha256
-
     monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
     with pytest.raises(PairNormError, match="what came is not the file"):
         fetch(tmp_path, [NAME], "https://example.org")
@@ -75,3 +74,13 @@ def test_files_that_are_there_are_not_fetched(tmp_path: Path) -> None:
     (tmp_path / NAME).parent.mkdir(parents=True)
     (tmp_path / NAME).touch()
     fetch(tmp_path, [NAME], "https://example.org")
+
+
+def test_a_folder_that_cannot_be_written_leads_to_the_same_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
+    monkeypatch.setitem(SHA256, NAME, sha256(b"graph").hexdigest())
+    (tmp_path / "Coauthor").touch()
+    with pytest.raises(PairNormError, match=r"(?s)cannot be written.*PAIRNORM_DATA"):
+        fetch(tmp_path, [NAME], "https://example.org")

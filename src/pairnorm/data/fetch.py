@@ -32,7 +32,7 @@ def fetch(folder: Path, names: Sequence[str], address: str) -> None:
                 raise OSError("what came is not the file that was checked for this package")
             with whole_file(folder / name) as draft:
                 draft.write_bytes(contents)
-        except OSError as error:
+        except (OSError, PairNormError) as error:
             still = [Path(name).name for name in absent if not (folder / name).is_file()]
             raise PairNormError(
                 f"{(folder / name).parent}: wanted here, and not there: {', '.join(still)}.\n"
