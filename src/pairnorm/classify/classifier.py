@@ -164,9 +164,9 @@ class NodeClassifier:
         """
         self._check_fitted()
         _check_graph(graph)
-        judged = graph.test.cpu().numpy() if graph.test.any() else unseen(graph, self._seen)
         if not graph.labelled.any():
             raise PairNormError(f"graph {graph.name!r} has no labelled node; expected some to judge.")
+        judged = graph.test.cpu().numpy() if graph.test.any() else unseen(graph, self._seen)
         if not judged.any():
             raise PairNormError(
                 f"graph {graph.name!r}: each of its {int(graph.labelled.sum())} labelled nodes has the name "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pairnorm.classify.candidates import check_size
 from pairnorm.data import Graph, row_normalise
+from pairnorm.data.features import stored_values
 from pairnorm.errors import PairNormError, one_of
 
 KINDS = ("rows", "columns", "none")
@@ -79,11 +80,10 @@ def _there(graph: Graph) -> Tensor:
 
 def _is_bag_of_words(graph: Graph) -> bool:
     features = graph.features
-    sparse = features.layout == torch.sparse_csr
-    stored = features.values() if sparse else features
+    stored = stored_values(features)
     if graph.num_features < FEWEST_WORDS or bool((stored < 0).any()):
         return False
-    if sparse:
+    if features.layout == torch.sparse_csr:
         used = torch.bincount(features.col_indices()[stored != 0], minlength=graph.num_features)
     else:
         used = (features != 0).sum(0)
@@ -97,8 +97,7 @@ def check_features(graph: Graph) -> None:
         raise PairNormError(
             f"graph {graph.name!r} has no features. Give its nodes a feature column; some may be empty."
         )
-    stored = graph.features.values() if graph.features.layout == torch.sparse_csr else graph.features
-    if not stored.any():
+    if not stored_values(graph.features).any():
         raise PairNormError(
             f"graph {graph.name!r}: every feature of every node is missing or zero. Fill in those you know."
         )

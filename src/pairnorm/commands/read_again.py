@@ -27,7 +27,7 @@ def read_again(
         given: what the user names now instead, and the columns to ``ignore`` beside those.
         classes: the model's.
     """
-    from pairnorm.data.tables import TABLES, open_table, read_blocks
+    from pairnorm.data.tables import is_table, open_table, read_blocks
 
     kind, ignore = nodes.suffix.lower(), given.get("ignore") or []
     if kind == ".graphml":
@@ -36,7 +36,7 @@ def read_again(
         saved = {name: saved[name] for name in saved.keys() - for_tables}
     columns = saved | {name: value for name, value in given.items() if value and name != "ignore"}
     with typed():
-        if kind in TABLES or (edges is not None and columns.get("delimiter") is not None):
+        if is_table(nodes, edges, columns.get("delimiter")):
             table = open_table(nodes, columns.get("delimiter"))
         elif kind == ".graphml":
             table = _attributes(nodes)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.data.features import all_finite, stored_rows, stored_values
+from pairnorm.data.features import stored_rows, stored_values
 from pairnorm.data.split import Split
 from pairnorm.errors import PairNormError
 
@@ -22,7 +22,6 @@ UNKNOWN = -1
 def check(graph: Graph) -> None:
     """Raise an error that names the first thing about a graph that does not fit."""
     _check_shapes(graph)
-    _check_finite(graph)
     _check_labels(graph)
     _check_split(graph)
 
@@ -49,9 +48,10 @@ def _check_shapes(graph: Graph) -> None:
         raise PairNormError(f"{len(graph.feature_names)} feature names for {graph.num_features} features.")
 
 
-def _check_finite(graph: Graph) -> None:
+def check_infinite(graph: Graph) -> None:
+    """Raise an error that names the first feature that is infinite."""
     features = graph.features
-    if all_finite(features) or not (infinite := stored_values(features).isinf()).any():
+    if not (infinite := stored_values(features).isinf()).any():
         return
     place = infinite.nonzero()[0].tolist()
     if features.layout == torch.sparse_csr:

@@ -63,9 +63,7 @@ def homophily(graph: Graph) -> str:
     Args:
         graph: with labels.
     """
-    ends = graph.labels[graph.edge_index]
-    known = (ends >= 0).all(0)
-    edges, same = int(known.sum()) // 2, int((ends[0] == ends[1])[known].sum()) // 2
-    if edges == 0:
+    same, known = graph.edges_within_classes
+    if known == 0:
         return "unknown: no edge joins two labelled nodes"
-    return f"{same / edges:.3f}: {same:,} of {edges:,} edges between labelled nodes join one class"
+    return f"{graph.homophily:.3f}: {same:,} of {known:,} edges between labelled nodes join one class"

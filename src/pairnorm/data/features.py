@@ -72,8 +72,6 @@ def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
         features: [n, d], dense or ``torch.sparse_csr``.
         missing: bool [n] (whole vectors) or [n, d] (entries); the result is [n] where that says it all.
     """
-    if all_finite(features):
-        return features, missing
     sparse = features.layout == torch.sparse_csr
     empty = stored_values(features).isnan()
     filled = stored_values(features).masked_fill(empty, 0)

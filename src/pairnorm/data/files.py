@@ -13,7 +13,7 @@ from pairnorm.data.columns import read_features, read_labels, read_split
 from pairnorm.data.graph import Graph
 from pairnorm.data.names import Ends, node_names, read_edges
 from pairnorm.data.numeric import EMPTY
-from pairnorm.data.tables import TABLES, Source, open_table, read_blocks
+from pairnorm.data.tables import TABLES, Source, is_table, open_table, read_blocks
 from pairnorm.errors import PairNormError
 
 
@@ -63,7 +63,7 @@ def from_files(
         "label": label, "split": split, "weight": weight, "categorical": categorical, "ignore": ignore,
     }  # fmt: skip
     name = name or path.stem
-    if path.suffix.lower() in TABLES or (edges is not None and delimiter is not None):
+    if is_table(path, edges, delimiter):
         if edges is None:
             raise PairNormError(
                 f"{path.name}: a table of nodes needs a table of edges beside it. Pass edges=..."

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.adjacency import symmetric_adjacency
-from pairnorm.data.check import UNKNOWN, check, check_weights
-from pairnorm.data.features import nan_as_missing, stored_values
+from pairnorm.data.check import UNKNOWN, check, check_infinite, check_weights
+from pairnorm.data.features import all_finite, nan_as_missing, stored_values
 from pairnorm.data.split import Split, split_by_name
 from pairnorm.errors import PairNormError
 
@@ -78,9 +78,11 @@ class Graph:
             largest = int(self.labels.max()) if self.labels.numel() else UNKNOWN
             self._set("class_names", tuple(map(str, range(largest + 1))))
         check(self)
-        features, missing = nan_as_missing(self.features, self.missing)
-        self._set("features", features)
-        self._set("missing", missing)
+        if not all_finite(self.features):
+            check_infinite(self)
+            features, missing = nan_as_missing(self.features, self.missing)
+            self._set("features", features)
+            self._set("missing", missing)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -135,11 +137,17 @@ class Graph:
         return int(torch.count_nonzero(stored_values(self.features))) / max(self.features.shape.numel(), 1)
 
     @property
-    def homophily(self) -> float:
-        """The fraction of edges that join two nodes of one class, among those whose two ends are labelled."""
+    def edges_within_classes(self) -> tuple[int, int]:
+        """How many edges join two nodes of one class, and how many two labelled nodes."""
         ends = self.labels[self.edge_index]
         known = (ends != UNKNOWN).all(0)
-        return float((ends[0] == ends[1])[known].double().mean()) if known.any() else float("nan")
+        return int((ends[0] == ends[1])[known].sum()) // 2, int(known.sum()) // 2
+
+    @property
+    def homophily(self) -> float:
+        """The fraction of edges that join two nodes of one class, among those whose two ends are labelled."""
+        same, known = self.edges_within_classes
+        return same / known if known else float("nan")
 
     @property
     def split(self) -> Split:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -81,6 +82,17 @@ class Source:
     def reject(self, row: int, problem: str) -> NoReturn:
         """Raise an error about one row."""
         raise PairNormError(f"{self.name}, {self.line(row)}: {problem}")
+
+
+def is_table(nodes: Path, edges: str | PathLike[str] | None, delimiter: str | None) -> bool:
+    """Say whether nodes come as a table, by the file's ending or since edges and a delimiter come with it.
+
+    Args:
+        nodes: the file of the nodes, or of the whole graph.
+        edges: the file of the edges, if there is one.
+        delimiter: what was named as such.
+    """
+    return nodes.suffix.lower() in TABLES or (edges is not None and delimiter is not None)
 
 
 def open_table(path: Path, delimiter: str | None = None) -> Source:
