@@ -41,7 +41,6 @@ def write_study(store: Path) -> None:
 
 
 def test_histograms_for_tensorboard(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tensorboard")
     write_study(store)
     words = [
         "report",

@@ -53,7 +53,6 @@ def test_a_part_of_the_study_is_drawn_and_nothing_is_none() -> None:
 
 
 def test_tensorboard_reads_it(found: dict[str, Layers], tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write_tensorboard(found, "GCN", tmp_path)
