@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pairnorm.train.origin import Origin
+from pairnorm.train.result import Origin
 
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- results: written by python -m benchmarks --readme -->", "<!-- end of results -->"

@@ -22,7 +22,7 @@ from benchmarks.report import Row, duration
 from benchmarks.timing import interleave
 from pairnorm.data import Graph, load
 from pairnorm.errors import PairNormError
-from pairnorm.paper.grids import SCALES, SGC_DEPTHS
+from pairnorm.paper.experiments import SCALES, SGC_DEPTHS
 from pairnorm.train import Spec, Store, run
 
 WORKERS, SEEDS, EPOCHS, MISSING = 2, range(5), 500, 1.0

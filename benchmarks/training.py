@@ -1,6 +1,6 @@
 """Training GCN and GAT on Cora on two cores: per trial and epoch, validation included.
 
-Ours is ``pairnorm.train.run`` with two worker processes of one thread each. Two runs that differ only in
+Ours is ``pairnorm.train.schedule`` with two worker processes of one thread each. Two runs that differ only in
 their number of epochs are timed as a whole; the difference is free of what happens once, such as the start of
 processes. The peer trains one trial in this process, with two threads.
 """

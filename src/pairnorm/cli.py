@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pairnorm import __version__
 from pairnorm.commands import demo, diagnose, fit, predict, report, reproduce
-from pairnorm.commands.terminal import Root, complaints, console
+from pairnorm.commands.console import Root, complaints, console
 from pairnorm.errors import PairNormError
 
 app = typer.Typer(

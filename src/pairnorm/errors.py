@@ -1,13 +1,115 @@
-"""What goes wrong with a caller's values, and how the message names them."""
+"""What goes wrong with a caller's values: one error that carries its parts, and the checks that raise it."""
 
+import operator
+import shlex
 from collections.abc import Sequence
+from copy import copy
 from difflib import get_close_matches
+from math import inf
+from typing import Any, Self
 
 
 class PairNormError(ValueError):
-    """An input that cannot be used. The message names the value, what was expected, and a remedy where there
-    is one.
+    """An input that cannot be used, or a place that cannot be read or written.
+
+    The parts are fields, so that code may look at them and a message is put together in one place. A remedy
+    names options as ``{ignore}``; Python shows them as ``ignore=['age']``, a shell as ``--ignore age``.
+
+    >>> error = PairNormError(
+    ...     "there is no column 'agee'",
+    ...     code="unknown-column",
+    ...     value="agee",
+    ...     expected="one of 'age'",
+    ...     remedy="Correct it, or pass {ignore}.",
+    ...     ignore=["agee"],
+    ... )
+    >>> print(error)
+    there is no column 'agee'; expected one of 'age'. Correct it, or pass ignore=['agee'].
+    >>> print(error.typed())
+    there is no column 'agee'; expected one of 'age'. Correct it, or pass --ignore agee.
+
+    Args:
+        problem: what is wrong, naming the value.
+        code: the kind of mistake, for tests and for programs: words that never change.
+        value: the value itself.
+        expected: what would have been right.
+        remedy: what to do about it.
+        **options: the arguments that the remedy names, with the values it proposes; ``...`` for any.
     """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        code: str = "input",
+        value: Any = None,
+        expected: str = "",
+        remedy: str = "",
+        **options: Any,
+    ) -> None:
+        super().__init__(problem)
+        self.problem, self.code, self.value = problem, code, value
+        self.expected, self.remedy, self.options = expected, remedy, options
+
+    def __str__(self) -> str:
+        return self._text({name: _as_argument(name, value) for name, value in self.options.items()})
+
+    def typed(self) -> str:
+        """Return the message with options as they are typed on a command line."""
+        return self._text({name: _as_option(name, value) for name, value in self.options.items()})
+
+    def within(self, place: str) -> Self:
+        """Return the same error, its problem said to be in a place, such as a file; once is enough."""
+        if self.problem.startswith(place):
+            return self
+        error = copy(self)
+        error.problem = f"{place}: {self.problem}"
+        error.args = (error.problem,)
+        return error
+
+    def _text(self, options: dict[str, str]) -> str:
+        text = self.problem + (f"; expected {self.expected}" if self.expected else "")
+        remedy = self.remedy
+        for name, shown in options.items():
+            remedy = remedy.replace(f"{{{name}}}", shown)
+        if not text.endswith((".", "!", "?", "…")) and (self.expected or self.remedy):
+            text += "."
+        return f"{text} {remedy}" if remedy else text
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _again, (
+            type(self),
+            self.problem,
+            self.code,
+            self.value,
+            self.expected,
+            self.remedy,
+            self.options,
+        )
+
+
+def _again(
+    kind: type[PairNormError], problem: str, code: str, value: Any, expected: str, remedy: str, options: Any
+) -> PairNormError:
+    """Make an error of its parts: what crosses to another process is made anew there."""
+    return kind(problem, code=code, value=value, expected=expected, remedy=remedy, **options)
+
+
+def _as_argument(name: str, value: Any) -> str:
+    return f"{name}=..." if value is ... else f"{name}={value!r}"
+
+
+def _as_option(name: str, value: Any) -> str:
+    words = ["…"] if value is ... else map(str, value if isinstance(value, list | tuple) else [value])
+    return " ".join(
+        f"--{name.replace('_', '-')} {word if word == '…' else shlex.quote(word)}" for word in words
+    )
+
+
+def closest(value: object, allowed: Sequence[str]) -> str:
+    """Return a question that suggests the closest of the allowed values; nothing where none is close."""
+    close = get_close_matches(str(value), allowed, n=1)
+    return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def one_of(what: str, value: object, allowed: Sequence[str]) -> str:
@@ -21,6 +123,53 @@ def one_of(what: str, value: object, allowed: Sequence[str]) -> str:
     """
     if isinstance(value, str) and value in allowed:
         return value
-    close = get_close_matches(str(value), allowed, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise PairNormError(f"{what} is {value!r}; expected one of {', '.join(map(repr, allowed))}.{hint}")
+    raise PairNormError(
+        f"{what} is {value!r}",
+        code="unknown-choice",
+        value=value,
+        expected=f"one of {', '.join(map(repr, allowed))}",
+        remedy=closest(value, allowed),
+    )
+
+
+def whole_number(what: str, value: Any, least: int = 0, most: float = inf) -> int:
+    """Return ``value`` as an int if it is a whole number within bounds; numpy's will do, truths will not.
+
+    >>> whole_number("depth", 0, least=1)
+    Traceback (most recent call last):
+    pairnorm.errors.PairNormError: depth is 0; expected a whole number, 1 or more.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is not None and least <= number <= most:
+        return number
+    bounds = f"{least} or more" if most == inf else f"from {least} to {most}"
+    raise PairNormError(
+        f"{what} is {value!r}", code="not-a-whole-number", value=value, expected=f"a whole number, {bounds}"
+    )
+
+
+def real_number(
+    what: str, value: Any, *, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
+) -> float:
+    """Return ``value`` as a float if it is a finite number within bounds; a text is no number.
+
+    >>> real_number("scale", float("nan"), above=0)
+    Traceback (most recent call last):
+    pairnorm.errors.PairNormError: scale is nan; expected a finite number above 0.
+    """
+    try:
+        number = None if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    # Comparisons alone: false for NaN, and torch.compile can trace them.
+    if number is not None and least <= number <= most and above < number < below and -inf < number < inf:
+        return number + 0.0  # -0.0 becomes 0.0
+    low = f"above {above:g}" if above > -inf else f"from {least:g}" if least > -inf else ""
+    high = f"below {below:g}" if below < inf else f"{'to' if low else 'up to'} {most:g}" if most < inf else ""
+    bounds = f" {low or ''}{' ' if low and high else ''}{high}".rstrip()
+    raise PairNormError(
+        f"{what} is {value!r}", code="not-a-number", value=value, expected=f"a finite number{bounds}"
+    )

@@ -10,7 +10,7 @@ from written import Files, write_customers, write_papers
 
 from pairnorm import cli
 from pairnorm.classify import classifier, complete_split
-from pairnorm.classify.output import OUTCOME
+from pairnorm.classify.summary import OUTCOME
 from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors
 
 QUICK = ["--label", "risk", "--depth", "2,4", "--scale", "10,100"]

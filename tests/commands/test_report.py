@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from pairnorm import cli
-from pairnorm.paper.grids import CASE_STUDY
-from pairnorm.paper.layers import BINS, Layers, file_beside, write_layers
+from pairnorm.paper.case_study import BINS, Layers, file_beside, write_layers
+from pairnorm.paper.experiments import CASE_STUDY
 from pairnorm.train import Spec, Store, Trial
 
 

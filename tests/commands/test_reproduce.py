@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from pairnorm import cli
-from pairnorm.paper import run as module
-from pairnorm.paper.run import Outcome
+from pairnorm.paper import runner as module
+from pairnorm.paper.runner import Outcome
 
 TINY = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1", "--workers", "1"]
 

@@ -6,7 +6,7 @@ import torch
 
 from pairnorm.data import Graph, csbm, row_normalise
 from pairnorm.data.generate import _WeightedDraw
-from pairnorm.data.keys import Stream
+from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
 
 

@@ -1,13 +1,169 @@
+import io
+import pickle
 import shutil
+from hashlib import sha256
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 
-from pairnorm.data import Graph, Split, datasets, load
-from pairnorm.data.named import Dataset, data_folder
+from pairnorm.data import Graph, Split, load
+from pairnorm.data import named as module
+from pairnorm.data.named import (
+    BUNDLED,
+    PIECES,
+    SHA256,
+    Dataset,
+    _Unpickler,
+    data_folder,
+    datasets,
+    fetch,
+    read_planetoid,
+    verified_bytes,
+)
 from pairnorm.errors import PairNormError
+
+
+def test_every_raw_file_is_pinned() -> None:
+    assert {file for dataset in datasets() for file in dataset.files} <= set(SHA256)
+    assert all(len(digest) == 64 for digest in SHA256.values())
+
+
+def test_the_bundled_file_is_the_pinned_one() -> None:
+    assert len(verified_bytes(BUNDLED, "cora.npz")) == (BUNDLED / "cora.npz").stat().st_size
+
+
+def test_another_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "cora.npz").write_bytes(b"another")
+    with pytest.raises(
+        PairNormError, match=r"cora\.npz: the file is damaged or another one.*It was not read"
+    ):
+        verified_bytes(tmp_path, "cora.npz")
+
+
+def test_the_real_files_are_the_pinned_ones(data_root: Path) -> None:
+    for name in SHA256:
+        if name != "cora.npz":
+            verified_bytes(data_root, name)
+
+
+NAME = "Coauthor/CS/raw/ms_academic_cs.npz"
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr(module, "urlopen", refuse)
+
+
+@pytest.mark.usefixtures("offline")
+def test_without_a_network_the_error_says_which_files_are_wanted_where(tmp_path: Path) -> None:
+    with pytest.raises(PairNormError) as caught:
+        load("citeseer", tmp_path)
+    message = str(caught.value)
+    assert str(tmp_path / "Planetoid" / "CiteSeer" / "raw") in message
+    assert all(f"ind.citeseer.{piece}" in message for piece in ("x", "allx", "graph", "test.index"))
+    assert "Name or service not known" in message
+    assert "PAIRNORM_DATA" in message
+    assert message.count("\n") <= 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_address_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from threading import Event
+
+    monkeypatch.setattr(module, "SECONDS", 0.01)
+    monkeypatch.setattr(module, "urlopen", lambda *_, **__: Event().wait(5))
+    with pytest.raises(PairNormError, match=r"no answer within 0\.02 seconds"):
+        fetch(tmp_path, [NAME], "https://example.org")
+
+
+class Reply:
+    def __init__(self, contents: bytes) -> None:
+        self.contents = contents
+
+    def __enter__(self) -> "Reply":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def read(self) -> bytes:
+        return self.contents
+
+
+def test_what_comes_is_kept_only_if_it_is_the_right_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
+    with pytest.raises(PairNormError, match="what came is not the file"):
+        fetch(tmp_path, [NAME], "https://example.org")
+    assert not (tmp_path / NAME).exists()
+    monkeypatch.setitem(SHA256, NAME, sha256(b"graph").hexdigest())
+    fetch(tmp_path, [NAME], "https://example.org")
+    assert [path.name for path in (tmp_path / NAME).parent.iterdir()] == ["ms_academic_cs.npz"]
+    assert (tmp_path / NAME).read_bytes() == b"graph"
+
+
+@pytest.mark.usefixtures("offline")
+def test_files_that_are_there_are_not_fetched(tmp_path: Path) -> None:
+    (tmp_path / NAME).parent.mkdir(parents=True)
+    (tmp_path / NAME).touch()
+    fetch(tmp_path, [NAME], "https://example.org")
+
+
+def test_a_folder_that_cannot_be_written_leads_to_the_same_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
+    monkeypatch.setitem(SHA256, NAME, sha256(b"graph").hexdigest())
+    (tmp_path / "Coauthor").touch()
+    with pytest.raises(PairNormError, match=r"(?s)cannot be written.*PAIRNORM_DATA"):
+        fetch(tmp_path, [NAME], "https://example.org")
+
+
+def read(root: Path, name: str) -> dict[str, np.ndarray]:
+    files = (f"Planetoid/{name}/raw/ind.{name.lower()}.{piece}" for piece in PIECES)
+    return read_planetoid(
+        {piece: verified_bytes(root, file) for piece, file in zip(PIECES, files, strict=True)}
+    )
+
+
+@pytest.mark.parametrize("name", ["Cora", "CiteSeer", "PubMed"])
+def test_it_reads_what_pyg_reads(data_root: Path, name: str) -> None:
+    from torch_geometric.io import read_planetoid_data
+
+    theirs = read_planetoid_data(str(data_root / "Planetoid" / name / "raw"), name.lower())
+    ours = read(data_root, name)
+    np.testing.assert_array_equal(ours["features"].toarray(), theirs.x.numpy())
+    np.testing.assert_array_equal(ours["labels"], theirs.y.numpy())
+    assert ours["train"] == int(theirs.train_mask.sum())
+    graph = Graph.from_edges(ours["edges"], num_nodes=len(ours["labels"]))
+    edges = {tuple(edge) for edge in theirs.edge_index.T.tolist()}
+    assert {tuple(edge) for edge in graph.edge_index.T.tolist()} == edges
+
+
+def test_the_bundled_cora_is_the_planetoid_one(data_root: Path, cora: Graph) -> None:
+    raw = read(data_root, "Cora")
+    np.testing.assert_array_equal(raw["features"].toarray(), cora.features.to_dense().numpy())
+    np.testing.assert_array_equal(raw["labels"], cora.labels.numpy())
+    assert Graph.from_edges(raw["edges"]).edge_index.tolist() == cora.edge_index.tolist()
+
+
+def test_citeseer_keeps_its_isolated_nodes(data_root: Path) -> None:
+    graph = load("citeseer", data_root)
+    assert int((graph.adjacency.crow_indices().diff() == 0).sum()) == 48
+    assert int((graph.features.crow_indices().diff() == 0).sum()) == 15
+
+
+def test_other_classes_are_not_unpickled() -> None:
+    harmful = pickle.dumps(io.BytesIO)
+    with pytest.raises(pickle.UnpicklingError, match="has no business in a Planetoid file"):
+        _Unpickler(io.BytesIO(harmful)).load()
+
 
 # The paper's appendix: nodes, edges, features, classes, label rate.
 PAPER = {

@@ -5,7 +5,18 @@ import numpy as np
 import pandas
 import pytest
 
-from pairnorm.data.tables import Source, as_text, open_table, read_blocks
+from pairnorm.data import tables
+from pairnorm.data.tables import (
+    EMPTY,
+    Ends,
+    Source,
+    as_text,
+    node_names,
+    numbers,
+    open_table,
+    read_blocks,
+    read_edges,
+)
 from pairnorm.errors import PairNormError
 
 Write = Callable[[str, str], Path]
@@ -115,3 +126,126 @@ def test_blocks_cover_all_rows(write: Write) -> None:
 )
 def test_text(cells: list[object], expected: list[object]) -> None:
     assert as_text(pandas.Series(cells)).tolist() == expected
+
+
+def test_numbers_keep_what_is_empty_apart() -> None:
+    source = Source("t", ("x",))
+    for column in ([1, None, 3.5], ["1", None, "3.5"], pandas.array([1, None, 3.5], dtype="Float64")):
+        np.testing.assert_array_equal(numbers(source, "x", pandas.Series(column)), [1, np.nan, 3.5])
+    np.testing.assert_array_equal(numbers(source, "x", pandas.Series([True, False, None])), [1, 0, np.nan])
+    assert numbers(source, "x", pandas.Series(["red", None])) is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["1", "2", "three"], "row 13: 'three' in column 'x' is not a number.*categorical="),
+        ([1.0, np.inf], "row 12: inf in column 'x' is not finite"),
+        ([1.0, 1e39], r"row 12: 1e\+39 in column 'x' is not finite"),
+        (pandas.to_datetime(["2020-01-01"]), "column 'x' holds dates.*ignore="),
+    ],
+)
+def test_what_is_no_number_is_named(cells: object, message: str) -> None:
+    with pytest.raises(PairNormError, match=message):
+        numbers(Source("t", ("x",)), "x", pandas.Series(cells), first=10)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+def test_words_for_nothing_are_empty_among_numbers_only(empty: str) -> None:
+    source = Source("t", ("x",))
+    np.testing.assert_array_equal(numbers(source, "x", pandas.Series(["1.5", empty])), [1.5, np.nan])
+    np.testing.assert_array_equal(numbers(source, "x", pandas.Series([empty, None])), [np.nan, np.nan])
+    assert numbers(source, "x", pandas.Series(["red", empty])) is None
+
+
+def test_truths_are_numbers_however_they_are_written() -> None:
+    source = Source("t", ("x",))
+    for column in (["TRUE", "FALSE", "NA"], ["true", "false", None], [True, False, None]):
+        np.testing.assert_array_equal(numbers(source, "x", pandas.Series(column)), [1, 0, np.nan])
+    assert numbers(source, "x", pandas.Series(["true", "false", "unknown"])) is None
+
+
+def test_cells_that_are_lists_are_named() -> None:
+    for cells in ([[1, 2], [3, 4]], [1.0, np.ones(2)], ["1", {"a": 1}]):
+        with pytest.raises(PairNormError, match=r"t, row .: column 'x' holds a \w+; expected a number"):
+            numbers(Source("t", ("x",)), "x", pandas.Series(cells))
+
+
+Write_names = Callable[[str, str], Path]
+NODES = Source("nodes.csv", ("id",))
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["3", "1", "-2"], [3, 1, -2]),
+        (["007", "7"], ["007", "7"]),
+        (["1", "b"], ["1", "b"]),
+        (["99999999999999999999", "1"], ["99999999999999999999", "1"]),
+        ([3.0, 4.0], [3, 4]),
+    ],
+)
+def test_names_are_numbers_only_where_nothing_is_lost(cells: list[object], expected: list[object]) -> None:
+    assert node_names(NODES, "id", pandas.Series(cells)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["a", "b", "a"], "row 3: id 'a' was used before, in row 1. Give every node an id of its own"),
+        (["a", None], "row 2: the id in column 'id' is empty"),
+    ],
+)
+def test_names_are_there_and_unlike(cells: list[object], message: str) -> None:
+    with pytest.raises(PairNormError, match=message):
+        node_names(NODES, "id", pandas.Series(cells))
+
+
+@pytest.mark.parametrize("names", [np.array([5, 7, 9]), np.array(["5", "7", "x"], dtype=object)])
+def test_ends_are_found(write: Write_names, names: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables.read_blocks, "__defaults__", ((), 2))
+    last = names[2]
+    edges = open_table(write("edges.csv", f"a,b,w\n5,7,1\n7,{last},2.5\n{last},5,3\n"))
+    source, target, weights = read_edges(edges, Ends("a", "b"), names, "w")
+    assert source.tolist() == [0, 1, 2]
+    assert target.tolist() == [1, 2, 0]
+    assert weights is not None
+    assert weights.tolist() == [1, 2.5, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,w\n5,7,1\n7,8,1\n", r"edges\.csv, line 3: 8 in column 'b' is not the id of a node"),
+        (
+            "a,b,w\n5,7,1\n7,8,1\n7,6,1\n",
+            r"edges\.csv, line 3: 8 in .* is not the id of a node \(2 of 3 cells are not\)",
+        ),
+        ("a,b,w\n5,7,1\n7,ann,1\n", r"edges\.csv, line 3: 'ann' in column 'b' is not the id of a node"),
+        ("a,b,w\n5,7,1\n\n,7,1\n", r"edges\.csv, line 4: column 'a' is empty; an edge needs two ends"),
+        (
+            "a,b,w\n5,7,0\n",
+            r"edges\.csv, line 2: the weight in column 'w' is '0'; expected a positive number",
+        ),
+        ("a,b,w\n5,7,1\n7,9,\n", r"edges\.csv, line 3: the weight in column 'w' is None"),
+        ("a,b,w\n5,7,heavy\n", r"edges\.csv, line 2: the weight in column 'w' is 'heavy'"),
+        ("a,b,w\n5,7,1\n5,7,x\n", r"edges\.csv, line 3: 'x' in column 'w' is not a number"),
+        ("a,b,w\n5,7,inf\n", r"edges\.csv, line 2: inf in column 'w' is not finite"),
+    ],
+)
+def test_bad_edges_are_named_by_line_and_value(write: Write_names, text: str, message: str) -> None:
+    with pytest.raises(PairNormError, match=message):
+        read_edges(open_table(write("edges.csv", text)), Ends("a", "b"), np.array([5, 7, 9]), "w")
+
+
+def test_a_file_without_a_header_is_noticed(write: Write_names) -> None:
+    edges = open_table(write("edges.csv", "5,7\n7,9\n"))
+    with pytest.raises(PairNormError, match="line 1 is no header: it holds the node ids '5' and '7'"):
+        read_edges(edges, Ends("5", "7", guessed=True), np.array([5, 7, 9]), None)
+
+
+def test_no_edges_are_fine(write: Write_names) -> None:
+    source, target, weights = read_edges(
+        open_table(write("e.csv", "a,b\n")), Ends("a", "b"), np.array([1]), None
+    )
+    assert (source.tolist(), target.tolist(), weights) == ([], [], None)

@@ -3,10 +3,8 @@
 from pathlib import Path
 from random import Random
 
-from pairnorm.paper.experiment import Experiment
-from pairnorm.paper.grids import CASE_STUDY, EXPERIMENTS
-from pairnorm.paper.layers import BINS, Layers, file_beside, write_layers
-from pairnorm.paper.selection import Selection
+from pairnorm.paper.case_study import BINS, Layers, file_beside, write_layers
+from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, Experiment, Selection
 from pairnorm.train import Spec, Store, Trial
 
 SMALL = Selection(("all",), runs=2, epochs=7, depths=(2, 4, 8))

@@ -3,8 +3,7 @@ import io
 
 import pytest
 
-from pairnorm.paper.experiment import Experiment, Place
-from pairnorm.paper.grids import TABLE1
+from pairnorm.paper.experiments import TABLE1, Experiment, Place
 from pairnorm.paper.results import Results
 from pairnorm.paper.tables import COLUMNS, Table, csv_text, latex, markdown, terminal
 from pairnorm.train import Spec, Trial

@@ -14,10 +14,9 @@ from pairnorm.errors import PairNormError
 from pairnorm.nn import pair_norm
 from pairnorm.train import Spec, Trial, engine, fit, train
 from pairnorm.train.engine import execute, find_device
-from pairnorm.train.gnn import GNNRun
 from pairnorm.train.jobs import Job, plan
 from pairnorm.train.loop import Loop
-from pairnorm.train.problem import Problem
+from pairnorm.train.trainers import GNNRun, Problem
 
 CPU = torch.device("cpu")
 NORM = {"norm": "PN-SI", "epochs": 30}
@@ -147,7 +146,7 @@ def test_a_diverged_trial_says_so_and_harms_no_other(
     spec = Spec("csbm", model, 3, **NORM)
     undisturbed = train(graph, spec, [1, 2, 3], "cpu")
     from pairnorm.nn import models
-    from pairnorm.train import sgc
+    from pairnorm.train import trainers as sgc
 
     draw = models.glorot
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from pairnorm.train.origin import Origin
+from pairnorm.train.result import Origin, Trial
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
-from pairnorm.train.trial import Trial
 
 SEEDS = range(10)
 

@@ -2,9 +2,9 @@
 
 from pairnorm.classify.candidates import Candidate
 from pairnorm.classify.classifier import NodeClassifier
+from pairnorm.classify.diagnosis import smoothing, suggest_depth
+from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling
-from pairnorm.classify.scores import Scores
-from pairnorm.classify.smoothing import smoothing, suggest_depth
 from pairnorm.classify.split import ClassifierWarning, complete_split
 
 __all__ = [

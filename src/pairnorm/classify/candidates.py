@@ -14,9 +14,8 @@ from pairnorm.classify.regression import regressions, span
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.nn import SGC, pair_norm, propagation
-from pairnorm.train.gnn import GNNRun
-from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.spec import Spec
+from pairnorm.train.trainers import GNNRun, part_accuracies, part_losses
 
 SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 LARGEST_STATE = 8 * 2**30

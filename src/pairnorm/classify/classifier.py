@@ -11,15 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from pairnorm.classify.align import align_features, align_labels
 from pairnorm.classify.candidates import Candidate, Task, check_size, compute_logits
-from pairnorm.classify.plan import Plan
+from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabilities
 from pairnorm.classify.scaling import Scaling, check_features
-from pairnorm.classify.scores import Scores
-from pairnorm.classify.search import search
+from pairnorm.classify.search import Plan, search
 from pairnorm.classify.split import complete_split, fingerprints, unseen
-from pairnorm.classify.temperature import fit_temperature, mean_probabilities
 from pairnorm.data import Graph, Split
+from pairnorm.data.encoder import align_features, align_labels
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.train.engine import find_device
 
@@ -217,7 +215,7 @@ class NodeClassifier:
         Args:
             folder: made if it is not there.
         """
-        from pairnorm.classify.saved import save
+        from pairnorm.classify.persistence import save
 
         self._check_fitted()
         save(self, folder)
@@ -229,7 +227,7 @@ class NodeClassifier:
         Args:
             folder: the one saved to.
         """
-        from pairnorm.classify.saved import load
+        from pairnorm.classify.persistence import load
 
         return load(cls, folder)
 

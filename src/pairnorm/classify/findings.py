@@ -10,11 +10,10 @@ from math import isnan
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.classify.baselines import Baseline, baselines
 from pairnorm.classify.candidates import Task, is_large
 from pairnorm.classify.classifier import NodeClassifier
-from pairnorm.classify.scores import Scores, paired_difference
-from pairnorm.classify.smoothing import DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
+from pairnorm.classify.diagnosis import DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
+from pairnorm.classify.evaluation import Baseline, Scores, baselines, paired_difference
 from pairnorm.classify.split import FEW, ClassifierWarning
 from pairnorm.data import Graph
 from pairnorm.train.engine import find_device

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data import Graph, Split
-from pairnorm.data.keys import Stream
+from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
 
 HELD_OUT = 0.2

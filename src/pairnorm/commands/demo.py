@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pairnorm.commands.progress import progress_bar
-from pairnorm.commands.terminal import console
+from pairnorm.commands.console import console, progress_bar
 
 EXAMPLE = "Example: [bold]pairnorm demo[/]"
 
@@ -24,13 +23,12 @@ def demo(
     SGC labels papers from 140 known ones, with all word vectors there and with those of all other papers
     missing, once without and once with PairNorm.
     """
-    from pairnorm.paper.experiment import Place
+    from pairnorm.paper.experiments import TABLE1, Place
     from pairnorm.paper.figures import against_depth
-    from pairnorm.paper.grids import TABLE1
     from pairnorm.paper.results import Results
-    from pairnorm.paper.run import reproduce
-    from pairnorm.paper.style import save
+    from pairnorm.paper.runner import reproduce
     from pairnorm.paper.tables import Table, terminal
+    from pairnorm.plotting import save
     from pairnorm.train import Store
 
     experiment = TABLE1.narrowed(

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pairnorm.commands.own_files import (
+from pairnorm.commands.console import console
+from pairnorm.commands.options import (
     Categorical,
     Delimiter,
     Edges,
@@ -21,7 +22,6 @@ from pairnorm.commands.own_files import (
     small_table,
     steps,
 )
-from pairnorm.commands.terminal import console
 from pairnorm.errors import one_of
 from pairnorm.writing import whole_file
 
@@ -56,9 +56,9 @@ def diagnose(
     """
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.candidates import check_size
-    from pairnorm.classify.figures import draw_smoothing
+    from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
     from pairnorm.classify.scaling import check_features
-    from pairnorm.classify.smoothing import DEPTHS, HEADINGS, measured
+    from pairnorm.classify.summary import draw_smoothing
 
     form = one_of("ending of --out", out.suffix.lower(), FORMS).removeprefix(".")
     columns = {

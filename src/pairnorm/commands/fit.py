@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from pairnorm.commands.own_files import (
+from pairnorm.commands.console import console
+from pairnorm.commands.options import (
     Categorical,
     Delimiter,
     Device,
@@ -26,7 +27,6 @@ from pairnorm.commands.own_files import (
     steps,
     typed,
 )
-from pairnorm.commands.terminal import console
 from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def fit(
     """
     from pairnorm.classify import ClassifierWarning, NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings
-    from pairnorm.classify.output import whole_folder
+    from pairnorm.classify.summary import whole_folder
 
     began = time.monotonic()
     columns: dict[str, Any] = {
@@ -134,9 +134,8 @@ def _listed(text: str, kind: type) -> Any:
 
 
 def _write(findings: "Findings", folder: Path, columns: dict[str, Any], notes: list[str]) -> None:
-    from pairnorm.classify.output import PREDICTIONS, has_parquet, predictions, write_table
-    from pairnorm.classify.report import write_report
-    from pairnorm.classify.saved import save
+    from pairnorm.classify.persistence import save
+    from pairnorm.classify.summary import PREDICTIONS, has_parquet, predictions, write_report, write_table
 
     classifier = findings.classifier
     frame = predictions(findings.graph, findings.probabilities, classifier.classes_)

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pairnorm.commands.own_files import (
+from pairnorm.commands.console import console
+from pairnorm.commands.options import (
     Delimiter,
     Device,
     Edges,
@@ -21,7 +22,6 @@ from pairnorm.commands.own_files import (
     typed,
 )
 from pairnorm.commands.read_again import read_again
-from pairnorm.commands.terminal import console
 from pairnorm.writing import whole_file
 
 EXAMPLE = (
@@ -51,8 +51,8 @@ def predict(
     name. The column of classes may be absent or empty.
     """
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.output import predictions, write_table
-    from pairnorm.classify.saved import read_facts
+    from pairnorm.classify.persistence import read_facts
+    from pairnorm.classify.summary import predictions, write_table
 
     classifier = NodeClassifier.load(model).set_params(device=device)
     saved = read_facts(model).get("columns", {})

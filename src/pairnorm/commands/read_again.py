@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pairnorm.commands.own_files import read_graph, typed
+from pairnorm.commands.options import read_graph, typed
 
 if TYPE_CHECKING:
     import numpy as np

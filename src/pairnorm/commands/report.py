@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from pairnorm.commands.console import WRITING, console
 from pairnorm.commands.reproduce import Dataset, Depths, Epochs, Missing, Runs
-from pairnorm.commands.terminal import WRITING, console
 from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
-    from pairnorm.paper.selection import Selection
+    from pairnorm.paper.experiments import Selection
 
 EXAMPLE = "Example: [bold]pairnorm report --store results/paper.sqlite --out results[/]"
 
@@ -33,8 +33,8 @@ def report(
 
     The options choose as in [bold]pairnorm reproduce[/]: give the same ones.
     """
+    from pairnorm.paper.experiments import Selection, split_names, split_numbers
     from pairnorm.paper.report import write_report
-    from pairnorm.paper.selection import Selection, split_names, split_numbers
 
     selection = Selection(
         ("all",),
@@ -55,9 +55,8 @@ def report(
 
 
 def _write_tensorboard(store: Path, folder: Path, selection: "Selection") -> None:
-    from pairnorm.paper.distances import studied, write_tensorboard
-    from pairnorm.paper.grids import CASE_STUDY
-    from pairnorm.paper.layers import file_beside, read_layers
+    from pairnorm.paper.case_study import file_beside, read_layers, studied, write_tensorboard
+    from pairnorm.paper.experiments import CASE_STUDY
 
     layers, experiment = read_layers(file_beside(store)), selection.narrow(CASE_STUDY)
     found = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}

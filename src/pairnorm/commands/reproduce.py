@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pairnorm.commands.progress import progress_bar
-from pairnorm.commands.terminal import WRITING, Root, console
+from pairnorm.commands.console import WRITING, Root, console, progress_bar
 
 EXAMPLE = "Example: [bold]pairnorm reproduce table2 --dataset cora --runs 1 --depths 2,4,8,12[/]"
 
@@ -46,13 +45,12 @@ def reproduce(
 
     What the store already has is not trained again, so an interrupted run goes on where it stopped.
     """
-    from pairnorm.paper.layers import file_beside, read_layers
-    from pairnorm.paper.outputs import write_outputs
-    from pairnorm.paper.report import write_report
+    from pairnorm.paper.case_study import file_beside, read_layers
+    from pairnorm.paper.experiments import Selection, split_names, split_numbers
+    from pairnorm.paper.report import write_outputs, write_report
     from pairnorm.paper.results import Results
-    from pairnorm.paper.run import count_lacking
-    from pairnorm.paper.run import reproduce as train
-    from pairnorm.paper.selection import Selection, split_names, split_numbers
+    from pairnorm.paper.runner import count_lacking
+    from pairnorm.paper.runner import reproduce as train
     from pairnorm.paper.tables import terminal
     from pairnorm.train import Store
 

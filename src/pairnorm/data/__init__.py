@@ -1,10 +1,18 @@
 """Graphs: the class, the named ones, generated ones, a user's own files, and which vectors are missing."""
 
-from pairnorm.data.features import Features, features_after, row_normalise
-from pairnorm.data.files import GraphWarning
+from pairnorm.data.features import (
+    Features,
+    Missing,
+    features_after,
+    given_missing,
+    missing_entries,
+    missing_nodes,
+    missing_vectors,
+    row_normalise,
+)
 from pairnorm.data.generate import csbm
 from pairnorm.data.graph import Graph
-from pairnorm.data.missing import Missing, given_missing, missing_entries, missing_nodes, missing_vectors
+from pairnorm.data.io import GraphWarning
 from pairnorm.data.named import Dataset, datasets, load
 from pairnorm.data.split import Split, per_class, random_split
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pairnorm.data.adjacency import first_of_run, symmetric_adjacency
 from pairnorm.data.graph import Graph
-from pairnorm.data.keys import Stream
+from pairnorm.data.random import Stream
 from pairnorm.data.split import per_class
 from pairnorm.errors import PairNormError
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.adjacency import symmetric_adjacency
-from pairnorm.data.check import UNKNOWN, check, check_infinite, check_weights
-from pairnorm.data.features import all_finite, nan_as_missing, stored_values
+from pairnorm.data.features import all_finite, nan_as_missing, stored_rows, stored_values
 from pairnorm.data.split import Split, split_by_name
 from pairnorm.errors import PairNormError
 
@@ -22,6 +21,163 @@ if TYPE_CHECKING:
     import networkx
     import scipy.sparse
     from torch_geometric.data import Data
+
+
+UNKNOWN = -1
+
+
+def check(graph: Graph) -> None:
+    """Raise an error that names the first thing about a graph that does not fit."""
+    _check_shapes(graph)
+    _check_labels(graph)
+    _check_split(graph)
+
+
+def _check_shapes(graph: Graph) -> None:
+    adjacency, features, nodes = graph.adjacency, graph.features, graph.num_nodes
+    if adjacency.layout != torch.sparse_csr or adjacency.shape != (nodes, nodes):
+        raise PairNormError(
+            f"adjacency is a {adjacency.layout} tensor of shape {tuple(adjacency.shape)}; expected a square "
+            "torch.sparse_csr tensor. Graph.from_edges makes one from a list of edges."
+        )
+    if features.dim() != 2 or not features.is_floating_point():
+        raise PairNormError(f"features are {_kind(features)}; expected floats of shape [n, d].")
+    for what in ("features", "labels", *Split._fields, "missing", "node_names"):
+        found = getattr(graph, what).shape
+        if len(found) == 0 or found[0] != nodes:
+            raise PairNormError(f"{what} has shape {tuple(found)}, but the graph has {nodes} nodes.")
+    if tuple(graph.missing.shape) not in {(nodes,), tuple(features.shape)}:
+        raise PairNormError(
+            f"missing has shape {tuple(graph.missing.shape)}; expected [{nodes}] for whole vectors or "
+            f"{list(features.shape)} for single entries."
+        )
+    if graph.feature_names is not None and len(graph.feature_names) != graph.num_features:
+        raise PairNormError(f"{len(graph.feature_names)} feature names for {graph.num_features} features.")
+
+
+def check_infinite(graph: Graph) -> None:
+    """Raise an error that names the first feature that is infinite."""
+    features = graph.features
+    if not (infinite := stored_values(features).isinf()).any():
+        return
+    place = infinite.nonzero()[0].tolist()
+    if features.layout == torch.sparse_csr:
+        node, column = int(stored_rows(features)[place[0]]), int(features.col_indices()[place[0]])
+    else:
+        node, column = place
+    feature = column if graph.feature_names is None else repr(graph.feature_names[column])
+    raise PairNormError(
+        f"feature {feature} of node {graph.node_names.tolist()[node]!r} is infinite. "
+        "Correct it, or make it NaN if it is missing."
+    )
+
+
+def check_weights(weights: NDArray[np.float32], edges: int) -> None:
+    """Raise an error unless there is a positive, finite weight for each edge."""
+    if weights.shape != (edges,):
+        raise PairNormError(f"weights have shape {weights.shape}; expected one for each of {edges} edges.")
+    wrong = ~((weights > 0) & np.isfinite(weights))
+    if wrong.any():
+        edge = int(wrong.argmax())
+        raise PairNormError(f"weights[{edge}] is {weights[edge]}; expected a positive, finite number.")
+
+
+def _check_labels(graph: Graph) -> None:
+    labels = graph.labels
+    if labels.dtype != torch.int64 or labels.dim() != 1:
+        raise PairNormError(f"labels are {_kind(labels)}; expected int64 of shape [n].")
+    wrong = (labels < UNKNOWN) | (labels >= graph.num_classes)
+    if wrong.any():
+        node = int(wrong.nonzero()[0])
+        raise PairNormError(
+            f"labels[{node}] is {int(labels[node])}; expected a class from 0 to {graph.num_classes - 1}, "
+            "or -1 where it is unknown."
+        )
+
+
+def _check_split(graph: Graph) -> None:
+    seen = torch.zeros_like(graph.train)
+    for part, mask in graph.split._asdict().items():
+        if mask.dtype != torch.bool or mask.dim() != 1:
+            raise PairNormError(f"{part} is {_kind(mask)}; expected bool of shape [n].")
+        if (twice := mask & seen).any():
+            raise PairNormError(
+                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another too, "
+                f"{_first(graph, twice)}. Put each node in one part only."
+            )
+        seen = seen | mask
+    if (blank := seen & (graph.labels == UNKNOWN)).any():
+        raise PairNormError(
+            f"{int(blank.sum())} nodes of the split have no label, {_first(graph, blank)}. "
+            "Leave them out of train, validation and test."
+        )
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+
+
+def _first(graph: Graph, mask: Tensor) -> str:
+    return f"first {graph.node_names.tolist()[int(mask.nonzero()[0])]!r}"
+
+
+def describe(graph: Graph) -> str:
+    """Return the lines that tell what is inside a graph."""
+    per_node = 2 * graph.num_edges / max(graph.num_nodes, 1)
+    lines = {
+        "nodes": f"{graph.num_nodes:,}",
+        "edges": f"{graph.num_edges:,} undirected, {per_node:.1f} per node",
+        "features": _features(graph),
+        "classes": _classes(graph),
+        "labelled": _share(int(graph.labelled.sum()), graph.num_nodes),
+        "split": ", ".join(f"{part} {int(mask.sum()):,}" for part, mask in graph.split._asdict().items()),
+        "missing": _missing(graph),
+        "homophily": homophily(graph),
+    }
+    text = [f"Graph {graph.name!r}", *(f"  {what:<10} {found}" for what, found in lines.items())]
+    text += [f"  note       {note}" for note in graph.notes]
+    return "\n".join(text)
+
+
+def _share(part: int, whole: int) -> str:
+    """Say how many, and what share of the whole that is.
+
+    >>> _share(140, 2708)
+    '140 (5.17%)'
+    """
+    return f"{part:,} ({100 * part / max(whole, 1):.3g}%)"
+
+
+def _features(graph: Graph) -> str:
+    kind = "sparse" if graph.features.layout == torch.sparse_csr else "dense"
+    return f"{graph.num_features:,} {kind}, {100 * graph.density:.3g}% non-zero"
+
+
+def _classes(graph: Graph, shown: int = 7) -> str:
+    more = ", …" if graph.num_classes > shown else ""
+    names = ", ".join(graph.class_names[:shown]) + more
+    return f"{graph.num_classes} ({names})" if graph.num_classes else "none"
+
+
+def _missing(graph: Graph) -> str:
+    vectors = int(graph.missing_vectors.sum())
+    text = f"{_share(vectors, graph.num_nodes)} vectors" if vectors else "no vector"
+    if graph.missing.dim() == 2:
+        single = int(graph.missing.sum()) - vectors * graph.num_features
+        text += f", {single:,} single entries"
+    return text
+
+
+def homophily(graph: Graph) -> str:
+    """Say what share of edges joins nodes of one class, and of how many edges that is known.
+
+    Args:
+        graph: with labels.
+    """
+    same, known = graph.edges_within_classes
+    if known == 0:
+        return "unknown: no edge joins two labelled nodes"
+    return f"{graph.homophily:.3f}: {same:,} of {known:,} edges between labelled nodes join one class"
 
 
 _UNSET: Any = None
@@ -232,51 +388,50 @@ class Graph:
     def from_files(
         cls, nodes: str | PathLike[str], edges: str | PathLike[str] | None = None, **columns: Any
     ) -> Graph:
-        """Read a graph from files: see ``pairnorm.data.files.from_files`` for the arguments."""
-        from pairnorm.data.files import from_files
+        """Read a graph from files: see ``pairnorm.data.io.from_files`` for the arguments."""
+        from pairnorm.data.io import from_files
 
         return from_files(nodes, edges, **columns)
 
     @classmethod
     def from_pyg(cls, data: Data, **parts: Any) -> Graph:
         """Take over a PyG ``Data``: x, edge_index, edge_weight, y and the masks; ``parts`` add to them."""
-        from pairnorm.data.convert import from_pyg
+        from pairnorm.data.io import from_pyg
 
         return from_pyg(data, **parts)
 
     def to_pyg(self) -> Data:
         """Return the graph as a PyG ``Data``."""
-        from pairnorm.data.convert import to_pyg
+        from pairnorm.data.io import to_pyg
 
         return to_pyg(self)
 
     @classmethod
     def from_scipy(cls, adjacency: scipy.sparse.sparray, features: Any = None, **parts: Any) -> Graph:
         """Take over a scipy adjacency matrix, and features that are a scipy matrix or a numpy array."""
-        from pairnorm.data.convert import from_scipy
+        from pairnorm.data.io import from_scipy
 
         return from_scipy(adjacency, features, **parts)
 
     def to_scipy(self) -> tuple[scipy.sparse.csr_array, Any]:
         """Return the adjacency matrix as a scipy ``csr_array``, and features as one or as a numpy array."""
-        from pairnorm.data.convert import to_scipy
+        from pairnorm.data.io import to_scipy
 
         return to_scipy(self)
 
     @classmethod
     def from_networkx(cls, graph: networkx.Graph, **columns: Any) -> Graph:
-        """Take over a networkx graph: see ``pairnorm.data.convert.from_networkx``."""
-        from pairnorm.data.convert import from_networkx
+        """Take over a networkx graph: see ``pairnorm.data.io.from_networkx``."""
+        from pairnorm.data.io import from_networkx
 
         return from_networkx(graph, **columns)
 
     def to_networkx(self) -> networkx.Graph:
         """Return a networkx graph: ``x``, ``label`` and ``split`` on its nodes, ``weight`` on its edges."""
-        from pairnorm.data.convert import to_networkx
+        from pairnorm.data.io import to_networkx
 
         return to_networkx(self)
 
     def __repr__(self) -> str:
-        from pairnorm.data.describe import describe
 
         return describe(self)

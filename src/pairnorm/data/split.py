@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.data.keys import Stream
+from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
 
 

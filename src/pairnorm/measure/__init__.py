@@ -5,11 +5,21 @@ features] and returns one value per trial. It sums in float64, returns float32 (
 no graph. States of finite values give finite measures; NaN gives NaN, so that a diverged model shows.
 """
 
-from pairnorm.measure.differences import Estimate, col_diff, row_diff, tpsd
-from pairnorm.measure.energy import dirichlet_energy, mean_average_distance
-from pairnorm.measure.pairs import apd, apsd, connected_pairs, pair_distances, random_pairs
+from pairnorm.measure.functional import (
+    Estimate,
+    apd,
+    apsd,
+    col_diff,
+    connected_pairs,
+    dirichlet_energy,
+    effective_rank,
+    mean_average_distance,
+    pair_distances,
+    random_pairs,
+    row_diff,
+    tpsd,
+)
 from pairnorm.measure.probe import Probe
-from pairnorm.measure.rank import effective_rank
 
 __all__ = [
     "Estimate",

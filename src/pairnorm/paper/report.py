@@ -2,24 +2,318 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from pairnorm.paper.advice import ablation_section, gain_section, scaling_section
-from pairnorm.paper.claim import Evidence, Verdict
-from pairnorm.paper.claims import verdicts
-from pairnorm.paper.grids import EXPERIMENTS, NAMES
-from pairnorm.paper.layers import file_beside, read_layers
-from pairnorm.paper.outputs import FIGURES, Outputs, write_outputs
-from pairnorm.paper.reported import reported
-from pairnorm.paper.results import Results, opened
-from pairnorm.paper.selection import Selection
-from pairnorm.paper.tables import TITLES, markdown
+from pairnorm.paper import case_study, figures
+from pairnorm.paper.case_study import Layers, file_beside, read_layers
+from pairnorm.paper.claims import Evidence, Verdict, verdicts
+from pairnorm.paper.experiments import (
+    ABLATION,
+    DATASETS,
+    EXPERIMENTS,
+    NAMES,
+    TABLE1,
+    TUNED,
+    Experiment,
+    Place,
+    Selection,
+)
+from pairnorm.paper.figures import figure2
+from pairnorm.paper.results import Chosen, Results, opened, reported
+from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown
+from pairnorm.plotting import save
+from pairnorm.train import Spec
+from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
+
+
+def gain_section(table: Table | None) -> str:
+    """Return the section on SGC and SGC-PN when each has its own best optimiser."""
+    if table is None:
+        return ""
+    found = {entry.place: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
+    lines = [
+        "## How much of the gain is PairNorm's\n",
+        "The paper trains SGC with the optimiser of GCN. Here both SGC and SGC-PN also choose learning rate "
+        "(0.005, 0.05, 0.2), weight decay (0, 5e-6, 5e-4) and dropout (0, 0.6) by validation: first with one "
+        "run of everything, then with all runs of the setting that did best.\n",
+        markdown(table),
+        "| Graph | Missing | Gain of PairNorm, paper's optimiser | Gain of PairNorm, both tuned | Share that "
+        "is PairNorm's |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    sentences = []
+    for dataset in DATASETS:
+        for percent in table.percents:
+            methods = ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
+            ours = [found.get(Place(dataset, method, percent)) for method in methods]
+            known = [one.accuracy for one in ours if one is not None]
+            if len(known) < len(methods):
+                continue
+            untuned, tuned = known[1] - known[0], known[3] - known[2]
+            share = "no gain to share" if untuned <= 0.01 else f"{max(tuned, 0) / untuned:.0%}"
+            lines.append(f"| {TITLES[dataset]} | {percent}% | {untuned:+.3f} | {tuned:+.3f} | {share} |")
+            if percent == 100:
+                sentences.append(
+                    f"On {TITLES[dataset]} with all vectors missing, a tuned SGC reaches {known[2]:.3f} "
+                    f"without PairNorm and {known[3]:.3f} with it; with the paper's optimiser {known[0]:.3f} "
+                    f"and {known[1]:.3f}."
+                )
+    return "\n".join([*lines, "", *sentences]) + "\n"
+
+
+def scaling_section(table: Table | None) -> str:
+    """Return the section on features that are divided by their sum and features that are not."""
+    if table is None:
+        return ""
+    return "\n".join(
+        [
+            "## How features are scaled\n",
+            "The paper does not say how. Everywhere else we divide the features of a node by their sum, as "
+            "is usual for these graphs; `raw` are features as they are.\n",
+            markdown(table),
+        ]
+    )
+
+
+def ablation_section(results: Results, selection: Selection, table: Table | None) -> str:
+    """Return the section on adjacency, order and norm, and what it recommends."""
+    experiment = selection.narrow(ABLATION)
+    if table is None or experiment is None:
+        return ""
+    found = {
+        place: chosen
+        for place in experiment.places()
+        if (chosen := results.chosen(experiment, place)) is not None and chosen.complete
+    }
+    lines = [
+        "## Which protocol: adjacency, order, norm\n",
+        "The paper, its released code and its authors' remarks disagree on details. `rw` is the random-walk "
+        "adjacency and `sym` the symmetric one (attention has neither); the norm comes `after` the "
+        "activation (the text) or `before` it (the code); PN-SCS is in the code only.\n",
+        markdown(table),
+        "What changes when one choice is changed and the others stay (mean difference of test accuracy over "
+        "graphs and the other choices):\n",
+        "| Change | " + " | ".join(f"{percent}% missing" for percent in experiment.missing) + " |",
+        "|---|" + "---:|" * len(experiment.missing),
+    ]
+    for one, other in (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN")):
+        for model in ("GCN", "GAT"):
+            effects = [_effect(found, model, one, other, percent) for percent in experiment.missing]
+            if any(effect is not None for effect in effects):
+                shown = " | ".join("" if effect is None else f"{effect:+.3f}" for effect in effects)
+                lines.append(f"| {model}: {one} instead of {other} | {shown} |")
+    lines.append("")
+    lines += [
+        text for model in ("GCN", "GAT") if (text := _recommendation(found, model, list(experiment.missing)))
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _effect(found: dict[Place, Chosen], model: str, one: str, other: str, percent: int) -> float | None:
+    """Return the mean difference between places whose methods differ in one word only."""
+    differences = []
+    for place, chosen in found.items():
+        words = place.method.split(" ")
+        if words[0] != model or one not in words or len(words) < 3 or place.missing_percent != percent:
+            continue
+        twin = " ".join(other if word == one else word for word in words)
+        if (against := found.get(place._replace(method=twin))) is not None:
+            differences.append(chosen.accuracy - against.accuracy)
+    return fmean(differences) if differences else None
+
+
+def _recommendation(found: dict[Place, Chosen], model: str, percents: Sequence[int]) -> str:
+    """Name the method that validation prefers where every method has been tried to the end."""
+    methods = [method for method in ABLATION.methods if method.split(" ")[0] == model]
+    columns = [
+        (dataset, percent)
+        for dataset in ABLATION.datasets
+        for percent in percents
+        if all(Place(dataset, method, percent) in found for method in methods)
+    ]
+    if not columns:
+        return ""
+
+    def mean(method: str, value: Callable[[Chosen], float], among: Iterable[tuple[str, int]]) -> float:
+        return fmean(value(found[Place(dataset, method, percent)]) for dataset, percent in among)
+
+    # Chosen by validation, like everything else: the test set must not decide which protocol is best.
+    scores = {
+        method: mean(method, lambda chosen: chosen.best.validation, columns)
+        for method in methods
+        if len(method.split(" ")) > 2
+    }
+    best = max(scores, key=lambda method: scores[method])
+    accuracies = [
+        f"{mean(best, lambda chosen: chosen.accuracy, column):.3f} at {percent}% missing"
+        for percent in percents
+        if (column := [(dataset, other) for dataset, other in columns if other == percent])
+    ]
+    graphs = " and ".join(TITLES[dataset] for dataset in dict.fromkeys(dataset for dataset, _ in columns))
+    return (
+        f"**Recommendation for {model}: {' '.join(best.split(' ')[1:])}**: the best mean validation accuracy "
+        f"over missing rates on {graphs} ({scores[best]:.3f}); test accuracy {', '.join(accuracies)}.\n"
+    )
+
+
+FIGURES = "figures"
+MODELS = {"table1": "SGC", "table2": "GCN", "table3": "GAT"}
+TUNED_SETTINGS = ("scale", "learning_rate", "weight_decay", "dropout")
+
+
+@dataclass
+class Outputs:
+    """What has been written: tables by name, captions of figures by file name, and all files."""
+
+    out: Path
+    tables: dict[str, Table] = field(default_factory=dict)
+    captions: dict[str, str] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+
+    def add_table(self, table: Table, settings: Sequence[str] = ()) -> None:
+        """Write a table, if any place of it has been run."""
+        if not table.filled:
+            return
+        self.tables[table.name] = table
+        self.write(f"{table.name}.csv", csv_text(table, settings))
+        self.write(f"{table.name}.tex", latex(table))
+
+    def add_figure(self, name: str, caption: str, figure: "Figure | None") -> None:
+        """Write a figure, if there is one."""
+        if figure is not None:
+            self.captions[name] = caption
+            self.files += save(figure, self.out / FIGURES, name)
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a text file."""
+        path = self.out / name
+        with whole_file(path) as draft:
+            draft.write_text(text, encoding="utf-8")
+        self.files.append(path)
+        return path
+
+
+def write_outputs(
+    what: Iterable[str], results: Results, layers: dict[Spec, Layers], selection: Selection, out: Path
+) -> Outputs:
+    """Write what belongs to the named experiments and has been run.
+
+    Args:
+        what: names as on the command line, without ``all``.
+        results: of the store.
+        layers: of the case study.
+        selection: how much of the experiments is wanted.
+        out: the folder.
+    """
+    outputs, names = Outputs(out), list(what)
+    for name in names:
+        if name == "figure2":
+            outputs.add_figure(name, "Figure 2. The two steps of PairNorm, on papers of Cora.", figure2())
+        elif (experiment := selection.narrow(EXPERIMENTS[name])) is not None:
+            if name == "case-study":
+                _case_study(outputs, layers, experiment)
+            else:
+                _WRITE.get(name, _table)(outputs, results, experiment, selection)
+                if name in MODELS and "figure4" not in names:
+                    _depth_figures(outputs, results, experiment, MODELS[name])
+    return outputs
+
+
+def _table(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
+    outputs.add_table(Table.of(results, experiment))
+
+
+def _depth_figures(outputs: Outputs, results: Results, experiment: Experiment, model: str) -> None:
+    """Draw what a table chooses from: its model's panel of Figure 4."""
+    for dataset in experiment.datasets if 100 in experiment.missing else ():
+        figure = figures.against_depth(results, experiment, dataset, (model,), 100, mark_best=True)
+        caption = f"{model} on {TITLES[dataset]} with all vectors outside the training set missing."
+        outputs.add_figure(f"depth-{model.lower()}-{dataset}", caption, figure)
+
+
+def _tuned(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
+    untuned = selection.narrow(TABLE1)
+    both = (experiment,) if untuned is None else (untuned, experiment)
+    if Table.of(results, experiment).filled:
+        outputs.add_table(Table.of(results, *both, name=TUNED.name, title=TUNED.title), TUNED_SETTINGS)
+
+
+def _figure1(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
+    for dataset in experiment.datasets:
+        caption = (
+            f"Figure 1{_twin(dataset)}. SGC on {TITLES[dataset]} without PairNorm (dashed) and with it "
+            "(solid), split 3 / 10 / 87%."
+        )
+        outputs.add_figure(f"figure1-{dataset}", caption, figures.figure1(results, experiment, dataset))
+
+
+def _figure3(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
+    for dataset in experiment.datasets:
+        figure = figures.against_depth(results, experiment, dataset, ("GCN", "GAT"), 0)
+        caption = (
+            f"Figure 3{_twin(dataset)}. GCN and GAT on {TITLES[dataset]} without PairNorm-SI (dashed) and "
+            "with it (solid)."
+        )
+        outputs.add_figure(f"figure3-{dataset}", caption, figure)
+
+
+def _figure4(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
+    for dataset in experiment.datasets:
+        models = ("SGC", "GCN", "GAT")
+        figure = figures.against_depth(results, experiment, dataset, models, 100, mark_best=True)
+        caption = (
+            f"Figure 4{_twin(dataset)}. {TITLES[dataset]} with all vectors outside the training set missing, "
+            "without PairNorm (dashed) and with it (solid); diamonds mark the depths that validation chooses."
+        )
+        outputs.add_figure(f"figure4-{dataset}", caption, figure)
+
+
+def _bars(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
+    outputs.add_table(Table.of(results, experiment))
+    for model in ("GCN", "GAT"):
+        caption = (
+            f"{model} with skip connections (t1, t2) and PairNorm-SI (PN) by missing rate: test accuracy and "
+            "chosen depth. 70, 80 and 90%: fewer runs, as in the paper."
+        )
+        outputs.add_figure(f"bars-{model.lower()}", caption, figures.bars(results, experiment, model))
+
+
+def _case_study(outputs: Outputs, layers: dict[Spec, Layers], experiment: Experiment) -> None:
+    for model in ("SGC", "GCN"):
+        found = case_study.studied(layers, experiment, model)
+        name = f"case-study-{model.lower()}"
+        what = "SGC" if model == "SGC" else "a trained 12-layer GCN (without its last layer, the logits)"
+        outputs.add_figure(
+            name, f"Distances of node pairs by layer in {what}.", case_study.mean_distances(found, model)
+        )
+        outputs.add_figure(
+            f"{name}-distributions",
+            f"Distributions of these distances, {model}.",
+            case_study.distributions(found, model),
+        )
+
+
+def _twin(dataset: str) -> str:
+    return "" if dataset == "cora" else ", appendix"
+
+
+_WRITE: dict[str, Callable[[Outputs, Results, Experiment, Selection], None]] = {
+    "tuned": _tuned,
+    "figure1": _figure1,
+    "figure3": _figure3,
+    "figure4": _figure4,
+    "bars": _bars,
+}
+
 
 NOTES = "notes.md"
 """A file in the output folder that, if there is one, becomes a section of the report: findings of people."""

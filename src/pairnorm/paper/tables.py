@@ -8,9 +8,8 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from pairnorm.data import datasets
-from pairnorm.paper.experiment import Experiment, Place
-from pairnorm.paper.reported import Reported, reported
-from pairnorm.paper.results import Chosen, Results
+from pairnorm.paper.experiments import Experiment, Place
+from pairnorm.paper.results import Chosen, Reported, Results, reported
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -9,12 +9,11 @@ from pairnorm import measure
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.nn import GAT, GCN, SGC
-from pairnorm.train.gnn import GNNRun
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.loop import Loop
-from pairnorm.train.sgc import SGCRun
+from pairnorm.train.result import Trial
 from pairnorm.train.spec import Spec
-from pairnorm.train.trial import Trial
+from pairnorm.train.trainers import GNNRun, SGCRun
 
 MEASURES: dict[str, Callable[[Tensor], Tensor]] = {
     "row_diff": measure.row_diff,  # type: ignore[dict-item]

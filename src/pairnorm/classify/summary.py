@@ -1,0 +1,428 @@
+"""What a run writes: a folder that changes as a whole or not at all, and a row for every node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairnorm.classify.candidates import Candidate
+from pairnorm.classify.diagnosis import HEADINGS, Smoothing, measured
+from pairnorm.classify.evaluation import Scores
+from pairnorm.classify.findings import Findings
+from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
+from pairnorm.data import Graph
+from pairnorm.data.graph import homophily
+from pairnorm.errors import PairNormError
+from pairnorm.plotting import BLUE, GREY, VERMILLION, new_figure, style, whole_ticks
+from pairnorm.writing import writable
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+
+PLAIN, NORMED, MARK = VERMILLION, BLUE, "#000000"
+MODEL_STYLES = {"SGC": "o", "GCN": "s", "GAT": "^"}
+ANNOTATED_CLASSES = 15
+
+
+@style()
+def draw_smoothing(rows: Sequence[Smoothing], depth: int | None = None) -> Figure:
+    """Draw row-diff, col-diff and effective rank against depth, without and with PairNorm.
+
+    Args:
+        rows: the measures.
+        depth: one to mark.
+    """
+    figure = new_figure(10, 3.5)
+    axes = figure.subplots(1, 3)
+    titles = {
+        "row_diff": "row-diff: distance between nodes",
+        "col_diff": "col-diff: distance between features",
+        "effective_rank": "effective rank: directions in use",
+    }
+    for axis, (measure, title) in zip(axes, titles.items(), strict=True):
+        for norm, colour, line_style in (("none", PLAIN, "s--"), ("PN", NORMED, "o-")):
+            line = [row for row in rows if row.norm == norm]
+            values = [getattr(row, measure) for row in line]
+            # What is left of the start: the two have units of their own.
+            start = 1.0 if measure == "effective_rank" else max(values[0], 1e-30)
+            label = "with PairNorm" if norm == "PN" else "without"
+            shares = [value / start for value in values]
+            axis.plot(
+                [row.depth for row in line], shares, line_style, color=colour, markersize=4, label=label
+            )
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("depth")
+        axis.set_ylim(bottom=0)
+        if measure != "effective_rank":
+            axis.set_ylabel("relative to depth 0")
+        if depth is not None:
+            axis.axvline(depth, color=MARK, linewidth=1, linestyle=":", label=f"depth {depth}")
+        whole_ticks(axis)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+@style()
+def draw_depths(tried: Sequence[Candidate], best: Candidate) -> Figure:
+    """Draw the validation accuracy of the best scale against depth, for every model and norm tried.
+
+    Args:
+        tried: all candidates.
+        best: the chosen one, to mark.
+    """
+    figure = new_figure(6.4, 3.8)
+    axis = figure.subplots()
+    kinds = dict.fromkeys((candidate.model, candidate.norm) for candidate in tried)
+    for model, norm in kinds:
+        accuracy: dict[int, float] = {}
+        for candidate in tried:
+            if (candidate.model, candidate.norm) == (model, norm):
+                found = accuracy.get(candidate.depth, 0.0)
+                accuracy[candidate.depth] = max(found, candidate.validation_accuracy)
+        plain = norm == "none"
+        axis.plot(
+            list(accuracy),
+            [100 * value for value in accuracy.values()],
+            marker=MODEL_STYLES[model],
+            linestyle="--" if plain else "-",
+            color=PLAIN if plain else NORMED,
+            markersize=4.5,
+            label=model if plain else f"{model}-{norm}",
+        )
+    chosen = f"chosen: depth {best.depth}"
+    axis.plot(best.depth, 100 * best.validation_accuracy, "*", color=MARK, markersize=13, label=chosen)
+    axis.set_xlabel("depth")
+    axis.set_ylabel("accuracy on validation nodes (%)")
+    axis.legend()
+    whole_ticks(axis)
+    return figure
+
+
+@style()
+def draw_confusion(scores: Scores, classes: Sequence[str]) -> Figure:
+    """Draw the confusion matrix; the shade is the share of the true class.
+
+    Args:
+        scores: of the held-out nodes.
+        classes: their names.
+    """
+    count = len(classes)
+    size = min(10.0, 2.8 + 0.55 * count)
+    figure = new_figure(size, 0.9 * size)
+    axis = figure.subplots()
+    counts = scores.confusion
+    share = counts / counts.sum(1, keepdims=True).clip(1)
+    axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    names = [name if len(name) <= 22 else name[:21] + "…" for name in classes]
+    axis.set_xticks(range(count), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=9)
+    axis.set_yticks(range(count), names, fontsize=9)
+    axis.set_title("shade: share of the true class", loc="left", fontsize=9)
+    axis.set_xlabel("predicted")
+    axis.set_ylabel("true")
+    if count <= ANNOTATED_CLASSES:
+        for true in range(count):
+            for predicted in range(count):
+                axis.text(
+                    predicted,
+                    true,
+                    f"{counts[true, predicted]:,}",
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color="white" if share[true, predicted] > 0.55 else "#333333",
+                )
+    axis.grid(visible=False)
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)
+    return figure
+
+
+@style()
+def draw_rivals(rivals: dict[str, Scores]) -> Figure:
+    """Draw the accuracy of the model, which comes first, and of simpler methods, with their 95% intervals.
+
+    Args:
+        rivals: by name.
+    """
+    figure = new_figure(7, 0.9 + 0.42 * len(rivals))
+    axis = figure.subplots()
+    for place, scores in enumerate(rivals.values()):
+        low, high = scores.interval
+        colour = NORMED if place == 0 else GREY
+        axis.plot([100 * low, 100 * high], [place, place], color=colour, linewidth=2)
+        axis.plot(100 * scores.accuracy, place, "o" if place == 0 else "s", color=colour, markersize=7)
+        axis.annotate(
+            f"{100 * scores.accuracy:.1f}",
+            (100 * scores.accuracy, place),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            color=colour,
+        )
+    axis.set_yticks(range(len(rivals)), list(rivals), fontsize=10)
+    axis.set_ylim(len(rivals) - 0.5, -0.7)
+    axis.set_xlim(0, 102)
+    axis.set_xlabel("right on held-out nodes (%), with 95% interval")
+    axis.grid(visible=False, axis="y")
+    axis.grid(visible=True, axis="x")
+    return figure
+
+
+REPORT = "report.md"
+FIGURES = ("smoothing.png", "confusion.png", "comparison.png", "depth.png")
+
+
+def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) -> None:
+    """Write ``report.md`` and its figures.
+
+    Args:
+        findings: what there is to say.
+        folder: where to.
+        notes: what else the user should know, a sentence each.
+    """
+    figures: dict[str, Figure] = {}
+    if findings.smoothing:
+        figures["smoothing.png"] = draw_smoothing(findings.smoothing, findings.classifier.best_.depth)
+    if findings.test.any():
+        scores = findings.scores(findings.predicted, findings.test)
+        figures["confusion.png"] = draw_confusion(scores, findings.graph.class_names)
+        figures["comparison.png"] = draw_rivals(findings.rivals())
+    if _chosen(findings):
+        figures["depth.png"] = draw_depths(findings.classifier.search_, findings.classifier.best_)
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=150)
+    text = "\n\n".join(_sections(findings, notes)) + "\n"
+    (folder / REPORT).write_text(text, encoding="utf-8")
+
+
+def _chosen(findings: Findings) -> bool:
+    return not isnan(findings.classifier.best_.validation_accuracy)
+
+
+def _sections(findings: Findings, notes: Sequence[str]) -> Iterator[str]:
+    yield f"# Labels for {findings.graph.name}"
+    yield findings.verdict()
+    yield _about(findings)
+    if notes:
+        yield "\n".join(f"- {note}" for note in notes)
+    if findings.test.any():
+        yield from _accuracy(findings)
+        yield "## Against simpler methods"
+        yield _table(
+            ["", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
+            [[name, *_numbers(scores)] for name, scores in findings.rivals().items()],
+        )
+        yield "All were fitted on the same training nodes, and tuned by the same validation nodes."
+        yield "![Accuracy of the model and of simpler methods](comparison.png)"
+    if _chosen(findings):
+        yield from _depth(findings)
+    if findings.smoothing:
+        yield from _smoothing(findings)
+
+
+def _about(findings: Findings) -> str:
+    graph, classifier, suggestion = findings.graph, findings.classifier, findings.suggestion
+    sizes = [f"{int(mask.sum()):,} {part}" for part, mask in graph.split._asdict().items()]
+    missing = int(graph.missing_vectors.sum())
+    rows = [
+        ["nodes", f"{graph.num_nodes:,}, {graph.num_edges:,} edges"],
+        ["classes", f"{graph.num_classes}: {', '.join(graph.class_names[:12])}"],
+        ["labelled", f"{int(graph.labelled.sum()):,} nodes: {', '.join(sizes)}"],
+        ["homophily", homophily(graph)],
+        ["without features", f"{missing:,} nodes ({_percent(missing / graph.num_nodes)})"],
+    ]
+    if suggestion.unreachable:
+        what = "of those have no path to a node with features: all of them get the same guess"
+        rows.append(["out of reach", f"{suggestion.unreachable:,} {what}"])
+    rows += [
+        ["features", f"{graph.num_features:,}; {classifier.scaling_.sentence}"],
+        ["model", f"{classifier.best_.name}, adjacency {classifier.adjacency}"],
+    ]
+    return _table(["", ""], rows)
+
+
+def _accuracy(findings: Findings) -> Iterator[str]:
+    yield "## How often it is right"
+    yield (
+        "On held-out nodes, whose labels took no part in training or in choosing the model. Balanced "
+        "accuracy (the mean over classes) and macro F1 count small classes as much as large ones."
+    )
+    groups = findings.groups()
+    yield _table(
+        ["", "nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
+        [[name, f"{scores.count:,}", *_numbers(scores)] for name, scores in groups.items()],
+    )
+    scores = groups["all held-out nodes"]
+    yield "By class:"
+    columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
+    yield _table(
+        ["class", "nodes", "found (recall)", "right when said (precision)", "F1"],
+        [
+            [name, f"{count:,}", *map(_percent, numbers)]
+            for name, (count, *numbers) in zip(findings.graph.class_names, columns, strict=True)
+        ],
+    )
+    yield "![Confusion matrix](confusion.png)"
+    sure, right = findings.sureness()
+    yield (
+        f"It is at least 90% sure of {sure:,} held-out nodes, and right on {_percent(right)} of them. (How "
+        f"sure to be was learnt from validation nodes: temperature {findings.classifier.temperature_:.2g}.)"
+    )
+
+
+def _depth(findings: Findings) -> Iterator[str]:
+    best, tried = findings.classifier.best_, findings.classifier.search_
+    yield "## How deep"
+    yield (
+        f"Of {len(tried):,} models tried, {best.name} was right most often on the validation nodes "
+        f"({_percent(best.validation_accuracy)}). Of each depth the best scale is drawn."
+    )
+    depths = {candidate.depth for candidate in tried if candidate.model == best.model}
+    if len(depths) > 1 and best.depth == max(depths):
+        yield f"No {best.model} was tried with more layers; --depth tries others."
+    if {("SGC", "none"), ("SGC", "PN")} <= {(candidate.model, candidate.norm) for candidate in tried}:
+        yield (
+            "For SGC, PairNorm centres and rescales what propagation has shrunk. A plain SGC could "
+            "make up for that with a regularisation of its own at every depth; with these scales it cannot."
+        )
+    yield "![Validation accuracy against depth](depth.png)"
+
+
+def _smoothing(findings: Findings) -> Iterator[str]:
+    yield "## What depth does to the features"
+    yield (
+        "Repeated averaging makes nodes alike (row-diff falls) and features alike (col-diff falls). PairNorm "
+        "keeps the total squared distance between nodes where it was. Measured on the scaled features, "
+        "propagated without any training; row-diff and col-diff as a share of depth 0."
+    )
+    yield "![Oversmoothing measures against depth](smoothing.png)"
+    yield _table(HEADINGS, measured(findings.smoothing))
+
+
+def _numbers(scores: Scores) -> list[str]:
+    low, high = scores.interval
+    return [
+        _percent(scores.accuracy),
+        f"{100 * low:.1f} to {100 * high:.1f}%",
+        _percent(scores.balanced_accuracy),
+        _percent(scores.macro_f1),
+    ]
+
+
+def _percent(value: float) -> str:
+    return "–" if isnan(value) else f"{100 * value:.1f}%"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a Markdown table; numbers to the right."""
+    rule = [":--", *["--:" if len(header) > 2 else ":--"] * (len(header) - 1)]
+    lines = [header, rule, *([_cell(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+PREDICTIONS = ("predictions.csv", "predictions.parquet")
+# All that a run may write.
+OUTCOME = {*PREDICTIONS, FACTS, TENSORS, REPORT, *FIGURES}
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing changed.
+
+    What an earlier run wrote is replaced or, where this one has no such file, removed. Other files stay.
+
+    Args:
+        folder: absent, empty, or with the outcome of an earlier run.
+    """
+    check_folder(folder)
+    place = folder.resolve()
+    # In the folder itself or, while there is none, in the nearest one above: moving a file is then renaming.
+    nearest = next(above for above in (place, *place.parents) if above.exists())
+    drafts = nearest / f".{place.name}.{os.getpid()}.partial"
+    with writable(folder):
+        drafts.mkdir()
+    try:
+        yield drafts
+        with writable(folder):
+            place.mkdir(parents=True, exist_ok=True)
+            for name in OUTCOME - {draft.name for draft in drafts.iterdir()}:
+                (place / name).unlink(missing_ok=True)
+            for draft in drafts.iterdir():
+                draft.replace(place / draft.name)
+    finally:
+        shutil.rmtree(drafts, ignore_errors=True)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is in use for something else.
+
+    Args:
+        folder: where results are to go.
+    """
+    if folder.is_file():
+        raise PairNormError(f"{folder}: there is a file of that name. Choose another folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not holds_model(folder):
+        raise PairNormError(
+            f"{folder}: the folder holds files that no run wrote. Choose another, such as a new one in it."
+        )
+
+
+def predictions(
+    graph: Graph, probabilities: NDArray[np.float32], classes: NDArray[np.str_]
+) -> pandas.DataFrame:
+    """Return a row for every node: id, predicted, p_<class> ..., features_missing, labelled.
+
+    Args:
+        graph: the nodes.
+        probabilities: [n, classes].
+        classes: their names.
+    """
+    import pandas
+
+    columns = {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}
+    return pandas.DataFrame(
+        {
+            "id": graph.node_names,
+            "predicted": classes[probabilities.argmax(1)],
+            **columns,
+            "features_missing": graph.missing_vectors.cpu().numpy(),
+            "labelled": graph.labelled.cpu().numpy(),
+        }
+    )
+
+
+def write_table(frame: pandas.DataFrame, path: Path) -> None:
+    """Write a table as CSV or, by its ending, Parquet.
+
+    Args:
+        frame: the table.
+        path: the file.
+    """
+    if path.suffix.lower() == ".parquet":
+        if not has_parquet():
+            raise PairNormError(f"{path.name}: writing Parquet needs pyarrow. pip install pyarrow")
+        frame.to_parquet(path, index=False)
+    else:
+        frame.to_csv(path, index=False, float_format="%.6g")
+
+
+def has_parquet() -> bool:
+    """Say whether Parquet files can be written."""
+    return find_spec("pyarrow") is not None

@@ -1,0 +1,127 @@
+"""The edges of a graph, whichever way the caller holds it."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pairnorm.errors import PairNormError
+from pairnorm.nn.sparse import SparseMatrix
+
+# The most that one temporary may take on a CPU: a larger one leaves its cache. A GPU takes eight times that,
+# lest it wait for launches.
+BLOCK_BYTES = 2**24
+
+
+def check_states(x: Tensor) -> None:
+    """Raise an error unless ``x`` is a dense floating-point tensor [nodes, ..., features]."""
+    if not isinstance(x, Tensor):
+        raise PairNormError(f"x is a {type(x).__name__}; expected a tensor [nodes, ..., features].")
+    if x.layout != torch.strided:
+        raise PairNormError(f"x has layout {x.layout}; expected a dense tensor: give x.to_dense().")
+    if not x.is_floating_point():
+        raise PairNormError(f"x has dtype {x.dtype}; expected a floating-point tensor: give x.float().")
+    if x.ndim < 2:
+        raise PairNormError(
+            f"x has shape {list(x.shape)}; expected [nodes, features] or [nodes, trials, features]."
+        )
+
+
+def result_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of a measure of ``x``: float64 for float64, float32 for everything narrower."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def over_trials(x: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``measure`` of every trial's [nodes, features] in float64: a scalar, or one value per trial.
+
+    One trial after another keeps the memory that of one trial. Float64 because a sum over n² pairs would lose
+    the small distances of an oversmoothed state in float32, and because squares of float32 cannot leave its
+    range.
+    """
+    check_states(x)
+    trials = x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
+    values = [measure(trial.double()) for trial in trials.unbind(1)]
+    stacked = torch.stack(values) if values else x.new_zeros(0)
+    return stacked.to(result_dtype(x)).view(x.shape[1:-1])
+
+
+def centred(rows: Tensor) -> Tensor:
+    """Return ``rows`` minus their mean; rows that are all equal become exactly zero."""
+    # The first row goes first: a common offset then never meets the rounding of the mean.
+    shifted = rows - rows[:1]
+    return shifted - shifted.mean(0) if len(rows) else rows
+
+
+def block_length(values_per_item: int, device: torch.device) -> int:
+    """Return how many items of so many float64 values fit into one block on ``device``, at least one."""
+    block_bytes = BLOCK_BYTES if device.type == "cpu" else 8 * BLOCK_BYTES
+    return max(1, block_bytes // (8 * max(1, values_per_item)))
+
+
+Adjacency = Tensor | SparseMatrix
+
+
+def edges(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    """Return the edges [2, edges] of a graph, without self-loops, and their weights [edges].
+
+    Args:
+        adjacency: a floating-point matrix [nodes, nodes], sparse or dense, whose non-zeros are edges, or an
+            integer ``edge_index`` [2, edges], of which every edge weighs 1.
+    """
+    if isinstance(adjacency, SparseMatrix) and is_sparse_adjacency(adjacency):
+        index = torch.stack([adjacency.pattern.row, adjacency.pattern.column]).long()
+        weight = adjacency.values.detach()
+    elif isinstance(adjacency, Tensor) and is_edge_index(adjacency):
+        index, weight = adjacency.long(), torch.ones(adjacency.shape[1], device=adjacency.device)
+        if index.numel() and int(index.min()) < 0:
+            raise PairNormError(
+                f"adjacency holds the node {int(index.min())}; expected nodes counted from 0."
+            )
+    elif isinstance(adjacency, Tensor) and _is_square(adjacency):
+        sparse = adjacency.detach().to_sparse().coalesce()
+        index, weight = sparse.indices(), sparse.values()
+    else:
+        given = (
+            f"{list(adjacency.shape)} of {adjacency.dtype}" if isinstance(adjacency, Tensor) else adjacency
+        )
+        raise PairNormError(
+            f"adjacency is {given!s}; expected a floating-point matrix [nodes, nodes], sparse or dense, or an"
+            " integer edge_index [2, edges]."
+        )
+    kept = (index[0] != index[1]) & (weight != 0)
+    return index[:, kept], weight[kept]
+
+
+def is_edge_index(value: object) -> bool:
+    """Return whether ``value`` is a dense integer tensor [2, edges].
+
+    >>> is_edge_index(torch.tensor([[0, 1], [1, 2]])), is_edge_index(torch.eye(2))
+    (True, False)
+    """
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.ndim == 2
+        and value.shape[0] == 2
+        and value.dtype in (torch.int64, torch.int32)
+    )
+
+
+def is_sparse_adjacency(value: object) -> bool:
+    """Return whether ``value`` is a sparse matrix [nodes, nodes], the same for all trials."""
+    if isinstance(value, SparseMatrix):
+        return value.pattern.shape[0] == value.pattern.shape[1] and value.values.ndim == 1
+    return isinstance(value, Tensor) and value.layout != torch.strided and _is_square(value)
+
+
+def check_nodes(what: str, index: Tensor, num_nodes: int) -> None:
+    """Raise an error if ``index`` names a node outside 0 .. ``num_nodes`` - 1."""
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= num_nodes):
+        bad = int(index.min()) if int(index.min()) < 0 else int(index.max())
+        raise PairNormError(f"{what} holds the node {bad}, but x has {num_nodes} nodes, counted from 0.")
+
+
+def _is_square(value: Tensor) -> bool:
+    return value.ndim == 2 and value.shape[0] == value.shape[1] and value.is_floating_point()

@@ -1,0 +1,381 @@
+"""Training SGC: one propagation serves every depth and every scale, and the epochs are a small regression.
+
+PairNorm commutes with its scale: with scale s every state is s times the state with scale 1 (up to eps). So
+the states are made once, with scale 1, and s multiplies the logits before the bias. PN-SCS does not commute;
+there every scale is propagated.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pairnorm.data import (
+    Graph,
+    Missing,
+    features_after,
+    given_missing,
+    missing_entries,
+    missing_nodes,
+    missing_vectors,
+)
+from pairnorm.errors import PairNormError
+from pairnorm.nn import GAT, GCN, SparseMatrix, pair_norm, propagation
+from pairnorm.nn.dropout import dropout, keys_from_seeds, step_keys
+from pairnorm.nn.models import glorot
+from pairnorm.train.loop import Loop
+from pairnorm.train.spec import Spec
+
+DRAW = {"vectors": missing_vectors, "nodes": missing_nodes, "entries": missing_entries}
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Features as every trial sees them, the normalised adjacency, the labels, and the nodes of each part."""
+
+    features: Tensor | SparseMatrix
+    adjacency: SparseMatrix
+    labels: Tensor
+    parts: Mapping[str, Tensor]
+    num_features: int
+    num_classes: int
+
+    @classmethod
+    def of(cls, graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device) -> "Problem":
+        """Draw what each (spec, seed) is missing and bring everything to the device."""
+        if not graph.train.any() or not graph.validation.any():
+            raise PairNormError(
+                f"graph {graph.name!r} has {int(graph.train.sum())} training and "
+                f"{int(graph.validation.sum())} validation nodes; expected some of both: give it a split"
+            )
+        parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
+        adjacency = propagation(graph.adjacency, trials[0][0].adjacency)
+        return cls(
+            features=_features(graph, trials, device),
+            adjacency=adjacency.to(device),
+            labels=graph.labels.to(device),
+            parts={name: mask.nonzero().squeeze(1).to(device) for name, mask in parts.items()},
+            num_features=graph.num_features,
+            num_classes=graph.num_classes,
+        )
+
+    def losses(self, logits: Tensor, part: str) -> Tensor:
+        """Return every trial's mean cross-entropy over the nodes of a part.
+
+        Args:
+            logits: ``[nodes, trials, classes]``; the result is ``[trials]``.
+            part: of the split.
+        """
+        nodes = self.parts[part]
+        return part_losses(logits[nodes], self.labels[nodes])
+
+    def accuracies(self, logits: Tensor, part: str) -> Tensor:
+        """Return every trial's fraction of right answers among the nodes of a part: ``[trials]``."""
+        nodes = self.parts[part]
+        return part_accuracies(logits[nodes], self.labels[nodes])
+
+    def metrics(self, logits: Tensor) -> dict[str, Tensor]:
+        """Return loss and accuracy of every part, per trial."""
+        return {f"{part}_loss": self.losses(logits, part) for part in self.parts} | {
+            f"{part}_accuracy": self.accuracies(logits, part) for part in self.parts
+        }
+
+
+def part_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy of ``[nodes, ..., classes]`` logits: ``[...]``, one for each model."""
+    index = labels.view(-1, *[1] * (logits.dim() - 1)).expand(*logits.shape[:-1], 1)
+    return -logits.log_softmax(-1).gather(-1, index).squeeze(-1).mean(0)
+
+
+def part_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the share of right answers of ``[nodes, ..., classes]`` logits: ``[...]``, one per model."""
+    return accuracies(logits.movedim(0, -1), labels)
+
+
+def accuracies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the same of ``[..., classes, nodes]`` logits."""
+    largest, predicted = logits.max(-2)
+    # Of logits that are NaN torch takes the first class, so that a diverged model would be right at times.
+    return ((predicted == labels) & ~largest.isnan()).float().mean(-1)
+
+
+def _features(
+    graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device
+) -> Tensor | SparseMatrix:
+    """Return features shared by all trials where they miss the same, else with a trial axis.
+
+    Sparse ones stay sparse.
+    """
+    masks = [_missing(graph, spec, seed) for spec, seed in trials]
+    if len({mask.kind == "entries" for mask in masks}) > 1:
+        raise PairNormError("trials that lose entries and trials that lose vectors cannot train side by side")
+    mask = torch.cat([mask.mask for mask in masks], 1)
+    alike = torch.equal(mask, mask[:, :1].expand_as(mask))
+    mask = mask[:, :1] if alike else mask
+    seen = features_after(graph, Missing(masks[0].kind, masks[0].rate, None, mask), trials[0][0].scaling)
+    if seen.values.layout != torch.sparse_csr:
+        return (seen.dense().squeeze(1) if alike else seen.dense()).to(device)
+    # Entries that a trial does not see stay in the pattern, as zeros: dropout goes by an entry's place in it,
+    # and a trial's places must not depend on what the others see.
+    matrix = SparseMatrix.from_torch(seen.values)
+    values = (matrix.values.unsqueeze(1) * seen.keep).t().contiguous()
+    return SparseMatrix(matrix.pattern, values.squeeze(0) if alike else values).to(device)
+
+
+def _missing(graph: Graph, spec: Spec, seed: int) -> Missing:
+    if spec.missing_kind == "given":
+        return given_missing(graph)
+    return DRAW[spec.missing_kind](graph, spec.missing_rate, trials=1, seed=seed)
+
+
+def build(
+    spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
+) -> GCN | GAT:
+    """Build the model of a spec with a trial for each seed, which alone decides its first weights."""
+    kind = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
+    model: GCN | GAT = kind(
+        num_features,
+        num_classes,
+        depth=spec.depth,
+        hidden=spec.hidden,
+        norm=None if spec.norm == "none" else spec.norm,
+        scale=spec.scale,
+        skip=spec.skip,
+        dropout=spec.dropout,
+        adjacency=spec.adjacency,
+        order=spec.order,
+        trials=len(seeds),
+    )
+    model.reset_parameters(seeds)
+    return model.to(device)
+
+
+class GNNRun:
+    """One architecture, many (spec, seed) pairs that differ in seed and in what is missing."""
+
+    def __init__(
+        self, graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device, curves: bool = False
+    ) -> None:
+        spec, seeds = trials[0][0], [seed for _, seed in trials]
+        self.problem = problem = Problem.of(graph, trials, device)
+        self.model = model = build(spec, graph.num_features, graph.num_classes, seeds, device)
+        keys = keys_from_seeds(seeds, device)
+
+        def loss(epoch: Tensor) -> Tensor:
+            model.train()
+            layer_keys = step_keys(keys, epoch, 2 * spec.depth).view(spec.depth, 2, -1)
+            return problem.losses(model(problem.features, problem.adjacency, layer_keys), "train")
+
+        def accuracy() -> Tensor:
+            model.eval()
+            return problem.accuracies(model(problem.features, problem.adjacency), "validation")
+
+        parameters = list(model.parameters())
+        self.loop = Loop(
+            parameters,
+            parameters,
+            loss,
+            accuracy,
+            learning_rate=spec.learning_rate,
+            weight_decay=spec.weight_decay,
+            curves=curves,
+        )
+        self._epochs = spec.epochs
+
+    def run(self, tick: Callable[[int], None]) -> None:
+        """Train to the end and put the kept weights into the model."""
+        self.loop.run(self._epochs, tick)
+        self.loop.restore()
+        self.model.eval()
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[Tensor, Tensor]:
+        """Return the last hidden representation and the logits of the kept models."""
+        return self.model.hidden_and_logits(self.problem.features, self.problem.adjacency)
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """One depth, fitted.
+
+    Args:
+        depth: the number of propagations.
+        loop: how it was fitted; the same for all depths, so look at it before the next.
+        state: what it was fitted to, with scale 1: ``[nodes, 1 or trials, features]``.
+        logits: ``[nodes, trials, scales, classes]``.
+    """
+
+    depth: int
+    loop: Loop
+    state: Tensor
+    logits: Tensor
+
+
+class SGCRun:
+    """All depths and scales of (spec, seed) pairs that differ in nothing else but seed and what is missing.
+
+    Args:
+        graph: the graph.
+        trials: (spec, seed) pairs; depth and scale of their specs are not looked at.
+        depths: at which to fit a regression.
+        scales: of PairNorm; of one only where there is no norm.
+        device: where to run.
+        curves: record loss and accuracy of every epoch.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        trials: Sequence[tuple[Spec, int]],
+        depths: Sequence[int],
+        scales: Sequence[float],
+        device: torch.device,
+        curves: bool = False,
+    ) -> None:
+        self.problem = Problem.of(graph, trials, device)
+        self.spec, self.seeds = trials[0][0], [seed for _, seed in trials]
+        self.depths, self.scales, self._curves = sorted(set(depths)), list(scales), curves
+
+    @property
+    def factors(self) -> list[float]:
+        """What the states are multiplied by, for every scale."""
+        return [1.0] if self.spec.norm == "PN-SCS" else self.scales
+
+    def run(self, tick: Callable[[int], None]) -> Iterator[Fitted]:
+        """Propagate, and fit at every depth on the way."""
+        own_scale = 1.0
+        if self.spec.norm == "PN-SCS":
+            (own_scale,) = self.scales
+        state = self._normalise(_dense(self.problem.features), own_scale)
+        fit = _Fit(self.problem, state.size(1), self.spec, self.seeds, self.factors, self._curves)
+        for depth in range(1, self.depths[-1] + 1):
+            state = self._normalise(self.problem.adjacency @ state, own_scale)
+            if depth in self.depths:
+                loop, logits = fit(state, tick)
+                yield Fitted(depth, loop, state, logits)
+
+    def _normalise(self, state: Tensor, scale: float) -> Tensor:
+        return state if self.spec.norm == "none" else pair_norm(state, scale, self.spec.norm)
+
+
+class _Fit:
+    """Regressions on one state after the other, by one loop: on CUDA, an epoch is captured only once."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        states: int,
+        spec: Spec,
+        seeds: Sequence[int],
+        scales: Sequence[float],
+        curves: bool,
+    ) -> None:
+        self._train, self._validation = problem.parts["train"], problem.parts["validation"]
+        self._epochs = spec.epochs
+        device, trials, width = problem.labels.device, len(seeds), problem.num_features
+        # A trial's rows lie together, as the products want them.
+        self._rows = rows = torch.zeros(trials, len(self._train), width, device=device)
+        self._columns = columns = torch.zeros(states, width, len(self._validation), device=device)
+        self._regression = regression = _Regression(
+            seeds, scales, width, problem.num_classes, spec.dropout, device
+        )
+        self._first = regression.weight.detach().clone()
+        train_labels, validation_labels = problem.labels[self._train], problem.labels[self._validation]
+        first = torch.zeros((), dtype=torch.int32, device=device)
+        keys = step_keys(keys_from_seeds(seeds, device), first, spec.epochs)
+        self._loop = Loop(
+            [regression.weight, regression.bias],
+            regression.models,
+            lambda epoch: regression.learn(
+                rows.transpose(0, 1), train_labels, keys.index_select(0, epoch.view(1))[0]
+            ),
+            lambda: regression.accuracy(columns, validation_labels),
+            learning_rate=spec.learning_rate,
+            weight_decay=spec.weight_decay,
+            curves=curves,
+        )
+
+    @torch.no_grad()
+    def __call__(self, state: Tensor, tick: Callable[[int], None]) -> tuple[Loop, Tensor]:
+        """Fit to ``[nodes, 1 or trials, features]``; return the loop and the logits of all nodes."""
+        self._rows.copy_(state[self._train].transpose(0, 1))
+        self._columns.copy_(state[self._validation].permute(1, 2, 0))
+        self._regression.weight.copy_(self._first)
+        self._regression.bias.zero_()
+        self._loop.begin_again()
+        self._loop.run(self._epochs, tick)
+        self._loop.restore()
+        return self._loop, self._regression.logits(state.permute(1, 2, 0))
+
+
+class _Regression:
+    """Logistic regressions of trials x scales; the scales of a trial share its features, not its weights.
+
+    The weight is ``[trials, scales · classes, features]``: one product per trial serves all scales, and
+    everything that follows runs along the nodes. Every scale of a seed starts from the same weights.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        scales: Sequence[float],
+        features: int,
+        classes: int,
+        rate: float,
+        device: torch.device,
+    ) -> None:
+        drawn = [glorot((features, classes), torch.Generator().manual_seed(seed)).t() for seed in seeds]
+        self.weight = torch.stack(drawn).repeat(1, len(scales), 1).to(device).requires_grad_()
+        self.bias = torch.zeros(len(seeds), len(scales), classes, device=device, requires_grad=True)
+        self._scale = torch.tensor(scales, device=device).view(-1, 1, 1)
+        self._rate = rate
+
+    @property
+    def models(self) -> list[Tensor]:
+        """Weight ``[trials, scales, features, classes]`` and bias of every model."""
+        return [self.weight.view(*self.bias.shape, -1).transpose(2, 3), self.bias]
+
+    def logits(self, columns: Tensor) -> Tensor:
+        """Return ``[nodes, trials, scales, classes]`` from ``[1 or trials, features, nodes]``."""
+        return self._by_class(columns).permute(3, 0, 1, 2)
+
+    def accuracy(self, columns: Tensor, labels: Tensor) -> Tensor:
+        """Return the share of right answers, ``[trials, scales]``."""
+        return accuracies(self._by_class(columns), labels)
+
+    def _by_class(self, columns: Tensor) -> Tensor:
+        if columns.size(0) == 1:  # one product for all trials
+            product = self.weight.flatten(0, 1) @ columns[0]
+        else:
+            product = torch.bmm(self.weight, columns)
+        return product.view(*self.bias.shape, -1) * self._scale + self.bias.unsqueeze(-1)
+
+    @torch.no_grad()
+    def learn(self, rows: Tensor, labels: Tensor, keys: Tensor) -> Tensor:
+        """Set the gradients of the mean cross-entropy, and return it: ``[trials, scales]``.
+
+        Args:
+            rows: training nodes, ``[nodes, trials, features]``, on which dropout falls.
+            labels: of these.
+            keys: of the dropout.
+        """
+        if self._rate:
+            rows = dropout(rows, self._rate, keys)
+        likely = self._by_class(rows.permute(1, 2, 0)).log_softmax(2)
+        index = labels.expand(*likely.shape[:2], 1, -1)
+        slopes = likely.exp()
+        slopes.scatter_add_(2, index, slopes.new_full((), -1.0).expand_as(index))
+        slopes /= len(labels)
+        self.bias.grad = slopes.sum(-1)
+        self.weight.grad = torch.bmm((slopes * self._scale).flatten(1, 2), rows.transpose(0, 1))
+        return -likely.gather(2, index).mean((2, 3))
+
+
+def _dense(features: Tensor | SparseMatrix) -> Tensor:
+    """Return ``[nodes, 1 or trials, features]``."""
+    if isinstance(features, SparseMatrix):
+        features = features.to_dense()
+        return features.unsqueeze(1) if features.dim() == 2 else features.transpose(0, 1).contiguous()
+    return features.unsqueeze(1) if features.dim() == 2 else features

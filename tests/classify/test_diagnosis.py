@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from pairnorm.classify import Scaling, smoothing, suggest_depth
+from pairnorm.classify.diagnosis import VOICES, measured
+from pairnorm.data import Graph
+from pairnorm.measure import col_diff, effective_rank, row_diff
+from pairnorm.nn import pair_norm, propagation
+
+DEPTHS = (0, 1, 5, 40)
+
+
+@pytest.fixture
+def half_missing(small: Graph) -> Graph:
+    missing = torch.arange(small.num_nodes) % 2 == 0
+    return small.replace(features=small.features.to_dense() * ~missing[:, None], missing=missing)
+
+
+@pytest.mark.parametrize("nodes_kept", [300, 40], ids=["full rank", "few rows"])
+def test_measures_are_those_of_states_normalised_at_every_step(small: Graph, nodes_kept: int) -> None:
+    columns = torch.arange(300)
+    features = small.features.to_dense()[:, columns] * (torch.arange(300) < nodes_kept)[:, None]
+    graph = small.replace(features=features, feature_names=None)
+    found = {(row.norm, row.depth): row for row in smoothing(graph, features, DEPTHS)}
+    matrix = propagation(graph.adjacency)
+    plain, normed = features.double(), pair_norm(features.double())
+    dense = matrix.to_dense().double()
+    for depth in range(max(DEPTHS) + 1):
+        if depth:
+            plain, normed = dense @ plain, pair_norm(dense @ normed)
+        if depth in DEPTHS:
+            for norm, state in (("none", plain), ("PN", normed)):
+                row = found[norm, depth]
+                assert row.row_diff == pytest.approx(float(row_diff(state)), rel=2e-3)
+                assert row.col_diff == pytest.approx(float(col_diff(state)), rel=2e-3)
+                assert row.effective_rank == pytest.approx(float(effective_rank(state)), rel=2e-3)
+
+
+def test_pair_norm_keeps_nodes_apart(small: Graph) -> None:
+    rows = smoothing(small, Scaling.of(small)(small), DEPTHS)
+    left = {norm: [row.row_diff for row in rows if row.norm == norm] for norm in ("none", "PN")}
+    shares = {norm: [value / values[0] for value in values[1:]] for norm, values in left.items()}
+    assert shares["none"][-1] < 0.2
+    assert all(normed > plain for normed, plain in zip(shares["PN"], shares["none"], strict=True))
+    lines = measured(rows)
+    assert lines[0][:5] == ["0", "100%", "100%", "100%", "100%"]
+    assert [line[0] for line in lines] == ["0", "1", "5", "40"]
+
+
+def exact_voices(graph: Graph, depth: int) -> float:
+    """The median of (Σw)² / Σw² over the nodes without features, from the dense power of the matrix."""
+    power = torch.linalg.matrix_power(propagation(graph.adjacency).to_dense().double(), depth)
+    weights = power[:, ~graph.missing_vectors]
+    total, square = weights.sum(1).square(), weights.square().sum(1)
+    heard = (total / square.clamp(min=1e-300))[graph.missing_vectors & (total > 0)]
+    return float(heard.median())
+
+
+def test_the_suggested_depth_is_the_first_at_which_enough_is_heard(half_missing: Graph) -> None:
+    found = suggest_depth(half_missing)
+    assert found.voices >= VOICES
+    assert found.voices == pytest.approx(exact_voices(half_missing, found.depth), rel=0.3)
+    assert exact_voices(half_missing, found.depth - 1) < 1.3 * VOICES
+    assert (found.lacking, found.unreachable) == (150, 0)
+    assert f"At depth {found.depth} half of the nodes without features" in found.reason
+
+
+def test_fewer_features_ask_for_more_depth(small: Graph) -> None:
+    depths = []
+    for kept in (300, 60, 10):
+        missing = torch.arange(small.num_nodes) >= kept
+        depths.append(suggest_depth(small.replace(missing=missing)).depth)
+    assert depths == sorted(depths)
+    assert depths[0] < depths[-1]
+
+
+def test_nodes_that_no_path_reaches_are_counted_and_left_out() -> None:
+    missing = torch.tensor([False, True, True, True, True])
+    graph = Graph.from_edges([[0, 3], [1, 4]], torch.ones(5, 1), num_nodes=5, missing=missing)
+    found = suggest_depth(graph, deepest=7)
+    assert (found.lacking, found.unreachable) == (4, 3)
+    assert (found.depth, found.voices) == (7, 1.0)
+    assert "fewer than the 20 aimed at" in found.reason
+
+
+def test_a_graph_that_nothing_reaches_gets_the_least_depth() -> None:
+    graph = Graph.from_edges([[0], [1]], torch.zeros(2, 1), missing=torch.ones(2, dtype=torch.bool))
+    assert suggest_depth(graph).depth == 1

@@ -1,0 +1,247 @@
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from pairnorm.classify import Candidate, ClassifierWarning, NodeClassifier, Scores, candidates
+from pairnorm.classify.diagnosis import Smoothing
+from pairnorm.classify.findings import Findings
+from pairnorm.classify.summary import (
+    check_folder,
+    draw_confusion,
+    draw_depths,
+    draw_rivals,
+    draw_smoothing,
+    predictions,
+    whole_folder,
+    write_report,
+    write_table,
+)
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
+
+ROWS = [
+    Smoothing(norm, depth, row_diff=start / (depth + 1), col_diff=2 * start, effective_rank=5.0)
+    for norm, start in (("none", 4.0), ("PN", 0.5))
+    for depth in (0, 1, 3)
+]
+SCORES = Scores(np.array([[8, 2], [1, 9]]))
+
+
+def test_smoothing_is_drawn_as_a_share_of_the_start() -> None:
+    figure = draw_smoothing(ROWS, depth=3)
+    plain, normed, mark = figure.axes[0].lines
+    assert list(plain.get_xdata()) == [0, 1, 3]
+    assert list(plain.get_ydata()) == list(normed.get_ydata()) == [1, 0.5, 0.25]
+    assert (plain.get_linestyle(), normed.get_linestyle()) == ("--", "-")
+    assert list(mark.get_xdata()) == [3, 3]
+    assert list(figure.axes[2].lines[0].get_ydata()) == [5, 5, 5]
+
+
+def test_the_best_scale_of_each_depth_is_drawn_and_the_choice_marked() -> None:
+    tried = [
+        Candidate("SGC", norm, depth, scale, accuracy + scale / 100)
+        for norm, accuracy in (("none", 0.5), ("PN", 0.7))
+        for depth in (2, 1)
+        for scale in (10.0, 1.0)
+    ]
+    best = max(tried, key=lambda one: one.validation_accuracy)
+    plain, normed, star = draw_depths(tried, best).axes[0].lines
+    assert sorted(plain.get_xdata()) == [1, 2]
+    assert plain.get_ydata() == pytest.approx([60, 60])
+    assert normed.get_ydata() == pytest.approx([80, 80])
+    assert (star.get_xdata(), star.get_ydata()) == ([2], pytest.approx([80]))
+    assert plain.get_label() == "SGC"
+    assert normed.get_label() == "SGC-PN"
+
+
+def test_the_confusion_matrix_shows_counts_and_shortens_long_names() -> None:
+    axis = draw_confusion(SCORES, ["low", "very high indeed, and then some"]).axes[0]
+    assert [text.get_text() for text in axis.texts] == ["8", "2", "1", "9"]
+    np.testing.assert_allclose(axis.images[0].get_array(), [[0.8, 0.2], [0.1, 0.9]])
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["low", "very high indeed, and…"]
+
+
+def test_rivals_are_drawn_with_their_intervals() -> None:
+    axis = draw_rivals({"ours": SCORES, "theirs": Scores(np.array([[5, 5], [5, 5]]))}).axes[0]
+    interval, point = axis.lines[:2]
+    assert list(interval.get_xdata()) == pytest.approx([100 * end for end in SCORES.interval])
+    assert point.get_xdata() == pytest.approx([85])
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["ours", "theirs"]
+
+
+@pytest.fixture(scope="module")
+def findings(small: Graph) -> Findings:
+    graph = small.replace(class_names=("a|b", "c"), name="shop")
+    return Findings.of(NodeClassifier(depth=(1, 4)).fit(graph), graph)
+
+
+def test_every_table_is_a_table_and_every_figure_is_there(findings: Findings, tmp_path: Path) -> None:
+    write_report(findings, tmp_path, ["mind the gap."])
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert text.startswith("# Labels for shop\n\n**")
+    assert "- mind the gap." in text
+    for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1, block
+    figures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert sorted(figures) == ["comparison.png", "confusion.png", "depth.png", "smoothing.png"]
+    assert all((tmp_path / figure).stat().st_size > 5000 for figure in figures)
+
+
+def test_the_numbers_are_those_of_the_findings(findings: Findings, tmp_path: Path) -> None:
+    write_report(findings, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    scores = findings.classifier.held_out_
+    assert f"| all held-out nodes | 174 | {100 * scores.accuracy:.1f}% |" in text
+    assert f"| a\\|b | {scores.confusion[0].sum()} | {100 * scores.recall[0]:.1f}% |" in text
+    assert "| nodes | 300, 1,500 edges |" in text
+    assert "40 train, 86 validation, 174 test" in text
+
+
+def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
+    small: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "LARGEST_STATE", 1000)
+    monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
+    classifier = NodeClassifier("GCN", 2, scaling="rows", epochs=5, seeds=1).fit(small)
+    with pytest.warns(ClassifierWarning, match="logistic regression and what depth does .* are left out"):
+        found = Findings.of(classifier, small)
+    assert [each.name for each in found.baselines] == [
+        "most frequent class",
+        "label propagation",
+        "GCN, 2 layers",
+    ]
+    write_report(found, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "What depth does to the features" not in text
+    assert not (tmp_path / "smoothing.png").exists()
+
+
+def test_without_held_out_nodes_nothing_is_said_about_accuracy(small: Graph, tmp_path: Path) -> None:
+    chosen = torch.zeros_like(small.train)
+    chosen[[int((small.labels == label).nonzero()[0]) for label in (0, 1)]] = True
+    nobody = torch.zeros_like(chosen)
+    labels = torch.where(chosen, small.labels, -1)
+    graph = small.replace(labels=labels, train=nobody, validation=nobody, test=nobody)
+    with pytest.warns(ClassifierWarning):
+        classifier = NodeClassifier(depth=2, norm="PN").fit(graph)
+    write_report(Findings.of(classifier, graph), tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "There are no held-out nodes" in text
+    assert "Against simpler methods" not in text
+    assert not (tmp_path / "confusion.png").exists()
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_appears_as_a_whole(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "run"
+    with whole_folder(out) as folder:
+        (folder / "model.json").write_text("new")
+        assert not out.exists()
+    assert content(tmp_path) == {"deep/run/model.json": "new"}
+
+
+def earlier_run(folder: Path) -> dict[str, str]:
+    """Write what a run may have left, and return it."""
+    folder.mkdir(parents=True)
+    files = {"model.json": '{"format": 1, "pairnorm": "0.1"}', "report.md": "old", "confusion.png": "old"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return files
+
+
+def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    old = earlier_run(out) | {"march.csv": "theirs", "src/thesis.tex": "theirs"}
+    (out / "src").mkdir()
+    (out / "src" / "thesis.tex").write_text("theirs")
+    (out / "march.csv").write_text("theirs")
+    with whole_folder(out) as folder:
+        (folder / "model.json").write_text("new")
+        (folder / "report.md").write_text("new")
+        assert {name: (out / name).read_text() for name in old} == old
+    theirs = {"march.csv": "theirs", "src/thesis.tex": "theirs"}
+    assert content(out) == {"model.json": "new", "report.md": "new"} | theirs
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_may_be_reached_by_a_link_or_be_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    real, link = tmp_path / "real", tmp_path / "run"
+    link.symlink_to(real)
+    if there:
+        earlier_run(real)
+    with whole_folder(link) as folder:
+        (folder / "model.json").write_text('{"format": 1, "pairnorm": "0.1"}')
+    assert list(content(real)) == ["model.json"]
+    assert link.is_symlink()
+    monkeypatch.chdir(real)
+    with whole_folder(Path()) as folder:
+        (folder / "report.md").write_text("new")
+    assert content(real) == {"report.md": "new"}
+
+
+@pytest.mark.parametrize("error", [PairNormError("bad input"), KeyboardInterrupt()])
+@pytest.mark.parametrize("before", [True, False])
+def test_after_an_error_nothing_has_changed(tmp_path: Path, error: BaseException, before: bool) -> None:
+    out = tmp_path / "deep" / "run"
+    old = earlier_run(out) if before else {}
+    with pytest.raises(type(error)), whole_folder(out) as folder:  # noqa: PT012
+        (folder / "model.json").write_text("new")
+        raise error
+    assert content(tmp_path) == {f"deep/run/{name}": text for name, text in old.items()}
+    assert (tmp_path / "deep").exists() == before
+
+
+def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with (
+        pytest.raises(PairNormError, match=r"thesis.tex/run: cannot be written \(Not a directory\)"),
+        whole_folder(tmp_path / "thesis.tex" / "run"),
+    ):
+        pytest.fail("nothing can be written there")
+
+
+@pytest.mark.parametrize("model", [None, "old", "[]", '{"name": "bert", "format": 1}'])
+def test_other_peoples_folders_are_refused(tmp_path: Path, model: str | None) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    if model is not None:
+        (tmp_path / "model.json").write_text(model)
+    with pytest.raises(PairNormError, match="holds files that no run wrote"):
+        check_folder(tmp_path)
+    with pytest.raises(PairNormError, match="there is a file of that name"):
+        check_folder(tmp_path / "thesis.tex")
+    (tmp_path / "empty").mkdir()
+    check_folder(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_row_for_every_node(tmp_path: Path, suffix: str) -> None:
+    graph = Graph.from_edges(
+        [[0, 1], [1, 2]],
+        torch.ones(3, 1),
+        [0, -1, 1],
+        missing=torch.tensor([False, True, False]),
+        node_names=["007", "b", "c"],
+        class_names=("low", "high risk"),
+    )
+    chances = np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]], dtype=np.float32)
+    frame = predictions(graph, chances, np.array(graph.class_names))
+    path = tmp_path / f"table.{suffix}"
+    write_table(frame, path)
+    found = pandas.read_csv(path, dtype={"id": str}) if suffix == "csv" else pandas.read_parquet(path)
+    assert list(found) == ["id", "predicted", "p_low", "p_high risk", "features_missing", "labelled"]
+    assert found["id"].tolist() == ["007", "b", "c"]
+    assert found["predicted"].tolist() == ["low", "low", "high risk"]
+    assert found["p_high risk"].tolist() == [0.25, 0.5, 1.0]
+    assert found["features_missing"].tolist() == [False, True, False]
+    assert found["labelled"].tolist() == [True, False, True]

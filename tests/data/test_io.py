@@ -1,0 +1,623 @@
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import networkx
+import numpy as np
+import pandas
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch_geometric.data import Data
+
+from pairnorm.data import Graph, GraphWarning
+from pairnorm.errors import PairNormError
+
+
+def assert_same(first: Graph, second: Graph, *, names: bool = False) -> None:
+    for part in ("labels", "train", "validation", "test", "missing", "edge_index"):
+        assert torch.equal(getattr(first, part), getattr(second, part)), part
+    assert torch.equal(first.adjacency.values(), second.adjacency.values())
+    assert torch.equal(first.features.to_dense(), second.features.to_dense())
+    if names:
+        assert first.node_names.tolist() == second.node_names.tolist()
+        assert first.class_names == second.class_names
+
+
+@pytest.fixture
+def weighted(small: Graph) -> Graph:
+    source, target = small.edge_index
+    weights = 1 + torch.minimum(source, target).float() / 4
+    return Graph.from_edges(small.edge_index, weights=weights, **{k: getattr(small, k) for k in KEPT})
+
+
+KEPT = ("features", "labels", "train", "validation", "test", "class_names")
+
+
+HOLES = [[1, torch.nan], [2, 3], [torch.nan, torch.nan]]
+
+
+def as_networkx(features: list[list[float]]) -> Graph:
+    graph = networkx.path_graph(3)
+    networkx.set_node_attributes(graph, dict(enumerate(features)), "x")
+    return Graph.from_networkx(graph)
+
+
+WAYS_IN = {
+    "edges": lambda features: Graph.from_edges([[0, 1], [1, 2]], features),
+    "pyg": lambda features: Graph.from_pyg(
+        Data(x=torch.tensor(features), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    ),
+    "sparse pyg": lambda features: Graph.from_pyg(
+        Data(x=torch.tensor(features).to_sparse_csr(), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    ),
+    "scipy": lambda features: Graph.from_scipy(scipy.sparse.eye_array(3), np.array(features)),
+    "sparse scipy": lambda features: Graph.from_scipy(
+        scipy.sparse.eye_array(3), scipy.sparse.csr_array(np.array(features))
+    ),
+    "networkx": as_networkx,
+    "replace": lambda features: Graph.from_edges([[0, 1], [1, 2]]).replace(features=torch.tensor(features)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+class TestEveryWayIn:
+    def test_nan_is_missing(self, way: str) -> None:
+        graph = WAYS_IN[way](HOLES)
+        assert graph.features.to_dense().tolist() == [[1, 0], [2, 3], [0, 0]]
+        assert graph.missing.tolist() == [[False, True], [False, False], [True, True]]
+
+    def test_rows_of_nan_are_missing_vectors(self, way: str) -> None:
+        graph = WAYS_IN[way]([[1.0, 0.0], [torch.nan, torch.nan], [2.0, 3.0]])
+        assert graph.missing.tolist() == [False, True, False]
+
+    def test_infinity_is_an_error(self, way: str) -> None:
+        with pytest.raises(PairNormError, match="feature 1 of node 2 is infinite"):
+            WAYS_IN[way]([[1.0, 0.0], [torch.nan, torch.nan], [2.0, -torch.inf]])
+
+
+class TestPyG:
+    def test_round_trip(self, weighted: Graph) -> None:
+        missing = torch.tensor([False, True, False, False, False])
+        graph = weighted.replace(missing=missing)
+        assert_same(Graph.from_pyg(graph.to_pyg()), graph)
+
+    def test_round_trip_of_cora_keeps_features_sparse(self, cora: Graph) -> None:
+        graph = Graph.from_pyg(cora.to_pyg())
+        assert graph.features.layout == torch.sparse_csr
+        assert_same(graph, cora)
+
+    def test_pyg_finds_the_data_valid(self, cora: Graph) -> None:
+        data = cora.to_pyg()
+        assert data.validate()
+        assert data.is_undirected()
+        assert (data.num_nodes, data.num_edges, data.num_features) == (2708, 2 * 5278, 1433)
+
+    def test_labels_of_other_shapes(self) -> None:
+        edges = torch.tensor([[0, 1], [1, 2]])
+        column = Data(edge_index=edges, y=torch.tensor([[0], [1], [0]]), num_nodes=3)
+        assert Graph.from_pyg(column).labels.tolist() == [0, 1, 0]
+        floats = Data(edge_index=edges, y=torch.tensor([0.0, float("nan"), 1.0]), num_nodes=3)
+        assert Graph.from_pyg(floats).labels.tolist() == [0, -1, 1]
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (Data(x=torch.ones(3, 1)), "has no edge_index; it has 'x'"),
+            (
+                Data(edge_index=torch.tensor([[0], [1]]), train_mask=torch.ones(2, 10, dtype=torch.bool)),
+                r"train_mask has shape \(2, 10\): several splits",
+            ),
+            (Data(edge_index=torch.tensor([[0], [1]]), y=torch.ones(2, 3)), r"y has shape \(2, 3\)"),
+            (Data(edge_index=torch.tensor([[0], [1]]), y=torch.tensor([0.5, 1])), "y holds fractions"),
+        ],
+    )
+    def test_what_does_not_fit_is_named(self, data: Data, message: str) -> None:
+        with pytest.raises(PairNormError, match=message):
+            Graph.from_pyg(data)
+
+
+class TestSciPy:
+    @pytest.mark.parametrize("sparse", [True, False])
+    def test_round_trip(self, weighted: Graph, sparse: bool) -> None:
+        graph = weighted.replace(features=weighted.features.to_sparse_csr()) if sparse else weighted
+        adjacency, features = graph.to_scipy()
+        assert scipy.sparse.issparse(features) == sparse
+        parts = {part: getattr(graph, part) for part in KEPT if part != "features"}
+        assert_same(Graph.from_scipy(adjacency, features, **parts), graph, names=True)
+
+    def test_a_directed_matrix_with_loops_becomes_undirected(self) -> None:
+        graph = Graph.from_scipy(scipy.sparse.csr_array(np.array([[5.0, 2, 0], [1, 0, 0], [0, 3, 0]])))
+        assert graph.adjacency.to_dense().tolist() == [[0, 2, 0], [2, 0, 3], [0, 3, 0]]
+        assert "1 self-loop was dropped" in graph.notes
+
+    def test_the_callers_matrix_is_left_alone(self) -> None:
+        matrix = scipy.sparse.csr_array((np.ones(3), [1, 1, 0], [0, 2, 3]), shape=(2, 2))
+        Graph.from_scipy(matrix, matrix)
+        assert matrix.nnz == 3
+
+    def test_a_matrix_that_is_not_square_is_refused(self) -> None:
+        with pytest.raises(PairNormError, match=r"adjacency has shape \(2, 3\); expected a square matrix"):
+            Graph.from_scipy(scipy.sparse.csr_array((2, 3)))
+
+
+class TestNetworkX:
+    def test_round_trip(self, weighted: Graph) -> None:
+        graph = weighted.replace(
+            node_names=np.array(["a", "b", "c", "d", "e"]),
+            missing=torch.tensor([False, True, False, False, False]),
+        )
+        assert_same(Graph.from_networkx(graph.to_networkx()), graph, names=True)
+
+    def test_cora_has_the_same_neighbours(self, cora: Graph) -> None:
+        theirs = cora.to_networkx()
+        assert theirs.number_of_edges() == 5278
+        degrees = dict(theirs.degree)
+        ours = cora.adjacency.crow_indices().diff().tolist()
+        assert [degrees[name] for name in cora.node_names.tolist()] == ours
+
+    def test_attributes_become_features(self) -> None:
+        graph = networkx.Graph()
+        graph.add_node("a", age=3, city="Rome", label="x")
+        graph.add_node("b", age=4, city="Oslo", label="y")
+        graph.add_node("c", city="Rome")
+        graph.add_edge("a", "b", weight=2.5)
+        graph.add_edge("b", "c")
+        found = Graph.from_networkx(graph)
+        assert found.feature_names == ("age", "city=Oslo", "city=Rome")
+        assert found.features.tolist() == [[3, 0, 1], [4, 1, 0], [0, 0, 1]]
+        assert found.missing.tolist() == [[False] * 3, [False] * 3, [True, False, False]]
+        assert found.labels.tolist() == [0, 1, -1]
+        assert found.adjacency.to_dense()[0, 1] == 2.5
+        assert found.notes == ()
+
+    def test_an_edge_without_the_weight_that_is_named_is_an_error(self) -> None:
+        graph = networkx.Graph()
+        graph.add_edge("a", "b", amount=2.5)
+        graph.add_edge("b", "c")
+        with pytest.raises(PairNormError, match="row 2: the weight in column 'amount' is None"):
+            Graph.from_networkx(graph, weight="amount")
+
+    def test_a_label_can_be_left_out(self) -> None:
+        graph = networkx.Graph()
+        graph.add_node("a", label="Ann", split="north", age=3)
+        graph.add_node("b", label="Bob", split="south", age=4)
+        found = Graph.from_networkx(graph, ignore=["label", "split"])
+        assert not found.labelled.any()
+        assert found.feature_names == ("age",)
+
+    def test_vectors_can_be_left_out(self) -> None:
+        graph = networkx.Graph()
+        graph.add_node("a", x=[1.0, 2.0], age=3)
+        graph.add_node("b", x=[1.0, 2.0], age=4)
+        assert Graph.from_networkx(graph).num_features == 2
+        assert Graph.from_networkx(graph, ignore=["x"]).feature_names == ("age",)
+
+    @pytest.mark.parametrize("other", [[1.0], 1.0, "text"])
+    @pytest.mark.parametrize("first", [True, False])
+    def test_vectors_that_differ_are_named(self, other: object, first: bool) -> None:
+        vectors = [np.array([1.0, 2.0]), other]
+        graph = networkx.Graph()
+        for node, vector in enumerate(vectors[::-1] if first else vectors):
+            graph.add_node(node, x=vector)
+        with pytest.raises(PairNormError, match=r"attribute 'x' is not \d numbers on every node"):
+            Graph.from_networkx(graph)
+
+
+def pieces(prefix: str, matrix: scipy.sparse.csr_array) -> dict[str, np.ndarray]:
+    return {
+        f"{prefix}_data": matrix.data,
+        f"{prefix}_indices": matrix.indices,
+        f"{prefix}_indptr": matrix.indptr,
+        f"{prefix}_shape": np.array(matrix.shape),
+    }
+
+
+def test_npz(tmp_path: Path, cora: Graph) -> None:
+    adjacency, features = cora.to_scipy()
+    path = tmp_path / "cora.npz"
+    np.savez(path, **pieces("adj", adjacency), **pieces("attr", features), labels=cora.labels.numpy())
+    graph = Graph.from_files(path)
+    assert graph.name == "cora"
+    assert torch.equal(graph.edge_index, cora.edge_index)
+    assert torch.equal(graph.features.to_dense(), cora.features.to_dense())
+    assert torch.equal(graph.labels, cora.labels)
+
+
+def test_npz_as_scipy_saves_a_matrix(tmp_path: Path, cora: Graph) -> None:
+    scipy.sparse.save_npz(tmp_path / "cora.npz", cora.to_scipy()[0])
+    assert torch.equal(Graph.from_files(tmp_path / "cora.npz").edge_index, cora.edge_index)
+
+
+def dense(graph: Graph) -> Data:
+    return graph.replace(features=graph.features.to_dense()).to_pyg()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "pt-dict"])
+def test_pyg_data(tmp_path: Path, cora: Graph, kind: str) -> None:
+    path, data = tmp_path / f"cora.{kind.removesuffix('-dict')}", dense(cora)
+    if kind == "safetensors":
+        tensors = {key: value.contiguous() for key, value in data.to_dict().items() if torch.is_tensor(value)}
+        save_file(tensors, path)
+    else:
+        torch.save(data if kind == "pt" else data.to_dict(), path)
+    graph = Graph.from_files(path)
+    for part in ("edge_index", "labels", "train", "validation", "test"):
+        assert torch.equal(getattr(graph, part), getattr(cora, part))
+    assert torch.equal(graph.features, cora.features.to_dense())
+
+
+def test_a_broken_value_is_named_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "graph.pt"
+    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    torch.save(Data(x=torch.tensor([[1.0, 2], [2, torch.inf], [3, 3]]), edge_index=edges), path)
+    with pytest.raises(PairNormError, match=r"graph\.pt: feature 1 of node 1 is infinite"):
+        Graph.from_files(path)
+
+
+def test_graphml(tmp_path: Path) -> None:
+    graph = networkx.path_graph(["a", "b", "c", "d"])
+    networkx.set_node_attributes(graph, {"a": 1.5, "b": 2.0, "d": 4.0}, "size")
+    networkx.set_node_attributes(graph, {"a": "red", "b": "blue", "c": "red"}, "colour")
+    networkx.write_graphml(graph, tmp_path / "path.graphml")
+    found = Graph.from_files(tmp_path / "path.graphml", label="colour")
+    assert found.node_names.tolist() == ["a", "b", "c", "d"]
+    assert found.features.tolist() == [[1.5], [2.0], [0.0], [4.0]]
+    assert found.missing.tolist() == [False, False, True, False]
+    assert found.class_names == ("blue", "red")
+    assert found.num_edges == 3
+
+
+def test_graphml_takes_weights_from_the_attribute_that_is_named(tmp_path: Path) -> None:
+    graph = networkx.Graph()
+    graph.add_nodes_from("abc", age=1)
+    graph.add_edge("a", "b", amount=2.5, weight=9.0)
+    graph.add_edge("b", "c", amount=0.5, weight=9.0)
+    path = tmp_path / "graph.graphml"
+    networkx.write_graphml(graph, path)
+    found = Graph.from_files(path, weight="amount")
+    assert found.adjacency.to_dense().tolist() == [[0, 2.5, 0], [2.5, 0, 0.5], [0, 0.5, 0]]
+    with pytest.raises(PairNormError, match=r"no column 'amout' \(weight\).*Did you mean 'amount'"):
+        Graph.from_files(path, weight="amout")
+
+
+def test_graphml_from_a_tool_that_lays_out_graphs(tmp_path: Path) -> None:
+    graph = networkx.path_graph(["a", "b"])
+    networkx.set_node_attributes(graph, {"a": 1.5, "b": -2.0}, "x")
+    networkx.set_node_attributes(graph, {"a": 3.0, "b": 4.0}, "y")
+    path = tmp_path / "graph.graphml"
+    networkx.write_graphml(graph, path)
+    found = Graph.from_files(path)
+    assert found.feature_names == ("x", "y")
+    assert found.features.tolist() == [[1.5, 3.0], [-2.0, 4.0]]
+    assert Graph.from_files(path, ignore=["x"]).feature_names == ("y",)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"y": torch.zeros(3, dtype=torch.int64)}, "the labels hold one class only"),
+        (
+            {"y": torch.tensor([0, 1, 1]), "train_mask": torch.tensor([False, True, False])},
+            "class '0' has no training node",
+        ),
+        (
+            {
+                "y": torch.tensor([0, 1, 1]),
+                "train_mask": torch.tensor([True, True, False]),
+                "val_mask": torch.tensor([False, True, False]),
+            },
+            "overlap: 1 nodes of validation",
+        ),
+    ],
+)
+def test_labels_and_masks_that_do_not_fit_are_named(
+    tmp_path: Path, parts: dict[str, torch.Tensor], message: str
+) -> None:
+    data = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), **parts)
+    torch.save(data, tmp_path / "graph.pt")
+    with pytest.raises(PairNormError, match=rf"graph\.pt: .*{message}"):
+        Graph.from_files(tmp_path / "graph.pt")
+
+
+class Harm:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("raise SystemExit('unpickled')",))
+
+
+@pytest.mark.parametrize("name", ["graph.pt", "graph.npz"])
+def test_nothing_is_unpickled(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith("npz"):
+        np.savez(path, adj_data=np.array([Harm()], dtype=object))
+    else:
+        path.write_bytes(pickle.dumps(Harm()))
+    with pytest.raises(PairNormError, match=name):
+        Graph.from_files(path)
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "pt", "graphml", "parquet"])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(contents=st.binary(max_size=200))
+def test_broken_files_are_named(tmp_path: Path, kind: str, contents: bytes) -> None:
+    path = tmp_path / f"broken.{kind}"
+    path.write_bytes(contents)
+    with pytest.raises(PairNormError, match=r"broken\."):
+        Graph.from_files(path, path if kind == "parquet" else None)
+
+
+def test_indices_out_of_range_are_an_error(tmp_path: Path) -> None:
+    matrix = scipy.sparse.csr_array(np.eye(3))
+    broken = pieces("adj", matrix) | {"adj_indices": np.array([0, 1, 99])}
+    np.savez(tmp_path / "broken.npz", **broken)
+    with pytest.raises(PairNormError, match=r"broken\.npz"):
+        Graph.from_files(tmp_path / "broken.npz")
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "pt", "graphml"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {name: "y"}
+        for name in (
+            "id",
+            "source",
+            "target",
+            "delimiter",
+            "weight",
+            "label",
+            "split",
+            "categorical",
+            "ignore",
+        )
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_an_option_that_does_not_apply_is_refused(tmp_path: Path, kind: str, option: dict[str, str]) -> None:
+    (name,) = option
+    path = tmp_path / f"graph.{kind}"
+    networkx.write_graphml(networkx.path_graph(3), path)  # what it holds does not matter to the others
+    message = rf"graph\.{kind}: {name}='y' does not apply to \.{kind} files"
+    if kind == "graphml" and name in ("weight", "label", "split", "categorical", "ignore"):
+        message = rf"graph\.{kind}: .* there is no column 'y' \({name}\)"
+    with pytest.raises(PairNormError, match=message):
+        Graph.from_files(path, **option)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "graph.npz", other=np.ones(3))
+    with pytest.raises(PairNormError, match=r"graph\.npz: there is no 'adj_data'.* it holds other"):
+        Graph.from_files(tmp_path / "graph.npz")
+    (tmp_path / "graph.doc").touch()
+    with pytest.raises(PairNormError, match=r"files of type '\.doc' are not known; expected one of \.csv"):
+        Graph.from_files(tmp_path / "graph.doc")
+    with pytest.raises(PairNormError, match="there is no such file"):
+        Graph.from_files(tmp_path / "none.npz")
+
+
+Write = Callable[[str, str], Path]
+NODES = """customer,risk,age,city,part
+ann,low,31,Rome,train
+bob,high,,Oslo,train
+cy,low,25,Rome,val
+di,,,,
+ed,high,44,Oslo,test
+"""
+EDGES = "from,to,amount\nann,bob,2\nbob,ann,2\nbob,cy,1\ncy,cy,1\ncy,di,1\nbob,cy,3\n"
+
+
+def test_tables_become_a_graph(write: Write) -> None:
+    nodes, edges = write("nodes.csv", NODES), write("edges.csv", EDGES)
+    with pytest.warns(GraphWarning) as warned:
+        graph = Graph.from_files(nodes, edges, label="risk", split="part", weight="amount")
+    (warning,) = (warning for warning in warned if warning.category is GraphWarning)
+    assert warning.filename == __file__
+    assert graph.node_names.tolist() == ["ann", "bob", "cy", "di", "ed"]
+    assert graph.class_names == ("high", "low")
+    assert graph.labels.tolist() == [1, 0, 1, -1, 0]
+    assert [mask.nonzero().flatten().tolist() for mask in graph.split] == [[0, 1], [2], [4]]
+    assert graph.feature_names == ("age", "city=Oslo", "city=Rome")
+    assert graph.features.tolist() == [[31, 0, 1], [0, 1, 0], [25, 0, 1], [0, 0, 0], [44, 1, 0]]
+    assert graph.missing[:, 0].tolist() == [False, True, False, True, False]
+    assert graph.missing_vectors.tolist() == [False, False, False, True, False]
+    assert graph.adjacency.to_dense()[1].tolist() == [2, 0, 3, 0, 0]
+    assert graph.name == "nodes"
+    assert graph.notes == (
+        "1 self-loop was dropped",
+        "1 repeated edge was merged",
+        "2 edges were listed in one direction only and are taken as undirected",
+        "1 node has no edge",
+    )
+    assert all(note in str(warning.message) for note in graph.notes)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.io.GraphWarning")
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "txt"])
+def test_kinds_of_tables_say_the_same(tmp_path: Path, write: Write, kind: str) -> None:
+    for name, text in (("nodes", NODES), ("edges", EDGES)):
+        frame = pandas.read_csv(write(f"{name}.csv", text))
+        if kind == "parquet":
+            frame.to_parquet(tmp_path / f"{name}.parquet")
+        elif kind != "csv":
+            frame.to_csv(tmp_path / f"{name}.{kind}", sep="\t" if kind == "tsv" else "|", index=False)
+    options = {"delimiter": "|"} if kind == "txt" else {}
+    paths = (tmp_path / f"nodes.{kind}", tmp_path / f"edges.{kind}")
+    graph = Graph.from_files(*paths, label="risk", split="part", **options)
+    assert graph.features.tolist()[0] == [31, 0, 1]
+    assert graph.labels.tolist() == [1, 0, 1, -1, 0]
+    assert graph.num_edges == 3
+    assert graph.missing_vectors.tolist() == [False, False, False, True, False]
+
+
+def test_a_graph_written_as_tables_comes_back(tmp_path: Path, cora: Graph) -> None:
+    frame = pandas.DataFrame(cora.features.to_dense().numpy()).add_prefix("word")
+    frame.insert(0, "paper", [f"p{name}" for name in cora.node_names])
+    frame.insert(1, "subject", [cora.class_names[label] for label in cora.labels])
+    blank = cora.missing.numpy() | (torch.arange(2708) >= 140).numpy()
+    frame.loc[blank, frame.columns[2:]] = None
+    frame.to_csv(tmp_path / "nodes.csv", index=False)
+    source, target = cora.node_names[cora.edge_index.numpy()]
+    ends = pandas.DataFrame({"citing": source, "cited": target}).map("p{}".format)
+    ends.to_csv(tmp_path / "edges.csv", index=False)
+
+    graph = Graph.from_files(tmp_path / "nodes.csv", tmp_path / "edges.csv", label="subject")
+    assert graph.notes == ()
+    assert torch.equal(graph.edge_index, cora.edge_index)
+    assert graph.features.layout == torch.sparse_csr
+    assert torch.equal(graph.features.to_dense()[:140], cora.features.to_dense()[:140])
+    assert torch.equal(graph.missing, torch.arange(2708) >= 140)
+    assert graph.class_names == tuple(sorted(cora.class_names))
+    assert [graph.class_names[label] for label in graph.labels] == [
+        cora.class_names[label] for label in cora.labels
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "options", "message"),
+    [
+        (
+            NODES,
+            "from,to\nann,zed\n",
+            {},
+            r"edges\.csv, line 2: 'zed' in column 'to' is not the id of a node",
+        ),
+        (NODES + "ann,low,1,Rome,\n", EDGES, {}, r"nodes\.csv, line 7: id 'ann' was used before, in line 2"),
+        (NODES.replace("25", "old"), EDGES, {}, r"nodes\.csv, line 4: 'old' in column 'age' is not a number"),
+        (NODES.replace("25", "inf"), EDGES, {}, r"nodes\.csv, line 4: inf in column 'age' is not finite"),
+        (NODES.replace("high", "low"), EDGES, {}, r"nodes\.csv: column 'risk' holds one class only, 'low'"),
+        (NODES.replace("high", "").replace("low", ""), EDGES, {}, r"nodes\.csv: no node has a label"),
+        (NODES.replace("Oslo,train", "Oslo,"), EDGES, {"split": "part"}, "class 'high' has no training node"),
+        (NODES, EDGES, {"label": "risc"}, r"no column 'risc' \(label\).*Did you mean 'risk'"),
+        (NODES, EDGES, {"id": "costumer"}, r"no column 'costumer' \(id\).*Did you mean 'customer'"),
+        (NODES, EDGES, {"source": "form"}, r"no column 'form' \(source\).*Did you mean 'from'"),
+        (NODES, EDGES, {"weight": "amout"}, r"no column 'amout' \(weight\).*Did you mean 'amount'"),
+        (NODES, EDGES, {"ignore": ["ag"]}, r"no column 'ag' \(ignore\).*Did you mean 'age'"),
+        (NODES, EDGES, {"source": "from", "target": "from"}, "column 'from' is both source and target"),
+        (NODES, EDGES, {"label": None, "split": "part"}, "split is 'part' but label is not given"),
+        ("", EDGES, {}, r"nodes\.csv: the file is empty"),
+        (NODES, "", {}, r"edges\.csv: the file is empty"),
+        ("customer,risk\n", EDGES, {}, r"nodes\.csv: there are no rows under the header"),
+        (NODES.replace(",", ";"), EDGES, {}, r"nodes\.csv: line 1 is one column .* separated by ';'"),
+        (NODES, "from to\nann bob\n", {}, r"edges\.csv: it has one column only, 'from to'"),
+    ],
+)
+def test_bad_input_is_named(
+    write: Write, nodes: str, edges: str, options: dict[str, object], message: str
+) -> None:
+    paths = write("nodes.csv", nodes), write("edges.csv", edges)
+    with pytest.raises(PairNormError, match=message):
+        Graph.from_files(*paths, **({"label": "risk"} | options))
+
+
+def test_files_that_do_not_fit_are_named(write: Write, tmp_path: Path) -> None:
+    nodes = write("nodes.csv", NODES)
+    with pytest.raises(PairNormError, match=r"nodez\.csv: there is no such file"):
+        Graph.from_files(tmp_path / "nodez.csv", nodes)
+    with pytest.raises(PairNormError, match=r"nodes\.csv: a table of nodes needs a table of edges"):
+        Graph.from_files(nodes)
+    with pytest.raises(PairNormError, match=r"nodes\.xlsx: '\.xlsx' is no table, but edges are given"):
+        Graph.from_files(write("nodes.xlsx", NODES), nodes)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_na_is_a_country_and_no_number(write: Write, tmp_path: Path, kind: str) -> None:
+    nodes = write(
+        "nodes.csv", "id,country,age,member\na,NA,31,TRUE\nb,DE,NA,FALSE\nc,,?,NA\nd,None,40,TRUE\n"
+    )
+    edges = write("edges.csv", "source,target\na,b\nb,a\nc,d\nd,c\n")
+    if kind == "parquet":
+        frame = pandas.read_csv(nodes, dtype=str, keep_default_na=False)
+        nodes = tmp_path / "nodes.parquet"
+        frame.to_parquet(nodes)
+    with pytest.warns(GraphWarning, match="'NA' in column 'country' is read as a category; .*'None' in"):
+        graph = Graph.from_files(nodes, edges)
+    assert graph.feature_names == ("country=DE", "country=NA", "country=None", "age", "member")
+    assert graph.features.tolist() == [
+        [0, 1, 0, 31, 1],
+        [1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0],
+        [0, 0, 1, 40, 1],
+    ]
+    assert graph.missing.tolist() == [
+        [False] * 5,
+        [False, False, False, True, False],
+        [True] * 5,
+        [False] * 5,
+    ]
+
+
+def test_without_a_label_column_every_class_is_unknown(write: Write) -> None:
+    edges = write("edges.csv", "source,target\n1,2\n2,1\n")
+    graph = Graph.from_files(write("nodes.csv", "id,x\n1,0.5\n2,1\n"), edges)
+    assert not graph.labelled.any()
+    assert graph.num_classes == 0
+    assert graph.node_names.tolist() == [1, 2]
+
+
+Text = st.text(alphabet=st.sampled_from("ab1,;\"'\n\t.-é \0∞einfxNA"), max_size=60)
+Cells = st.one_of(st.sampled_from(["", "a", "b", "c", "1", "2.5", "inf", "nan", "train", "x y"]), Text)
+
+
+def table(header: list[str]) -> st.SearchStrategy[str]:
+    row = st.lists(Cells, min_size=1, max_size=len(header) + 1).map(",".join)
+    return st.lists(row, max_size=6).map(lambda rows: "\n".join([",".join(header), *rows]))
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.io.GraphWarning")
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.one_of(table(["id", "y", "x", "s"]), Text),
+    st.one_of(table(["source", "target", "w"]), Text),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "label": st.sampled_from(["y", "Y", ""]),
+            "split": st.just("s"),
+            "weight": st.just("w"),
+            "categorical": st.just(["x"]),
+            "delimiter": st.sampled_from([",", ";", "\t"]),
+        },
+    ),
+)
+def test_nothing_but_our_own_error_escapes(
+    tmp_path: Path, nodes: str, edges: str, options: dict[str, object]
+) -> None:
+    paths = tmp_path / "nodes.csv", tmp_path / "edges.csv"
+    for path, text in zip(paths, (nodes, edges), strict=True):
+        path.write_text(text, encoding="utf-8", newline="")
+    try:
+        graph = Graph.from_files(*paths, **options)  # type: ignore[arg-type]
+    except PairNormError:
+        return
+    assert torch.isfinite(graph.features.to_dense()).all()
+    assert len(set(graph.node_names.tolist())) == graph.num_nodes > 0
+
+
+Name = st.text(alphabet="abcé01 _-", min_size=1, max_size=5).map(str.strip).filter(bool)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.io.GraphWarning")
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_good_tables_are_read_as_they_were_written(tmp_path: Path, data: st.DataObject) -> None:
+    names = data.draw(st.lists(Name, min_size=2, max_size=9, unique=True))
+    values = data.draw(st.lists(st.integers(-99, 99), min_size=len(names), max_size=len(names)))
+    pairs = data.draw(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(names)), max_size=20))
+    pandas.DataFrame({"id": names, "x": values}).to_csv(tmp_path / "n.csv", index=False)
+    pandas.DataFrame(pairs, columns=["a", "b"]).to_csv(tmp_path / "e.csv", index=False)
+    graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", source="a", target="b")
+    assert [str(name) for name in graph.node_names.tolist()] == names
+    assert graph.features.to_dense().flatten().tolist() == values
+    found = {frozenset(str(graph.node_names[end]) for end in edge) for edge in graph.edge_index.T.tolist()}
+    assert found == {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
+
+
+def test_words_that_others_write_for_an_empty_cell_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("id,age,job,risk\na,1,cook,low\nb,NA,NA,NA\nc,3,cook,high\n")
+    (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
+    with pytest.warns(GraphWarning, match="'NA' is read as a class.*'NA' in column 'job' is read as a cat"):
+        graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", label="risk")
+    assert graph.class_names == ("NA", "high", "low")

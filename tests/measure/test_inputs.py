@@ -1,0 +1,164 @@
+import itertools
+
+import pytest
+import torch
+
+from pairnorm.errors import PairNormError
+from pairnorm.measure import col_diff, effective_rank, mean_average_distance, row_diff, tpsd
+from pairnorm.measure.inputs import (
+    BLOCK_BYTES,
+    block_length,
+    centred,
+    edges,
+    is_edge_index,
+    is_sparse_adjacency,
+)
+from pairnorm.nn import SparseMatrix
+
+MEASURES = [row_diff, col_diff, tpsd, mean_average_distance, effective_rank]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("middle", [(), (3,), (2, 3), (0,)])
+def test_trial_axes_equal_a_loop(measure, middle):
+    x = torch.randn(17, *middle, 5)
+    values = measure(x)
+    assert values.shape == middle
+    for index in itertools.product(*map(range, middle)):
+        torch.testing.assert_close(values[index], measure(x[:, *index]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_narrow_types_are_summed_wide(measure, dtype):
+    x = (torch.randn(50, 2, 8) * 1e4).to(dtype)  # squares overflow float16
+    value = measure(x)
+    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(value.double(), measure(x.double()), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (0, 2, 4), (4, 2, 0)])
+def test_nothing_to_measure_is_zero(measure, shape):
+    assert torch.equal(measure(torch.randn(shape)), torch.zeros(shape[1:-1]))
+
+
+@pytest.mark.parametrize("measure", [row_diff, tpsd, mean_average_distance])
+@pytest.mark.parametrize("n", [1, 7])
+def test_equal_rows_are_exactly_zero(measure, n):
+    assert measure(torch.full((n, 3), 0.1) * torch.tensor([1.0, -3.0, 1e6])) == 0
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e18, 1e30])
+def test_extreme_scales_stay_finite(measure, scale):
+    x = torch.randn(20, 4) * scale
+    exact = measure(x.double()).float()
+    torch.testing.assert_close(measure(x), exact, rtol=1e-6, atol=0)
+    assert measure is tpsd or (exact.isfinite() and exact > 0)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_nan_shows(measure):
+    x = torch.randn(6, 2, 4)
+    x[3, 1, 2] = torch.nan
+    value = measure(x)
+    assert value[0].isfinite()
+    assert value[1].isnan()
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_no_graph_is_kept(measure):
+    assert not measure(torch.randn(5, 3, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.ones(3, 2, dtype=torch.int64), "torch.int64; expected a floating-point"),
+        (torch.ones(3), r"shape \[3\]; expected \[nodes, features\]"),
+        (torch.eye(3).to_sparse_csr(), "layout torch.sparse_csr; expected a dense tensor: give x.to_dense"),
+        ([[1.0]], "x is a list; expected a tensor"),
+    ],
+)
+def test_unusable_states_are_named(measure, x, message):
+    with pytest.raises(PairNormError, match=message):
+        measure(x)
+
+
+def test_centred_rows_sum_to_zero_under_a_large_offset():
+    x = 1e8 + torch.randn(1000, 3, dtype=torch.float64)
+    rows = centred(x)
+    assert rows.sum(0).abs().max() < 1e-11
+    torch.testing.assert_close(rows[0] - rows[1], x[0] - x[1], rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("values", "device", "length"),
+    [
+        (1, "cpu", BLOCK_BYTES // 8),
+        (0, "cpu", BLOCK_BYTES // 8),
+        (1000, "cuda", BLOCK_BYTES // 1000),
+        (2**40, "cpu", 1),
+    ],
+)
+def test_a_block_fits_its_budget(values, device, length):
+    assert block_length(values, torch.device(device)) == length
+
+
+DENSE = torch.tensor([[5.0, 2.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [torch.clone, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_coo, SparseMatrix.from_torch],
+)
+def test_every_layout_gives_the_same_edges_without_self_loops(convert):
+    index, weight = edges(convert(DENSE))
+    assert torch.equal(index, torch.tensor([[0, 1, 2], [1, 2, 0]]))
+    assert torch.equal(weight, torch.tensor([2.0, 3.0, 1.0]))
+
+
+def test_stored_zeros_are_no_edges():
+    matrix = torch.sparse_coo_tensor([[0, 1], [1, 0]], [0.0, 1.0], (2, 2), check_invariants=True)
+    index, weight = edges(matrix)
+    assert index.tolist() == [[1], [0]]
+    assert weight.tolist() == [1.0]
+
+
+def test_an_edge_index_weighs_one_per_edge():
+    index, weight = edges(torch.tensor([[0, 1, 1, 0], [1, 1, 2, 1]], dtype=torch.int32))
+    assert index.tolist() == [[0, 1, 0], [1, 2, 1]]
+    assert weight.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(3, 4), r"adjacency is \[3, 4\] of torch.float32; expected"),
+        (torch.ones(3, 3, dtype=torch.int64), r"adjacency is \[3, 3\] of torch.int64; expected"),
+        (torch.tensor([[0, -1], [1, 0]]), "holds the node -1"),
+        ("cora", "adjacency is cora; expected a floating-point matrix"),
+    ],
+)
+def test_unusable_graphs_are_named(value, message):
+    with pytest.raises(PairNormError, match=message):
+        edges(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "index", "sparse"),
+    [
+        (torch.zeros(2, 5, dtype=torch.int64), True, False),
+        (torch.zeros(2, 2), False, False),
+        (torch.eye(2).to_sparse_csr(), False, True),
+        (torch.ones(2, 3).to_sparse_csr(), False, False),
+        (SparseMatrix.from_torch(torch.eye(2)), False, True),
+        (SparseMatrix.from_torch(torch.ones(2, 3)), False, False),
+        (None, False, False),
+    ],
+)
+def test_graphs_are_told_from_features(value, index, sparse):
+    assert is_edge_index(value) is index
+    assert is_sparse_adjacency(value) is sparse

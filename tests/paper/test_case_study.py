@@ -1,0 +1,165 @@
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from synthetic import layers
+
+from pairnorm.data import Graph, csbm, features_after
+from pairnorm.errors import PairNormError
+from pairnorm.paper.case_study import (
+    BINS,
+    Layers,
+    distributions,
+    file_beside,
+    lacking,
+    mean_distances,
+    measure_layers,
+    read_layers,
+    studied,
+    write_layers,
+    write_tensorboard,
+)
+from pairnorm.paper.experiments import CASE_STUDY
+from pairnorm.train import Spec, train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return csbm(120, classes=3, degree=4, features=20, words=4, seed=1).with_split("per-class-5", 0)
+
+
+def states(graph: Graph, depth: int, normalise: bool) -> list[torch.Tensor]:
+    """Return the states of SGC in float64, by dense matrices."""
+    adjacency = graph.adjacency.to_dense().double() + torch.eye(graph.num_nodes, dtype=torch.float64)
+    adjacency /= adjacency.sum(1, keepdim=True)
+    values = features_after(graph).values
+    h = (values.to_dense() if values.layout != torch.strided else values).double()
+
+    def norm(h: torch.Tensor) -> torch.Tensor:
+        h = h - h.mean(0)
+        return h / h.square().sum(1).mean().sqrt() if normalise else h
+
+    found = []
+    h = norm(h) if normalise else h
+    for _ in range(depth):
+        h = adjacency @ h
+        h = norm(h) if normalise else h
+        found.append(h)
+    return found
+
+
+@pytest.mark.parametrize("norm", ["none", "PN"])
+def test_sgc_against_dense_matrices(graph: Graph, norm: str) -> None:
+    found = measure_layers(graph, Spec("csbm", "SGC", 3, norm=norm), 0, CPU)
+    assert found.test_accuracy is None
+    source, target = graph.adjacency.to_dense().triu(1).nonzero().T
+    for layer, h in enumerate(states(graph, 3, norm == "PN")):
+        distance = (h[source] - h[target]).norm(dim=1)
+        assert found.apd["connected"][layer] == pytest.approx(float(distance.mean()), rel=1e-4)
+        assert found.apsd["connected"][layer] == pytest.approx(float(distance.square().mean()), rel=1e-4)
+        everything = torch.cdist(h, h)
+        assert found.apsd["random"][layer] == pytest.approx(float(everything.square().mean()), rel=1e-4)
+        assert found.apd["random"][layer] == pytest.approx(float(everything.mean()), rel=0.05)
+        assert sum(found.histograms["connected"][layer]) == len(source)
+        edges = found.edges["connected"]
+        inside = [int(((distance >= low) & (distance < high)).sum())
+                  for low, high in pairwise(edges[:-1])]  # fmt: skip
+        off = [abs(one - two) for one, two in zip(inside, found.histograms["connected"][layer], strict=False)]
+        assert sum(off) <= 4  # a distance may lie within rounding of an edge
+
+
+def test_gcn_is_the_one_that_train_trains(graph: Graph) -> None:
+    spec = Spec("csbm", "GCN", 3, norm="PN-SI", hidden=8, epochs=15)
+    ticks: list[int] = []
+    found = measure_layers(graph, spec, 4, CPU, ticks.append)
+    [trial] = train(graph, spec, [4], "cpu")
+    assert found.test_accuracy == pytest.approx(trial.test_accuracy, abs=1e-6)
+    assert sum(ticks) == 15
+    assert len(found.apd["random"]) == len(found.histograms["random"]) == 2  # the logits do not count
+    # PN-SI puts every hidden state on the unit sphere.
+    assert all(apsd <= 2.0001 for apsd in found.apsd["random"])
+
+
+LAYERS = Layers(0.5, {"random": [1.0]}, {"random": [2.0]}, {"random": [0.0, 1.0]}, {"random": [[3] * BINS]})
+
+
+def test_the_file_keeps_everything(tmp_path: Path) -> None:
+    path = file_beside(tmp_path / "results.sqlite")
+    assert path.name == "results.case-study.json"
+    assert file_beside(tmp_path / "results.csv.gz") == path
+    first, second = Spec("cora", "SGC", 2), Spec("cora", "GCN", 2)
+    assert read_layers(path) == {}
+    assert lacking([first, second], path) == [first, second]
+    write_layers(path, {first: LAYERS})
+    write_layers(path, {**read_layers(path), second: LAYERS})
+    assert read_layers(path) == {first: LAYERS, second: LAYERS}
+    assert lacking([first, second], path) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"cora SGC depth=2": {"other": 1}}', '{"cora SGC depth=2": 3}']
+)
+def test_a_file_that_is_no_case_study(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.case-study.json"
+    path.write_text(text)
+    with pytest.raises(PairNormError, match="no case study"):
+        read_layers(path)
+
+
+SPECS = [spec for place in CASE_STUDY.places() for spec in CASE_STUDY.candidates(place)]
+
+
+@pytest.fixture
+def found() -> dict[str, Layers]:
+    return studied({spec: layers(spec) for spec in SPECS}, CASE_STUDY, "GCN")
+
+
+def test_the_papers_setting() -> None:
+    gcn = [spec for spec in SPECS if spec.model == "GCN"]
+    assert [spec.norm for spec in gcn] == ["none", "PN", "PN-SI"]
+    assert {(spec.depth, spec.hidden, spec.dropout, spec.epochs) for spec in gcn} == {(12, 128, 0.6, 1000)}
+    assert {spec.split for spec in SPECS} == {"random"}
+
+
+def test_means_by_layer(found: dict[str, Layers]) -> None:
+    figure = mean_distances(found, "GCN")
+    assert figure is not None
+    assert len(figure.axes) == 6
+    assert [axis.get_title() for axis in figure.axes[:3]] == [
+        "without PairNorm (accuracy 0.300)", "PairNorm (accuracy 0.750)", "PairNorm-SI (accuracy 0.750)"
+    ]  # fmt: skip
+    random = next(line for line in figure.axes[3].lines if line.get_label() == "random")
+    np.testing.assert_array_equal(random.get_xdata(), range(1, 12))
+    np.testing.assert_array_equal(random.get_ydata(), found["none"].apd["random"])
+
+
+def test_distributions_show_some_layers_the_first_on_top(found: dict[str, Layers]) -> None:
+    figure = distributions(found, "GCN")
+    assert figure is not None
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["11", "9", "7", "5", "3", "1"]
+
+
+def test_a_part_of_the_study_is_drawn_and_nothing_is_none() -> None:
+    spec = next(spec for spec in SPECS if spec.norm == "PN")
+    some = studied({spec: layers(spec), Spec("cora", "SGC", 2): layers(spec)}, CASE_STUDY, "SGC")
+    assert list(some) == ["PN"]
+    assert mean_distances(some, "SGC") is not None
+    assert mean_distances({}, "SGC") is None
+    assert distributions({}, "SGC") is None
+
+
+def test_tensorboard_reads_it(found: dict[str, Layers], tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_tensorboard(found, "GCN", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["GCN-PN", "GCN-PN-SI", "GCN-none"]
+    events = EventAccumulator(str(tmp_path / "GCN-none"), size_guidance={"histograms": 0}).Reload()
+    assert [event.step for event in events.Histograms("distance_random")] == list(range(1, 12))
+    assert events.Histograms("distance_random")[0].histogram_value.num == 10
+    assert events.Scalars("apd_random")[1].value == pytest.approx(found["none"].apd["random"][1])

@@ -1,0 +1,240 @@
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from pairnorm.errors import PairNormError
+from pairnorm.paper.experiments import (
+    ABLATION,
+    BARS,
+    DATASETS,
+    EXPERIMENTS,
+    FIGURE1,
+    FIGURE3,
+    FIGURE4,
+    NAMES,
+    TABLE1,
+    TABLE2,
+    TABLE3,
+    TUNED,
+    Experiment,
+    Place,
+    Selection,
+    split_names,
+    split_numbers,
+)
+from pairnorm.paper.results import reported
+from pairnorm.train import Spec
+
+TINY = Experiment(
+    "tiny",
+    "An example",
+    {"GCN": {"model": "GCN", "depth": (4, 2)}, "SGC": {"model": "SGC", "depth": 3, "dropout": (0.0, 0.6)}},
+    missing={0: 2, 100: 1},
+    datasets=("cora", "citeseer"),
+)
+
+
+def test_candidates_span_what_is_listed_the_shallow_first() -> None:
+    assert TINY.candidates(Place("cora", "GCN", 100)) == [
+        Spec("cora", "GCN", 2, missing_rate=1.0),
+        Spec("cora", "GCN", 4, missing_rate=1.0),
+    ]
+    assert TINY.candidates(Place("citeseer", "SGC", 0)) == [
+        Spec("citeseer", "SGC", 3, dropout=0.0),
+        Spec("citeseer", "SGC", 3),
+    ]
+
+
+def test_pairs_are_all_runs_of_all_candidates_of_all_places() -> None:
+    pairs = list(TINY.pairs())
+    # 2 graphs x 2 methods x 2 candidates x (2 runs at 0% + 1 at 100%)
+    assert len(pairs) == len(set(pairs)) == 24
+    assert {seed for spec, seed in pairs if spec.missing_rate == 1} == {0}
+
+
+def test_a_search_starts_with_fewer_runs() -> None:
+    search = replace(TINY, missing={0: 5}, search_runs=1, searched=("dropout",))
+    assert {seed for _, seed in search.pairs()} == {0}
+
+
+def test_what_values_without_meaning_share_is_one_candidate() -> None:
+    plain = Experiment("x", "x", {"GCN": {"model": "GCN", "depth": 2, "scale": (1.0, 10.0)}}, {0: 1})
+    assert len(plain.candidates(Place("cora", "GCN", 0))) == 1
+
+
+def test_narrowed() -> None:
+    small = TINY.narrowed(datasets=["cora"], runs=3, epochs=9, depths=[8, 6, 8], missing=[100, 20])
+    assert small is not None
+    assert (small.datasets, small.missing) == (("cora",), {100: 3})
+    specs = small.candidates(Place("cora", "GCN", 100))
+    assert [(spec.depth, spec.epochs) for spec in specs] == [(6, 9), (8, 9)]
+    assert TINY.narrowed() == TINY
+
+
+def test_nothing_is_left() -> None:
+    assert TINY.narrowed(missing=[20]) is None
+    assert TINY.narrowed(datasets=["pubmed"]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"runs": 0}, "runs is 0; expected 1 or more"),
+        ({"epochs": -1}, "epochs is -1"),
+        ({"depths": [2, 0]}, "depths is 0"),
+        ({"datasets": ["corra"]}, "Did you mean 'cora'"),
+    ],
+)
+def test_what_cannot_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(PairNormError, match=message):
+        TINY.narrowed(**options)  # type: ignore[arg-type]
+
+
+def pairs(*names: str) -> set[tuple[Spec, int]]:
+    return {pair for name in names for pair in EXPERIMENTS[name].pairs()}
+
+
+def test_sizes() -> None:
+    # graphs x missing rates x runs x (depths x (1 + 5 scales)), and x methods x depths
+    assert len(pairs("table1")) == 4 * 6 * 5 * 20 * 6
+    assert len(pairs("table2")) == len(pairs("table3")) == 4 * 2 * 5 * 6 * 10
+    assert len(pairs("figure1")) == 4 * 5 * 20 * 6
+    # 0 and 100% five times, 70, 80 and 90% once
+    assert len(pairs("bars")) == 4 * 12 * 10 * (2 * 5 + 3)
+    # the first stage: one run of 3 learning rates x 3 weight decays x 2 dropout rates
+    assert len(pairs("tuned")) == 4 * 6 * 18 * 20 * 6
+    # 2 graphs x 2 rates x 5 runs x 4 depths x (GCN: 2 + 12, GAT: 1 + 6)
+    assert len(pairs("ablation")) == 2 * 2 * 5 * 4 * 21
+    # 2 graphs x 2 rates x 2 runs x 2 scalings x (SGC: 6 depths x (1 + 5 scales), GCN: 3 depths x 3)
+    assert len(pairs("scaling")) == 2 * 2 * 2 * 2 * (36 + 9)
+
+
+def test_the_papers_places_are_those_of_the_tables() -> None:
+    places = {place for table in (TABLE1, TABLE2, TABLE3) for place in table.places()}
+    assert places == set(reported())
+    assert len(places) == 144
+
+
+def test_figure_4_needs_nothing_beyond_the_tables() -> None:
+    assert pairs("figure4") < pairs("table1", "table2", "table3")
+    assert pairs("figure3") < pairs("table2", "table3")
+
+
+def test_bar_charts_add_only_the_rates_between() -> None:
+    extra = pairs("bars") - pairs("table2", "table3")
+    assert {spec.missing_rate for spec, _ in extra} == {0.7, 0.8, 0.9}
+    assert pairs("table2", "table3") < pairs("bars")
+
+
+def test_tuning_and_ablation_share_the_papers_protocol() -> None:
+    shared = pairs("tuned") & pairs("table1")
+    assert len(shared) == 4 * 6 * 20 * 6  # the first run of all of Table 1
+    assert {spec.scaling for spec, _ in pairs("scaling") - pairs("table1", "table2")} == {"none"}
+    shared = pairs("ablation") & pairs("table2", "table3")
+    # plain and PN-SI after the activation, GCN (rw) and GAT, at 4 depths
+    assert len(shared) == 2 * 2 * 5 * 4 * 4
+    assert {spec.norm for spec, _ in shared} == {"none", "PN-SI"}
+
+
+def test_what_is_measured_is_trained_for_one_experiment_only() -> None:
+    # Measures are taken while training: a trial trained without them for another experiment would lack them.
+    measured = [name for name, experiment in EXPERIMENTS.items() if experiment.measures]
+    others = [name for name in EXPERIMENTS if name not in measured]
+    assert measured == ["figure1"]
+    assert not {spec for spec, _ in pairs("figure1")} & {
+        spec for spec, _ in pairs(*(name for name in others if name != "case-study"))
+    }
+
+
+@pytest.mark.parametrize("table", [TABLE1, TABLE2, TABLE3, FIGURE3, FIGURE4, BARS])
+def test_the_papers_protocol(table: object) -> None:
+    specs = {spec for spec, _ in pairs(table.name)}  # type: ignore[attr-defined]
+    for name, value in {
+        "adjacency": "rw", "order": "after", "dropout": 0.6, "learning_rate": 0.005, "weight_decay": 5e-4,
+        "missing_kind": "vectors", "split": "default", "heads": 1,
+    }.items():  # fmt: skip
+        assert {getattr(spec, name) for spec in specs} == {value}
+    for spec in specs:
+        if spec.model == "SGC":
+            assert spec.norm in ("none", "PN")
+            assert spec.epochs == 500
+        else:
+            assert (spec.hidden, spec.epochs, spec.scale) == ({"GCN": 32, "GAT": 64}[spec.model], 1000, 1.0)
+            assert spec.norm in ("none", "PN-SI")
+
+
+def test_depths() -> None:
+    sgc = {spec.depth for spec, _ in pairs("table1")}
+    assert sgc == {*range(1, 11), 15, 20, 25, 30, 35, 40, 45, 50, 55, 60}
+    assert {spec.depth for spec, _ in pairs("table2", "table3")} == {2, 4, 6, 8, 10, 12, 15, 20, 25, 30}
+
+
+def test_methods_are_what_their_names_say() -> None:
+    for table, model in ((TABLE2, "GCN"), (TABLE3, "GAT")):
+        for method in table.methods:
+            for spec in table.candidates(Place("cora", method, 100)):
+                assert spec.model == model
+                assert (spec.norm == "PN-SI") == method.endswith("-PN")
+                assert spec.skip == (1 if "-t1" in method else 2 if "-t2" in method else 0)
+
+
+def test_the_ablation_is_complete() -> None:
+    specs = {(spec.adjacency, spec.order, spec.norm) for spec, _ in pairs("ablation") if spec.model == "GCN"}
+    wanted = set(product(("rw", "sym"), ("after", "before"), ("PN", "PN-SI", "PN-SCS")))
+    assert specs == wanted | {("rw", "after", "none"), ("sym", "after", "none")}
+    for method in ABLATION.methods:
+        for spec in ABLATION.candidates(Place("cora", method, 0)):
+            for word in method.split(" ")[1:]:
+                assert word in (spec.adjacency, spec.order, spec.norm)
+
+
+def test_names_of_experiments() -> None:
+    assert set(EXPERIMENTS) | {"figure2", "all"} == set(NAMES)
+    assert all(name == experiment.name for name, experiment in EXPERIMENTS.items())
+    assert TUNED.datasets == FIGURE1.datasets == DATASETS
+
+
+def test_all_is_everything() -> None:
+    assert [found.name for found in Selection(["all"]).experiments()] == list(EXPERIMENTS)
+    assert "figure2" in Selection(["all"]).names()
+    assert "all" not in Selection(["all"]).names()
+
+
+def test_all_leaves_out_what_a_choice_leaves_nothing_of() -> None:
+    names = [found.name for found in Selection(["all"], datasets=["pubmed"], missing=[0]).experiments()]
+    assert "ablation" not in names  # Cora and Citeseer only
+    assert "figure4" not in names  # 100% only
+    assert "table1" in names
+
+
+def test_figure_2_needs_no_training() -> None:
+    assert Selection(["figure2"], missing=[0]).experiments() == []
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection(["tabel1"]), "Did you mean 'table1'"),
+        (Selection(["table2"], missing=[50]), "missing is 50; table2 has 0, 100%"),
+        (Selection(["ablation"], datasets=["pubmed"]), "nothing of ablation is left.*cora, citeseer"),
+    ],
+)
+def test_selection_what_cannot_be(selection: Selection, message: str) -> None:
+    with pytest.raises(PairNormError, match=message):
+        selection.experiments()
+
+
+def test_options_can_be_pasted() -> None:
+    selection = Selection(["table1"], ["cora"], runs=1, depths=[2, 4], missing=[0, 100])
+    assert selection.options == " --dataset cora --runs 1 --depths 2,4 --missing 0,100"
+    assert Selection().options == ""
+
+
+def test_lists_on_the_command_line() -> None:
+    assert split_names(None) is split_names("all") is None
+    assert split_numbers("missing", "0%, 100%") == [0, 100]
+    with pytest.raises(PairNormError, match=r"depths is '2;4'; expected whole numbers"):
+        split_numbers("depths", "2;4")
+    with pytest.raises(PairNormError, match="dataset is 'corra'"):
+        split_names("cora,corra")

@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from pairnorm.plotting import new_figure, save, style, whole_ticks
+
+
+def draw(folder: Path) -> list[Path]:
+    with style():
+        figure = new_figure(3, 2)
+        axis = figure.subplots()
+        axis.plot([1, 2, 60], [0.1, 0.5, 0.2], label="α ± 1")
+        axis.legend()
+        whole_ticks(axis)
+    return save(figure, folder, "one")
+
+
+def test_the_same_figure_is_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = draw(tmp_path / "a")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+    matplotlib.rcParams["savefig.dpi"] = 37  # a user's own settings do not matter
+    try:
+        second = draw(tmp_path / "b")
+    finally:
+        matplotlib.rcParams["savefig.dpi"] = "figure"
+    assert [path.name for path in first] == ["one.png", "one.pdf"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert b"CreationDate" not in first[1].read_bytes()
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"one.png", "one.pdf"}
+
+
+def test_the_users_settings_come_back() -> None:
+    before = dict(matplotlib.rcParams)
+    with style():
+        assert matplotlib.rcParams["axes.spines.top"] is False
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_ticks_are_whole_numbers() -> None:
+    axis = new_figure(3, 2).subplots()
+    axis.plot([1, 2, 3], [0, 0, 0])
+    whole_ticks(axis)
+    assert all(float(tick).is_integer() for tick in axis.get_xticks())
+    assert axis.get_xlim()[0] == 0

@@ -1,0 +1,438 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from pairnorm.data import Graph, csbm
+from pairnorm.errors import PairNormError
+from pairnorm.train import Progress, Spec, Store, run, train
+from pairnorm.train.jobs import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
+
+PROGRAM = """
+import resource, torch
+from pairnorm.train.schedule import keep_freed_memory
+if {keep}:
+    keep_freed_memory()
+def epoch():
+    states = [torch.ones(2**20) for _ in range(20)]
+epoch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    epoch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is the C library of Linux")
+def test_memory_that_was_freed_comes_without_page_faults():
+    faults = {
+        keep: int(subprocess.check_output([sys.executable, "-c", PROGRAM.format(keep=keep)]))
+        for keep in (False, True)
+    }
+    pages = 5 * 20 * 2**20 * 4 // 4096
+    assert faults[True] < pages / 10
+    assert faults[True] < faults[False]
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+GIBIBYTE = 2**30
+CORES = 2
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How much memory a pretended CUDA device has free."""
+    free = [80 * GIBIBYTE]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free[0], free[0]))
+    return free
+
+
+def pairs_of(specs: list[Spec], seeds: range) -> list[Pair]:
+    return list(product(specs, seeds))
+
+
+def check_covers(jobs: list[Job], pairs: list[Pair]) -> None:
+    planned = [pair for job in jobs for pair in job.pairs]
+    assert len(planned) == len(set(planned)) == len(pairs)
+    assert set(planned) == set(pairs)
+
+
+def test_pairs_of_one_architecture_run_side_by_side_whatever_is_missing(
+    graph: Graph, memory: list[int]
+) -> None:
+    specs = [
+        Spec("csbm", "GCN", 2, norm=norm, missing_rate=rate)
+        for norm in ("none", "PN-SI")
+        for rate in (0, 0.5, 1)
+    ]
+    pairs = pairs_of(specs, range(3))
+    jobs = plan(graph, pairs, CUDA)
+    check_covers(jobs, pairs)
+    assert sorted(len(job.pairs) for job in jobs) == [9, 9]
+    for job in jobs:
+        assert len({spec.norm for spec, _ in job.pairs}) == 1
+        assert {spec.missing_rate for spec, _ in job.pairs} == {0, 0.5, 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "GAT", "hidden": 32},
+        {"depth": 3},
+        {"hidden": 16},
+        {"norm": "PN"},
+        {"scale": 2.0},
+        {"order": "before"},
+        {"skip": 1},
+        {"dropout": 0.5},
+        {"adjacency": "sym"},
+        {"learning_rate": 0.1},
+        {"weight_decay": 0.1},
+        {"epochs": 7},
+        {"missing_kind": "entries", "missing_rate": 0.5},
+    ],
+    ids=str,
+)
+def test_different_architectures_and_protocols_are_jobs_of_their_own(
+    graph: Graph, memory: list[int], change: dict[str, object]
+) -> None:
+    spec = Spec("csbm", "GCN", 2, norm="PN-SI", hidden=32)
+    jobs = plan(graph, [(spec, 0), (spec.replace(**change), 0)], CUDA)
+    assert len(jobs) == 2
+
+
+def test_all_depths_and_scales_of_an_sgc_share_a_job_and_a_propagation(
+    graph: Graph, memory: list[int]
+) -> None:
+    specs = [
+        Spec("csbm", "SGC", depth, norm="PN", scale=scale, missing_rate=rate)
+        for depth in (1, 5, 9)
+        for scale in (0.1, 10)
+        for rate in (0, 1)
+    ]
+    pairs = pairs_of(specs, range(2))
+    [job] = plan(graph, pairs, CUDA)
+    assert len(job.pairs) == len(pairs) == 24
+    assert (job.depths, job.scales, len(job.trials)) == ([1, 5, 9], [0.1, 10.0], 4)
+    scs = [Spec("csbm", "SGC", 2, norm="PN-SCS", scale=scale) for scale in (0.1, 10)]
+    assert len(plan(graph, pairs_of(scs, range(2)), CUDA)) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "room"), [("GCN", 7, CACHE_BYTES), ("GAT", 5, CACHE_BYTES), ("SGC", 150, SGC_BYTES)]
+)
+def test_on_a_cpu_the_state_of_a_job_has_its_room_and_jobs_are_even(
+    model: str, count: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: CORES)
+    graph = csbm(1200, features=100, seed=0)
+    pairs = pairs_of([Spec("csbm", model, 2, norm="PN")], range(count))
+    jobs = plan(graph, pairs, CPU)
+    check_covers(jobs, pairs)
+    sizes = [len(job.trials) for job in jobs]
+    width = 100 if model == "SGC" else pairs[0][0].hidden
+    most = min(room // (4 * 1200 * width), -(-count // CORES))
+    assert 1 < max(sizes) <= most
+    assert max(sizes) - min(sizes) <= 1
+    assert len(jobs) == -(-count // most), "fewer jobs would do"
+
+
+def test_a_graph_larger_than_the_cache_still_gets_a_job_per_trial() -> None:
+    graph = csbm(20_000, features=20, degree=3, seed=0)
+    pairs = pairs_of([Spec("csbm", "GCN", 2)], range(3))
+    assert [len(job.pairs) for job in plan(graph, pairs, CPU)] == [1, 1, 1]
+
+
+def test_on_cuda_as_many_trials_run_side_by_side_as_the_free_memory_holds(
+    graph: Graph, memory: list[int]
+) -> None:
+    pairs = pairs_of([Spec("csbm", "GCN", 20, norm="PN-SI")], range(40))
+    counts = []
+    for free in (80 * GIBIBYTE, 2**26, 2**25, 2**20):
+        memory[0] = free
+        jobs = plan(graph, pairs, CUDA)
+        check_covers(jobs, pairs)
+        counts.append(len(jobs))
+    assert counts[0] == 1
+    assert counts == sorted(counts)
+    assert counts[1] < counts[2] < counts[3] == 40
+
+
+def test_costs_add_up_and_long_jobs_come_first(graph: Graph, memory: list[int]) -> None:
+    gnn = [Spec("csbm", "GCN", depth, epochs=10) for depth in (2, 30, 7)]
+    sgc = [Spec("csbm", "SGC", depth, norm="PN", scale=s, epochs=10) for depth in (1, 40) for s in (1, 10)]
+    jobs = plan(graph, pairs_of(gnn + sgc, range(3)), CUDA)
+    costs = [job.cost for job in jobs]
+    assert costs == sorted(costs, reverse=True)
+    # A GCN costs its depth per trial and epoch; an SGC one for each depth, whatever the scales.
+    assert costs == [10 * 3 * 30, 10 * 3 * 7, 10 * 3 * 2, 10 * 3 * 2]
+
+
+@pytest.mark.parametrize("model", ["GCN", "SGC"])
+def test_halves_share_out_the_trials_until_one_is_left(model: str) -> None:
+    specs = [
+        Spec("cora", model, 2, norm="PN", scale=scale) for scale in ((1, 10) if model == "SGC" else (1,))
+    ]
+    job = Job(tuple(pairs_of(specs, range(5))))
+    halves = job.halves()
+    check_covers(halves, list(job.pairs))
+    assert sorted(len(half.trials) for half in halves) == [2, 3]
+    assert sum(half.cost for half in halves) == job.cost
+    single = Job(tuple(pairs_of(specs, range(1))))
+    assert single.halves() == [single]
+
+
+def test_nothing_to_do_is_no_job(graph: Graph) -> None:
+    assert plan(graph, [], CPU) == []
+
+
+def test_no_core_waits_while_another_has_all_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = pairs_of([Spec("csbm", "SGC", 2)], range(5))
+    graph = csbm(100, features=20, seed=0)
+    for cores, sizes in ((1, [5]), (2, [3, 2]), (16, [1] * 5), (None, [5])):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        assert sorted((len(job.trials) for job in plan(graph, pairs, CPU)), reverse=True) == sizes
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+def test_a_graph_without_features_is_refused(graph: Graph, model: str) -> None:
+    bare = graph.replace(features=torch.zeros(graph.num_nodes, 0))
+    with pytest.raises(PairNormError, match="'csbm' has no features"):
+        plan(bare, [(Spec("csbm", model, 2), 0)], CPU)
+
+
+GCN = Spec("csbm", "GCN", 2, norm="PN-SI", epochs=30)
+SPECS = [
+    GCN,
+    GCN.replace(missing_rate=1),
+    GCN.replace(depth=4),
+    *(Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=30) for depth in (1, 3) for scale in (1, 10)),
+]
+METRICS = [f"{part}_{what}" for part in ("train", "validation", "test") for what in ("loss", "accuracy")]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "results.sqlite") as store:
+        yield store
+
+
+def pairs_of_run(specs: list[Spec], seeds: range) -> list[tuple[Spec, int]]:
+    return [(spec, seed) for spec in specs for seed in seeds]
+
+
+def same_numbers(left: Store, right: Store) -> None:
+    assert left.cells().keys() == right.cells().keys()
+    for spec, trials in left.cells().items():
+        for ours, theirs in zip(trials, right.trials(spec), strict=True):
+            assert (ours.seed, ours.best_epoch) == (theirs.seed, theirs.best_epoch)
+            for name in METRICS:
+                assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-4)
+            assert ours.measures == pytest.approx(dict(theirs.measures), rel=1e-4)
+
+
+def test_only_what_is_missing_is_trained(graph: Graph, store: Store) -> None:
+    options = {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
+    assert run(pairs_of_run(SPECS, range(2)), store, **options) == 2 * len(SPECS)
+    assert len(store) == 2 * len(SPECS)
+    before = store.cells()
+    assert run(pairs_of_run(SPECS, range(2)), store, **options) == 0
+    assert run(pairs_of_run([*SPECS, GCN.replace(depth=3)], range(3)), store, **options) == len(SPECS) + 3
+    assert all(store.trials(spec)[:2] == trials for spec, trials in before.items())
+    for trial, alone in zip(store.trials(GCN), train(graph, GCN, range(3), "cpu"), strict=True):
+        assert trial.test_loss == pytest.approx(alone.test_loss, rel=1e-4)
+
+
+def test_a_depth_of_sgc_is_written_before_the_next_is_trained(graph: Graph, store: Store) -> None:
+    specs = [Spec("csbm", "SGC", depth, epochs=30) for depth in (1, 2, 3)]
+
+    def interrupt(progress: Progress) -> None:
+        if progress.done > progress.total / 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(pairs_of_run(specs, range(1)), store, device="cpu", graphs={"csbm": graph}, progress=interrupt)
+    assert [spec.depth for spec in store.cells()] == [1]
+
+
+def test_progress_rises_to_the_total(graph: Graph, store: Store) -> None:
+    told: list[Progress] = []
+    pairs = pairs_of_run(SPECS, range(2))
+    run(pairs, store, device="cpu", graphs={"csbm": graph}, workers=1, progress=told.append)
+    total = sum(job.cost for job in plan(graph, pairs, torch.device("cpu")))
+    done = [progress.done for progress in told]
+    assert done[0] == 0
+    assert done == sorted(done)
+    assert done[-1] == total
+    assert {(progress.total, progress.trials) for progress in told} == {(total, len(pairs))}
+    assert {Spec.parse(progress.label) for progress in told[1:]} <= {*SPECS}
+
+
+def test_processes_give_the_numbers_of_this_one_and_say_nothing(
+    graph: Graph, store: Store, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[Progress] = []
+    pairs = pairs_of_run(SPECS, range(2))
+    options = {"device": "cpu", "graphs": {"csbm": graph}, "measures": ["row_diff"], "curves": True}
+    assert run(pairs, store, workers=2, progress=told.append, **options) == len(pairs)
+    done = [progress.done for progress in told]
+    assert done == sorted(done)
+    assert done[-1] == told[-1].total
+    assert capfd.readouterr() == ("", "")
+    with Store(tmp_path / "here.sqlite") as here:
+        run(pairs, here, workers=1, **options)
+        same_numbers(store, here)
+    assert len(store.trials(GCN)[0].curves["train_loss"]) == 30
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_that_fails_fails_the_run_and_what_had_finished_is_kept(
+    graph: Graph, store: Store, workers: int
+) -> None:
+    broken = graph.replace(validation=torch.zeros_like(graph.validation))
+    good = pairs_of_run([GCN.replace(epochs=1), GCN.replace(epochs=2)], range(2))
+    bad = [(GCN.replace(dataset="broken"), 0)]
+    with pytest.raises(PairNormError, match="0 validation nodes"):
+        run([*good, *bad], store, device="cpu", graphs={"csbm": graph, "broken": broken}, workers=workers)
+    kept = sum(len(trials) for trials in store.cells(dataset="csbm").values())
+    assert kept == len(store) >= (len(good) if workers == 1 else 2)
+    assert run(good, store, device="cpu", graphs={"csbm": graph}, workers=1) == len(good) - kept
+
+
+def test_a_stop_that_is_asked_for_comes_after_the_jobs_under_way(graph: Graph, store: Store) -> None:
+    options = {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
+    assert run(pairs_of_run(SPECS, range(2)), store, should_stop=lambda: len(store) > 0, **options) == len(
+        store
+    )
+    assert 0 < len(store) < 2 * len(SPECS)
+    left = 2 * len(SPECS) - len(store)
+    assert run(pairs_of_run(SPECS, range(2)), store, **options) == left
+
+
+def test_a_named_graph_is_loaded_with_the_split_of_the_spec(
+    graph: Graph, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load(name: str, root: object, split: str | None) -> Graph:
+        asked.append((name, root, split))
+        return graph
+
+    monkeypatch.setattr(sys.modules[run.__module__], "load", load)
+    spec = Spec("cora", "GCN", 1, epochs=2)
+    run([(spec, 0), (spec.replace(split="random"), 0)], store, device="cpu", root="here", workers=1)
+    assert asked == [("cora", "here", None), ("cora", "here", "random")]
+
+
+def test_a_given_graph_is_split_as_the_spec_says(graph: Graph, store: Store) -> None:
+    spec = GCN.replace(epochs=2, split="per-class-5")
+    run([(GCN.replace(epochs=2), 0), (spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1)
+    [expected] = train(graph.with_split("per-class-5"), spec, [0], "cpu")
+    assert store.trials(spec) == [expected]
+    assert store.trials(GCN.replace(epochs=2)) != [expected]
+
+
+def test_no_workers_are_refused(graph: Graph, store: Store) -> None:
+    with pytest.raises(PairNormError, match="workers is 0; expected 1 or more"):
+        run([(GCN, 0)], store, device="cpu", graphs={"csbm": graph}, workers=0)
+
+
+@pytest.mark.parametrize("name", ["device", "measure"])
+def test_wrong_names_are_refused(graph: Graph, store: Store, name: str) -> None:
+    options = {"device": "cpu"} | ({"device": "gpu"} if name == "device" else {"measures": ["blur"]})
+    with pytest.raises(PairNormError, match=name):
+        run([(GCN, 0)], store, graphs={"csbm": graph}, workers=1, **options)
+
+
+@contextmanager
+def started(path: Path, workers: int) -> Iterator[subprocess.Popen[str]]:
+    """A long run in a process group of its own, as under a terminal, past its short jobs."""
+    program = Path(__file__).with_name("runs.py")
+    process = subprocess.Popen(
+        [sys.executable, str(program), str(path), str(workers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell starts what runs in the background deaf to Ctrl-C, and so may these tests have been started.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for_long_jobs(process: subprocess.Popen[str], *, under_way: bool) -> None:
+    """Read the progress until the long jobs are under way, or workers have been started for them."""
+    assert process.stdout is not None
+    told = 0
+    for line in process.stdout:
+        done, total, *_ = line.split()
+        told += int(total) > 1_000_000
+        if told and (int(done) > 0 if under_way else told == 2):
+            return
+    raise AssertionError(process.stderr and process.stderr.read())
+
+
+def group_is_gone(group: int, seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(("workers", "under_way"), [(1, True), (2, True), (2, False)])
+def test_an_interrupt_stops_a_run_at_once_and_keeps_all_that_finished(
+    tmp_path: Path, workers: int, under_way: bool
+) -> None:
+    path = tmp_path / "results.sqlite"
+    with started(path, workers) as process:
+        wait_for_long_jobs(process, under_way=under_way)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)  # of hours
+    assert process.returncode == -signal.SIGINT
+    assert said.count("Traceback") == said.count("KeyboardInterrupt") == 1, said  # the parent's own
+    assert group_is_gone(process.pid)
+    with Store(path) as store:
+        assert len(store) == 4
+        assert {spec.epochs for spec in store.cells()} == {20}
+
+
+def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    with started(path, 2) as process:
+        wait_for_long_jobs(process, under_way=True)
+        os.kill(process.pid, signal.SIGKILL)  # the parent alone
+        process.wait()
+        assert group_is_gone(process.pid)
+    with Store(path) as store:
+        specs = list(store.cells())
+        assert len(store) == 2 * len(specs) == 4
+        wanted = [*specs, specs[0].replace(depth=3)]
+        assert (
+            run(pairs_of_run(wanted, range(2)), store, device="cpu", graphs={"csbm": graph}, workers=1) == 2
+        )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_jobs_beside_one_another_on_cuda_give_what_they_give_alone(graph: Graph, store: Store) -> None:
+    specs = [Spec("csbm", "GCN", depth, norm="PN-SI", epochs=100) for depth in (2, 3, 4, 5, 6)]
+    run(pairs_of_run(specs, range(3)), store, device="cuda", graphs={"csbm": graph})
+    for spec in specs:
+        alone = train(graph, spec, range(3), "cuda")
+        assert [trial.test_loss for trial in store.trials(spec)] == [trial.test_loss for trial in alone]
