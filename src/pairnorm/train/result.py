@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-import pairnorm
+from pairnorm.version import __version__
 from pairnorm.errors import PairNormError
 from pairnorm.train.spec import Spec
 
@@ -92,7 +92,7 @@ class Origin:
         return cls(
             seconds=float(seconds),
             shared_by=shared_by,
-            pairnorm_version=pairnorm.__version__,
+            pairnorm_version=__version__,
             torch_version=str(torch.__version__),
             python_version=platform.python_version(),
             device=device_name(device),
