@@ -102,5 +102,9 @@ def test_errors(raises):
         DegreePairNorm(mode="PN-SCS")
 
 
-def test_degrees_are_not_saved_with_a_model():
-    assert not DegreePairNorm().bind(torch.ones(4)).state_dict()
+def test_degrees_are_neither_saved_nor_rounded_with_a_model():
+    norm = DegreePairNorm().bind(torch.tensor([1.0, 100_001.0, 7.0])).half()
+    assert not norm.state_dict()
+    x = norm.degree.sqrt().unsqueeze(1)
+    assert norm(x).abs().max() < 1e-2
+    assert PairNorm()(x).abs().max() > 1

@@ -50,13 +50,11 @@ class DegreePairNorm(BaseNorm):
                 [0.]])
     """
 
-    degree: Tensor | None
-
     def __init__(self, scale: float = 1.0, mode: Literal["PN", "PN-SI"] = "PN", eps: float = 1e-6) -> None:
         super().__init__()
         self.scale, self.eps = real_number("scale", scale, above=0), real_number("eps", eps, above=0)
         self.mode = one_of("mode", mode, MODES)
-        self.register_buffer("degree", None, persistent=False)  # of the graph, not of the module
+        self.degree: Tensor | None = None  # no buffer: it is the graph's, and half precision would round it
 
     def bind(self, degree: Tensor) -> Self:
         """Take the graph's degrees and return the norm.
@@ -87,6 +85,7 @@ class DegreePairNorm(BaseNorm):
                 expected="the degree of each node",
                 remedy="Call .bind(degree) with those of this graph.",
             )
+        self.degree = self.degree.to(x.device)
         graphs, centred = Graphs(x, batch, batch_size), widen(x)
         root = self.degree.to(centred).sqrt().view(-1, *[1] * (x.dim() - 1))
         share = root / graphs.mean(root.square())

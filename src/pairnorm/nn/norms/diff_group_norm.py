@@ -110,7 +110,7 @@ class DiffGroupNorm(ParametricNorm):
         nodes, _, features = x.shape
         x_mean, share_mean = x.mean(0), share.mean(0).unsqueeze(-1)
         delta, upsilon = x - x_mean, share - share_mean.squeeze(-1)
-        moments = torch.einsum(
+        moments: Tensor = torch.einsum(
             "ntg,ntf->tgf",
             torch.cat([upsilon, upsilon.square()], -1),
             torch.cat([delta, delta.square()], -1),
@@ -136,9 +136,9 @@ class DiffGroupNorm(ParametricNorm):
                 (self.running_var, variance * (nodes / (nodes - 1))),
             ):
                 running.lerp_(new.view_as(running).to(running.dtype), self.momentum)
-        return (
-            delta * _product(share, scale) + x_mean * _product(upsilon, scale) - (covariance * scale).sum(1)
-        )
+        by_feature, by_group = delta * _product(share, scale), x_mean * _product(upsilon, scale)
+        normalised: Tensor = by_feature + by_group - (covariance * scale).sum(1)
+        return normalised
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

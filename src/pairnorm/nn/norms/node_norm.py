@@ -33,5 +33,6 @@ class NodeNorm(BaseNorm):
         """Normalise ``x``; see ``Norm`` for the arguments."""
         check(x)
         wide = widen(x)
-        variance = wide.var(-1, correction=0, keepdim=True)
+        # Not Tensor.var, which takes twice the time for rows as short as these.
+        variance = (wide - wide.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
         return (wide * (variance + self.eps).pow(-0.5 / self.p)).to(x.dtype)
