@@ -10,7 +10,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError, one_of, whole_number
+from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.measure.functional import Estimate
 from pairnorm.measure.inputs import block_length, centred, check_states, over_trials, result_dtype
 
@@ -212,6 +212,7 @@ def instance_information_gain(
     """
     check_states(x)
     check_states(features)
+    variance = real_number("variance", variance, above=0)
     nodes = len(x)
     if features.ndim != 2 or len(features) != nodes:
         raise PairNormError(
@@ -229,8 +230,8 @@ def instance_information_gain(
     counts = member.sum(0)
     chosen = torch.arange(nodes, device=x.device)
     if sample is not None:
-        generator = torch.Generator().manual_seed(seed)
         whole_number("sample", sample, least=2)
+        generator = torch.Generator().manual_seed(seed)
         chosen = torch.randint(nodes, (sample,), generator=generator).to(x.device)
     own = trials + size * torch.arange(trials.shape[1], device=x.device)
     gains = []

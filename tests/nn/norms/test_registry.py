@@ -137,6 +137,13 @@ def test_drops_into_a_model_of_pyg(name, edge_index):
 
 
 @every
+def test_strides_do_not_matter(name, near):
+    norm = make(name, 3)
+    x = torch.randn(6, 12, 5, dtype=torch.float64).transpose(0, 1)[:, ::2]
+    near(norm(x), norm(x.contiguous()))
+
+
+@every
 def test_equal_rows_stay_finite(name):
     x = torch.full((12, 5), 3.0, requires_grad=True)
     norm = bind(make_norm(name, 5), 12)

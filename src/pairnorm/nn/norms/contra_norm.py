@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from pairnorm.errors import real_number, whole_number
 from pairnorm.nn.norms.base import BaseNorm, Graphs, check, widen
 
-# The most similarities that may be held at a time where no fused attention kernel takes the input. A GPU takes
-# sixteen times that, lest it wait for launches.
+# The most similarities that may be held at a time where no fused attention kernel takes the input. A GPU
+# takes sixteen times that, lest it wait for launches.
 BLOCK_PAIRS = 2**24
 
 
@@ -20,8 +20,7 @@ class ContraNorm(BaseNorm):
 
     Guo et al. (2023, "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and Beyond").
 
-
-    With $\hat{\mathbf{x}}_i = \mathbf{x}_i / \|\mathbf{x}_i\|_2$:
+    With $\hat{\mathbf{x}}_i = \mathbf{x}_i / \sqrt{\|\mathbf{x}_i\|_2^2 + \epsilon}$:
 
     $$
     \mathbf{x}_i - s \textstyle\sum_j p_{ij} \mathbf{x}_j, \qquad
@@ -39,13 +38,17 @@ class ContraNorm(BaseNorm):
             generator, in O(n m d). The root mean square of a row's error is, to first order in 1/m,
             at most $s \, e^{1/\tau} \sigma_i \sqrt{1/m - 1/n}$, where
             $\sigma_i^2 = \sum_j p_{ij} \|\mathbf{x}_j - \sum_k p_{ik} \mathbf{x}_k\|_2^2$.
+        eps: Added inside the root: the gradient at a zero row, common behind ReLU, stays bounded.
     """
 
-    def __init__(self, scale: float = 0.5, temperature: float = 1.0, sample: int | None = None) -> None:
+    def __init__(
+        self, scale: float = 0.5, temperature: float = 1.0, sample: int | None = None, eps: float = 1e-6
+    ) -> None:
         super().__init__()
         self.scale = real_number("scale", scale, least=0)
         self.temperature = real_number("temperature", temperature, above=0)
         self.sample = None if sample is None else whole_number("sample", sample, least=1)
+        self.eps = real_number("eps", eps, above=0)
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``Norm`` for the arguments."""
@@ -66,9 +69,9 @@ class ContraNorm(BaseNorm):
         values = x.reshape(nodes, math.prod(x.shape[1:-1]), features).transpose(0, 1).unsqueeze(1)
         # Fused kernels of a GPU want rows of whole vectors; zeros change no product.
         values = F.pad(values, (0, -features % 8))
-        queries = keys = F.normalize(values, dim=-1)
+        queries = keys = values * (values.square().sum(-1, keepdim=True) + self.eps).rsqrt()
         if self.sample is not None and self.sample < nodes:
-            drawn = torch.randperm(nodes)[: self.sample].to(x.device)
+            drawn = torch.randperm(nodes, device=x.device)[: self.sample]
             keys, values = keys[:, :, drawn], values[:, :, drawn]
         pairs = 16 * BLOCK_PAIRS if x.is_cuda else BLOCK_PAIRS
         rows = max(1, pairs // max(1, keys.size(0) * keys.size(2)))

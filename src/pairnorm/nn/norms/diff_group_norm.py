@@ -16,7 +16,6 @@ class DiffGroupNorm(ParametricNorm):
 
     Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable Group Normalization").
 
-
     $$
     \mathbf{X} + \lambda \textstyle\sum_g \text{BatchNorm}_g(\mathbf{u}_g \odot \mathbf{X}), \qquad
     \mathbf{U} = \text{softmax}(\mathbf{X} \mathbf{W})

@@ -10,7 +10,6 @@ class MeanSubtraction(BaseNorm):
 
     Yang et al. (2020, "Revisiting Over-smoothing in Deep GCNs").
 
-
     $$
     \mathbf{x}_i - \tfrac{1}{n} \textstyle\sum_j \mathbf{x}_j
     $$
