@@ -32,7 +32,7 @@ def numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
         x: states [nodes, features] or [nodes, trials..., features].
         iterations: so many power iterations from a random vector instead, at least 2, in O(n d) time each.
             The value is then never too small. Its inverse, σ_1² over ‖X‖_F², is on average over that vector
-            too small by a share of at most 0.871 ln(d) / (iterations − 1), whatever the spectrum (Kuczyński &
+            too small by a share of at most ln(d) / (iterations − 1), whatever the spectrum (Kuczyński &
             Woźniakowski 1992, "Estimating the Largest Eigenvalue by the Power and Lanczos Algorithms with a
             Random Start"); behind a gap, the error falls as (σ_2 / σ_1)^(4 · iterations). Worth it for
             hundreds of features.

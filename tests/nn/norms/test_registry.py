@@ -137,6 +137,15 @@ def test_drops_into_a_model_of_pyg(name, edge_index):
 
 
 @every
+def test_compiles_without_a_graph_break(name, near):
+    norm = make(name, 3)
+    x, batch = torch.randn(12, 3, 5, dtype=torch.float64), torch.arange(12) % 3
+    # ContraNorm walks over the graphs of a batch, whose sizes only the data tells.
+    for given in [(x,)] if name == "ContraNorm" else [(x,), (x, batch, 3)]:
+        near(torch.compile(copy.deepcopy(norm), backend="eager", fullgraph=True)(*given), norm(*given))
+
+
+@every
 def test_strides_do_not_matter(name, near):
     norm = make(name, 3)
     x = torch.randn(6, 12, 5, dtype=torch.float64).transpose(0, 1)[:, ::2]
