@@ -35,7 +35,7 @@ def features() -> Tensor:
 
 
 def _vectors() -> Tensor:
-    return torch.zeros(NODES, dtype=torch.bool).index_fill_(0, torch.tensor([2, 4, 8]), True)
+    return torch.zeros(NODES, dtype=torch.bool).index_fill_(0, torch.tensor([4, 8]), True)
 
 
 def _entries() -> Tensor:

@@ -61,3 +61,10 @@ def test_a_constant_stays_constant_at_once(matrix: SparseMatrix) -> None:
     far = torch.tensor([1, 2, 3, 4, 11, 12, 13])
     assert filled[[0, 5, 6, 7, 8, 9, 10]].unique().tolist() == pytest.approx([-4.0], rel=1e-6)
     assert filled[far[4:]].unique().tolist() == [0.0]
+
+
+def test_trials_pass_through_every_depth_as_each_would_alone(walk: SparseMatrix, features: Tensor) -> None:
+    known = torch.rand(14, 3, 1, generator=torch.Generator().manual_seed(4)) < 0.4
+    alone = [mass_states(walk, features, known[:, trial], steps=4) for trial in range(3)]
+    for together, *states in zip(mass_states(walk, features, known, steps=4), *alone, strict=True):
+        torch.testing.assert_close(together, torch.stack(states, 1))

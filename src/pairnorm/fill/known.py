@@ -9,6 +9,8 @@ from torch import Tensor
 from pairnorm.errors import PairNormError
 from pairnorm.nn import SparseMatrix
 
+_BLOCK = 2**19  # numbers: two megabytes in single precision
+
 
 class Fill(Protocol):
     """What every fill is: a function of a propagation matrix, features and what is known of them.
@@ -70,6 +72,19 @@ def divided(values: Tensor, weight: Tensor) -> Tensor:
     return values / torch.where(weight > torch.finfo(weight.dtype).tiny, weight, 1)
 
 
+def in_blocks(walk: Callable[..., Tensor], values: Tensor, *others: Tensor) -> Tensor:
+    """Take a walk over the graph a block of columns at a time, one that a cache can hold for all its steps.
+
+    Args:
+        walk: what to do with a block of ``values``, and of each of the ``others``.
+        values: [n, d] or [n, trials, d].
+        *others: tensors that broadcast to the values.
+    """
+    width = max(32, _BLOCK // max(values.shape[:-1].numel(), 1))
+    blocks = [torch.split(tensor.expand_as(values), width, -1) for tensor in (values, *others)]
+    return torch.cat([walk(*block) for block in zip(*blocks, strict=True)], -1)
+
+
 def diffuse(matrix: SparseMatrix, values: Tensor, gate: Tensor, steps: int) -> Tensor:
     r"""Walk over the graph and come back to the values after every step.
 
@@ -81,10 +96,14 @@ def diffuse(matrix: SparseMatrix, values: Tensor, gate: Tensor, steps: int) -> T
         gate: G, zero where something is known.
         steps: how many steps.
     """
-    filled = values
-    for _ in range(steps):
-        filled = torch.addcmul(values, gate, matrix @ filled)
-    return filled
+
+    def walk(values: Tensor, gate: Tensor) -> Tensor:
+        filled = values
+        for _ in range(steps):
+            filled = torch.addcmul(values, gate, matrix @ filled)
+        return filled
+
+    return in_blocks(walk, values, gate)
 
 
 def through_weights(fill: Callable[[Tensor], Tensor], features: Tensor, mask: Tensor) -> Tensor:
@@ -92,7 +111,7 @@ def through_weights(fill: Callable[[Tensor], Tensor], features: Tensor, mask: Te
 
     $$f(\mathbf{X}) = f(\mathbf{I}_K)\, \mathbf{X}_K$$
 
-    With K known vectors fewer than columns, K columns are walked over the graph instead of d.
+    K columns are walked over the graph instead of d.
 
     Args:
         fill: f, of values as ``observed`` returns them.
@@ -102,7 +121,7 @@ def through_weights(fill: Callable[[Tensor], Tensor], features: Tensor, mask: Te
     features = features.to_dense()
     if mask.size(-1) == 1:  # whole vectors
         rows = mask.flatten(1).any(1).nonzero().squeeze(1)
-        if len(rows) < features.size(1):
+        if 2 * len(rows) < features.size(1):  # else the last product costs what is saved
             unit = features.new_zeros(len(features), len(rows))
             unit[rows, torch.arange(len(rows), device=rows.device)] = 1
             return fill(observed(unit, mask)) @ features[rows]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import whole_number
-from pairnorm.fill.known import divided, mask_of, observed, through_weights
+from pairnorm.fill.known import divided, in_blocks, mask_of, observed, through_weights
 from pairnorm.nn import SparseMatrix
 
 
@@ -47,10 +47,10 @@ def mass(matrix: SparseMatrix, features: Tensor, known: Tensor, *, steps: int = 
     for _ in range(steps):
         mass = matrix @ mass
 
-    def fill(values: Tensor) -> Tensor:
+    def walk(values: Tensor, mask: Tensor, mass: Tensor) -> Tensor:
         spread = values
         for _ in range(steps):
             spread = matrix @ spread
         return torch.where(mask, values, divided(spread, mass))
 
-    return through_weights(fill, features, mask)
+    return through_weights(lambda values: in_blocks(walk, values, mask, mass), features, mask)
