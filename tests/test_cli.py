@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -176,6 +177,29 @@ def test_a_closed_pipe_is_no_error(words: list[str]) -> None:
     process.stderr.close()
     # argparse says nothing of it where the output is not buffered.
     assert process.wait() in ((141,) if words == ["datasets"] else (0, 141))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_full_disk_is_one_line(rich: bool) -> None:
+    block = "" if rich else "sys.modules['rich'] = None; "
+    program = f"import sys; {block}from pairnorm.cli import main; sys.exit(main(['datasets']))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: what is to be printed cannot be written: [Errno 28] No space left")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal_that_cannot_show_a_letter_gets_another(tmp_path: Path) -> None:
+    program = "import sys; from pairnorm.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "datasets", "--root", str(tmp_path / "日本")],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert r"\u65e5\u672c" in done.stdout
 
 
 def test_a_warning_about_the_users_data_is_a_note(added: Added, capsys: pytest.CaptureFixture[str]) -> None:

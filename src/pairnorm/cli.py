@@ -6,6 +6,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from pairnorm import __version__
 from pairnorm.commands import console, datasets, demo, diagnose, fit, predict, report, reproduce
@@ -25,21 +26,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program's name. Default: that of the process.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
         with warnings.catch_warnings():
             warnings.showwarning = console.show_warning
             code = _run([word for word in words if word != "--debug"])
-        _flush()
+        console.flush()
         return code
     except KeyboardInterrupt:
         console.show("\nStopped.", error=True)
         return INTERRUPTED
-    except console.OutputClosed:
+    except console.OutputClosed as closed:
         # What is still to be written at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD
+        if isinstance(closed.args[0], BrokenPipeError):
+            return UNREAD
+        console.complain(f"what is to be printed cannot be written: {closed}")
+        return UNUSABLE
     except Exception as error:
         if debug:
             raise
@@ -54,7 +61,9 @@ def _run(words: list[str]) -> int:
         "have no features.",
         epilog="Examples:\n  pairnorm demo\n  pairnorm fit --help",
     )
-    commands = parser.add_subparsers(title="Commands", metavar="COMMAND ...", parser_class=Command)
+    commands = parser.add_subparsers(
+        title="Commands", metavar="COMMAND ...", prog="pairnorm", parser_class=Command
+    )
     for module in COMMANDS:
         module.add(commands)
     general = parser.add_argument_group("Options")
@@ -76,19 +85,14 @@ def _run(words: list[str]) -> int:
     return options.run(options) or DONE
 
 
-def _flush() -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise console.OutputClosed from None
-
-
 def _explain(error: Exception) -> int:
     """Print what went wrong and what to do about it, and return the exit code."""
     if isinstance(error, PairNormError):
         console.complain(error.typed())
         return UNUSABLE
-    if isinstance(error, ImportError) and (library := _lacking(error)):
+    # pandas says which library it lacks in what its error was raised from.
+    library, *_ = str(getattr(error, "name", None) or getattr(error.__cause__, "name", "")).split(".")
+    if isinstance(error, ImportError) and library not in ("", "None", "pairnorm"):
         console.complain(
             f"this needs {library}, which is not installed.\nInstall all that commands need: "
             "pip install 'pairnorm[all]'"
@@ -97,13 +101,6 @@ def _explain(error: Exception) -> int:
     what = "".join(traceback.format_exception_only(error)).strip()
     console.complain(f"{what}\nThis is a fault of pairnorm, not of what you gave it. {_log(error)}")
     return FAULT
-
-
-def _lacking(error: ImportError) -> str | None:
-    """Return the library whose import failed, None where it is this package."""
-    name = error.name or getattr(error.__cause__, "name", None)
-    library = str(name).partition(".")[0]
-    return library if name and library != "pairnorm" else None
 
 
 def _log(error: Exception) -> str:

@@ -25,7 +25,7 @@ _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udf
 
 
 class OutputClosed(Exception):
-    """Nobody reads what is printed any more, as after ``pairnorm datasets | head -1``."""
+    """What is printed arrives nowhere, as after ``pairnorm datasets | head -1`` or on a full disk."""
 
 
 def safe(text: object) -> str:
@@ -59,8 +59,18 @@ def show(text: object = "", *, error: bool = False) -> None:
             console.print(Text.assemble(*zip(parts[::2], styles, strict=True)), soft_wrap=True)
         else:
             console.print(text)
-    except BrokenPipeError:
-        raise OutputClosed from None
+    except OSError as why:
+        if not error:  # else there is nobody to tell
+            raise OutputClosed(why) from None
+
+
+def flush() -> None:
+    """Have what others printed arrive, or say that it does not."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as why:
+        raise OutputClosed(why) from None
 
 
 def note(text: object) -> None:
@@ -180,7 +190,7 @@ def _console(error: bool) -> "Console | None":
 
     class Piped(Console):
         def on_broken_pipe(self) -> None:
-            raise OutputClosed  # rich would end the process
+            raise BrokenPipeError  # rich would end the process
 
     return Piped(stderr=error, highlight=False, emoji=False)
 

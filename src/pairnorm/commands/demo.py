@@ -1,5 +1,6 @@
 """``pairnorm demo``: the paper's experiment with missing features, small enough for a laptop."""
 
+import shlex
 import time
 from argparse import Namespace
 from typing import Any
@@ -42,7 +43,7 @@ def run(options: Namespace) -> int | None:
         f"{full[0].epochs},\n{len(DEPTHS)} depths instead of {len(full)}."
     )
     began, store = time.monotonic(), options.out / "demo.sqlite"
-    command = f"pairnorm demo --out {options.out}"
+    command = f"pairnorm demo --out {shlex.quote(str(options.out))}"
     outcome = train(store, [experiment], command, device="cpu", workers=options.workers)
     if outcome is None:
         return 130

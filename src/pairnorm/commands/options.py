@@ -117,6 +117,7 @@ class Command(Parser):
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
     try:
+        import rich.console  # rich_argparse looks for it only when it prints  # noqa: F401
         from rich_argparse import RawDescriptionRichHelpFormatter as Formatter
     except ImportError:
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26)

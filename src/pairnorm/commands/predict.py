@@ -34,8 +34,8 @@ def run(options: Namespace) -> None:
     """
     out = options.out
     refuse_inputs(out, options.nodes, options.edges, *options.model.glob("model.*"))
-    piped = out.exists() and not out.is_file() and not out.is_dir()
-    # Predictions that go to a pipe must not meet what is said about them.
+    # Predictions that go to a pipe, or to /dev/stdout, must not meet what is said about them.
+    piped = out.exists() and not out.is_dir() and (not out.is_file() or out.is_relative_to("/dev"))
     with redirect_stdout(sys.stderr) if piped else nullcontext():
         _predict(options)
 

@@ -101,14 +101,7 @@ def selection(options: Namespace, *what: str) -> "Selection":
 
 
 def train(
-    path: Path,
-    experiments: "Sequence[Experiment]",
-    command: str,
-    *,
-    device: str,
-    workers: int | None,
-    root: Path | None = None,
-    minutes: float | None = None,
+    path: Path, experiments: "Sequence[Experiment]", command: str, root: Path | None = None, **how: Any
 ) -> "Outcome | None":
     """Train what a store lacks and show how far it is; None, and how to go on, after an interruption.
 
@@ -116,27 +109,30 @@ def train(
         path: the store; a new one is made once nothing is known that would keep it empty.
         experiments: what is wanted.
         command: goes on after an interruption.
-        device: where to train.
-        workers: processes on a CPU.
         root: folder of the graphs' files.
-        minutes: start nothing more after this time.
+        **how: device, workers and minutes, as ``pairnorm.paper.runner.reproduce`` takes them.
     """
     from pairnorm.data import datasets, load
     from pairnorm.paper import runner
     from pairnorm.train import Store
     from pairnorm.train.engine import find_device
 
-    find_device(device)
-    if workers is not None:
-        whole_number("workers", workers, least=1)
-    if minutes is not None:
-        real_number("minutes", minutes, least=0)
-    if not path.exists():
-        wanted = {name for experiment in experiments for name in experiment.datasets}
-        for dataset in datasets():
-            if dataset.name in wanted and dataset.absent(root):
-                load(dataset.name, root)
-    with Store(path) as store, console.progress() as tell:
+    find_device(how["device"])
+    if how["workers"] is not None:
+        whole_number("workers", how["workers"], least=1)
+    if how.get("minutes") is not None:
+        real_number("minutes", how["minutes"], least=0)
+    wanted = {name for experiment in experiments for name in experiment.datasets}
+    for dataset in datasets() if not path.exists() else ():
+        if dataset.name in wanted and dataset.absent(root):
+            load(dataset.name, root)
+
+    def progress(stage: str, now: "Progress") -> None:
+        if now.trials:
+            latest = now.label if now.done else f"{now.trials:,} trials to train"
+            tell(stage, now.done, now.total, latest, "layer-epochs")
+
+    with Store(path) as store:
         lacking = runner.count_lacking(experiments, store)
         if lacking and store.read_only:
             raise PairNormError(
@@ -148,22 +144,9 @@ def train(
             )
         if lacking:
             console.show(f"Training {lacking:,} trials; what is in {safe(path)} is not trained again.")
-
-        def progress(stage: str, now: "Progress") -> None:
-            if now.trials:
-                latest = now.label if now.done else f"{now.trials:,} trials to train"
-                tell(stage, now.done, now.total, latest, "layer-epochs")
-
         try:
-            return runner.reproduce(
-                experiments,
-                store,
-                device=device,
-                root=root,
-                workers=workers,
-                minutes=minutes,
-                progress=progress,
-            )
+            with console.progress() as tell:
+                return runner.reproduce(experiments, store, root=root, progress=progress, **how)
         except KeyboardInterrupt:
             left = runner.count_lacking(experiments, store)
             console.show(
