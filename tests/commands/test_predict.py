@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pandas
@@ -5,6 +6,8 @@ import pytest
 from written import Files, write_customers
 
 from pairnorm import cli
+from pairnorm.commands import console
+from pairnorm.commands import predict as module
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +136,21 @@ def test_what_is_read_is_not_written_over(
     assert predict(run, files.nodes, out) == 1
     assert "which is read. Choose another place: --out …" in capsys.readouterr().err
     assert out.read_bytes() == before
+
+
+def test_predictions_that_go_to_a_pipe_do_not_meet_what_is_said(
+    run: tuple[Files, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(module, "_predict", lambda options: console.show("said"))
+    assert predict(run, run[0].nodes, tmp_path / "pipe") == 0
+    assert predict(run, run[0].nodes, Path("/dev/stdout")) == 0
+    assert capsys.readouterr() == ("", "said\nsaid\n")
+    assert predict(run, run[0].nodes, tmp_path / "p.csv") == 0
+    assert capsys.readouterr() == ("said\n", "")
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")

@@ -3,6 +3,7 @@
 import shlex
 import time
 from argparse import Namespace
+from importlib.util import find_spec
 from typing import Any
 
 from pairnorm.commands import console
@@ -57,10 +58,11 @@ def run(options: Namespace) -> int | None:
         f"PairNorm it is {normalised.accuracy:.0%},\nat {normalised.layers} layers: deep enough to reach the "
         "vectors that are there."
     )
-    figure = against_depth(results, experiment, "cora", ("SGC",), 100, mark_best=True)
-    assert figure is not None
-    for file in save(figure, options.out, "accuracy-against-depth"):
-        console.show(f"Wrote {safe(file)}")
+    if find_spec("matplotlib") is None:
+        console.note("there is no figure: matplotlib is not installed. pip install 'pairnorm[all]'")
+    elif figure := against_depth(results, experiment, "cora", ("SGC",), 100, mark_best=True):
+        for file in save(figure, options.out, "accuracy-against-depth"):
+            console.show(f"Wrote {safe(file)}")
     spent = (
         f"in {time.monotonic() - began:.0f} s" if outcome.trained else "by an earlier call, now read again"
     )
