@@ -109,7 +109,7 @@ def test_a_bar_for_each_stage(terminal: io.StringIO) -> None:
     printed = terminal.getvalue()
     assert "table1" in printed
     assert "50%" in printed
-    assert "a stage with a name that is…" in printed
+    assert "a stage with a name that is rat…" in printed
     assert r"\x1b[31mred" in printed
     assert "writing" not in printed.splitlines()[-1]
 

@@ -203,5 +203,5 @@ def _width(text: str) -> int:
     return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
 
 
-def _shortened(text: str, most: int = 28) -> str:
+def _shortened(text: str, most: int = 32) -> str:
     return safe(text if len(text) <= most else f"{text[: most - 1]}…").replace(_BRACKET, "[")

@@ -94,25 +94,23 @@ class Command(Parser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse what follows the command's name; an unknown option is an error."""
-        found, unknown = super().parse_known_args(self._arranged(list(args or ())), namespace)
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            what = "option" if name.startswith("-") else "argument"
-            self.error(f"there is no {what} {name!r}. {closest(name, sorted(self._names))}".rstrip())
-        return found, []
-
-    def _arranged(self, words: list[str]) -> list[str]:
-        """Join options with their values, which may begin with a dash, and put arguments last."""
-        options: list[str] = []
-        arguments: list[str] = []
+        """Parse what follows the command's name: options joined with their values, then arguments."""
+        words, options, arguments = list(args or ()), list[str](), list[str]()
         while words:
             word = words.pop(0)
-            if word in self._names - {"-h", "--help"} and words and words[0] not in self._names:
-                options.append(f"{word}={words.pop(0)}")
+            name, equals, _ = word.partition("=")
+            if not word.startswith("-"):
+                arguments.append(word)
+            elif name not in self._names:
+                self.error(f"there is no option {name!r}. {closest(name, sorted(self._names))}".rstrip())
+            elif equals or name in ("-h", "--help") or not words or words[0] in self._names:
+                options.append(word)
             else:
-                (options if word.startswith("-") else arguments).append(word)
-        return options + arguments
+                options.append(f"{word}={words.pop(0)}")
+        found, unknown = super().parse_known_args(options + arguments, namespace)
+        if unknown:
+            self.error(f"there is no argument {unknown[0]!r}.")
+        return found, []
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

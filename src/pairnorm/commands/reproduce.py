@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pairnorm.train import Progress
 
 SELECTION = ("dataset", "runs", "epochs", "depths", "missing")
-WRITING = "Writing tables and figures; the whole paper takes a minute"
+WRITING = "Writing tables and figures"
 
 
 def add(commands: Any) -> None:
