@@ -47,7 +47,7 @@ def test_what_does_not_apply_to_graphml_is_refused(tmp_path: Path) -> None:
     path = write_graphml(tmp_path / "new.graphml", ["high", "low"])
     for edges, given, message in (
         (tmp_path / "edges.csv", NOTHING, "is no table, but edges are given"),
-        (None, NOTHING | {"id": "name"}, "--id name does not apply"),
+        (None, NOTHING | {"id": "name"}, "id.*name.* does not apply"),
         (None, NOTHING | {"ignore": ["aeg"]}, "no column 'aeg' .*Did you mean 'age'"),
     ):
         with pytest.raises(PairNormError, match=message):

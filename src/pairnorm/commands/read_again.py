@@ -1,9 +1,8 @@
 """Reading a graph as the one that a model was fitted on was read."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pairnorm.commands.options import read_graph, typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,15 +34,14 @@ def read_again(
         saved = {"label": "label", "split": "split"} | saved
         saved = {name: saved[name] for name in saved.keys() - for_tables}
     columns = saved | {name: value for name, value in given.items() if value and name != "ignore"}
-    with typed():
-        if is_table(nodes, edges, columns.get("delimiter")):
-            table = open_table(nodes, columns.get("delimiter"))
-        elif kind == ".graphml":
-            table = _attributes(nodes)
-        else:
-            return read_graph(nodes, edges, given)
-        for name in ignore:
-            table.column("ignore", name)
+    if is_table(nodes, edges, columns.get("delimiter")):
+        table = open_table(nodes, columns.get("delimiter"))
+    elif kind == ".graphml":
+        table = _attributes(nodes)
+    else:
+        return _read(nodes, edges, given)
+    for name in ignore:
+        table.column("ignore", name)
 
     label, categorical = columns.get("label"), columns.get("categorical", [])
     ignored = [
@@ -54,10 +52,18 @@ def read_again(
     # An empty column of categories has none, and nobody could tell that it is there.
     filled = [name for name in text if name != label and frame[name].notna().any()]
     changes = {"label": None, "split": None, "ignore": ignored + ignore, "categorical": filled}
-    graph = read_graph(nodes, edges, columns | changes)
+    graph = _read(nodes, edges, columns | changes)
     if label not in text:
         return graph
     return graph.replace(labels=_labels(table, frame[label], classes), class_names=tuple(map(str, classes)))
+
+
+def _read(nodes: Path, edges: Path | None, columns: dict[str, Any]) -> "Graph":
+    from pairnorm.data import Graph, GraphWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)
+        return Graph.from_files(nodes, edges, **{name: value for name, value in columns.items() if value})
 
 
 def _attributes(path: Path) -> "Source":
