@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,7 +154,7 @@ MARKERS = {"connected": "s", "random": "o"}
 RIDGES = 10
 
 
-def studied(layers: dict[Spec, Layers], experiment: Experiment, model: str) -> dict[str, Layers]:
+def studied(layers: Mapping[Spec, Layers], experiment: Experiment, model: str) -> dict[str, Layers]:
     """Return what was measured of a model, by norm."""
     specs = [spec for place in experiment.places() for spec in experiment.candidates(place)]
     return {spec.norm: layers[spec] for spec in specs if spec.model == model and spec in layers}
