@@ -80,8 +80,8 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     with style():
         figure.set_dpi(DOTS_PER_INCH)
         with whole_file(paths[0]) as draft:
-            FigureCanvasAgg(figure).print_png(draft, metadata={"Software": None})
+            FigureCanvasAgg(figure).print_png(draft, metadata={"Software": None})  # type: ignore[no-untyped-call]
         with whole_file(paths[1]) as draft:
             nameless = {"CreationDate": None, "Creator": None, "Producer": None}
-            FigureCanvasPdf(figure).print_pdf(draft, metadata=nameless)
+            FigureCanvasPdf(figure).print_pdf(draft, metadata=nameless)  # type: ignore[no-untyped-call]
     return paths

@@ -95,7 +95,7 @@ def _candidates(experiment: Experiment, place: Place) -> tuple[Spec, ...]:
     settings = {**experiment.methods[place.method], **experiment.settings}
     choices = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
     choices = {"depth": tuple(sorted(choices.pop("depth"))), **choices}
-    common = {"dataset": place.dataset, "missing_rate": place.missing_percent / 100}
+    common: dict[str, Any] = {"dataset": place.dataset, "missing_rate": place.missing_percent / 100}
     specs = (
         Spec(**common, **dict(zip(choices, values, strict=True))) for values in product(*choices.values())
     )

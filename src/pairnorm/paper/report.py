@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pairnorm.paper import case_study, figures
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
@@ -417,32 +417,26 @@ def _summary(tables: Sequence[Table], decided: Sequence[Verdict]) -> str:
 Cells = Mapping[Spec, Sequence[Trial]]
 
 
-@dataclass(frozen=True)
-class Ran:
-    """Where and when a trial was trained."""
-
-    device: str
-    finished: str
-    seconds: float
-    pairnorm_version: str
-    torch_version: str
-    python_version: str
-    git_commit: str | None
+_ORIGINS = {
+    "pairnorm": "pairnorm_version",
+    "torch": "torch_version",
+    "Python": "python_version",
+    "Commit": "git_commit",
+}
 
 
-def _origins(store: Store, cells: Cells) -> dict[tuple[Spec, int], Ran]:
+def _origins(store: Store, cells: Cells) -> dict[tuple[Spec, int], Any]:
     """Return where each trial comes from; nothing where pandas, which the store lists it with, is absent."""
     if find_spec("pandas") is None:
         return {}
-    frame = store.frame()
-    rows = zip(*(frame[entry.name].tolist() for entry in fields(Ran)), strict=True)
+    rows = store.frame()[["device", "finished", "seconds", *_ORIGINS.values()]].itertuples(index=False)
     # Both are sorted by spec and seed.
     trials = ((spec, trial.seed) for spec, trials in cells.items() for trial in trials)
-    return {key: Ran(*row) for key, row in zip(trials, rows, strict=True)}
+    return dict(zip(trials, rows, strict=True))
 
 
 def _what_was_run(
-    cells: Cells, origins: Mapping[tuple[Spec, int], Ran], selection: Selection, store: str
+    cells: Cells, origins: Mapping[tuple[Spec, int], Any], selection: Selection, store: str
 ) -> str:
     devices = sorted({ran.device for ran in origins.values()})
     columns = ["Command", "What", "Trials", "of", *devices]
@@ -496,15 +490,7 @@ def _what_was_run(
     return "\n".join(lines) + "\n"
 
 
-_ORIGINS = {
-    "pairnorm": "pairnorm_version",
-    "torch": "torch_version",
-    "Python": "python_version",
-    "Commit": "git_commit",
-}
-
-
-def _busy(ran: Iterable[Ran]) -> dict[str, str]:
+def _busy(ran: Iterable[Any]) -> dict[str, str]:
     """Return by device how long at least one job ran: it ends when it says and began so long before."""
     jobs: dict[str, set[tuple[str, float]]] = {}
     for one in ran:
