@@ -250,7 +250,7 @@ def write_outputs(
                 _add_tuned(outputs, results, experiment, selection.narrow(TABLE1))
             elif name == "case-study":
                 outputs.add_figures(_case_study(layers, experiment))
-            elif name not in ("figure1", "figure3", "figure4"):
+            elif name not in PER_GRAPH:
                 outputs.add_table(Table.of(results, experiment))
             if name in DRAWN and not (name in MODELS and "figure4" in names):
                 outputs.add_figures(DRAWN[name](results, experiment))
@@ -277,38 +277,17 @@ def _depth_figures(results: Results, experiment: Experiment) -> Iterator[Drawing
         yield f"depth-{model.lower()}-{dataset}", caption, figure
 
 
-def _figure1(results: Results, experiment: Experiment) -> Iterator[Drawing]:
+def _per_graph(results: Results, experiment: Experiment) -> Iterator[Drawing]:
+    """Draw a figure of the paper, which has one graph, for every graph."""
+    draw, caption = PER_GRAPH[experiment.name]
     for dataset in experiment.datasets:
-        caption = (
-            f"Figure 1{_twin(dataset)}. SGC on {TITLES[dataset]} without PairNorm (dashed) and with it "
-            "(solid), split 3 / 10 / 87%."
-        )
-        yield f"figure1-{dataset}", caption, figures.figure1(results, experiment, dataset)
+        number = experiment.name[-1] + ("" if dataset == "cora" else ", appendix")
+        figure = draw(results, experiment, dataset)
+        yield f"{experiment.name}-{dataset}", f"Figure {number}. {caption.format(TITLES[dataset])}", figure
 
 
 def _figure2() -> Iterator[Drawing]:
     yield "figure2", "Figure 2. The two steps of PairNorm, on papers of Cora.", figures.figure2()
-
-
-def _figure3(results: Results, experiment: Experiment) -> Iterator[Drawing]:
-    for dataset in experiment.datasets:
-        caption = (
-            f"Figure 3{_twin(dataset)}. GCN and GAT on {TITLES[dataset]} without PairNorm-SI (dashed) and "
-            "with it (solid)."
-        )
-        figure = figures.against_depth(results, experiment, dataset, ("GCN", "GAT"), 0)
-        yield f"figure3-{dataset}", caption, figure
-
-
-def _figure4(results: Results, experiment: Experiment) -> Iterator[Drawing]:
-    for dataset in experiment.datasets:
-        caption = (
-            f"Figure 4{_twin(dataset)}. {TITLES[dataset]} with all vectors outside the training set missing, "
-            "without PairNorm (dashed) and with it (solid); diamonds mark the depths that validation chooses."
-        )
-        models = ("SGC", "GCN", "GAT")
-        figure = figures.against_depth(results, experiment, dataset, models, 100, mark_best=True)
-        yield f"figure4-{dataset}", caption, figure
 
 
 def _bars(results: Results, experiment: Experiment) -> Iterator[Drawing]:
@@ -330,15 +309,24 @@ def _case_study(layers: dict[Spec, Layers], experiment: Experiment) -> Iterator[
         yield f"{name}-distributions", caption, case_study.distributions(found, model)
 
 
-def _twin(dataset: str) -> str:
-    return "" if dataset == "cora" else ", appendix"
-
-
+PER_GRAPH = {
+    "figure1": (
+        figures.figure1,
+        "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%.",
+    ),
+    "figure3": (
+        figures.figure3,
+        "GCN and GAT on {} without PairNorm-SI (dashed) and with it (solid).",
+    ),
+    "figure4": (
+        figures.figure4,
+        "{} with all vectors outside the training set missing, without PairNorm (dashed) and with it "
+        "(solid); diamonds mark the depths that validation chooses.",
+    ),
+}
 DRAWN: dict[str, Callable[[Results, Experiment], Iterator[Drawing]]] = {
     **dict.fromkeys(MODELS, _depth_figures),
-    "figure1": _figure1,
-    "figure3": _figure3,
-    "figure4": _figure4,
+    **dict.fromkeys(PER_GRAPH, _per_graph),
     "bars": _bars,
 }
 """The figures of an experiment, by its name."""
