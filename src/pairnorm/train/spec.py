@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from hashlib import sha256
 from typing import Annotated, Any, Self, get_type_hints
 
@@ -105,7 +105,10 @@ class Spec:
     scaling: Annotated[str, _choice(*SCALINGS)] = "rows"
 
     def __post_init__(self) -> None:
-        values = {name: hint.__metadata__[0](name, getattr(self, name)) for name, hint in _HINTS.items()}
+        values = {}
+        for name in _HINTS:
+            value = getattr(self, name)
+            values[name] = (_check if type(value) in (str, int, float) else _check.__wrapped__)(name, value)
         for name, value in (values | _without_meaning(values)).items():
             object.__setattr__(self, name, value)
 
@@ -120,7 +123,7 @@ class Spec:
             tuple(name for name in _HINTS if name not in LATER or getattr(self, name) != LATER[name])
         )
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """The name of the cell in the store: 16 hexadecimal digits of the SHA-256 of ``text``."""
         return sha256(self.text.encode()).hexdigest()[:16]
@@ -167,6 +170,11 @@ class Spec:
 _HINTS: dict[str, Any] = {
     field.name: get_type_hints(Spec, include_extras=True)[field.name] for field in fields(Spec)
 }
+
+
+@lru_cache(4096, typed=True)  # a store has tens of thousands of specs, made of the same few values
+def _check(name: str, value: Any) -> Any:
+    return _HINTS[name].__metadata__[0](name, value)
 
 
 def _malformed(text: str, problem: str) -> PairNormError:
