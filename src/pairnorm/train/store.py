@@ -409,7 +409,8 @@ class Store:
 
 def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """Return what SQL asks of a row, and the values for its question marks."""
-    parts, values = ["1"], []
+    parts = ["1"]
+    values: list[Any] = []
     for name, wanted in where.items():
         choices = list(wanted) if isinstance(wanted, list | tuple | set | range) else [wanted]
         parts.append(f'"{one_of("column", name, tuple(TYPES))}" IN ({", ".join("?" * len(choices))})')
