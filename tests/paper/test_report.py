@@ -220,7 +220,8 @@ def test_how_much_of_the_gain_is_pairnorms(written: Path) -> None:
 
 def test_a_store_without_anything_still_makes_a_report(tmp_path: Path) -> None:
     path = tmp_path / "empty.sqlite"
-    Store(path).close()
+    with Store(path) as store:
+        store.check_writable()
     outputs = write_report(path, tmp_path / "out", Selection(datasets=("cora",)))
     text = (tmp_path / "out" / "report.md").read_text()
     assert "0 stand beside ours" in text

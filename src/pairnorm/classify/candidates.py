@@ -15,7 +15,7 @@ from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.nn import SGC, pair_norm, propagation
 from pairnorm.train.spec import Spec
-from pairnorm.train.trainers import GNNRun, part_accuracies, part_losses
+from pairnorm.train.trainers import GNNTrainer, part_accuracies, part_losses
 
 SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 LARGEST_STATE = 8 * 2**30
@@ -178,8 +178,8 @@ def gnn_candidate(task: Task, spec: Spec, seeds: Sequence[int], tick: Callable[[
         tick: is told of epochs done.
     """
     graph, spec = task.graph.replace(features=task.features), spec.replace(scaling="none")
-    run = GNNRun(graph, [(spec, seed) for seed in seeds], task.device)
-    run.run(tick)
+    run = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device)
+    run.fit(tick)
     _, logits = run.evaluate()
     accuracy, loss = (
         float(part(logits, "validation").mean()) for part in (run.problem.accuracies, run.problem.losses)

@@ -18,7 +18,7 @@ from pairnorm.nn import SGC
 from pairnorm.paper.experiments import Experiment
 from pairnorm.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.train import Spec
-from pairnorm.train.trainers import GNNRun
+from pairnorm.train.trainers import GNNTrainer
 from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def measure_layers(
         values = features_after(graph, scaling=spec.scaling).values
         inputs: tuple[Any, ...] = (values.to(device), graph.adjacency.to(device))
     else:
-        run = GNNRun(graph, [(spec, seed)], device)
-        run.run(tick)
+        run = GNNTrainer(graph, [(spec, seed)], device)
+        run.fit(tick)
         accuracy = float(run.problem.metrics(run.evaluate()[1])["test_accuracy"])
         model, inputs = run.model, (run.problem.features, run.problem.adjacency)
     probe = Probe(model, measures=("apd", "apsd"), adjacency=graph.adjacency.to(device))
