@@ -75,7 +75,7 @@ def test_what_is_no_saved_model_is_named(small: Graph, tmp_path: Path) -> None:
     for damage, message in (
         ("{", "is damaged"),
         ("[]", "format None is not known"),
-        (json.dumps(facts | {"format": 99}), "format 99 is not known; expected 2"),
+        (json.dumps(facts | {"format": 99}), "format 99 is not known; expected 3"),
         (json.dumps(facts | {"features": 3}), "is damaged"),
         (json.dumps({name: value for name, value in facts.items() if name != "network"}), "is damaged"),
     ):

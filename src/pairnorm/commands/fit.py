@@ -108,7 +108,7 @@ def fit(
         for warning in caught:  # held back until the bars are done
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
         notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
-        _write(findings, folder, columns, notes)
+        _write(findings, folder, notes)
     _show(findings)
     console.print(f"\nWrote to {escape(str(out))}/ in {time.monotonic() - began:.0f} s:", soft_wrap=True)
     for name, what in _contents(out):
@@ -133,7 +133,7 @@ def _listed(text: str, kind: type) -> Any:
     return values
 
 
-def _write(findings: "Findings", folder: Path, columns: dict[str, Any], notes: list[str]) -> None:
+def _write(findings: "Findings", folder: Path, notes: list[str]) -> None:
     from pairnorm.classify.persistence import save
     from pairnorm.classify.summary import PREDICTIONS, has_parquet, predictions, write_report, write_table
 
@@ -141,7 +141,7 @@ def _write(findings: "Findings", folder: Path, columns: dict[str, Any], notes: l
     frame = predictions(findings.graph, findings.probabilities, classifier.classes_)
     for name in PREDICTIONS if has_parquet() else PREDICTIONS[:1]:
         write_table(frame, folder / name)
-    save(classifier, folder, {name: value for name, value in columns.items() if value})
+    save(classifier, folder)
     write_report(findings, folder, notes)
 
 

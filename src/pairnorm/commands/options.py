@@ -78,7 +78,7 @@ def read_graph(nodes: Path, edges: Path | None, columns: dict[str, Any]) -> "Gra
     Args:
         nodes: the table of nodes, or the file of the whole graph.
         edges: the table of edges.
-        columns: what ``pairnorm.data.io.from_files`` takes besides.
+        columns: what ``Graph.from_files`` takes besides.
     """
     from pairnorm.data import Graph, GraphWarning
 
@@ -108,14 +108,12 @@ def show_graph(graph: "Graph") -> None:
     Args:
         graph: as it was read.
     """
-    title, *lines = repr(graph).splitlines()
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for line in lines:
-        what, _, found = line.strip().partition(" ")
+    for what, found in graph.describe():
         if what == "split" and not any(mask.any() for mask in graph.split):
             continue
-        table.add_row(f"[dim]{what}[/]", escape(found.strip()))
-    console.print(f"[bold]{escape(title)}[/]")
+        table.add_row(f"[dim]{what}[/]", escape(found))
+    console.print(f"[bold]Graph {escape(repr(graph.name))}[/]")
     console.print(table)
 
 

@@ -17,11 +17,11 @@ from pairnorm.commands.options import (
     Source,
     Target,
     Weight,
+    read_graph,
     show_graph,
     steps,
     typed,
 )
-from pairnorm.commands.read_again import read_again
 from pairnorm.writing import whole_file
 
 EXAMPLE = (
@@ -51,17 +51,15 @@ def predict(
     name. The column of classes may be absent or empty.
     """
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.persistence import read_facts
     from pairnorm.classify.summary import predictions, write_table
 
     classifier = NodeClassifier.load(model).set_params(device=device)
-    saved = read_facts(model).get("columns", {})
     given = {
         "id": id, "source": source, "target": target, "weight": weight, "ignore": ignore,
-        "delimiter": delimiter,
+        "delimiter": delimiter, "encoder": classifier.encoder_,
     }  # fmt: skip
     with whole_file(out) as file:
-        graph = read_again(nodes, edges, saved, given, classifier.classes_)
+        graph = read_graph(nodes, edges, given)
         show_graph(graph)
         with typed(), steps(f"Predicting with {classifier.best_.name}", 1) as tick:
             frame = predictions(graph, classifier.predict_proba(graph), classifier.classes_)
