@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
@@ -130,11 +131,11 @@ class Encoder:
                 value=list(changed.categorical),
                 remedy="Leave it out, or fit again.",
             )
-        there = {
-            kind: [column.name for column in self.named(kind) if column.name in columns]
-            for kind in get_args(Kind)
-        }
-        labels, ids = there["label"], there["id"]
+        known = set(columns)
+        ids, labels, splits, ignored = (
+            [column.name for column in self.named(kind) if column.name in known]
+            for kind in ("id", "label", "split", "ignored")
+        )
         return Options(
             id=changed.id or self.id or (ids[0] if ids else None),
             label=changed.label or (labels[0] if labels else None),
@@ -143,7 +144,7 @@ class Encoder:
             target=changed.target or self.target,
             weight=changed.weight or self.weight,
             delimiter=changed.delimiter or self.delimiter,
-            ignore=[*there["ignored"], *there["split"], *labels, *changed.ignore],
+            ignore=[*ignored, *splits, *labels, *changed.ignore],
         )
 
 
@@ -196,15 +197,11 @@ def read_nodes(table: Source, told: Options, known: Encoder | None = None) -> di
         parts["class_names"] = classes
     if told.split is not None:
         parts |= read_split(table, told.split, frame[told.split], parts["labels"], classes)._asdict()
-    read = [
-        _read_column(table, name, frame[name], None if known is None else known.features[name],
-                     name in told.categorical)
-        for name in chosen
-    ]  # fmt: skip
+    read = list(_read_features(table, frame, chosen, told.categorical, known))
     parts["features"], parts["missing"] = _assemble(read, len(frame))
     rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
     parts["encoder"] = known or Encoder(
-        (*rest, *(one.column for one in read)),
+        (*rest, *(column for one in read for column in one.columns)),
         *(told.id, told.source, told.target, told.weight, told.delimiter),
     )
     parts["notes"] = _doubts(parts["encoder"], classes)
@@ -212,13 +209,54 @@ def read_nodes(table: Source, told: Options, known: Encoder | None = None) -> di
 
 
 class _Read(NamedTuple):
-    """A column, its stored entries (row, place, value) among the features it makes, and its empty cells."""
+    """Columns, their stored entries (row, place, value) among their features, and which cells are empty."""
 
-    column: Column
+    columns: tuple[Column, ...]
     rows: NDArray[np.int64]
     places: NDArray[np.int64]
     values: NDArray[np.float32]
     empty: NDArray[np.bool_]
+
+    @property
+    def widths(self) -> list[int]:
+        return [column.width for column in self.columns]
+
+
+def _read_features(
+    table: Source,
+    frame: pandas.DataFrame,
+    names: Sequence[str],
+    categorical: Sequence[str],
+    known: Encoder | None,
+) -> Iterator[_Read]:
+    """Read columns in order: each by itself, but plain numbers many at a time, for a table may be wide."""
+    plain = {
+        name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind in "iufb"
+    }
+    plain -= {*categorical, *(() if known is None else (column.name for column in known.named("category")))}
+    step = max(1, 10_000_000 // len(frame))
+    for together, run in groupby(names, plain.__contains__):
+        group = list(run)
+        for start in range(0, len(group), step if together else 1):
+            some = group[start : start + step]
+            if together:
+                yield _read_numbers(table, frame[some])
+            else:
+                name = group[start]
+                yield _read_column(
+                    table, name, frame[name], known and known.features[name], name in categorical
+                )
+
+
+def _read_numbers(table: Source, frame: pandas.DataFrame) -> _Read:
+    with np.errstate(over="ignore"):
+        values = frame.to_numpy(dtype=np.float64).astype(np.float32)
+    for name in frame.columns[np.isinf(values).any(0)]:
+        table.numbers(name, frame[name])  # says which cell
+    empty = np.isnan(values)
+    rows, places = np.nonzero(~empty & (values != 0))
+    columns = tuple(Column(name, "number") for name in frame.columns)
+    return _Read(columns, rows, places, values[rows, places], empty)
 
 
 def _read_column(
@@ -232,7 +270,7 @@ def _read_column(
     if values is not None:
         empty = np.isnan(values)
         rows = np.flatnonzero(~empty & (values != 0))
-        return _Read(Column(name, "number"), rows, np.zeros_like(rows), values[rows], empty)
+        return _Read((Column(name, "number"),), rows, np.zeros_like(rows), values[rows], empty[:, None])
     text = table.text(name, cells)
     if known:
         found = pandas.unique(text[text != None])  # noqa: E711 (elementwise)
@@ -251,12 +289,13 @@ def _read_column(
             categorical=[name],
         )
     rows = np.flatnonzero(codes >= 0)
-    return _Read(column, rows, codes[rows].astype(np.int64), np.ones(len(rows), dtype=np.float32), codes < 0)
+    ones = np.ones(len(rows), dtype=np.float32)
+    return _Read((column,), rows, codes[rows].astype(np.int64), ones, codes[:, None] < 0)
 
 
 def _assemble(read: Sequence[_Read], nodes: int) -> tuple[Tensor, Tensor]:
     """Return features [n, d], dense or sparse, and what is missing of them, bool [n] or [n, d]."""
-    starts = np.cumsum([0, *(one.column.width for one in read)])
+    starts = np.cumsum([0, *(sum(one.widths) for one in read)])
     width, stored = int(starts[-1]), sum(len(one.values) for one in read)
     places = [one.places + start for one, start in zip(read, starts, strict=False)]
     if stored < SPARSE_BELOW * nodes * width:
@@ -272,16 +311,14 @@ def _assemble(read: Sequence[_Read], nodes: int) -> tuple[Tensor, Tensor]:
             dense[one.rows, place] = one.values
         features = torch.from_numpy(dense)
 
-    empty_cells = np.zeros(nodes, dtype=np.int64)
+    whole, partly = np.full(nodes, bool(read)), np.zeros(nodes, dtype=bool)
     for one in read:
-        empty_cells += one.empty
-    whole = (empty_cells == len(read)) & bool(read)
-    if (whole == (empty_cells > 0)).all():
+        whole &= one.empty.all(1)
+        partly |= one.empty.any(1)
+    if (whole == partly).all():
         return features, torch.from_numpy(whole)
-    entries = np.zeros((nodes, width), dtype=bool)
-    for one, start in zip(read, starts, strict=False):
-        entries[:, start : start + one.column.width] = one.empty[:, None]
-    return features, torch.from_numpy(entries)
+    entries = [np.repeat(one.empty, one.widths, axis=1) for one in read]
+    return features, torch.from_numpy(np.concatenate(entries, 1))
 
 
 def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:

@@ -123,9 +123,7 @@ class Source:
         """
         import pandas
 
-        if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iufb":
-            values = column.to_numpy(dtype=np.float64)
-        elif pandas.api.types.is_numeric_dtype(column.dtype):
+        if pandas.api.types.is_numeric_dtype(column.dtype):
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         elif pandas.api.types.is_datetime64_any_dtype(column.dtype):
             raise PairNormError(
