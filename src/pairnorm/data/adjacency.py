@@ -81,6 +81,28 @@ def symmetric_adjacency(
     return adjacency, EdgeCounts(self_loops, duplicates, 2 * len(pairs) - directed, isolated)
 
 
+def check_edges(ends: NDArray[Any], nodes: int, weights: NDArray[np.float32] | None) -> None:
+    """Raise an error unless edges join nodes that there are, with weights that are positive and finite."""
+    if ends.ndim != 2 or ends.shape[0] != 2 or not (np.issubdtype(ends.dtype, np.integer) or ends.size == 0):
+        problem = f"edge_index is {ends.dtype} of shape {ends.shape}"
+        raise PairNormError(problem, code="wrong-shape", expected="whole numbers, [2, edges]")
+    if ends.size and (ends.min() < 0 or ends.max() >= nodes):
+        wrong = int(ends.min() if ends.min() < 0 else ends.max())
+        problem = f"edge_index names node {wrong}, but the graph has nodes 0 to {nodes - 1}"
+        raise PairNormError(problem, code="unknown-node", value=wrong)
+    if weights is None:
+        return
+    if weights.shape != ends.shape[1:]:
+        problem = f"weights have shape {weights.shape}"
+        raise PairNormError(problem, code="wrong-shape", expected=f"one for each of {ends.shape[1]} edges")
+    if (bad := ~((weights > 0) & np.isfinite(weights))).any():
+        edge = int(bad.argmax())
+        problem = f"weights[{edge}] is {weights[edge]}"
+        raise PairNormError(
+            problem, code="bad-weight", value=float(weights[edge]), expected="a positive, finite number"
+        )
+
+
 def first_of_run(values: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mark each element of a sorted array that differs from the one before it."""
     first = np.ones(len(values), dtype=bool)
@@ -139,7 +161,8 @@ def check_csr(what: str, starts: Any, indices: Any, entries: int, shape: tuple[i
     if any(piece.dtype.kind not in "iu" or piece.ndim != 1 for piece in pieces):
         problem = "its indices are no lists of whole numbers"
     else:
-        problem = _csr_problem(*(piece.astype(np.int64, copy=False) for piece in pieces), entries, shape)
+        first, second = (piece.astype(np.int64, copy=False) for piece in pieces)
+        problem = _csr_problem(first, second, entries, shape)
     if problem:
         raise PairNormError(
             f"{what} is no sparse matrix: {problem}",

@@ -165,11 +165,8 @@ def read_nodes(table: Source, told: Options, known: Encoder | None = None) -> di
     told = told if known is None else known.options(told, table.columns)
     identity = table.columns[0] if told.id is None else table.column("id", told.id)
     if told.split is not None and told.label is None:
-        raise PairNormError(
-            f"split is {quoted(told.split)} but label is not given",
-            code="option-missing",
-            remedy="Name the column of the classes too.",
-        )
+        problem = f"split is {quoted(told.split)} but label is not given"
+        raise PairNormError(problem, code="option-missing", remedy="Name the column of the classes too.")
     named: tuple[tuple[str | None, Kind], ...] = (
         (told.split, "split"),
         (told.label, "label"),
@@ -237,21 +234,20 @@ def _read_features(
     step = max(1, 10_000_000 // len(frame))
     for together, run in groupby(names, plain.__contains__):
         group = list(run)
-        for start in range(0, len(group), step if together else 1):
-            some = group[start : start + step]
-            if together:
-                yield _read_numbers(table, frame[some])
-            else:
-                name = group[start]
-                yield _read_column(
-                    table, name, frame[name], known and known.features[name], name in categorical
-                )
+        if together:
+            for start in range(0, len(group), step):
+                yield _read_numbers(table, frame[group[start : start + step]])
+        else:
+            for name in group:
+                expected = None if known is None else known.features[name]
+                yield _read_column(table, name, frame[name], expected, name in categorical)
 
 
 def _read_numbers(table: Source, frame: pandas.DataFrame) -> _Read:
     with np.errstate(over="ignore"):
         values = frame.to_numpy(dtype=np.float64).astype(np.float32)
-    for name in frame.columns[np.isinf(values).any(0)]:
+    if (infinite := np.isinf(values).any(0)).any():
+        name = frame.columns[int(infinite.argmax())]
         table.numbers(name, frame[name])  # says which cell
     empty = np.isnan(values)
     rows, places = np.nonzero(~empty & (values != 0))
@@ -275,7 +271,10 @@ def _read_column(
     if known:
         found = pandas.unique(text[text != None])  # noqa: E711 (elementwise)
         _check_categories(table.name, Column(name, "category", tuple(found)), known)
-        column, codes = known, pandas.Index(known.categories, dtype=object).get_indexer(text)
+        column, codes = (
+            known,
+            pandas.Index(known.categories, dtype=object).get_indexer(pandas.Index(text, dtype=object)),
+        )
     else:
         codes, found = pandas.factorize(text, sort=True)
         column = Column(name, "category", tuple(found))
@@ -409,11 +408,9 @@ def read_split(
     blank = (parts >= 0) & (labels.numpy() < 0)
     if blank.any():
         row = int(blank.argmax())
+        problem = f"the node is in {quoted(text[row])} but has no label"
         table.reject(
-            row,
-            f"the node is in {quoted(text[row])} but has no label",
-            code="label-missing",
-            remedy=f"Label it, or empty its {quoted(name)} cell.",
+            row, problem, code="label-missing", remedy=f"Label it, or empty its {quoted(name)} cell."
         )
     counts = np.bincount(labels.numpy()[parts == 0], minlength=len(class_names))
     if (counts == 0).any():

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data import io
-from pairnorm.data.adjacency import check_adjacency, csr_matrix, most_empty, symmetric_adjacency
+from pairnorm.data.adjacency import check_adjacency, check_edges, csr_matrix, most_empty, symmetric_adjacency
 from pairnorm.data.encoder import Encoder, Options, align_features
 from pairnorm.data.features import all_finite, check_infinite, nan_as_missing, stored_rows, stored_values
 from pairnorm.data.split import Split, split_by_name
-from pairnorm.data.tables import shown
+from pairnorm.data.tables import readable, shown
 from pairnorm.errors import PairNormError, quoted, whole_number
 
 if TYPE_CHECKING:
@@ -206,11 +206,8 @@ class Graph:
             features, missing = align_features(name, self.features, self.missing, self.encoder, encoder)
             return self.replace(features=features, missing=missing, encoder=encoder)
         if self.num_features != count:
-            raise PairNormError(
-                f"graph {self.name!r} has {self.num_features} features; the model was fitted on {count}",
-                code="wrong-shape",
-                value=self.num_features,
-            )
+            problem = f"graph {self.name!r} has {self.num_features} features; the model was fitted on {count}"
+            raise PairNormError(problem, code="wrong-shape", value=self.num_features)
         return self
 
     def labels_among(self, classes: Sequence[str]) -> Tensor:
@@ -270,15 +267,13 @@ class Graph:
             known = next((len(part) for part in (features, labels) if part is not None), None)
             num_nodes = known if known is not None else int(ends.max(initial=-1)) + 1
         if features is None and labels is None and num_nodes > most_empty(ends.size):
+            problem = f"{num_nodes:,} nodes are claimed, but there are {ends.size // 2:,} edges"
             raise PairNormError(
-                f"{num_nodes:,} nodes are claimed, but there are {ends.size // 2:,} edges",
-                code="out-of-range",
-                value=num_nodes,
-                remedy="Number nodes from 0 without gaps.",
+                problem, code="out-of-range", value=num_nodes, remedy="Number nodes from 0 without gaps."
             )
         nodes = whole_number("num_nodes", num_nodes)
         strengths = None if weights is None else torch.as_tensor(weights).cpu().float().numpy()
-        _check_edges(ends, nodes, strengths)
+        check_edges(ends, nodes, strengths)
         adjacency, counts = symmetric_adjacency(ends[0], ends[1], nodes, strengths)
         if features is None:
             features = torch.zeros(nodes, 0, device=device)
@@ -329,7 +324,7 @@ class Graph:
         """
         told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore)
         parts = io.read_files(nodes, edges, told, encoder)
-        with io.readable(Path(nodes).name):
+        with readable(Path(nodes).name):
             graph = cls.from_edges(**(parts | {"name": name or Path(nodes).stem}))
         if graph.notes:
             warnings.warn(f"{graph.name}: {'; '.join(graph.notes)}.", GraphWarning, stacklevel=2)
@@ -475,46 +470,11 @@ def _share(part: int, whole: int) -> str:
 def _numbered_classes(labels: Tensor) -> tuple[str, ...]:
     largest = int(labels.max()) if labels.numel() else UNKNOWN
     if largest >= max(labels.numel(), MOST_EMPTY_CLASSES):
+        problem = f"the largest label is {largest:,}, but there are {labels.numel():,} nodes"
         raise PairNormError(
-            f"the largest label is {largest:,}, but there are {labels.numel():,} nodes",
-            code="out-of-range",
-            value=largest,
-            remedy="Number classes from 0 without gaps.",
+            problem, code="out-of-range", value=largest, remedy="Number classes from 0 without gaps."
         )
     return tuple(map(str, range(largest + 1)))
-
-
-def _check_edges(ends: NDArray[Any], nodes: int, weights: NDArray[np.float32] | None) -> None:
-    """Raise an error unless edges join nodes that there are, with weights that are positive and finite."""
-    if ends.ndim != 2 or ends.shape[0] != 2 or not (np.issubdtype(ends.dtype, np.integer) or ends.size == 0):
-        raise PairNormError(
-            f"edge_index is {ends.dtype} of shape {ends.shape}",
-            code="wrong-shape",
-            expected="whole numbers, [2, edges]",
-        )
-    if ends.size and (ends.min() < 0 or ends.max() >= nodes):
-        wrong = int(ends.min() if ends.min() < 0 else ends.max())
-        raise PairNormError(
-            f"edge_index names node {wrong}, but the graph has nodes 0 to {nodes - 1}",
-            code="unknown-node",
-            value=wrong,
-        )
-    if weights is None:
-        return
-    if weights.shape != ends.shape[1:]:
-        raise PairNormError(
-            f"weights have shape {weights.shape}",
-            code="wrong-shape",
-            expected=f"one for each of {ends.shape[1]} edges",
-        )
-    if (wrong := ~((weights > 0) & np.isfinite(weights))).any():
-        edge = int(wrong.argmax())
-        raise PairNormError(
-            f"weights[{edge}] is {weights[edge]}",
-            code="bad-weight",
-            value=float(weights[edge]),
-            expected="a positive, finite number",
-        )
 
 
 def _check_shapes(graph: Graph) -> None:
@@ -525,11 +485,8 @@ def _check_shapes(graph: Graph) -> None:
     for what in ("features", "labels", *Split._fields, "missing", "node_names"):
         found = getattr(graph, what).shape
         if len(found) == 0 or found[0] != nodes:
-            raise PairNormError(
-                f"{what} has shape {tuple(found)}, but the graph has {nodes} nodes",
-                code="wrong-shape",
-                value=what,
-            )
+            problem = f"{what} has shape {tuple(found)}, but the graph has {nodes} nodes"
+            raise PairNormError(problem, code="wrong-shape", value=what)
     if tuple(graph.missing.shape) not in {(nodes,), tuple(features.shape)}:
         raise PairNormError(
             f"missing has shape {tuple(graph.missing.shape)}",
@@ -538,11 +495,8 @@ def _check_shapes(graph: Graph) -> None:
             expected=f"[{nodes}] for whole vectors or {list(features.shape)} for single entries",
         )
     if graph.feature_names is not None and len(graph.feature_names) != graph.num_features:
-        raise PairNormError(
-            f"{len(graph.feature_names)} feature names for {graph.num_features} features",
-            code="wrong-shape",
-            value="feature_names",
-        )
+        problem = f"{len(graph.feature_names)} feature names for {graph.num_features} features"
+        raise PairNormError(problem, code="wrong-shape", value="feature_names")
 
 
 def _check_labels(graph: Graph) -> None:
@@ -575,10 +529,9 @@ def _check_split(graph: Graph) -> None:
             )
         seen = seen | mask
     if (blank := seen & ~graph.labelled).any():
+        problem = f"{int(blank.sum())} nodes of the split have no label, {_first(graph, blank)}"
         raise PairNormError(
-            f"{int(blank.sum())} nodes of the split have no label, {_first(graph, blank)}",
-            code="label-missing",
-            remedy="Leave them out of train, validation and test.",
+            problem, code="label-missing", remedy="Leave them out of train, validation and test."
         )
 
 

@@ -52,12 +52,8 @@ def read_files(
     delimiter = told.delimiter or (encoder.delimiter if encoder else None)
     if is_table(path, edges, delimiter):
         if edges is None:
-            raise PairNormError(
-                f"{path.name}: a table of nodes needs a table of edges beside it",
-                code="option-missing",
-                remedy="Pass {edges}",
-                edges=...,
-            )
+            problem = f"{path.name}: a table of nodes needs a table of edges beside it"
+            raise PairNormError(problem, code="option-missing", remedy="Pass {edges}", edges=...)
         node_table, edge_table = open_table(path, delimiter), open_table(Path(edges), delimiter)
         return _from_tables(node_table, edge_table, told, encoder)
     if edges is not None:
@@ -174,11 +170,8 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
     try:
         values = torch.tensor([[torch.nan] * width if one is None else list(one) for one in vectors])
     except (TypeError, ValueError) as error:
-        raise PairNormError(
-            f"attribute {attribute!r} is not {width} numbers on every node: {error}",
-            code="wrong-shape",
-            value=attribute,
-        ) from error
+        problem = f"attribute {attribute!r} is not {width} numbers on every node: {error}"
+        raise PairNormError(problem, code="wrong-shape", value=attribute) from error
     missing = torch.zeros(len(vectors), dtype=torch.bool)
     return {"features": values, "missing": missing, "encoder": None, "notes": ()}
 
@@ -198,11 +191,9 @@ def from_pyg(found: Mapping[str, Any]) -> Parts:
     for ours, theirs in PYG_MASKS.items():
         if (mask := found.get(theirs)) is not None:
             if mask.dim() != 1:
+                problem = f"{theirs} has shape {tuple(mask.shape)}: several splits"
                 raise PairNormError(
-                    f"{theirs} has shape {tuple(mask.shape)}: several splits",
-                    code="wrong-shape",
-                    value=theirs,
-                    remedy="Take one column of each.",
+                    problem, code="wrong-shape", value=theirs, remedy="Take one column of each."
                 )
             parts[ours] = mask
     if found.get("missing") is not None:
@@ -249,10 +240,9 @@ def _whole_labels(what: str, labels: Tensor) -> Tensor:
         return labels.long()
     whole, known = labels.nan_to_num(-1).long(), ~labels.isnan()
     if not torch.equal(whole[known].to(labels.dtype), labels[known]):
+        problem = f"{what} holds fractions"
         raise PairNormError(
-            f"{what} holds fractions",
-            code="not-a-whole-number",
-            expected="the number of a class for each node",
+            problem, code="not-a-whole-number", expected="the number of a class for each node"
         )
     return whole
 
@@ -371,20 +361,16 @@ def _read_torch(path: Path) -> Parts:
     if hasattr(found, "to_dict"):
         found = found.to_dict()
     if not isinstance(found, dict):
+        problem = f"it holds a {type(found).__name__}"
         raise PairNormError(
-            f"it holds a {type(found).__name__}",
-            code="unknown-contents",
-            expected="a PyG Data, or what its to_dict() gives",
+            problem, code="unknown-contents", expected="a PyG Data, or what its to_dict() gives"
         )
     for name, value in found.items():
         if isinstance(value, Tensor) and value.layout == torch.strided:
             held = value.untyped_storage().nbytes()
             if value.numel() * value.element_size() > held:
-                raise PairNormError(
-                    f"{name!r} has shape {tuple(value.shape)}, but {held:,} bytes",
-                    code="file-damaged",
-                    value=name,
-                )
+                problem = f"{name!r} has shape {tuple(value.shape)}, but {held:,} bytes"
+                raise PairNormError(problem, code="file-damaged", value=name)
     return from_pyg(found)
 
 

@@ -70,11 +70,9 @@ def features_after(graph: Graph, missing: Missing | None = None, scaling: str = 
     keep = ~missing.mask.to(device)
     expected = entries if missing.kind == "entries" else graph.num_nodes
     if len(keep) != expected:
+        problem = f"missing is about {len(keep):,} {missing.unit}, but graph {graph.name!r} has {expected:,}"
         raise PairNormError(
-            f"missing is about {len(keep):,} {missing.unit}, but graph {graph.name!r} has {expected:,}",
-            code="wrong-shape",
-            value=len(keep),
-            remedy="Draw it anew for this graph.",
+            problem, code="wrong-shape", value=len(keep), remedy="Draw it anew for this graph."
         )
     if sparse and missing.kind != "entries":
         keep = keep[stored_rows(values)]

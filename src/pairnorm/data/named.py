@@ -282,18 +282,13 @@ def load(
     known = inspect.signature(csbm).parameters if name == "csbm" else {}
     for option in options:
         if option not in known:
-            raise PairNormError(
-                f"{option!r} is no option of {name!r}; it has {', '.join(known) or 'none'}",
-                code="unknown-option",
-                value=option,
-            )
+            problem = f"{option!r} is no option of {name!r}; it has {', '.join(known) or 'none'}"
+            raise PairNormError(problem, code="unknown-option", value=option)
     graph = csbm(seed=seed, **options) if name == "csbm" else _read(name, root)
     if split == "public" and (name == "csbm" or not graph.train.any()):
+        problem = f"{name!r} has no public split"
         raise PairNormError(
-            f"{name!r} has no public split",
-            code="no-public-split",
-            value=name,
-            remedy="Ask for split='random' or 'per-class-20'.",
+            problem, code="no-public-split", value=name, remedy="Ask for split='random' or 'per-class-20'."
         )
     if split in (None, "public"):
         return graph if graph.train.any() else graph.with_split("random", seed)

@@ -73,12 +73,8 @@ def per_class(labels: Tensor, count: int = 20, validation: int | None = None, se
     sizes = np.bincount(classes)
     if len(sizes) == 0 or (small := int(sizes.argmin())) < 0 or sizes[small] < count:
         found = f"class {small} has {sizes[small]}" if len(sizes) else "there are no"
-        raise PairNormError(
-            f"{found} labelled nodes; {count} per class were asked for",
-            code="too-few-labels",
-            value=count,
-            remedy="Ask for fewer.",
-        )
+        problem = f"{found} labelled nodes; {count} per class were asked for"
+        raise PairNormError(problem, code="too-few-labels", value=count, remedy="Ask for fewer.")
     by_class = np.argsort(classes, kind="stable")
     rank = np.empty_like(by_class)
     rank[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -209,11 +209,9 @@ def existing(path: Path) -> Path:
     """Return a path if it is a file, else raise an error that names it."""
     if path.is_file():
         return path
+    problem = f"{path}: there is no such file"
     raise PairNormError(
-        f"{path}: there is no such file",
-        code="file-missing",
-        value=str(path),
-        remedy="Check the name and the folder.",
+        problem, code="file-missing", value=str(path), remedy="Check the name and the folder."
     )
 
 
@@ -235,14 +233,10 @@ def open_table(path: Path, delimiter: str | None = None) -> Source:
         return Source(path.name, _parquet_columns(path), path)
     delimiter = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(path.suffix.lower(), ",")
     if len(delimiter) != 1:
-        raise PairNormError(
-            f"delimiter is {quoted(delimiter)}",
-            code="out-of-range",
-            value=delimiter,
-            expected="one character, or 'tab'",
-        )
+        problem = f"delimiter is {quoted(delimiter)}"
+        raise PairNormError(problem, code="out-of-range", value=delimiter, expected="one character, or 'tab'")
     with readable(path.name), text_rows(path, delimiter) as lines:
-        header = next((cells for cells in lines if any(cell.strip() for cell in cells)), [])
+        header: list[str] = next((cells for cells in lines if any(cell.strip() for cell in cells)), [])
     if not header:
         raise _empty(path)
     other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)
@@ -257,11 +251,9 @@ def open_table(path: Path, delimiter: str | None = None) -> Source:
         )
     name, times = Counter(header).most_common(1)[0]
     if times > 1:
+        problem = f"{path.name}: column {quoted(name)} is there twice"
         raise PairNormError(
-            f"{path.name}: column {quoted(name)} is there twice",
-            code="duplicate-column",
-            value=name,
-            remedy="Give each column its own name.",
+            problem, code="duplicate-column", value=name, remedy="Give each column its own name."
         )
     return Source(path.name, tuple(header), path, delimiter)
 
@@ -276,11 +268,9 @@ def _parquet_columns(path: Path) -> tuple[str, ...]:
     try:
         from pyarrow import parquet
     except ImportError as error:
+        problem = f"{path.name}: reading Parquet needs pyarrow"
         raise PairNormError(
-            f"{path.name}: reading Parquet needs pyarrow",
-            code="library-missing",
-            value="pyarrow",
-            remedy="pip install 'pairnorm[all]'",
+            problem, code="library-missing", value="pyarrow", remedy="pip install 'pairnorm[all]'"
         ) from error
     with readable(path.name):
         return tuple(parquet.read_schema(path).names)
@@ -362,10 +352,9 @@ def readable(name: str) -> Iterator[None]:
             f"{name}: it asks for more memory than there is ({quoted(str(error))})", code="too-large"
         ) from error
     except UnicodeDecodeError as error:
+        problem = f"{name}: byte {error.start} is not UTF-8"
         raise PairNormError(
-            f"{name}: byte {error.start} is not UTF-8",
-            code="wrong-encoding",
-            remedy="Save the file with UTF-8 as its encoding.",
+            problem, code="wrong-encoding", remedy="Save the file with UTF-8 as its encoding."
         ) from error
     except Exception as error:
         problem = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
@@ -391,22 +380,15 @@ class Ends(NamedTuple):
 def find_ends(edges: Source, source: str | None = None, target: str | None = None) -> Ends:
     """Return the columns that are named, else ``source`` and ``target``, else the first two."""
     if len(edges.columns) < 2:
-        raise PairNormError(
-            f"{edges.name}: it has one column only, {quoted(edges.columns[0])}",
-            code="too-few-columns",
-            expected="the two ends of an edge",
-        )
+        problem = f"{edges.name}: it has one column only, {quoted(edges.columns[0])}"
+        raise PairNormError(problem, code="too-few-columns", expected="the two ends of an edge")
     titled = {"source", "target"} <= set(edges.columns)
     defaults = ("source", "target") if titled else edges.columns[:2]
     first = defaults[0] if source is None else edges.column("source", source)
     second = defaults[1] if target is None else edges.column("target", target)
     if first == second:
-        raise PairNormError(
-            f"{edges.name}: column {quoted(first)} is both source and target",
-            code="same-column",
-            value=first,
-            remedy="Name the two ends.",
-        )
+        problem = f"{edges.name}: column {quoted(first)} is both source and target"
+        raise PairNormError(problem, code="same-column", value=first, remedy="Name the two ends.")
     return Ends(first, second, guessed=not titled and source is None and target is None)
 
 
@@ -431,12 +413,9 @@ def node_names(source: Source, name: str, column: pandas.Series) -> NDArray[Any]
     if again.any():
         row = int(again.argmax())
         first = source.line(int((text == text[row]).argmax()))
+        problem = f"id {quoted(text[row])} was used before, in {first}"
         source.reject(
-            row,
-            f"id {quoted(text[row])} was used before, in {first}",
-            code="duplicate-id",
-            value=text[row],
-            remedy="Give every node an id of its own.",
+            row, problem, code="duplicate-id", value=text[row], remedy="Give every node an id of its own."
         )
     try:
         whole = text.astype(np.int64)
