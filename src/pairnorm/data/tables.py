@@ -100,14 +100,14 @@ class Source:
 
         if pandas.api.types.is_float_dtype(column.dtype) and (column.dropna() % 1 == 0).all():
             column = column.astype("Int64")
-        values = column.astype(object).to_numpy(copy=True)
-        empty = pandas.isna(values)
         if isinstance(column.dtype, pandas.StringDtype):
             values = column.str.strip().astype(object).to_numpy(copy=True)
+            empty = pandas.isna(values)
         else:
-            for row, value in enumerate(values):
-                if isinstance(value, bytes):
-                    self._reject_kind(first + row, name, value)
+            values = column.astype(object).to_numpy(copy=True)
+            empty = pandas.isna(values)
+            for row in (row for row, value in enumerate(values) if isinstance(value, bytes)):
+                self._reject_kind(first + row, name, values[row])
             values[~empty] = [str(value).strip() for value in values[~empty]]
         values[empty] = None
         values[values == ""] = None
