@@ -2,11 +2,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from written import write_customers
 
 from pairnorm.classify import NodeClassifier
-from pairnorm.data import Graph
+from pairnorm.data import Graph, GraphWarning
 from pairnorm.errors import PairNormError
 
 SETTINGS = {
@@ -75,7 +77,7 @@ def test_what_is_no_saved_model_is_named(small: Graph, tmp_path: Path) -> None:
     for damage, message in (
         ("{", "is damaged"),
         ("[]", "format None is not known"),
-        (json.dumps(facts | {"format": 99}), "format 99 is not known; expected 2"),
+        (json.dumps(facts | {"format": 99}), "format 99 is not known; expected 3"),
         (json.dumps(facts | {"features": 3}), "is damaged"),
         (json.dumps({name: value for name, value in facts.items() if name != "network"}), "is damaged"),
     ):
@@ -85,4 +87,29 @@ def test_what_is_no_saved_model_is_named(small: Graph, tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text(json.dumps(facts))
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(PairNormError, match="is damaged"):
+        NodeClassifier.load(tmp_path)
+
+
+def test_a_loaded_model_reads_a_later_file_as_fit_read_the_first(tmp_path: Path) -> None:
+    files = write_customers(tmp_path)
+    read = {"label": "risk", "ignore": ["abroad"]}
+    with pytest.warns(GraphWarning):
+        graph = Graph.from_files(files.nodes, files.edges, **read)
+    fitted = NodeClassifier(depth=2, norm="PN").fit(graph)
+    fitted.save(tmp_path / "run")
+    loaded = NodeClassifier.load(tmp_path / "run")
+    assert loaded.encoder_ == graph.encoder
+    # Another order and no classes: still the same features.
+    frame = pandas.read_csv(files.nodes, dtype=str, keep_default_na=False)
+    frame[["job", "customer", "income", "age"]].to_csv(tmp_path / "new.csv", index=False)
+    with pytest.warns(GraphWarning):
+        later = Graph.from_files(tmp_path / "new.csv", files.edges, encoder=loaded.encoder_)
+    assert np.array_equal(loaded.predict_proba(later), fitted.predict_proba(graph))
+
+
+def test_a_model_of_an_older_format_is_refused_by_name(small: Graph, tmp_path: Path) -> None:
+    NodeClassifier(depth=2, norm="PN").fit(small).save(tmp_path)
+    facts = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(facts | {"format": 2}))
+    with pytest.raises(PairNormError, match="format 2 is not known; expected 3"):
         NodeClassifier.load(tmp_path)

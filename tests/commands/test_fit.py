@@ -86,10 +86,11 @@ def test_the_report_has_the_numbers_of_the_predictions(run: tuple[Files, Path]) 
 
 def test_the_model_file_says_how_the_files_were_read(run: tuple[Files, Path]) -> None:
     facts = json.loads((run[1] / "model.json").read_text(encoding="utf-8"))
-    assert facts["columns"] == {"label": "risk"}
+    kinds = {column["name"]: column["kind"] for column in facts["encoder"]["columns"]}
+    assert (kinds["risk"], kinds["customer"], kinds["age"]) == ("label", "id", "number")
     assert facts["classes"] == ["high", "low"]
     assert facts["scaling"] == "columns"
-    assert "job=clerk" in facts["feature_names"]
+    assert kinds["job"] == "category"
 
 
 def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

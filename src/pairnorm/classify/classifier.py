@@ -17,7 +17,7 @@ from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Plan, search
 from pairnorm.classify.split import complete_split, fingerprints, unseen
 from pairnorm.data import Graph, Split
-from pairnorm.data.encoder import align_features, align_labels
+from pairnorm.data.encoder import Encoder
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.train.engine import find_device
 
@@ -27,8 +27,9 @@ class NodeClassifier:
 
     Parameters only go into the constructor; what is learnt ends in an underscore: ``classes_``, ``best_``
     (the chosen ``Candidate``), ``search_`` (all that were tried), ``network_``, ``scaling_``,
-    ``temperature_`` (how much probabilities were softened to fit the validation nodes), ``split_``, and
-    ``held_out_``, the ``Scores`` on the test nodes, which no choice has seen.
+    ``encoder_`` (how columns of files became features: ``Graph.from_files(..., encoder=...)`` reads others
+    alike), ``temperature_`` (how much probabilities were softened to fit the validation nodes), ``split_``,
+    and ``held_out_``, the ``Scores`` on the test nodes, which no choice has seen.
 
     SGC's part is convex and solved to the end, so it is the same for every seed; GCN and GAT are trained once
     per seed, and their probabilities averaged.
@@ -82,7 +83,7 @@ class NodeClassifier:
         self.budget, self.device, self.random_state = budget, device, random_state
 
     classes_: NDArray[np.str_]
-    feature_names_in_: tuple[str, ...] | None
+    encoder_: Encoder | None
     n_features_in_: int
     best_: Candidate
     search_: list[Candidate]
@@ -126,10 +127,15 @@ class NodeClassifier:
         self.scaling_, self.split_ = scaling, split
         self._seen = fingerprints(graph.node_names[(split.train | split.validation).cpu().numpy()])
         self.classes_ = np.array(graph.class_names)
-        self.feature_names_in_, self.n_features_in_ = graph.feature_names, graph.num_features
+        self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
         test = split.test.cpu().numpy()
         self.held_out_ = self._scores(graph, test, self.predict_proba(graph)) if test.any() else None
         return self
+
+    @property
+    def feature_names_in_(self) -> tuple[str, ...] | None:
+        """The names of the features, in order, where they have names."""
+        return None if self.encoder_ is None else self.encoder_.feature_names
 
     def predict_proba(self, graph: Graph) -> NDArray[np.float32]:
         """Return the probability of every class for every node, [n, classes]; seeds are averaged.
@@ -139,7 +145,7 @@ class NodeClassifier:
         """
         self._check_fitted()
         _check_graph(graph)
-        graph = align_features(graph, self.feature_names_in_, self.n_features_in_)
+        graph = graph.aligned(self.encoder_, self.n_features_in_)
         logits = compute_logits(self.network_, graph, self.scaling_(graph), find_device(self.device))
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
@@ -173,7 +179,7 @@ class NodeClassifier:
         return self._scores(graph, judged, self.predict_proba(graph)).accuracy
 
     def _scores(self, graph: Graph, judged: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
-        labels = align_labels(graph, self.classes_)
+        labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()
         return Scores.of(labels[judged], probabilities[judged].argmax(1), len(self.classes_))
 
     def _check_fitted(self) -> None:

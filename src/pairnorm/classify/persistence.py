@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pairnorm.classify.candidates import Candidate
 from pairnorm.classify.scaling import Scaling
-from pairnorm.data import Split
+from pairnorm.data import Encoder, Split
 from pairnorm.errors import PairNormError
 from pairnorm.nn import GAT, GCN, SGC
 
@@ -25,20 +25,17 @@ if TYPE_CHECKING:
 
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
-FORMAT = 2
+FORMAT = 3
 TENSORS, FACTS = "model.safetensors", "model.json"
 NETWORKS: dict[str, Any] = {"SGC": SGC, "GCN": GCN, "GAT": GAT}
 
 
-def save(
-    classifier: NodeClassifier, folder: str | PathLike[str], columns: dict[str, Any] | None = None
-) -> None:
+def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     """Write a fitted classifier into a folder; see ``NodeClassifier.save``.
 
     Args:
         classifier: fitted.
         folder: made if it is not there.
-        columns: how the user's files were read, so that later ones are read alike.
     """
     from safetensors.torch import save as as_bytes
 
@@ -64,10 +61,9 @@ def save(
         "validation_loss": None if isnan(best.validation_loss) else best.validation_loss,
         "classes": classifier.classes_.tolist(),
         "features": classifier.n_features_in_,
-        "feature_names": classifier.feature_names_in_,
+        "encoder": None if classifier.encoder_ is None else asdict(classifier.encoder_),
         "scaling": scaling.kind,
         "temperature": classifier.temperature_,
-        "columns": columns or {},
     }
     # Parameters may be numpy's numbers, or an array or a range of them.
     text = json.dumps(facts, indent=1, ensure_ascii=False, default=lambda value: np.asarray(value).tolist())
@@ -89,7 +85,6 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         classifier = cls(**facts["parameters"])
         network = _network(facts, tensors)
         mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))
-        names = facts["feature_names"]
         described = facts["network"]
         accuracy, loss = (facts[f"validation_{what}"] for what in ("accuracy", "loss"))
         best = Candidate(
@@ -98,6 +93,7 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         )
         classifier.scaling_ = Scaling(facts["scaling"], mean, deviation)
         classifier.classes_ = np.array(facts["classes"])
+        classifier.encoder_ = None if facts["encoder"] is None else Encoder.from_json(facts["encoder"])
         classifier.n_features_in_ = facts["features"]
         classifier.temperature_ = float(facts["temperature"])
         classifier._seen = tensors["seen"].numpy()
@@ -105,7 +101,6 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         problem = " ".join(str(error).split())[:200]
         raise PairNormError(f"{place / FACTS}: the saved model is damaged ({problem}). Fit again.") from error
     classifier.network_, classifier.best_, classifier.search_ = network, best, [best]
-    classifier.feature_names_in_ = None if names is None else tuple(names)
     classifier.held_out_ = None
     nobody = torch.zeros(0, dtype=torch.bool)
     classifier.split_ = Split(nobody, nobody, nobody)

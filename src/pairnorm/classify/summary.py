@@ -20,7 +20,6 @@ from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.data import Graph
-from pairnorm.data.graph import homophily
 from pairnorm.errors import PairNormError
 from pairnorm.plotting import BLUE, GREY, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.writing import writable
@@ -241,7 +240,7 @@ def _about(findings: Findings) -> str:
         ["nodes", f"{graph.num_nodes:,}, {graph.num_edges:,} edges"],
         ["classes", f"{graph.num_classes}: {', '.join(graph.class_names[:12])}"],
         ["labelled", f"{int(graph.labelled.sum()):,} nodes: {', '.join(sizes)}"],
-        ["homophily", homophily(graph)],
+        ["homophily", dict(graph.describe())["homophily"]],
         ["without features", f"{missing:,} nodes ({_percent(missing / graph.num_nodes)})"],
     ]
     if suggestion.unreachable:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import SHARED, add_command, columns_of, option, read_graph, refuse_inputs
+from pairnorm.commands.options import SHARED, add_command, option, read_graph, refuse_inputs
 from pairnorm.errors import PairNormError, whole_number
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def run(options: Namespace) -> None:
         for warning in caught:  # held back until the bars are done
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
         notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
-        _write(findings, folder, columns_of(options), notes)
+        _write(findings, folder, notes)
     _show(findings)
     console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - began:.0f} s:")
     for name, what in CONTENTS.items():
@@ -120,7 +120,7 @@ def _listed(text: str, kind: type) -> Any:
     return values
 
 
-def _write(findings: "Findings", folder: Path, columns: dict[str, Any], notes: list[str]) -> None:
+def _write(findings: "Findings", folder: Path, notes: list[str]) -> None:
     from pairnorm.classify.persistence import save
     from pairnorm.classify.summary import PREDICTIONS, has_parquet, predictions, write_report, write_table
 
@@ -128,7 +128,7 @@ def _write(findings: "Findings", folder: Path, columns: dict[str, Any], notes: l
     frame = predictions(findings.graph, findings.probabilities, classifier.classes_)
     for name in PREDICTIONS if has_parquet() else PREDICTIONS[:1]:
         write_table(frame, folder / name)
-    save(classifier, folder, columns)
+    save(classifier, folder)
     write_report(findings, folder, notes)
 
 

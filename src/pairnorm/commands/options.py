@@ -13,6 +13,7 @@ from pairnorm.errors import PairNormError, closest
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
+    from pairnorm.data.encoder import Encoder
 
 KINDS: dict[str, type] = {"FILE": Path, "FOLDER": Path, "N": int, "MINUTES": float}
 
@@ -167,23 +168,14 @@ def refuse_inputs(out: Path, *inputs: Path | None) -> None:
             )
 
 
-def read_graph(options: Namespace) -> "Graph":
-    """Read the graph that the options name, and print what was found."""
+def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
+    """Read the graph that the options name, as one was read before if its encoder is given; say what is in it."""
     from pairnorm.data import Graph, GraphWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphWarning)  # shown with the rest of what was found
-        graph = Graph.from_files(options.nodes, options.edges, **columns_of(options))
-    show_graph(graph)
+        graph = Graph.from_files(options.nodes, options.edges, encoder=encoder, **columns_of(options))
+    console.show(f"[bold]Graph {console.safe(repr(graph.name))}[/]")
+    split = any(mask.any() for mask in graph.split)
+    console.facts((what, text) for what, text in graph.describe() if what != "split" or split)
     return graph
-
-
-def show_graph(graph: "Graph") -> None:
-    """Print what was found in a user's files."""
-    # TODO: `describe` will give these facts as data; until then they are taken out of the text.
-    title, *lines = repr(graph).splitlines()
-    found = [(what, text.strip()) for what, _, text in (line.strip().partition(" ") for line in lines)]
-    console.show(f"[bold]{console.safe(title)}[/]")
-    console.facts(
-        (what, text) for what, text in found if what != "split" or any(mask.any() for mask in graph.split)
-    )

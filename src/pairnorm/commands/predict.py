@@ -7,8 +7,7 @@ from typing import Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, columns_of, option, refuse_inputs, show_graph
-from pairnorm.commands.read_again import read_again
+from pairnorm.commands.options import add_command, option, read_graph, refuse_inputs
 from pairnorm.writing import whole_file
 
 
@@ -42,15 +41,12 @@ def run(options: Namespace) -> None:
 
 def _predict(options: Namespace) -> None:
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.persistence import read_facts
     from pairnorm.classify.summary import predictions, write_table
 
     model, out = options.model, options.out
     classifier = NodeClassifier.load(model).set_params(device=options.device)
-    saved = read_facts(model).get("columns", {})
     with whole_file(out) as file:
-        graph = read_again(options.nodes, options.edges, saved, columns_of(options), classifier.classes_)
-        show_graph(graph)
+        graph = read_graph(options, classifier.encoder_)
         with console.progress() as tell:
             tell(f"Predicting with {classifier.best_.name}", 0, None)
             frame = predictions(graph, classifier.predict_proba(graph), classifier.classes_)

@@ -63,7 +63,7 @@ def csbm(
         ("exponent", exponent, exponent > 2, "above 2"),
     ):
         if not fine:
-            raise PairNormError(f"{name} is {value}; expected {expected}.")
+            raise PairNormError(f"{name} is {value}", code="out-of-range", value=value, expected=expected)
 
     stream = Stream(seed, "csbm")
     labels = np.empty(nodes, dtype=np.int64)
@@ -88,6 +88,7 @@ def csbm(
         known,
         *split,
         name="csbm",
+        _checked=True,
     )
 
 

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.data.features import Missing, stored_values
+from pairnorm.data.features import stored_values
+from pairnorm.data.missing import Missing
 from pairnorm.data.random import Stream
 from pairnorm.errors import real_number, whole_number
 
