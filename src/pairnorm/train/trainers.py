@@ -22,9 +22,10 @@ from pairnorm.data import (
     missing_vectors,
 )
 from pairnorm.errors import PairNormError
-from pairnorm.nn import GAT, GCN, SparseMatrix, pair_norm, propagation
-from pairnorm.nn.dropout import dropout, keys_from_seeds, step_keys
+from pairnorm.nn import GAT, GCN, PairNorm, SparseMatrix, propagation, states
 from pairnorm.nn.models import glorot
+from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
+from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.train.loop import Loop
 from pairnorm.train.spec import Spec
 
@@ -248,16 +249,17 @@ class SGCRun:
         own_scale = 1.0
         if self.spec.norm == "PN-SCS":
             (own_scale,) = self.scales
-        state = self._normalise(_dense(self.problem.features), own_scale)
+        mode, features = self.spec.norm, self.problem.features
+        if isinstance(features, Tensor) and features.dim() == 2:
+            features = features.unsqueeze(1)
+        norm = None if mode == "none" else PairNorm(own_scale, mode)
+        walk = states(features, self.problem.adjacency, norm)
+        state = next(walk)
         fit = _Fit(self.problem, state.size(1), self.spec, self.seeds, self.factors, self._curves)
-        for depth in range(1, self.depths[-1] + 1):
-            state = self._normalise(self.problem.adjacency @ state, own_scale)
+        for depth, state in zip(range(1, self.depths[-1] + 1), walk, strict=False):
             if depth in self.depths:
                 loop, logits = fit(state, tick)
                 yield Fitted(depth, loop, state, logits)
-
-    def _normalise(self, state: Tensor, scale: float) -> Tensor:
-        return state if self.spec.norm == "none" else pair_norm(state, scale, self.spec.norm)
 
 
 class _Fit:
@@ -371,11 +373,3 @@ class _Regression:
         self.bias.grad = slopes.sum(-1)
         self.weight.grad = torch.bmm((slopes * self._scale).flatten(1, 2), rows.transpose(0, 1))
         return -likely.gather(2, index).mean((2, 3))
-
-
-def _dense(features: Tensor | SparseMatrix) -> Tensor:
-    """Return ``[nodes, 1 or trials, features]``."""
-    if isinstance(features, SparseMatrix):
-        features = features.to_dense()
-        return features.unsqueeze(1) if features.dim() == 2 else features.transpose(0, 1).contiguous()
-    return features.unsqueeze(1) if features.dim() == 2 else features

@@ -1,0 +1,79 @@
+"""Operations by their kernels, as torch differentiates them: once by kernels, again by the plain form."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Outputs = Tensor | tuple[Tensor | None, ...]
+
+
+class Compiled(torch.autograd.Function):
+    """``plain(*inputs, *settings)``, done by kernels.
+
+    ``kernels.forward(*inputs, *settings, trains)`` returns the outputs and what it keeps for
+    ``kernels.backward(kept, inputs, settings, grads, needed)``, which returns a gradient for every input.
+    ``trains`` says whether a backward pass may follow, ``needed`` of which inputs a gradient is asked.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernels: Any,
+        plain: Callable[..., Outputs],
+        settings: tuple[Any, ...],
+        *inputs: Tensor | None,
+    ) -> Outputs:
+        """Return one output or several."""
+        outputs, kept = kernels.forward(*inputs, *settings, any(ctx.needs_input_grad))
+        ctx.kernels, ctx.plain, ctx.settings, ctx.count = kernels, plain, settings, len(inputs)
+        ctx.save_for_backward(*inputs, *kept)
+        ctx.set_materialize_grads(False)
+        return outputs  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the inputs."""
+        inputs, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        needed = ctx.needs_input_grad[3:]
+        gradients: Sequence[Tensor | None]
+        if all(grad is None for grad in grads):
+            gradients = [None] * ctx.count
+        elif torch.is_grad_enabled():
+            gradients = double_backward(
+                lambda *given: ctx.plain(*given, *ctx.settings), inputs, needed, *grads
+            )
+        else:
+            gradients = ctx.kernels.backward(kept, inputs, ctx.settings, grads, needed)
+        return None, None, None, *gradients
+
+
+def double_backward(
+    plain: Callable[..., Outputs],
+    inputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    *grads: Tensor | None,
+) -> list[Tensor | None]:
+    """Return the gradients of ``plain(*inputs)`` with a graph of their own.
+
+    Args:
+        plain: gives one output or several, by operations that torch can differentiate.
+        inputs: what it is given.
+        needed: which inputs a gradient is asked of.
+        grads: of the outputs; None for an output that nothing depends on.
+    """
+    with torch.enable_grad():
+        outputs = plain(*inputs)
+    outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+    used = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None]
+    wanted = [position for position, asked in enumerate(needed) if asked]
+    gradients = torch.autograd.grad(
+        [output for output, _ in used],  # type: ignore[misc]
+        [inputs[position] for position in wanted],  # type: ignore[misc]
+        [grad for _, grad in used],
+        create_graph=True,
+        allow_unused=True,
+    )
+    found = dict(zip(wanted, gradients, strict=True))
+    return [found.get(position) for position in range(len(inputs))]
