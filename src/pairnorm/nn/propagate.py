@@ -109,11 +109,10 @@ def entries(
     """
     if isinstance(adjacency, Tensor) and is_edge_index(adjacency):
         return _edge_index_entries(adjacency, num_nodes)
-    is_matrix = isinstance(adjacency, Tensor) and adjacency.dim() == 2
-    if is_matrix and (adjacency.layout != torch.strided or adjacency.is_floating_point()):
+    if isinstance(adjacency, Tensor) and adjacency.dim() == 2 and _is_matrix(adjacency):
         adjacency = SparseMatrix.from_torch(adjacency)
-    shape = adjacency.pattern.shape if isinstance(adjacency, SparseMatrix) else ()
-    if not isinstance(adjacency, SparseMatrix) or shape[0] != shape[1] or adjacency.values.dim() != 1:
+    matrix = adjacency if isinstance(adjacency, SparseMatrix) else None
+    if matrix is None or matrix.pattern.shape[0] != matrix.pattern.shape[1] or matrix.values.dim() != 1:
         given = (
             f"has shape {list(adjacency.shape)} and dtype {adjacency.dtype}"
             if isinstance(adjacency, Tensor)
@@ -122,12 +121,16 @@ def entries(
         raise PairNormError(
             f"adjacency {given}",
             code="wrong-shape",
-            value=list(shape or getattr(adjacency, "shape", ())),
+            value=list(getattr(adjacency, "shape", ()) if matrix is None else matrix.pattern.shape),
             expected="a floating-point matrix [nodes, nodes], sparse or dense, or an integer edge_index "
             "[2, edges]",
         )
-    pattern = adjacency.pattern
-    return shape[0], pattern.row.long(), pattern.column.long(), adjacency.values
+    pattern = matrix.pattern
+    return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
+
+
+def _is_matrix(adjacency: Tensor) -> bool:
+    return adjacency.layout != torch.strided or adjacency.is_floating_point()
 
 
 def is_edge_index(value: object) -> bool:

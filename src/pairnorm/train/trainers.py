@@ -8,6 +8,7 @@ there every scale is propagated.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class Problem:
                 f"{int(graph.validation.sum())} validation nodes; expected some of both: give it a split"
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
-        adjacency = propagation(graph.adjacency, trials[0][0].adjacency)
+        adjacency = propagation(graph.adjacency, trials[0][0].adjacency)  # type: ignore[arg-type]
         return cls(
             features=_features(graph, trials, device),
             adjacency=adjacency.to(device),
@@ -135,7 +136,7 @@ def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
 ) -> GCN | GAT:
     """Build the model of a spec with a trial for each seed, which alone decides its first weights."""
-    kind = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
+    kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
     model: GCN | GAT = kind(
         num_features,
         num_classes,
@@ -252,7 +253,7 @@ class SGCRun:
         mode, features = self.spec.norm, self.problem.features
         if isinstance(features, Tensor) and features.dim() == 2:
             features = features.unsqueeze(1)
-        norm = None if mode == "none" else PairNorm(own_scale, mode)
+        norm = None if mode == "none" else PairNorm(own_scale, mode)  # type: ignore[arg-type]
         walk = states(features, self.problem.adjacency, norm)
         state = next(walk)
         fit = _Fit(self.problem, state.size(1), self.spec, self.seeds, self.factors, self._curves)

@@ -69,8 +69,8 @@ def double_backward(
     used = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None]
     wanted = [position for position, asked in enumerate(needed) if asked]
     gradients = torch.autograd.grad(
-        [output for output, _ in used],  # type: ignore[misc]
-        [inputs[position] for position in wanted],  # type: ignore[misc]
+        [output for output, _ in used],  # type: ignore[arg-type]
+        [inputs[position] for position in wanted],  # type: ignore[arg-type]
         [grad for _, grad in used],
         create_graph=True,
         allow_unused=True,

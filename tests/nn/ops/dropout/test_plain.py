@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from pairnorm.nn.ops.dropout.keys import draw_keys, dropped_levels, keys_from_seeds, step_keys
+from pairnorm.nn.ops.dropout import keys as keys_module
+from pairnorm.nn.ops.dropout.keys import (
+    draw_keys,
+    dropped_levels,
+    keys_from_seeds,
+    position_hash,
+    step_keys,
+)
 from pairnorm.nn.ops.dropout.plain import dropout, keep_mask
 
 RATES = [0.1, 0.5, 0.6, 0.9]
@@ -71,6 +78,23 @@ class TestMask:
         kept = keep_mask(torch.tensor([5, 7, 5], dtype=torch.int32), 30, 9, 0.5)
         assert torch.equal(kept[:, 0], kept[:, 2])
         assert not torch.equal(kept[:, 0], kept[:, 1])
+
+
+class TestPositionHash:
+    def test_a_shorter_one_is_part_of_a_longer(self):
+        cpu = torch.device("cpu")
+        long, short = position_hash(1000, cpu), position_hash(10, cpu)
+        assert torch.equal(short, long[:10])
+        assert torch.equal(position_hash(2000, cpu)[:1000], long)
+        assert position_hash(2000, cpu).unique().numel() == 2000
+
+    def test_what_is_kept_has_a_bound(self, monkeypatch):
+        """Bug: 64 tensors of full size were kept for the life of the process."""
+        monkeypatch.setattr(keys_module, "MOST_KEPT", 100)
+        monkeypatch.setattr(keys_module, "_kept", {})
+        for count in (10, 50, 100, 101, 5000):
+            assert len(position_hash(count, torch.device("cpu"))) == count
+        assert [len(kept) for kept in keys_module._kept.values()] == [100]
 
 
 class TestKeys:

@@ -60,15 +60,15 @@ def backward(
     needed: tuple[bool, ...],
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return the gradients of the scores, of z and of the bias."""
-    return _backward(*kept[:5], kept[5:], *given, grads[0].contiguous(), needed[2])
+    return _backward(kept, given, grads[0].contiguous(), needed[2])
 
 
 @on_device
 def _backward(
-    scores: Tensor, z: Tensor, weights: Tensor, kept: Tensor, y: Tensor, of_norm: tuple[Tensor, ...],
-    pattern: Pattern, activation: str, negative_slope: float, rate: float, keys: Tensor | None,
-    norm: PairNorm | None, grad: Tensor, learns_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    saved: tuple[Any, ...], given: tuple[Any, ...], grad: Tensor, learns_bias: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    scores, z, weights, kept, y, *of_norm = saved
+    pattern, activation, negative_slope, _, _, norm = given
     grad_bias = None
     if norm is not None:
         norms, centre = of_norm

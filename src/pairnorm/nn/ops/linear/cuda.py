@@ -60,7 +60,10 @@ def backward(
     grads: tuple[Tensor | None, ...], needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of x, of the weight and of the ends."""
-    return _backward(*kept[:3], kept[3] if kept[3:] else None, *settings, *grads, needed)
+    x, weight, ends, *rest = kept
+    rate, keys = settings
+    grad, grad_scores = grads
+    return _backward(x, weight, ends, rest[0] if rest else None, rate, keys, grad, grad_scores, needed)
 
 
 @on_device

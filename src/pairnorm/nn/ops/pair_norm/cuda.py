@@ -159,9 +159,9 @@ def _moments(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_moments(
+def _load_moments(  # type: ignore[no-untyped-def]
     means, start, nodes, share, programs, trials, features, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     """Counts and means of some programs, and which there are."""
     row, columns = start + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     inside = (row < programs)[:, None] & (columns < features)[None, :]
