@@ -1,26 +1,37 @@
 """Operations by their kernels, as torch differentiates them: once by kernels, again by the plain form."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 Outputs = Tensor | tuple[Tensor | None, ...]
+Saved = tuple[Any, ...]
+
+
+class Kernels(Protocol):
+    """The kernels of an operation ``plain(*inputs, *settings)`` that ``Compiled`` runs."""
+
+    def serves(self, *args: Any, **kwargs: Any) -> bool:
+        """Say whether tensors of this type and size are served."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, Saved]:
+        """Take inputs, settings and whether a backward pass may follow; return outputs and what is kept."""
+
+    def backward(
+        self, kept: Saved, inputs: Saved, settings: Saved, grads: Saved, needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """Return a gradient for every input; ``needed`` says which are asked for."""
 
 
 class Compiled(torch.autograd.Function):
-    """``plain(*inputs, *settings)``, done by kernels.
-
-    ``kernels.forward(*inputs, *settings, trains)`` returns the outputs and what it keeps for
-    ``kernels.backward(kept, inputs, settings, grads, needed)``, which returns a gradient for every input.
-    ``trains`` says whether a backward pass may follow, ``needed`` of which inputs a gradient is asked.
-    """
+    """``plain(*inputs, *settings)``, done by kernels."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        kernels: Any,
+        kernels: Kernels,
         plain: Callable[..., Outputs],
         settings: tuple[Any, ...],
         *inputs: Tensor | None,

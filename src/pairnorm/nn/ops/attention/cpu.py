@@ -8,6 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops import epilogue
+from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout import cpu as dropout
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.simd import CODES, LANES, array, by_trial, empty, exp, fill, load, store, total, zeros
@@ -45,12 +46,11 @@ def forward(
 
 
 def backward(
-    kept: tuple[Any, ...], inputs: tuple[Any, ...], given: tuple[Any, ...], grads: tuple[Any, ...],
-    needed: tuple[bool, ...],
+    kept: Saved, inputs: Saved, settings: Saved, grads: Saved, needed: tuple[bool, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return the gradients of the scores, of z and of the bias."""
     ends, z, weights, left, h, y, norms = kept
-    pattern, activation, negative_slope, _, _, norm = given
+    pattern, activation, negative_slope, _, _, norm = settings
     grad_ends, grad_z, grad_bias = zeros(ends.shape), zeros(z.shape), empty(len(z), z.size(2))
     _backward(
         pattern.crow.numpy(), pattern.column.numpy(), ends.numpy(), z.numpy(), weights.numpy(), left.numpy(),

@@ -5,14 +5,13 @@ gathers every gradient once, for the gradient of z and for the products from whi
 follow.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pairnorm.nn.ops.activation import cuda as activation_kernels
+from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout.cuda import keep_factor
 from pairnorm.nn.ops.dropout.keys import dropped_levels
 from pairnorm.nn.ops.kernels import on_device
@@ -56,19 +55,18 @@ def forward(
 
 
 def backward(
-    kept: tuple[Any, ...], inputs: tuple[Any, ...], given: tuple[Any, ...], grads: tuple[Any, ...],
-    needed: tuple[bool, ...],
+    kept: Saved, inputs: Saved, settings: Saved, grads: Saved, needed: tuple[bool, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return the gradients of the scores, of z and of the bias."""
-    return _backward(kept, given, grads[0].contiguous(), needed[2])
+    return _backward(kept, settings, grads[0].contiguous(), needed[2])
 
 
 @on_device
 def _backward(
-    saved: tuple[Any, ...], given: tuple[Any, ...], grad: Tensor, learns_bias: bool
+    saved: Saved, settings: Saved, grad: Tensor, learns_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     scores, z, weights, kept, y, *of_norm = saved
-    pattern, activation, negative_slope, _, _, norm = given
+    pattern, activation, negative_slope, _, _, norm = settings
     grad_bias = None
     if norm is not None:
         norms, centre = of_norm

@@ -1,13 +1,12 @@
 """Attention over the entries of a sparsity pattern, for many trials and heads at once."""
 
 from functools import cache
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pairnorm.nn.ops.activation.plain import activate
-from pairnorm.nn.ops.double_backward import Compiled
+from pairnorm.nn.ops.double_backward import Compiled, Kernels
 from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.ops.kernels import choose
 from pairnorm.nn.ops.pattern import Pattern
@@ -15,25 +14,6 @@ from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.pair_norm import PairNorm, fuses
 
 NEGATIVE_SLOPE = 0.2
-
-
-class Kernels(Protocol):
-    """``_one_by_one`` without a tensor of messages; see ``pairnorm.nn.ops.double_backward.Compiled``."""
-
-    def serves(self, z: Tensor) -> bool:
-        """Say whether this type is served."""
-
-    def forward(
-        self, scores: Tensor, z: Tensor, bias: Tensor | None, pattern: Pattern, activation: str,
-        negative_slope: float, rate: float, keys: Tensor | None, norm: PairNorm | None, trains: bool,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-        """Return ``[nodes, trials, features]`` and what the backward pass needs."""
-
-    def backward(
-        self, kept: tuple[Any, ...], inputs: tuple[Any, ...], given: tuple[Any, ...], grads: tuple[Any, ...],
-        needed: tuple[bool, ...],
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """Return the gradients of the scores, of z and of the bias."""
 
 
 @cache

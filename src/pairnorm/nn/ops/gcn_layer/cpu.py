@@ -8,6 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops import epilogue
+from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout import cpu as dropout
 from pairnorm.nn.ops.linear import cpu as linear
 from pairnorm.nn.ops.simd import CODES, array, by_trial, empty
@@ -41,12 +42,11 @@ def forward(
 
 
 def backward(
-    kept: tuple[Any, ...], inputs: tuple[Any, ...], given: tuple[Any, ...], grads: tuple[Any, ...],
-    needed: tuple[bool, ...],
+    kept: Saved, inputs: Saved, settings: Saved, grads: Saved, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:  # fmt: skip
     """Return the gradients of x, weight and bias."""
     (left, h, y, norms), (_, weight, bias) = kept, inputs
-    matrix, activation, norm, rate, keys = given
+    matrix, activation, norm, rate, keys = settings
     grad_x, grad_bias = empty(left.shape), empty(bias.shape)
     grad_weight = None if weight is None else empty(weight.shape)
     _backward(

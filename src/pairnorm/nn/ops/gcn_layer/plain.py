@@ -1,34 +1,14 @@
 """A whole layer of GCN: dropout, linear map, average over neighbours, bias, activation and PairNorm."""
 
 from functools import cache
-from typing import Any, Protocol
 
 from torch import Tensor
 
-from pairnorm.nn.ops.double_backward import Compiled
+from pairnorm.nn.ops.double_backward import Compiled, Kernels
 from pairnorm.nn.ops.kernels import choose
 from pairnorm.nn.ops.linear.plain import trial_linear
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix, activated_product
 from pairnorm.nn.pair_norm import PairNorm, fuses
-
-
-class Kernels(Protocol):
-    """``_one_by_one`` at once; see ``pairnorm.nn.ops.double_backward.Compiled``."""
-
-    def serves(self, x: Tensor, weight: Tensor | None) -> bool:
-        """Say whether this type, and a weight of this size, is served."""
-
-    def forward(
-        self, x: Tensor, weight: Tensor | None, bias: Tensor, matrix: SparseMatrix, activation: str,
-        norm: PairNorm | None, rate: float, keys: Tensor | None, trains: bool,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-        """Return ``[nodes, trials, out]`` and what the backward pass needs."""
-
-    def backward(
-        self, kept: tuple[Any, ...], inputs: tuple[Any, ...], given: tuple[Any, ...], grads: tuple[Any, ...],
-        needed: tuple[bool, ...],
-    ) -> tuple[Tensor | None, Tensor | None, Tensor]:  # fmt: skip
-        """Return the gradients of x, weight and bias."""
 
 
 @cache

@@ -10,7 +10,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from pairnorm.nn.ops.dropout.cpu import NONE, drop, settings
+from pairnorm.nn.ops.double_backward import Saved
+from pairnorm.nn.ops.dropout.cpu import NONE, drop
+from pairnorm.nn.ops.dropout.cpu import settings as drop_settings
 from pairnorm.nn.ops.simd import LANES, array, by_trial, empty, fill, load, store, total, zeros
 
 LARGEST = 2**13
@@ -29,7 +31,7 @@ def forward(
     """Return ``[nodes, trials, out]``, the scores, and what the backward pass needs."""
     own = by_trial(x)
     trials, nodes, _ = own.shape
-    drops = settings(own, rate, keys)
+    drops = drop_settings(own, rate, keys)
     left = own if drops is NONE else empty(own.shape)
     z = empty(trials, nodes, weight.size(2))
     scores = empty(trials, nodes, 0 if ends is None else ends.size(2))
@@ -39,8 +41,7 @@ def forward(
 
 
 def backward(
-    kept: tuple[Any, ...], inputs: tuple[Any, ...], given: tuple[Any, ...], grads: tuple[Tensor | None, ...],
-    needed: tuple[bool, ...],
+    kept: Saved, inputs: Saved, settings: Saved, grads: Saved, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of x, of the weight and of the ends."""
     (left, z), (_, weight, ends), (grad, grad_scores) = kept, inputs, grads
@@ -50,8 +51,9 @@ def backward(
     grad_x = empty(left.shape if needed[0] else (len(z), 0, left.size(2)))
     grad_weight, grad_rows = empty(weight.shape), empty(rows.shape)
     _backward(
-        left.numpy(), *settings(left, *given), array(weight.transpose(1, 2)), rows, z.numpy(), grad.numpy(),
-        by_score.numpy(), empty(z.shape[1:]).numpy(), grad_x.numpy(), grad_weight.numpy(), grad_rows.numpy(),
+        left.numpy(), *drop_settings(left, *settings), array(weight.transpose(1, 2)), rows, z.numpy(),
+        grad.numpy(), by_score.numpy(), empty(z.shape[1:]).numpy(), grad_x.numpy(), grad_weight.numpy(),
+        grad_rows.numpy(),
     )  # fmt: skip
     return (
         grad_x.transpose(0, 1) if needed[0] else None,

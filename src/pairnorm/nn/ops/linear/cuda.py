@@ -6,13 +6,12 @@ among programs and then added up. A row is read in two halves, because entry j o
 scores that attention needs are taken from what is at hand anyway.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout.cuda import keep_factors
 from pairnorm.nn.ops.dropout.keys import dropped_levels
 from pairnorm.nn.ops.kernels import on_device, shares
@@ -56,8 +55,7 @@ def forward(
 
 
 def backward(
-    kept: tuple[Any, ...], inputs: tuple[Any, ...], settings: tuple[Any, ...],
-    grads: tuple[Tensor | None, ...], needed: tuple[bool, ...],
+    kept: Saved, inputs: Saved, settings: Saved, grads: Saved, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of x, of the weight and of the ends."""
     x, weight, ends, *rest = kept

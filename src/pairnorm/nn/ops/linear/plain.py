@@ -1,35 +1,16 @@
 """Dropout and the linear map of many trials at once, each with a weight and a mask of its own."""
 
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pairnorm.nn.ops.double_backward import Compiled
+from pairnorm.nn.ops.double_backward import Compiled, Kernels
 from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.ops.kernels import choose
 
 Two = tuple[Tensor, Tensor | None]
-Three = tuple[Tensor | None, Tensor | None, Tensor | None]
-
-
-class Kernels(Protocol):
-    """``_formula`` in one pass; see ``pairnorm.nn.ops.double_backward.Compiled``."""
-
-    def serves(self, x: Tensor, weight: Tensor, ends: Tensor | None = None) -> bool:
-        """Say whether a trial's weight is narrow; wide ones are better off with a library."""
-
-    def forward(
-        self, x: Tensor, weight: Tensor, ends: Tensor | None, rate: float, keys: Tensor | None, trains: bool
-    ) -> tuple[Two, tuple[Tensor, ...]]:
-        """Return ``[nodes, trials, out]``, the scores, and what the backward pass needs."""
-
-    def backward(
-        self, kept: tuple[Any, ...], inputs: tuple[Any, ...], settings: tuple[Any, ...],
-        grads: tuple[Tensor | None, ...], needed: tuple[bool, ...],
-    ) -> Three:  # fmt: skip
-        """Return the gradients of x, of the weight and of the ends."""
 
 
 @cache
