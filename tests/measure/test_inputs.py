@@ -10,10 +10,10 @@ from pairnorm.measure.inputs import (
     block_length,
     centred,
     edges,
-    is_edge_index,
     is_sparse_adjacency,
 )
-from pairnorm.nn import SparseMatrix
+from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn.propagate import is_edge_index
 
 MEASURES = [row_diff, col_diff, tpsd, mean_average_distance, effective_rank]
 
@@ -129,8 +129,18 @@ def test_stored_zeros_are_no_edges():
 
 def test_an_edge_index_weighs_one_per_edge():
     index, weight = edges(torch.tensor([[0, 1, 1, 0], [1, 1, 2, 1]], dtype=torch.int32))
-    assert index.tolist() == [[0, 1, 0], [1, 2, 1]]
+    assert index.tolist() == [[1, 2, 1], [0, 1, 0]]
     assert weight.tolist() == [1, 1, 1]
+
+
+def test_a_directed_graph_is_that_of_propagation():
+    """Bug: sources were taken as rows here, targets there."""
+    edge_index = torch.tensor([[0, 0, 2, 3], [1, 2, 1, 0]])
+    index, _ = edges(edge_index)
+    pattern = propagation(edge_index).pattern
+    joins = pattern.row != pattern.column
+    expected = torch.stack([pattern.row[joins], pattern.column[joins]])
+    assert set(map(tuple, index.T.tolist())) == set(map(tuple, expected.T.tolist()))
 
 
 @pytest.mark.parametrize(
@@ -138,11 +148,12 @@ def test_an_edge_index_weighs_one_per_edge():
     [
         (torch.ones(3, 4), "wrong-shape"),
         (torch.ones(3, 3, dtype=torch.int64), "wrong-shape"),
+        (SparseMatrix(SparseMatrix.from_torch(torch.eye(2)).pattern, torch.ones(3, 2)), "wrong-shape"),
         (torch.tensor([[0, -1], [1, 0]]), "out-of-range"),
         ("cora", "wrong-shape"),
     ],
 )
-def test_unusable_graphs_are_named(raises, value, code):
+def test_unusable_graphs_are_named(value, code, raises):
     with raises(code):
         edges(value)
 

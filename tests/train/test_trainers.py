@@ -13,8 +13,8 @@ from torch_geometric.nn import SGConv
 from pairnorm import nn
 from pairnorm.data import Graph, csbm, missing_entries, missing_nodes
 from pairnorm.nn import SparseMatrix, pair_norm
-from pairnorm.nn.dropout import dropout as drop
-from pairnorm.nn.dropout import keys_from_seeds, step_keys
+from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
+from pairnorm.nn.ops.dropout.plain import dropout as drop
 from pairnorm.train import Spec, build, train
 from pairnorm.train.trainers import Fitted, GNNTrainer, Problem, SGCTrainer
 

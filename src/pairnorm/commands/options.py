@@ -169,7 +169,7 @@ def refuse_inputs(out: Path, *inputs: Path | None) -> None:
 
 
 def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
-    """Read the graph that the options name, as one was read before if its encoder is given; say what is in it."""
+    """Read the graph that the options name, as an ``encoder`` read one before, and say what is in it."""
     from pairnorm.data import Graph, GraphWarning
 
     with warnings.catch_warnings():

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError
-from pairnorm.nn.sparse import SparseMatrix
+from pairnorm.nn import SparseMatrix
+from pairnorm.nn.propagate import entries
 
 # The most that one temporary may take on a CPU: a larger one leaves its cache. A GPU takes eight times that,
 # lest it wait for launches.
@@ -69,47 +70,16 @@ Adjacency = Tensor | SparseMatrix
 def edges(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     """Return the edges [2, edges] of a graph, without self-loops, and their weights [edges].
 
+    The first row holds the nodes that receive, the second those they receive from, as in a matrix.
+
     Args:
         adjacency: a floating-point matrix [nodes, nodes], sparse or dense, whose non-zeros are edges, or an
             integer ``edge_index`` [2, edges], of which every edge weighs 1.
     """
-    if isinstance(adjacency, SparseMatrix) and is_sparse_adjacency(adjacency):
-        index = torch.stack([adjacency.pattern.row, adjacency.pattern.column]).long()
-        weight = adjacency.values.detach()
-    elif isinstance(adjacency, Tensor) and is_edge_index(adjacency):
-        index, weight = adjacency.long(), torch.ones(adjacency.shape[1], device=adjacency.device)
-        if index.numel() and int(index.min()) < 0:
-            check_nodes("adjacency", index, int(index.max()) + 1)
-    elif isinstance(adjacency, Tensor) and _is_square(adjacency):
-        sparse = adjacency.detach().to_sparse().coalesce()
-        index, weight = sparse.indices(), sparse.values()
-    else:
-        given = (
-            f"{list(adjacency.shape)} of {adjacency.dtype}" if isinstance(adjacency, Tensor) else adjacency
-        )
-        raise PairNormError(
-            f"adjacency is {given!s}",
-            code="wrong-shape",
-            value=given,
-            expected="a floating-point matrix [nodes, nodes] or an integer edge_index [2, edges]",
-        )
-    kept = (index[0] != index[1]) & (weight != 0)
-    return index[:, kept], weight[kept]
-
-
-def is_edge_index(value: object) -> bool:
-    """Return whether ``value`` is a dense integer tensor [2, edges].
-
-    >>> is_edge_index(torch.tensor([[0, 1], [1, 2]])), is_edge_index(torch.eye(2))
-    (True, False)
-    """
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.ndim == 2
-        and value.shape[0] == 2
-        and value.dtype in (torch.int64, torch.int32)
-    )
+    _, row, column, weight = entries(adjacency)
+    weight = weight.detach()
+    kept = (row != column) & (weight != 0)
+    return torch.stack([row[kept], column[kept]]), weight[kept]
 
 
 def is_sparse_adjacency(value: object) -> bool:

@@ -26,9 +26,9 @@ from pairnorm.measure.functional import (
     row_diff,
     tpsd,
 )
-from pairnorm.measure.inputs import Adjacency, is_edge_index, is_sparse_adjacency
-from pairnorm.nn.find import graph_convolutions
-from pairnorm.nn.patch import PairNormPatch
+from pairnorm.measure.inputs import Adjacency, is_sparse_adjacency
+from pairnorm.nn.patch import PairNormPatch, graph_convolutions
+from pairnorm.nn.propagate import is_edge_index
 
 if TYPE_CHECKING:
     import pandas

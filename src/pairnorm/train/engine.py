@@ -82,20 +82,17 @@ def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> GCN |
 def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
     spec = pairs[0][0]
     (fitted,) = SGCTrainer(graph, pairs, [spec.depth], [spec.scale], device).fit()
-    model = SGC(
-        graph.num_features,
-        graph.num_classes,
+    weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # of the scales, there is one
+    model = SGC.from_weights(
+        weight,
+        bias,
         depth=spec.depth,
         norm=None if spec.norm == "none" else spec.norm,
         scale=spec.scale,
         dropout=spec.dropout,
         adjacency=spec.adjacency,
-        trials=len(pairs),
-    ).to(device)
-    with torch.no_grad():
-        for parameter, kept in zip((model.weight, model.bias), fitted.loop.kept, strict=True):
-            parameter.copy_(kept.squeeze(1))  # of the scales, there is one
-    return model.eval()
+    )
+    return model.to(device).eval()
 
 
 def find_device(device: str | torch.device = "auto") -> torch.device:

@@ -8,6 +8,7 @@ PN-SCS does not commute; there every scale is propagated.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +23,10 @@ from pairnorm.data import (
     missing_vectors,
 )
 from pairnorm.errors import PairNormError
-from pairnorm.nn import GAT, GCN, SparseMatrix, pair_norm, propagation
-from pairnorm.nn.dropout import dropout, keys_from_seeds, step_keys
+from pairnorm.nn import GAT, GCN, PairNorm, SparseMatrix, propagation, states
 from pairnorm.nn.models import glorot
+from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
+from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.train.loop import Loop
 from pairnorm.train.spec import Spec
 
@@ -55,7 +57,7 @@ class Problem:
                 remedy="Give it a split.",
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
-        adjacency = propagation(graph.adjacency, trials[0][0].adjacency)
+        adjacency = propagation(graph.adjacency, trials[0][0].adjacency)  # type: ignore[arg-type]
         return cls(
             features=_features(graph, trials, device),
             adjacency=adjacency.to(device),
@@ -143,7 +145,7 @@ def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
 ) -> GCN | GAT:
     """Build the model of a spec with a trial for each seed, which alone decides its first weights."""
-    kind = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
+    kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
     model: GCN | GAT = kind(
         num_features,
         num_classes,
@@ -257,18 +259,19 @@ class SGCTrainer:
         own_scale = 1.0
         if self.spec.norm == "PN-SCS":
             (own_scale,) = self.scales
-        state = self._normalise(_dense(self.problem.features), own_scale)
+        mode, features = self.spec.norm, self.problem.features
+        if isinstance(features, Tensor) and features.dim() == 2:
+            features = features.unsqueeze(1)
+        norm = None if mode == "none" else PairNorm(own_scale, mode)  # type: ignore[arg-type]
+        walk = states(features, self.problem.adjacency, norm)
+        state = next(walk)
         regressions = _Regressions(
             self.problem, state.size(1), self.spec, self.seeds, self.factors, self._curves
         )
-        for depth in range(1, self.depths[-1] + 1):
-            state = self._normalise(self.problem.adjacency @ state, own_scale)
+        for depth, state in zip(range(1, self.depths[-1] + 1), walk, strict=False):
             if depth in self.depths:
                 loop, logits = regressions.fit(state, tick)
                 yield Fitted(depth, loop, state, logits)
-
-    def _normalise(self, state: Tensor, scale: float) -> Tensor:
-        return state if self.spec.norm == "none" else pair_norm(state, scale, self.spec.norm)
 
 
 class _Regressions:
@@ -382,11 +385,3 @@ class _Regression:
         self.bias.grad = gradient.sum(-1)
         self.weight.grad = torch.bmm((gradient * self._scale).flatten(1, 2), rows.transpose(0, 1))
         return -likely.gather(2, index).mean((2, 3))
-
-
-def _dense(features: Tensor | SparseMatrix) -> Tensor:
-    """Return ``[nodes, 1 or trials, features]``."""
-    if isinstance(features, SparseMatrix):
-        features = features.to_dense()
-        return features.unsqueeze(1) if features.dim() == 2 else features.transpose(0, 1).contiguous()
-    return features.unsqueeze(1) if features.dim() == 2 else features
