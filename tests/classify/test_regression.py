@@ -71,7 +71,9 @@ def test_a_large_scale_alone_is_as_good_as_after_smaller_ones(propagated: tuple[
     rows, labels = propagated
     *_, (_, weight, bias) = regressions(rows, labels, 7, (1.0, 30.0, 300.0))
     ((_, alone, alone_bias),) = regressions(rows, labels, 7, (300.0,))
-    together, apart = (objective(rows, labels, 300.0, *found) for found in ((weight, bias), (alone, alone_bias)))
+    together, apart = (
+        objective(rows, labels, 300.0, *found) for found in ((weight, bias), (alone, alone_bias))
+    )
     assert together == pytest.approx(apart, abs=1e-6)
 
 
@@ -85,6 +87,7 @@ def test_threads_are_given_back() -> None:
     torch.set_num_threads(2)
     list(regressions(*problem(10, 3), 3, (1.0,)))
     assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
 
 
 def test_span_keeps_distances_and_pair_norm() -> None:

@@ -1,0 +1,57 @@
+"""The most frequent class, which sees neither features nor edges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pairnorm.classify.candidates.base import Candidate, Fitted, Found, State, Task, Tick, fits
+from pairnorm.data import Graph
+
+
+@dataclass(frozen=True)
+class MostFrequent:
+    """Gives every node the frequencies of the classes among the training nodes."""
+
+    name: str = "most frequent class"
+    steps: int = 0
+
+    def fit(self, task: Task, tick: Tick) -> Found:
+        """Count."""
+        graph = task.graph
+        counts = torch.bincount(graph.labels[graph.train].cpu(), minlength=task.classes)
+        fitted = Frequencies(counts.float() / counts.sum())
+        logits = fitted.logits(graph, task.features, task.device)
+        judged = task.judge(logits[graph.validation.to(logits.device)])
+        yield Candidate(self.name, "none", 0, 1.0, *judged), lambda: fitted
+
+    @staticmethod
+    def restore(
+        candidate: Candidate,
+        settings: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        features: int,
+        classes: int,
+    ) -> Fitted:
+        """Take up the frequencies."""
+        return Frequencies(fits(tensors["frequencies"], classes))
+
+
+@dataclass(frozen=True, eq=False)
+class Frequencies:
+    """The share of every class."""
+
+    frequencies: Tensor
+
+    def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+        """Return their logarithms for every node, [n, 1, classes]."""
+        logarithms = (self.frequencies + 1e-30).log().to(device)
+        return logarithms.expand(graph.num_nodes, 1, -1)
+
+    def state(self) -> State:
+        """Return them."""
+        return {}, {"frequencies": self.frequencies}
