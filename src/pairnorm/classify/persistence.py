@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
 from pairnorm.classify.candidates import FAMILIES, Candidate
+from pairnorm.classify.candidates.base import Saved
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
 from pairnorm.data import Split
@@ -120,7 +121,7 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         best = Candidate(**known)
         classifier = cls(**facts.parameters)
         classifier.model_ = FAMILIES[best.model].restore(
-            best, facts.settings, state, facts.features, len(facts.classes)
+            Saved(best, facts.settings, state, facts.features, len(facts.classes))
         )
         mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))
         classifier._seen = tensors["seen"].numpy()

@@ -12,7 +12,7 @@ from pairnorm.classify.candidates import (
     Task,
 )
 from pairnorm.classify.candidates import base as module
-from pairnorm.classify.candidates.base import Family, check_size
+from pairnorm.classify.candidates.base import Family, Saved, check_size
 from pairnorm.data import Graph
 
 CPU = torch.device("cpu")
@@ -51,12 +51,11 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
         loss = torch.nn.functional.cross_entropy(logits[validation, 0], task.graph.labels[validation])
         assert candidate.validation_loss == pytest.approx(float(loss), rel=1e-4)
         settings, tensors = fitted.state()
-        again = FAMILIES[candidate.model].restore(
-            candidate, json.loads(json.dumps(settings)), tensors, 500, 2
-        )
+        saved = Saved(candidate, json.loads(json.dumps(settings)), tensors, 500, 2)
+        again = FAMILIES[candidate.model].restore(saved)
         assert torch.equal(again.logits(task.graph, task.features, CPU), logits)
         with pytest.raises((ValueError, RuntimeError)):
-            FAMILIES[candidate.model].restore(candidate, settings, tensors, 500, 1)
+            FAMILIES[candidate.model].restore(saved._replace(classes=1))
 
 
 def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch, raises) -> None:

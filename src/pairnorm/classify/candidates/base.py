@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
@@ -20,7 +20,6 @@ LARGEST_STATE = 8 * 2**30
 
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
-"""What is saved of a fitted candidate: settings that JSON can hold, and tensors."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,23 @@ class Fitted(Protocol):
         """
 
     def state(self) -> State:
-        """Return what its family's ``restore`` needs."""
+        """Return what its family's ``restore`` needs: settings that JSON can hold, and tensors."""
+
+
+class Saved(NamedTuple):
+    """What a file says of a fitted candidate; nothing that is made of it is larger than its tensors."""
+
+    candidate: Candidate
+    settings: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    features: int
+    classes: int
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor, which must have the shape."""
+        if self.tensors[name].shape != shape:
+            raise ValueError(f"{name} has the shape {list(self.tensors[name].shape)}, not {list(shape)}")
+        return self.tensors[name]
 
 
 Build = Callable[[], Fitted]
@@ -134,22 +149,8 @@ class Family(Protocol):
         """
 
     @staticmethod
-    def restore(
-        candidate: Candidate,
-        settings: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        features: int,
-        classes: int,
-    ) -> Fitted:
-        """Make a fitted candidate of what ``Fitted.state`` gave; a ValueError or the like for anything else.
-
-        Args:
-            candidate: which one it is.
-            settings: of ``state``.
-            tensors: of ``state``; what is made is never larger than these.
-            features: how many a node has.
-            classes: how many there are.
-        """
+    def restore(saved: Saved) -> Fitted:
+        """Make a fitted candidate of what ``state`` gave, a ValueError or the like of anything else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,40 +172,22 @@ class Network:
         return {"adjacency": self.module.adjacency}, dict(self.module.state_dict())
 
     @classmethod
-    def restore(
-        cls,
-        candidate: Candidate,
-        settings: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        features: int,
-        classes: int,
-    ) -> Self:
+    def restore(cls, saved: Saved) -> Self:
         """Build a network as large as its weights are, whatever the settings claim."""
+        candidate, tensors = saved.candidate, saved.tensors
         first = tensors["weight" if candidate.model == "SGC" else "convolutions.0.weight"]
-        options = {"adjacency": settings["adjacency"], "trials": first.shape[0]}
+        options: dict[str, Any] = {"adjacency": saved.settings["adjacency"], "trials": first.shape[0]}
         depth = candidate.depth
         if candidate.model != "SGC":
             options["hidden"] = first.shape[2]
             depth = len({name.split(".")[1] for name in tensors})
-        if (first.shape[1], depth) != (features, candidate.depth):
+        if (first.shape[1], depth) != (saved.features, candidate.depth):
             raise ValueError(f"the weights are those of {first.shape[1]} features and {depth} layers")
-        module: nn.Module = cls.KINDS[candidate.model](
-            features,
-            classes,
-            depth,
-            norm=None if candidate.norm == "none" else candidate.norm,
-            scale=candidate.scale,
-            **options,
-        )
+        norm = None if candidate.norm == "none" else candidate.norm
+        kind = cls.KINDS[candidate.model]
+        module = kind(saved.features, saved.classes, depth, norm=norm, scale=candidate.scale, **options)
         module.load_state_dict(dict(tensors))
         return cls(module.eval())
-
-
-def fits(tensor: Tensor, *shape: int) -> Tensor:
-    """Return a tensor if it has a shape, else raise a ValueError."""
-    if tensor.shape != shape:
-        raise ValueError(f"a tensor has the shape {list(tensor.shape)}, not {list(shape)}")
-    return tensor
 
 
 def is_large(graph: Graph) -> bool:

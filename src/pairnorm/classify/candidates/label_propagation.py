@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Fitted, Found, State, Task, Tick, fits
+from pairnorm.classify.candidates.base import Candidate, Fitted, Found, Saved, State, Task, Tick
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.errors import real_number
@@ -46,20 +45,13 @@ class LabelPropagation:
         tick(self.name)
 
     @staticmethod
-    def restore(
-        candidate: Candidate,
-        settings: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        features: int,
-        classes: int,
-    ) -> Fitted:
+    def restore(saved: Saved) -> Fitted:
         """Take up the labels of the nodes that were learnt from."""
-        labels = fits(tensors["labels"], *tensors["names"].shape)
-        if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-            raise ValueError(f"the labels are not those of {classes} classes")
-        return Spreading(
-            real_number("alpha", settings["alpha"], least=0, below=1), tensors["names"], labels, classes
-        )
+        labels = saved.tensor("labels", *saved.tensors["names"].shape)
+        if not 0 <= int(labels.min()) <= int(labels.max()) < saved.classes:
+            raise ValueError(f"the labels are not those of {saved.classes} classes")
+        alpha = real_number("alpha", saved.settings["alpha"], least=0, below=1)
+        return Spreading(alpha, saved.tensors["names"], labels, saved.classes)
 
 
 @dataclass(frozen=True, eq=False)

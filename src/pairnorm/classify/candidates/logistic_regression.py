@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Fitted, Found, State, Task, Tick, check_size, fits
+from pairnorm.classify.candidates.base import Candidate, Fitted, Found, Saved, State, Task, Tick, check_size
 from pairnorm.classify.candidates.sgc import SCALES
 from pairnorm.classify.regression import regressions
 from pairnorm.data import Graph
@@ -44,15 +43,10 @@ class LogisticRegression:
         tick(self.name)
 
     @staticmethod
-    def restore(
-        candidate: Candidate,
-        settings: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        features: int,
-        classes: int,
-    ) -> Fitted:
+    def restore(saved: Saved) -> Fitted:
         """Take up weight and bias."""
-        return Linear(fits(tensors["weight"], features, classes), fits(tensors["bias"], classes))
+        weight = saved.tensor("weight", saved.features, saved.classes)
+        return Linear(weight, saved.tensor("bias", saved.classes))
 
 
 @dataclass(frozen=True, eq=False)

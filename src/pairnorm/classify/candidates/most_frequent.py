@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Fitted, Found, State, Task, Tick, fits
+from pairnorm.classify.candidates.base import Candidate, Fitted, Found, Saved, State, Task, Tick
 from pairnorm.data import Graph
 
 
@@ -30,15 +28,9 @@ class MostFrequent:
         yield Candidate(self.name, "none", 0, 1.0, *judged), lambda: fitted
 
     @staticmethod
-    def restore(
-        candidate: Candidate,
-        settings: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        features: int,
-        classes: int,
-    ) -> Fitted:
+    def restore(saved: Saved) -> Fitted:
         """Take up the frequencies."""
-        return Frequencies(fits(tensors["frequencies"], classes))
+        return Frequencies(saved.tensor("frequencies", saved.classes))
 
 
 @dataclass(frozen=True, eq=False)
