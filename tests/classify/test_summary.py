@@ -242,6 +242,15 @@ def test_other_peoples_folders_are_refused(tmp_path: Path, raises, model: str | 
     check_folder(tmp_path / "empty")
 
 
+def test_what_a_killed_run_left_is_cleared_and_its_folder_is_still_empty(tmp_path: Path) -> None:
+    (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial").mkdir()
+    (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial" / "model.json").write_text("half")
+    with whole_folder(tmp_path) as folder:
+        (folder / "model.json").write_text("new")
+    assert content(tmp_path) == {"model.json": "new"}
+    assert [path.name for path in tmp_path.iterdir()] == ["model.json"]
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_row_for_every_node(tmp_path: Path, suffix: str) -> None:
     graph = Graph.from_edges(

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
-from pairnorm.classify.candidates import FAMILIES, Candidate
+from pairnorm.classify.candidates import KINDS, Candidate
 from pairnorm.classify.candidates.base import Saved
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
@@ -83,19 +83,21 @@ def save(
     if scaling.mean is not None and scaling.deviation is not None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    known = {name: None if value != value else value for name, value in asdict(best).items()}  # NaN
-    facts = Facts(
-        format=FORMAT,
-        pairnorm=__version__,
-        parameters=classifier.get_params(),
-        candidate=SavedCandidate(**known),
-        settings=settings,
-        classes=classifier.classes_.tolist(),
-        features=classifier.n_features_in_,
-        feature_names=classifier.feature_names_in_ and list(classifier.feature_names_in_),
-        scaling=scaling.kind,
-        temperature=classifier.temperature_,
-        columns=columns or {},
+    facts = Facts.model_validate(
+        {
+            "format": FORMAT,
+            "pairnorm": __version__,
+            "parameters": classifier.get_params(),
+            "candidate": {name: None if value != value else value for name, value in asdict(best).items()},
+            "settings": settings,
+            "classes": classifier.classes_.tolist(),
+            "features": classifier.n_features_in_,
+            "feature_names": classifier.feature_names_in_,
+            "scaling": scaling.kind,
+            "temperature": classifier.temperature_,
+            "columns": columns or {},
+        },
+        strict=False,
     )
     # Parameters may be numpy's numbers, or an array or a range of them.
     text = facts.model_dump_json(indent=1, fallback=lambda value: np.asarray(value).tolist())
@@ -120,7 +122,7 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         known = {name: value for name, value in facts.candidate if value is not None}
         best = Candidate(**known)
         classifier = cls(**facts.parameters)
-        classifier.model_ = FAMILIES[best.model].restore(
+        classifier.model_ = KINDS[best.model].restore(
             Saved(best, facts.settings, state, facts.features, len(facts.classes))
         )
         mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pairnorm.classify.candidates import (
-    FAMILIES,
+    KINDS,
     Candidate,
     LabelPropagation,
     LogisticRegression,
@@ -52,10 +52,10 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
         assert candidate.validation_loss == pytest.approx(float(loss), rel=1e-4)
         settings, tensors = fitted.state()
         saved = Saved(candidate, json.loads(json.dumps(settings)), tensors, 500, 2)
-        again = FAMILIES[candidate.model].restore(saved)
+        again = KINDS[candidate.model].restore(saved)
         assert torch.equal(again.logits(task.graph, task.features, CPU), logits)
         with pytest.raises((ValueError, RuntimeError)):
-            FAMILIES[candidate.model].restore(saved._replace(classes=1))
+            KINDS[candidate.model].restore(saved._replace(classes=1))
 
 
 def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch, raises) -> None:

@@ -1,24 +1,24 @@
 """What ``fit`` chooses among and what the report compares with: a family a file, all of one interface."""
 
-from pairnorm.classify.candidates.base import Candidate, Family, Fitted, Task, check_size, is_large
+from pairnorm.classify.candidates.base import Candidate, Family, Fitted, Network, Task, check_size, is_large
 from pairnorm.classify.candidates.gnn import GNNFamily
-from pairnorm.classify.candidates.label_propagation import LabelPropagation
-from pairnorm.classify.candidates.logistic_regression import LogisticRegression
-from pairnorm.classify.candidates.most_frequent import MostFrequent
+from pairnorm.classify.candidates.label_propagation import LabelPropagation, Spreading
+from pairnorm.classify.candidates.logistic_regression import Linear, LogisticRegression
+from pairnorm.classify.candidates.most_frequent import Frequencies, MostFrequent
 from pairnorm.classify.candidates.sgc import SGCFamily
 
-FAMILIES: dict[str, type[Family]] = {
-    "SGC": SGCFamily,
-    "GCN": GNNFamily,
-    "GAT": GNNFamily,
-    "label propagation": LabelPropagation,
-    "logistic regression": LogisticRegression,
-    "most frequent class": MostFrequent,
+KINDS: dict[str, type[Fitted]] = {
+    "SGC": Network,
+    "GCN": Network,
+    "GAT": Network,
+    "label propagation": Spreading,
+    "logistic regression": Linear,
+    "most frequent class": Frequencies,
 }
-"""The family of every ``Candidate.model``, which restores what was saved of it."""
+"""What a fitted candidate is, by ``Candidate.model``."""
 
 __all__ = [
-    "FAMILIES",
+    "KINDS",
     "Candidate",
     "Family",
     "Fitted",

@@ -107,7 +107,11 @@ class Fitted(Protocol):
         """
 
     def state(self) -> State:
-        """Return what its family's ``restore`` needs: settings that JSON can hold, and tensors."""
+        """Return what is to be saved: settings that JSON can hold, and tensors."""
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Self:
+        """Make one of what ``state`` gave; of anything else a ValueError, LookupError or RuntimeError."""
 
 
 class Saved(NamedTuple):
@@ -131,10 +135,17 @@ Found = Iterator[tuple[Candidate, Build | None]]
 """Candidates with a function that makes them ready for use; None for one that was only tried."""
 
 
+def ready(fitted: Fitted) -> Build:
+    """Return the function that makes a candidate ready which is so already."""
+    return lambda: fitted
+
+
 class Family(Protocol):
     """A kind of model; its fields are the settings that are tried."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
 
     @property
     def steps(self) -> int:
@@ -147,10 +158,6 @@ class Family(Protocol):
             task: the graph.
             tick: is told of every step done.
         """
-
-    @staticmethod
-    def restore(saved: Saved) -> Fitted:
-        """Make a fitted candidate of what ``state`` gave, a ValueError or the like of anything else."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,8 +36,6 @@ class GNNFamily:
     required: bool = False
     name: str = "GCN and GAT"
 
-    restore = staticmethod(Network.restore)
-
     @property
     def steps(self) -> int:
         """One for every architecture."""

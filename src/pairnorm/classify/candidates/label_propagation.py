@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Fitted, Found, Saved, State, Task, Tick
+from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, ready
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.errors import real_number
@@ -41,17 +42,8 @@ class LabelPropagation:
             logits = _spread(graph, labels.to(task.device), alpha, task.classes)
             judged = task.judge(logits[graph.validation.to(logits.device)])
             fitted = Spreading(alpha, names, labels[graph.train].cpu(), task.classes)
-            yield Candidate(self.name, "none", 0, 1.0, *judged, f"α = {alpha:g}"), lambda found=fitted: found
+            yield Candidate(self.name, "none", 0, 1.0, *judged, f"α = {alpha:g}"), ready(fitted)
         tick(self.name)
-
-    @staticmethod
-    def restore(saved: Saved) -> Fitted:
-        """Take up the labels of the nodes that were learnt from."""
-        labels = saved.tensor("labels", *saved.tensors["names"].shape)
-        if not 0 <= int(labels.min()) <= int(labels.max()) < saved.classes:
-            raise ValueError(f"the labels are not those of {saved.classes} classes")
-        alpha = real_number("alpha", saved.settings["alpha"], least=0, below=1)
-        return Spreading(alpha, saved.tensors["names"], labels, saved.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +73,15 @@ class Spreading:
     def state(self) -> State:
         """Return α and the labels."""
         return {"alpha": self.alpha}, {"names": self.names, "labels": self.labels}
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Self:
+        """Take up the labels of the nodes that were learnt from."""
+        labels = saved.tensor("labels", *saved.tensors["names"].shape)
+        if not 0 <= int(labels.min()) <= int(labels.max()) < saved.classes:
+            raise ValueError(f"the labels are not those of {saved.classes} classes")
+        alpha = real_number("alpha", saved.settings["alpha"], least=0, below=1)
+        return cls(alpha, saved.tensors["names"], labels, saved.classes)
 
 
 def _spread(graph: Graph, labels: Tensor, alpha: float, classes: int) -> Tensor:

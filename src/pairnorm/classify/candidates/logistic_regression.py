@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Fitted, Found, Saved, State, Task, Tick, check_size
+from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, check_size, ready
 from pairnorm.classify.candidates.sgc import SCALES
 from pairnorm.classify.regression import regressions
 from pairnorm.data import Graph
@@ -39,14 +40,8 @@ class LogisticRegression:
             fitted = Linear(scale * weight, bias)
             judged = task.judge((rows[validation] @ fitted.weight + bias).unsqueeze(1))
             candidate = Candidate(self.name, "none", 0, scale, *judged, f"scale {scale:g}")
-            yield candidate, lambda found=fitted: found
+            yield candidate, ready(fitted)
         tick(self.name)
-
-    @staticmethod
-    def restore(saved: Saved) -> Fitted:
-        """Take up weight and bias."""
-        weight = saved.tensor("weight", saved.features, saved.classes)
-        return Linear(weight, saved.tensor("bias", saved.classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,3 +59,9 @@ class Linear:
     def state(self) -> State:
         """Return weight and bias."""
         return {}, {"weight": self.weight, "bias": self.bias}
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Self:
+        """Take up weight and bias."""
+        weight = saved.tensor("weight", saved.features, saved.classes)
+        return cls(weight, saved.tensor("bias", saved.classes))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Fitted, Found, Saved, State, Task, Tick
+from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, ready
 from pairnorm.data import Graph
 
 
@@ -25,12 +26,7 @@ class MostFrequent:
         fitted = Frequencies(counts.float() / counts.sum())
         logits = fitted.logits(graph, task.features, task.device)
         judged = task.judge(logits[graph.validation.to(logits.device)])
-        yield Candidate(self.name, "none", 0, 1.0, *judged), lambda: fitted
-
-    @staticmethod
-    def restore(saved: Saved) -> Fitted:
-        """Take up the frequencies."""
-        return Frequencies(saved.tensor("frequencies", saved.classes))
+        yield Candidate(self.name, "none", 0, 1.0, *judged), ready(fitted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,3 +43,8 @@ class Frequencies:
     def state(self) -> State:
         """Return them."""
         return {}, {"frequencies": self.frequencies}
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Self:
+        """Take up the frequencies."""
+        return cls(saved.tensor("frequencies", saved.classes))

@@ -33,8 +33,6 @@ class SGCFamily:
     scales: Sequence[float] = SCALES
     name: str = "SGC"
 
-    restore = staticmethod(Network.restore)
-
     @property
     def steps(self) -> int:
         """One for every norm and depth; PN-SCS is propagated anew for every scale."""
