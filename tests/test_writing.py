@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pairnorm.writing import CHANGE, change_folder, finish_change, whole_file, writable
+from pairnorm.writing import CHANGE, change_folder, steady_folder, whole_file, writable
 
 NAMES = tuple(f"{letter}.txt" for letter in "abcdef")
 
@@ -95,7 +95,8 @@ def test_an_interrupted_move_goes_on_where_it_stopped(tmp_path: Path, done: int)
         (tmp_path / name if place < done else tmp_path / CHANGE / name).write_text("new")
     (tmp_path / CHANGE / f"{NAMES[-1]}.gone").touch()
     if done % 2:
-        finish_change(tmp_path)
+        with steady_folder(tmp_path):
+            assert content(tmp_path) == dict.fromkeys(NAMES[:-1], "new")
     else:
         write_run(tmp_path, "new", NAMES[:-1])
     assert content(tmp_path) == dict.fromkeys(NAMES[:-1], "new")
@@ -123,7 +124,8 @@ def test_processes_killed_at_random_moments_never_mix_their_files(tmp_path: Path
         for writer in writers:
             os.kill(writer.pid, signal.SIGKILL)
             writer.join()
-        finish_change(out)
+        with steady_folder(out):
+            pass
         with change_folder(out, NAMES) as drafts:
             visible = [path for path in out.glob("*") if path.is_file()]
             assert len({path.read_text() for path in visible}) <= 1
@@ -132,6 +134,25 @@ def test_processes_killed_at_random_moments_never_mix_their_files(tmp_path: Path
                 (drafts / path.name).write_text(path.read_text())
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
         assert all(path.suffix == ".txt" for path in out.iterdir()), list(out.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_reader_never_sees_two_runs(tmp_path: Path) -> None:
+    write_run(tmp_path, "first")
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_keep_writing, args=(tmp_path, name)) for name in "xy"]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(200):
+            with steady_folder(tmp_path):
+                found = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
+            assert len(set(found.values())) == 1
+            assert set(found) in (set(NAMES[:3]), set(NAMES))
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.join()
 
 
 def test_drafts_of_a_process_that_is_alive_are_left_alone(tmp_path: Path) -> None:

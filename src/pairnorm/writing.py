@@ -77,7 +77,7 @@ def change_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
 
     The change is decided by one rename. Where ``folder`` was not there, that is all. Else the drafts are
     renamed to a folder in it, from where the files move to their places; who is killed on the way leaves that
-    folder, and ``finish_change`` goes on. Of several at once, the last one's files are there in the end.
+    folder, and whoever comes next goes on. Of several at once, the last one's files are there in the end.
 
     Args:
         folder: absent, or with files of an earlier change.
@@ -128,15 +128,28 @@ def _clear(place: Path) -> None:
                         shutil.rmtree(drafts, ignore_errors=True)
 
 
-def finish_change(folder: Path) -> None:
-    """Complete a change that was decided and then interrupted by a kill, if there is one.
+@contextmanager
+def steady_folder(folder: Path) -> Iterator[None]:
+    """Keep others from changing a folder while it is read; what a killed process had decided is done first.
 
     Args:
         folder: of ``change_folder``.
     """
-    if (folder / CHANGE).is_dir():
-        with writable(folder), _locked(folder):
+    if not folder.is_dir():
+        yield
+        return
+    try:
+        lock = _lock(folder)
+    except OSError as error:
+        raise PairNormError(
+            f"{folder}: cannot be read ({error.strerror or error})", code="not-readable", value=str(folder)
+        ) from error
+    try:
+        with writable(folder):
             _finish(folder)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _move_in(drafts: Path, place: Path, names: Collection[str]) -> None:

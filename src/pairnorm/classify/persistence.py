@@ -18,7 +18,7 @@ from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
 from pairnorm.data import Split
 from pairnorm.errors import PairNormError
-from pairnorm.writing import finish_change
+from pairnorm.writing import steady_folder
 
 if TYPE_CHECKING:
     from pairnorm.classify.classifier import NodeClassifier
@@ -109,15 +109,10 @@ def save(
 
 def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     """Read a fitted classifier; see ``NodeClassifier.load``."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     place = Path(folder)
-    facts = _read(place)
+    with steady_folder(place):
+        facts, tensors = _read(place), _read_tensors(place)
     try:
-        if not (place / TENSORS).is_file():  # a pipe would be waited for
-            raise FileNotFoundError(f"there is no file {TENSORS}")
-        tensors = load_file(place / TENSORS)
         state = _checked(facts, tensors)
         known = {name: value for name, value in facts.candidate if value is not None}
         best = Candidate(**known)
@@ -127,7 +122,7 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         )
         mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))
         classifier._seen = tensors["seen"].numpy()
-    except (OSError, LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise _damaged(place / FACTS, error) from error
     classifier.best_, classifier.search_ = best, [best]
     classifier.scaling_ = Scaling(facts.scaling, mean, deviation)
@@ -175,12 +170,12 @@ def read_facts(place: Path) -> dict[str, Any]:
     Args:
         place: the folder.
     """
-    return _read(place).model_dump()
+    with steady_folder(place):
+        return _read(place).model_dump()
 
 
 def _read(place: Path) -> Facts:
     path = place / FACTS
-    finish_change(place)
     if not path.is_file():
         raise PairNormError(
             f"{place}: there is no {FACTS}",
@@ -205,6 +200,20 @@ def _read(place: Path) -> Facts:
         raise _damaged(path, f"{'.'.join(map(str, where))}: {problem['msg']}".lstrip(": ")) from error
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from error
+
+
+def _read_tensors(place: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = place / TENSORS
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError("there is no such file")
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, error) from error
+    return tensors
 
 
 def _damaged(path: Path, problem: object) -> PairNormError:

@@ -22,7 +22,7 @@ from pairnorm.data import Graph
 from pairnorm.data.graph import homophily
 from pairnorm.errors import PairNormError
 from pairnorm.plotting import BLUE, GREY, VERMILLION, new_figure, style, whole_ticks
-from pairnorm.writing import change_folder, drafts_in, finish_change
+from pairnorm.writing import change_folder, drafts_in, steady_folder
 
 if TYPE_CHECKING:
     import pandas
@@ -388,7 +388,8 @@ def check_folder(folder: Path) -> None:
             value=str(folder),
             remedy="Choose another folder.",
         )
-    finish_change(folder)
+    with steady_folder(folder):
+        pass
     if not folder.is_dir() or holds_model(folder):
         return
     if set(folder.iterdir()) - set(drafts_in(folder, folder.resolve())):
