@@ -125,7 +125,7 @@ def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
 @pytest.mark.filterwarnings("ignore:the budget of")
 def test_a_spent_budget_never_leaves_nothing(task: Task) -> None:
     """With SGC, no GCN is begun; without, the first is trained to its end."""
-    wanted = {"depth": [2, 3], "epochs": 5, "seeds": 1, "budget": 1e-9}
+    wanted = {"depth": [2, 3], "epochs": 5, "seeds": 1, "budget": "0.000001"}
     for model, found in ((["SGC", "GCN"], {("SGC", 2), ("SGC", 3)}), ("GCN", {("GCN", 2)})):
         tried, *_ = search(task, plan(NodeClassifier(model, **wanted), task.graph))
         assert {(candidate.model, candidate.depth) for candidate in tried} == found
