@@ -217,13 +217,7 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
 }
 
 
-# Other rooms still raise these as prose, or not at all.
-PENDING = ("wrong delimiter", "no edges", "infinite scale")
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.xfail) if case in PENDING else case for case in BAD]
-)
+@pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("before", [False, True])
 def test_bad_input_is_named_and_leaves_the_folder_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, before: bool

@@ -81,7 +81,6 @@ def test_what_is_read_is_not_replaced(tmp_path: Path, raises) -> None:
     refuse_inputs(other, nodes, tmp_path / "absent.csv")
 
 
-@pytest.mark.xfail(reason="pairnorm.data still writes remedies as prose")
 @pytest.mark.parametrize("delimiter", ["\t", ";", "|"])
 def test_a_remedy_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter: str) -> None:
     nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"

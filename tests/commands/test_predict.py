@@ -94,11 +94,7 @@ def test_columns_may_come_in_any_order_and_categories_may_be_absent(
     [
         ({"age": None}, "has no column 'age', which the model uses"),
         ({"job": "astronaut"}, "category 'astronaut' in column 'job', unknown to the model"),
-        pytest.param(
-            {"height": "180"},
-            "column 'height', unknown to the model. Pass --ignore height",
-            marks=pytest.mark.xfail(reason="pairnorm.data still writes remedies as prose"),
-        ),
+        ({"height": "180"}, "column 'height', unknown to the model. Pass --ignore height"),
         (
             {"risk": "medium"},
             "line 2: class 'medium' is unknown to the model, which has 'high', 'low'. Empty",

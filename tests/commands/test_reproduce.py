@@ -142,7 +142,6 @@ def test_the_core_shows_the_graphs(tmp_path: Path) -> None:
     assert "[" not in done.stdout
 
 
-@pytest.mark.xfail(reason="pairnorm.paper still draws with matplotlib and shows tables with rich")
 def test_the_core_reproduces(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1,2", "--missing", "100"]

@@ -11,7 +11,7 @@ from pairnorm.fill.known import Fill
 from pairnorm.fill.mask import mask
 from pairnorm.fill.mass import mass
 from pairnorm.fill.pcfi import pcfi
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import Kind, SparseMatrix, propagation
 
 
 class Method(NamedTuple):
@@ -23,7 +23,7 @@ class Method(NamedTuple):
     """
 
     fill: Fill
-    kind: str
+    kind: Kind
 
 
 FILLS = {

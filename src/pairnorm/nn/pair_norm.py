@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, one_of, real_number
 from pairnorm.nn.ops.moments import Groups
-from pairnorm.nn.ops.pair_norm import blocks
 from pairnorm.nn.ops.pair_norm.plain import centre_and_scale, scale_and_centre
 
 Mode = Literal["PN", "PN-SI", "PN-SCS"]
@@ -124,11 +123,6 @@ class PairNorm(nn.Module):
 
     def __repr__(self) -> str:
         return f"PairNorm(scale={self.scale}, mode={self.mode!r}, eps={self.eps})"
-
-
-def fuses(norm: PairNorm, x: Tensor) -> bool:
-    """Say whether the kernels that come before ``norm`` can do it at the same time."""
-    return norm.mode != "PN-SCS" and not blocks.serves(x) and not torch.compiler.is_compiling()
 
 
 def _check_settings(scale: Any, mode: Any, eps: Any) -> None:

@@ -70,9 +70,8 @@ def measure_layers(
     """
     accuracy = None
     if spec.model == "SGC":
-        norm = None if spec.norm == "none" else spec.norm
         model: torch.nn.Module = SGC(
-            graph.num_features, graph.num_classes, spec.depth, norm, spec.scale, adjacency=spec.adjacency
+            graph.num_features, graph.num_classes, spec.depth, spec.mode, spec.scale, adjacency=spec.adjacency
         )
         model = model.eval().to(device)
         values = features_after(graph, scaling=spec.scaling).values

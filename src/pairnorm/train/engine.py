@@ -87,7 +87,7 @@ def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
         weight,
         bias,
         depth=spec.depth,
-        norm=None if spec.norm == "none" else spec.norm,
+        norm=spec.mode,
         scale=spec.scale,
         dropout=spec.dropout,
         adjacency=spec.adjacency,

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 import torch
 
@@ -178,7 +178,9 @@ class Result(NamedTuple):
 
 
 def _types(kind: type) -> dict[str, Any]:
-    return {field.name: getattr(field.type, "__origin__", field.type) for field in fields(kind)}
+    """Return the type of every field; what is one of a few texts is a text."""
+    found = {field.name: getattr(field.type, "__origin__", field.type) for field in fields(kind)}
+    return {name: str if get_args(hint) and kind is Spec else hint for name, hint in found.items()}
 
 
 SPEC, TRIAL, ORIGIN = tuple(_types(Spec)), tuple(_types(Trial)), tuple(_types(Origin))

@@ -5,17 +5,18 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import sha256
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from pairnorm.data.features import SCALINGS
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.nn.models import ORDERS
-from pairnorm.nn.pair_norm import MODES
-from pairnorm.nn.propagate import KINDS
+from pairnorm.nn.models import ORDERS, Order
+from pairnorm.nn.pair_norm import MODES, Mode
+from pairnorm.nn.propagate import KINDS, Kind
 
 # The paper's hidden widths; SGC has no hidden layer.
 HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
-NORMS = ("none", *MODES)
+Norm = Literal["none"] | Mode
+NORMS: tuple[Norm, ...] = ("none", *MODES)
 MISSING_KINDS = ("vectors", "nodes", "entries", "given")
 LATER = {"scaling": "rows"}
 """Fields that there were not from the beginning, and what they had been before."""
@@ -90,12 +91,12 @@ class Spec:
     _: KW_ONLY
     hidden: Annotated[int, _from_0] = 0
     heads: Annotated[int, _from_1] = 1
-    norm: Annotated[str, _choice(*NORMS)] = "none"
+    norm: Annotated[Norm, _choice(*NORMS)] = "none"
     scale: Annotated[float, _positive] = 1.0
-    order: Annotated[str, _choice(*ORDERS)] = "after"
+    order: Annotated[Order, _choice(*ORDERS)] = "after"
     skip: Annotated[int, _from_0] = 0
     dropout: Annotated[float, _probability] = 0.6
-    adjacency: Annotated[str, _choice(*KINDS)] = "rw"
+    adjacency: Annotated[Kind, _choice(*KINDS)] = "rw"
     missing_rate: Annotated[float, _fraction] = 0.0
     missing_kind: Annotated[str, _choice(*MISSING_KINDS)] = "vectors"
     split: Annotated[str, _name] = "default"
@@ -111,6 +112,11 @@ class Spec:
             values[name] = (_check if type(value) in (str, int, float) else _check.__wrapped__)(name, value)
         for name, value in (values | _without_meaning(values)).items():
             object.__setattr__(self, name, value)
+
+    @property
+    def mode(self) -> Mode | None:
+        """PairNorm's mode, None without a norm."""
+        return None if self.norm == "none" else self.norm
 
     @property
     def text(self) -> str:
@@ -153,7 +159,8 @@ class Spec:
             if not equals or name in values:
                 raise _malformed(text, f"option {option!r} of spec {text!r} has no value, or {name} a second")
             try:
-                values[name] = _HINTS[name].__origin__(value)
+                kind = _HINTS[name].__origin__
+                values[name] = kind(value) if kind in (int, float) else value
             except ValueError:
                 values[name] = value  # the field's own check says what it expects instead
         if "depth" not in values:

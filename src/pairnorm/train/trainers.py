@@ -57,7 +57,7 @@ class Problem:
                 remedy="Give it a split.",
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
-        adjacency = propagation(graph.adjacency, trials[0][0].adjacency)  # type: ignore[arg-type]
+        adjacency = propagation(graph.adjacency, trials[0][0].adjacency)
         return cls(
             features=_features(graph, trials, device),
             adjacency=adjacency.to(device),
@@ -151,7 +151,7 @@ def build(
         num_classes,
         depth=spec.depth,
         hidden=spec.hidden,
-        norm=None if spec.norm == "none" else spec.norm,
+        norm=spec.mode,
         scale=spec.scale,
         skip=spec.skip,
         dropout=spec.dropout,
@@ -259,10 +259,10 @@ class SGCTrainer:
         own_scale = 1.0
         if self.spec.norm == "PN-SCS":
             (own_scale,) = self.scales
-        mode, features = self.spec.norm, self.problem.features
+        mode, features = self.spec.mode, self.problem.features
         if isinstance(features, Tensor) and features.dim() == 2:
             features = features.unsqueeze(1)
-        norm = None if mode == "none" else PairNorm(own_scale, mode)  # type: ignore[arg-type]
+        norm = None if mode is None else PairNorm(own_scale, mode)
         walk = states(features, self.problem.adjacency, norm)
         state = next(walk)
         regressions = _Regressions(

@@ -7,11 +7,11 @@ from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops.pair_norm.cpu import column_sums, gradient, normalise
+from pairnorm.nn.ops.pair_norm.plain import Norm
 from pairnorm.nn.ops.simd import LANES, activation_gradient, empty, fill, load, store
-from pairnorm.nn.pair_norm import PairNorm
 
 
-def settings(norm: PairNorm | None, trials: int, nodes: int) -> tuple[float, float, Tensor]:
+def settings(norm: Norm | None, trials: int, nodes: int) -> tuple[float, float, Tensor]:
     """Return scale, eps, and room for the norms: one for every node, for every trial, or none at all."""
     if norm is None:
         return 1.0, 1.0, empty(trials, 0)

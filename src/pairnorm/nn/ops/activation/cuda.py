@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from pairnorm.nn.ops.kernels import on_device, shares
+from pairnorm.nn.ops.tiles import CODES, activated, gradient_of
 
-CODES = {"none": 0, "relu": 1, "elu": 2}
 ROWS, COLUMNS = 32, 64
 PROGRAMS = 1024
 
@@ -39,26 +39,6 @@ def backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
         grad, y, result, sums, nodes, share, width, CODES[activation], ROWS, COLUMNS, num_warps=4
     )
     return result, sums.sum(0)
-
-
-@triton.jit
-def activated(value, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Apply the activation of ``CODES``; NaN stays NaN."""
-    if CODE == 1:
-        value = tl.where(value < 0, 0.0, value)
-    if CODE == 2:
-        value = tl.where(value < 0, tl.exp(value) - 1, value)
-    return value
-
-
-@triton.jit
-def gradient_of(gradient, value, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Lead a gradient back through the activation whose output is ``value``."""
-    if CODE == 1:
-        gradient = tl.where(value > 0, gradient, 0.0)
-    if CODE == 2:
-        gradient = tl.where(value > 0, gradient, gradient * (value + 1))
-    return gradient
 
 
 @triton.jit

@@ -10,10 +10,10 @@ from torch import Tensor
 from pairnorm.nn.ops import epilogue
 from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout import cpu as dropout
+from pairnorm.nn.ops.pair_norm.plain import Norm
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.simd import CODES, LANES, array, by_trial, empty, exp, fill, load, store, total, zeros
 from pairnorm.nn.ops.sparse_product.cpu import gather
-from pairnorm.nn.pair_norm import PairNorm
 
 ZERO = np.float32(0)
 
@@ -25,7 +25,7 @@ def serves(z: Tensor) -> bool:
 
 def forward(
     scores: Tensor, z: Tensor, bias: Tensor | None, pattern: Pattern, activation: str, negative_slope: float,
-    rate: float, keys: Tensor | None, norm: PairNorm | None, trains: bool,
+    rate: float, keys: Tensor | None, norm: Norm | None, trains: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, trials, features]`` and what the backward pass needs."""
     own, ends = by_trial(z), by_trial(scores)

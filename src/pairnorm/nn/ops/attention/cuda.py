@@ -16,10 +16,10 @@ from pairnorm.nn.ops.dropout.cuda import keep_factor
 from pairnorm.nn.ops.dropout.keys import dropped_levels
 from pairnorm.nn.ops.kernels import on_device
 from pairnorm.nn.ops.pair_norm import cuda as pair_norm
+from pairnorm.nn.ops.pair_norm.plain import Norm
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product import cuda as sparse_product
 from pairnorm.nn.ops.sparse_product.cuda import Schedule, groups, join, tile_of
-from pairnorm.nn.pair_norm import PairNorm
 
 UNROLL = 2
 # Kernels that touch no features take more entries at once, so that hubs do not hold them up.
@@ -35,7 +35,7 @@ def serves(z: Tensor) -> bool:
 @on_device
 def forward(
     scores: Tensor, z: Tensor, bias: Tensor | None, pattern: Pattern, activation: str, negative_slope: float,
-    rate: float, keys: Tensor | None, norm: PairNorm | None, trains: bool,
+    rate: float, keys: Tensor | None, norm: Norm | None, trains: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, trials, features]`` and what the backward pass needs."""
     scores, z = scores.contiguous(), z.contiguous()

@@ -9,9 +9,9 @@ from pairnorm.nn.ops.activation.plain import activate
 from pairnorm.nn.ops.double_backward import Compiled, Kernels
 from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.ops.kernels import choose
+from pairnorm.nn.ops.pair_norm.plain import Norm, fuses
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
-from pairnorm.nn.pair_norm import PairNorm, fuses
 
 NEGATIVE_SLOPE = 0.2
 
@@ -35,7 +35,7 @@ def attend(
     activation: str = "none",
     rate: float = 0.0,
     keys: Tensor | None = None,
-    norm: PairNorm | None = None,
+    norm: Norm | None = None,
 ) -> Tensor:
     r"""Let every row average over its columns by attention, with weights of its own for every trial.
 
@@ -67,7 +67,7 @@ def attend(
 
 def _one_by_one(
     scores: Tensor, z: Tensor, bias: Tensor | None, pattern: Pattern, activation: str, negative_slope: float,
-    rate: float, keys: Tensor | None, norm: PairNorm | None,
+    rate: float, keys: Tensor | None, norm: Norm | None,
 ) -> Tensor:  # fmt: skip
     source, target = scores.permute(2, 1, 0)
     weights = edge_softmax(pattern, source[:, pattern.column] + target[:, pattern.row])

@@ -11,10 +11,10 @@ from pairnorm.nn.ops import epilogue
 from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout import cpu as dropout
 from pairnorm.nn.ops.linear import cpu as linear
+from pairnorm.nn.ops.pair_norm.plain import Norm
 from pairnorm.nn.ops.simd import CODES, array, by_trial, empty
 from pairnorm.nn.ops.sparse_product.cpu import gather
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
-from pairnorm.nn.pair_norm import PairNorm
 
 
 def serves(x: Tensor, weight: Tensor | None) -> bool:
@@ -24,7 +24,7 @@ def serves(x: Tensor, weight: Tensor | None) -> bool:
 
 def forward(
     x: Tensor, weight: Tensor | None, bias: Tensor, matrix: SparseMatrix, activation: str,
-    norm: PairNorm | None, rate: float, keys: Tensor | None, trains: bool,
+    norm: Norm | None, rate: float, keys: Tensor | None, trains: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, trials, out]`` and what the backward pass needs."""
     trials, features = bias.shape

@@ -7,8 +7,8 @@ from torch import Tensor
 from pairnorm.nn.ops.double_backward import Compiled, Kernels
 from pairnorm.nn.ops.kernels import choose
 from pairnorm.nn.ops.linear.plain import trial_linear
+from pairnorm.nn.ops.pair_norm.plain import Norm, fuses
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix, activated_product
-from pairnorm.nn.pair_norm import PairNorm, fuses
 
 
 @cache
@@ -25,7 +25,7 @@ def gcn_layer(
     x: Tensor,
     bias: Tensor,
     activation: str = "none",
-    norm: PairNorm | None = None,
+    norm: Norm | None = None,
     weight: Tensor | None = None,
     rate: float = 0.0,
     keys: Tensor | None = None,
@@ -53,7 +53,7 @@ def gcn_layer(
 
 def _one_by_one(
     x: Tensor, weight: Tensor | None, bias: Tensor, matrix: SparseMatrix, activation: str,
-    norm: PairNorm | None, rate: float, keys: Tensor | None,
+    norm: Norm | None, rate: float, keys: Tensor | None,
 ) -> Tensor:  # fmt: skip
     z = x if weight is None else trial_linear(x, weight, rate, keys)
     y = activated_product(matrix, z, bias, activation)

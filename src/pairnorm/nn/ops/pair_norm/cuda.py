@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops.activation.cuda import CODES, gradient_of
 from pairnorm.nn.ops.kernels import on_device, shares
+from pairnorm.nn.ops.tiles import CODES, gradient_of
 
 OUTPUT = -1
 """Instead of the code of an activation: what is at hand is PairNorm's output, and nothing comes before it."""

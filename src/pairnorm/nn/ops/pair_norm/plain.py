@@ -11,6 +11,30 @@ from pairnorm.nn.ops.moments import Groups
 from pairnorm.nn.ops.pair_norm import blocks
 
 
+class Norm(Protocol):
+    """A PairNorm, as the kernels see it that end in one."""
+
+    @property
+    def mode(self) -> str:
+        """``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``."""
+
+    @property
+    def scale(self) -> float:
+        """The paper's s."""
+
+    @property
+    def eps(self) -> float:
+        """What is added inside the root."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """Normalise."""
+
+
+def fuses(norm: Norm, x: Tensor) -> bool:
+    """Say whether the kernels that come before ``norm`` can do it at the same time."""
+    return norm.mode != "PN-SCS" and not blocks.serves(x) and not torch.compiler.is_compiling()
+
+
 class Kernels(Protocol):
     """``_formula`` and ``formula_gradient`` for one graph, in as few passes over memory as they allow."""
 

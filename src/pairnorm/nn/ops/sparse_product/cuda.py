@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops.activation.cuda import CODES, activated
 from pairnorm.nn.ops.kernels import on_device
 from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.tiles import CODES, activated
 
 PIECE = 64
 UNROLL = 4

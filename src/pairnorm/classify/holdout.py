@@ -107,10 +107,18 @@ def _share(left: int, wanted: float) -> int:
 def _check_labels(graph: Graph) -> None:
     found = torch.unique(graph.labels[graph.labelled])
     if len(found) == 0:
-        raise PairNormError(f"graph {graph.name!r}: no node has a label. Label some nodes of every class.")
+        raise PairNormError(
+            f"graph {graph.name!r}: no node has a label",
+            code="no-labels",
+            value=graph.name,
+            remedy="Label some nodes of every class.",
+        )
     if len(found) == 1:
         raise PairNormError(
-            f"graph {graph.name!r}: all labels are {graph.class_names[int(found)]!r}. Label some of another."
+            f"graph {graph.name!r}: all labels are {graph.class_names[int(found)]!r}",
+            code="one-class",
+            value=graph.class_names[int(found)],
+            remedy="Label some nodes of another.",
         )
 
 
@@ -123,7 +131,12 @@ def _check_train(graph: Graph, split: Split) -> None:
     lacking = (_counts(graph, split.train) == 0) & (_counts(graph, graph.labelled) > 0)
     if lacking.any():
         name = graph.class_names[int(lacking.argmax())]
-        raise PairNormError(f"class {name!r} has no training node. Put one of its nodes in the training set.")
+        raise PairNormError(
+            f"class {name!r} has no training node",
+            code="class-without-training",
+            value=name,
+            remedy="Put one of its nodes in the training set.",
+        )
 
 
 def _warn(graph: Graph, split: Split) -> None:
@@ -135,8 +148,7 @@ def _warn(graph: Graph, split: Split) -> None:
     elif held_out < FEW:
         _say(
             f"only {held_out} labelled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
-            "the interval around the accuracy is wide. "
-            "Label more nodes to know more."
+            "the interval around the accuracy is wide. Label more nodes to know more."
         )
     unseen = (_counts(graph, split.test) == 0) & (_counts(graph, split.train) > 0)
     if held_out and unseen.any():
