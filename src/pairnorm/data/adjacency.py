@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.errors import PairNormError
+from pairnorm.sparse import sparse_csr
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,8 @@ def _mirror(
 
 def csr_tensor(matrix: Any) -> Tensor:
     """Return a scipy CSR matrix as a float32 ``torch.sparse_csr`` tensor."""
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(matrix.indptr.astype(np.int64)),
-        torch.from_numpy(matrix.indices.astype(np.int64)),
-        torch.from_numpy(matrix.data.astype(np.float32)),
-        size=matrix.shape,
-        check_invariants=False,
-    )
+    pieces = (matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64), matrix.data.astype(np.float32))
+    return sparse_csr(*map(torch.from_numpy, pieces), matrix.shape)
 
 
 def csr_matrix(tensor: Tensor) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pairnorm.data.adjacency import csr_matrix, csr_tensor
 from pairnorm.errors import PairNormError, quoted
+from pairnorm.sparse import sparse_csr
 
 SCALINGS = ("rows", "none")
 
@@ -45,9 +46,7 @@ def stored_rows(features: Tensor) -> Tensor:
 
 def with_values(features: Tensor, values: Tensor) -> Tensor:
     """Return a CSR tensor with the same pattern as ``features`` and other values."""
-    return torch.sparse_csr_tensor(
-        features.crow_indices(), features.col_indices(), values, size=features.shape, check_invariants=False
-    )
+    return sparse_csr(features.crow_indices(), features.col_indices(), values, features.shape)
 
 
 def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:

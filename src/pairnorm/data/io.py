@@ -27,6 +27,7 @@ from pairnorm.data.tables import (
     readable,
 )
 from pairnorm.errors import PairNormError, whole_number
+from pairnorm.sparse import quieten
 
 if TYPE_CHECKING:
     import networkx
@@ -227,6 +228,7 @@ def _plain_or_csr(what: str, matrix: Tensor) -> Tensor:
         raise PairNormError(
             f"{what} is a {matrix.layout} tensor", code="wrong-shape", expected="a dense, CSR, CSC or COO one"
         )
+    quieten()
     return matrix.to_sparse_csr()
 
 

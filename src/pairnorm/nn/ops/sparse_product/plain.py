@@ -11,6 +11,7 @@ from pairnorm.errors import PairNormError
 from pairnorm.nn.ops.activation.plain import ACTIVATIONS, activation_gradient
 from pairnorm.nn.ops.kernels import choose
 from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.sparse import quieten, sparse_csr
 
 
 class Kernels(Protocol):
@@ -58,6 +59,7 @@ class SparseMatrix:
                 value=list(tensor.shape),
                 expected="two dimensions",
             )
+        quieten()
         if tensor.layout not in (torch.strided, torch.sparse_csr):
             tensor = tensor.to_sparse_coo().coalesce()
         csr = tensor if tensor.layout == torch.sparse_csr else tensor.to_sparse_csr()
@@ -118,9 +120,7 @@ class SparseMatrix:
         """The torch form, one tensor per trial, or a single one shared by all."""
         with torch.no_grad():
             return [
-                torch.sparse_csr_tensor(
-                    self.pattern.crow, self.pattern.column, values, self.pattern.shape, check_invariants=False
-                )
+                sparse_csr(self.pattern.crow, self.pattern.column, values, self.pattern.shape)
                 for values in torch.atleast_2d(self.values.detach())
             ]
 
