@@ -27,6 +27,11 @@ def option(metavar: str, help: str, default: object = None, **settings: Any) -> 
     return {"metavar": metavar, "help": help, "type": kind, **settings}
 
 
+def flag(help: str) -> dict[str, Any]:
+    """Return how ``argparse`` is told of an option that takes no value."""
+    return {"help": help, "action": "store_true"}
+
+
 SHARED = {
     "nodes": option(
         "FILE", "Table of nodes (.csv, .tsv, .parquet), or a file of the whole graph.", required=True

@@ -3,12 +3,18 @@
 import sys
 from argparse import Namespace
 from contextlib import nullcontext, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, option, read_graph, refuse_inputs
 from pairnorm.writing import whole_file
+
+if TYPE_CHECKING:
+    import pandas
+
+    from pairnorm.classify import NodeClassifier
+    from pairnorm.data import Graph
 
 
 def add(commands: Any) -> None:
@@ -49,9 +55,37 @@ def _predict(options: Namespace) -> None:
         graph = read_graph(options, classifier.encoder_)
         with console.progress() as tell:
             tell(f"Predicting with {classifier.best_.name}", 0, None)
-            frame = predictions(graph, classifier.predict_proba(graph), classifier.classes_)
+            frame = predictions(graph, classifier.predict_proba(graph), classifier)
         write_table(frame, file)
     counts = frame["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
+    _judge(classifier, graph, frame)
     console.show(f"Wrote {safe(out)}: a row for each of {len(frame):,} nodes.")
+    if (held_out := classifier.held_out_) is not None:
+        low, high = held_out.interval
+        console.show(
+            f"When it was fitted, {held_out.accuracy:.1%} of {held_out.count:,} held-out nodes were right "
+            f"(95% interval {low:.1%} to {high:.1%})."
+        )
     console.show(f"\nNext: [bold]{safe(model / 'report.md')}[/] says how far to trust these labels.")
+
+
+def _judge(classifier: "NodeClassifier", graph: "Graph", frame: "pandas.DataFrame") -> None:
+    """Say how often predictions are right where the class is known, and was not learnt from."""
+    from pairnorm.classify.evaluation import Scores
+
+    labels = graph.labels_among(classifier.classes_.tolist()).numpy()
+    groups = {
+        "labels were learnt from": ~classifier.unseen(graph),
+        "labels are new": classifier.unseen(graph),
+    }
+    predicted = classifier.classes_.searchsorted(frame["predicted"], sorter=classifier.classes_.argsort())
+    predicted = classifier.classes_.argsort()[predicted]
+    for what, nodes in groups.items():
+        judged = nodes & (labels >= 0)
+        if not judged.any():
+            continue
+        scores = Scores.of(labels[judged], predicted[judged], len(classifier.classes_))
+        low, high = scores.interval
+        interval = f" (95% interval {low:.1%} to {high:.1%})" if "new" in what else ", which says little"
+        console.show(f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {what}{interval}.")
