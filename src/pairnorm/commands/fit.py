@@ -38,8 +38,8 @@ def add(commands: Any) -> None:
         "Model",
         model=option(
             "NAMES",
-            "SGC, label-propagation, logistic-regression, boosted-trees, GCN, GAT, several, or auto: all, the "
-            "last two only with --budget.",
+            "SGC, label-propagation, logistic-regression, boosted-trees, GCN, GAT, several, or auto: "
+            "all, the last two only with --budget.",
             "auto",
         ),
         depth=option("NUMBERS", "Graph convolutions: a number, several as 2,8, or auto.", "auto"),
