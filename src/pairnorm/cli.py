@@ -7,11 +7,13 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 
-from pairnorm import __version__
 from pairnorm.commands import console, datasets, demo, diagnose, fit, predict, report, reproduce
 from pairnorm.commands.options import Command, Parser
 from pairnorm.errors import PairNormError, closest
+from pairnorm.version import __version__
+from pairnorm.writing import check_path
 
 COMMANDS = (demo, datasets, fit, predict, diagnose, reproduce, report)
 DONE, UNUSABLE, WRONG, FAULT, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141
@@ -82,6 +84,9 @@ def _run(words: list[str]) -> int:
         options = parser.parse_args(words)
     except SystemExit as leaving:  # the help or the version was shown, or the command line is wrong
         return int(leaving.code or 0)
+    for value in vars(options).values():
+        if isinstance(value, Path):
+            check_path(value)
     return options.run(options) or DONE
 
 
