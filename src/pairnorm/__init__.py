@@ -29,8 +29,8 @@ __all__ = [
     "remove_pair_norm",
 ]
 
-# Loaded when asked for: torch takes a second, in which `pairnorm --help` has long answered and Ctrl-C is heard;
-# and the classifier needs what the core does not have.
+# Loaded when asked for: torch takes a second, in which `pairnorm --help` has long answered and Ctrl-C is
+# heard; and the classifier needs what the core does not have.
 _ROOMS = ("classify", "data", "fill", "measure", "nn", "train")
 _HOMES = dict.fromkeys(("PairNorm", "add_pair_norm", "pair_norm", "remove_pair_norm"), "nn")
 _HOMES |= {"Graph": "data", "load": "data", "Probe": "measure", "NodeClassifier": "classify"}

@@ -17,7 +17,7 @@ CHANGE, GONE = ".pairnorm-change", ".gone"
 
 
 def check_path(path: Path) -> Path:
-    """Return a path, or raise an error if nothing can be there: too long, a circle of links, a closed folder."""
+    """Return a path, or raise an error if nothing can be there: too long, circular, in a closed folder."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -131,7 +131,7 @@ def change_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
 
 @contextmanager
 def _drafts(place: Path) -> Iterator[Path]:
-    """Give a new folder for the drafts of a file or folder; those of processes that are no more are removed."""
+    """Give a new folder for drafts of a file or folder; those of processes that are no more are removed."""
     # In the folder itself or, while there is none, in the nearest one above: moving is then renaming.
     nearest = next(above for above in (place, *place.parents) if above.is_dir())
     drafts = nearest / f".{place.name[:40]}.{uuid4().hex[:8]}.partial"

@@ -117,7 +117,9 @@ class Origin:
         real_number("seconds", self.seconds, least=0)
         whole_number("shared_by", self.shared_by, most=LARGEST)
         for name in _TEXTS:
-            if not isinstance(text := getattr(self, name), str) and not (text is None and name == "git_commit"):
+            if not isinstance(text := getattr(self, name), str) and not (
+                text is None and name == "git_commit"
+            ):
                 raise PairNormError(
                     f"{name} is {quoted(text)}", code="wrong-value", value=text, expected="a text"
                 )
