@@ -8,6 +8,9 @@ from difflib import get_close_matches
 from math import inf
 from typing import Any, Self
 
+MOST = 200
+"""So many characters of a proposed value are shown: a column may have a whole book for its name."""
+
 
 class PairNormError(ValueError):
     """An input that cannot be used, or a place that cannot be read or written.
@@ -96,13 +99,13 @@ def _again(
 
 
 def _as_argument(name: str, value: Any) -> str:
-    return f"{name}=..." if value is ... else f"{name}={value!r}"
+    return f"{name}=..." if value is ... else f"{name}={quoted(value, MOST)}"
 
 
 def _as_option(name: str, value: Any) -> str:
     words = ["…"] if value is ... else map(str, value if isinstance(value, list | tuple) else [value])
     return " ".join(
-        f"--{name.replace('_', '-')} {word if word == '…' else shlex.quote(word)}" for word in words
+        f"--{name.replace('_', '-')} {word if word == '…' else shlex.quote(word)[:MOST]}" for word in words
     )
 
 

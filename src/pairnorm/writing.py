@@ -133,7 +133,10 @@ def change_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
 def _drafts(place: Path) -> Iterator[Path]:
     """Give a new folder for drafts of a file or folder; those of processes that are no more are removed."""
     # In the folder itself or, while there is none, in the nearest one above: moving is then renaming.
-    nearest = next(above for above in (place, *place.parents) if above.is_dir())
+    above = next(above for above in place.parents if above.exists())
+    if not above.is_dir():  # better now than when all is done
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
+    nearest = place if place.is_dir() else above
     drafts = nearest / f".{place.name[:40]}.{uuid4().hex[:8]}.partial"
     _clear(place)
     with _locked(nearest):

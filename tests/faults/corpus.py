@@ -16,6 +16,16 @@ from safetensors.torch import save_file
 from pairnorm.classify import NodeClassifier
 from pairnorm.data import Graph, csbm
 from pairnorm.paper import report
+from pairnorm.paper.case_study import (
+    BINS,
+    PAIRS,
+    Layers,
+    distributions,
+    file_beside,
+    mean_distances,
+    read_layers,
+    write_layers,
+)
 from pairnorm.paper.experiments import Selection
 from pairnorm.paper.results import opened
 from pairnorm.train import Spec, Store, Trial
@@ -57,6 +67,11 @@ def _store(name: str) -> Callable[[Path], object]:
     return read
 
 
+def _case_study(folder: Path) -> object:
+    found = read_layers(file_beside(folder / "store.sqlite"))
+    return [draw({"PN": one}, "SGC") for one in found.values() for draw in (mean_distances, distributions)]
+
+
 def _writing(folder: Path) -> object:
     with Store(folder / "store.sqlite") as store:
         before = len(store)
@@ -80,6 +95,7 @@ FORMATS = {
     "model.safetensors": Format("run/model.safetensors", _model),
     "store": Format("store.sqlite", _store("store.sqlite")),
     "store written to": Format("store.sqlite", _writing),
+    "case study": Format("store.case-study.json", _case_study),
     "export": Format("export.csv", _store("export.csv")),
     "export packed": Format("export.csv.gz", _store("export.csv.gz")),
 }
@@ -137,6 +153,11 @@ def write_corpus(folder: Path) -> Path:
         for depth in (2, 4):
             store.add(Spec("cora", "GCN", depth), map(_trial, range(3)), seconds=1.0)
         store.export(folder / "export.csv")
+    distances = {kind: [0.5, 0.25] for kind in PAIRS}
+    edges = {kind: [bin_ / BINS for bin_ in range(BINS + 1)] for kind in PAIRS}
+    counts = {kind: [[1] * BINS] * 2 for kind in PAIRS}
+    layers = Layers(0.7, distances, distances, edges, counts)
+    write_layers(file_beside(folder / "store.sqlite"), {Spec("cora", "SGC", 2, norm="PN"): layers})
     with (folder / "export.csv").open("rb") as plain, gzip.open(folder / "export.csv.gz", "wb") as packed:
         shutil.copyfileobj(plain, packed)
     return folder

@@ -145,7 +145,7 @@ def _parquet(data: bytes, random: Random) -> bytes:
         pyarrow.array(["a"] * count).dictionary_encode(),
         pyarrow.array([float("nan"), float("inf")] * (count // 2)),
         pyarrow.array([2**63 - 1, None] * (count // 2)),
-        pyarrow.array([2**64 - 1] * count),
+        pyarrow.array([2**64 - 1] * count, pyarrow.uint64()),
         pyarrow.array([True] * count),
         pyarrow.array([timedelta(1)] * count),
     )

@@ -1,7 +1,7 @@
 """Processes that read damaged files, many each, watched for time and memory.
 
-A worker gets the number of a case a line and answers with what came of it. One that dies, or does not answer in
-time, has crashed or hung at that case; another takes its place.
+A worker gets a case a line and answers with what came of it. One that dies, or does not answer in time, has
+crashed or hung at that case; another takes its place.
 """
 
 import json

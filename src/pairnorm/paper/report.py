@@ -374,7 +374,7 @@ def write_report(
             _what_was_run(cells, origins, selection, Path(store).name),
             *map(_table_section, tables),
             _differences(tables),
-            notes.read_text(encoding="utf-8") if notes.exists() else "",
+            notes.read_text(encoding="utf-8", errors="replace") if notes.is_file() else "",
             scaling_section(outputs.tables.get("scaling")),
             gain_section(outputs.tables.get("tuned")),
             ablation_section(results, selection, outputs.tables.get("ablation")),
