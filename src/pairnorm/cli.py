@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pairnorm.commands import console, datasets, demo, diagnose, fit, predict, report, reproduce
 from pairnorm.commands.options import Command, Parser
-from pairnorm.errors import PairNormError, closest
+from pairnorm.errors import PairNormError, closest, is_out_of_memory
 from pairnorm.version import __version__
 from pairnorm.writing import check_path
 
@@ -102,6 +102,9 @@ def _explain(error: Exception) -> int:
             f"this needs {library}, which is not installed.\nInstall all that commands need: "
             "pip install 'pairnorm[all]'"
         )
+        return UNUSABLE
+    if is_out_of_memory(error):
+        console.complain("there is not enough memory for this. Take a smaller graph, or fewer at once.")
         return UNUSABLE
     what = "".join(traceback.format_exception_only(error)).strip()
     console.complain(f"{what}\nThis is a fault of pairnorm, not of what you gave it. {_log(error)}")

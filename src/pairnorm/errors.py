@@ -120,6 +120,13 @@ def quoted(value: object, most: int = 80) -> str:
     return text[: most - 1] + "…" if long or len(text) > most else text
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an error is about memory; torch's is of no type of its own on a CPU."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory", "Unable to allocate")
+    )
+
+
 def closest(value: object, allowed: Sequence[str]) -> str:
     """Return a question that suggests the closest of the allowed values; nothing where none is close."""
     close = get_close_matches(str(value), allowed, n=1)

@@ -11,13 +11,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from corpus import write_corpus
 
 from pairnorm import cli
+from pairnorm.classify import ClassifierWarning
 
 Fails = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.warns(UserWarning):  # few nodes are left to test on
+    with pytest.warns(ClassifierWarning):  # few nodes are left to test on
         return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.search import RIVAL_EPOCHS, RIVAL_SEEDS
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
-from pairnorm.escaping import markdown, spreadsheet
+from pairnorm.escaping import markdown, spreadsheet, terminal
 from pairnorm.plotting import BLUE, GREY, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.writing import change_folder, drafts_in, steady_folder
 
@@ -124,7 +125,7 @@ def draw_confusion(scores: Scores, classes: Sequence[str]) -> Figure:
     counts = scores.confusion
     share = counts / counts.sum(1, keepdims=True).clip(1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    names = [name if len(name) <= 22 else name[:21] + "…" for name in classes]
+    names = [name if len(name) <= 22 else name[:21] + "…" for name in map(terminal, classes)]
     # A class may be called "$x_$", which is no formula.
     axis.set_xticks(
         range(count), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=9, parse_math=False
@@ -204,8 +205,10 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
         figures["comparison.png"] = draw_rivals(findings.comparison())
     if _chosen(findings):
         figures["depth.png"] = draw_depths(findings.classifier.search_, findings.classifier.best_)
-    for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=150)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may have any letters
+        for name, figure in figures.items():
+            figure.savefig(folder / name, dpi=150)
     text = "\n\n".join(_sections(findings, notes)) + "\n"
     (folder / REPORT).write_text(text, encoding="utf-8")
 
