@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pairnorm.commands import console, datasets, demo, diagnose, fit, predict, report, reproduce
 from pairnorm.commands.options import Command, Parser
-from pairnorm.errors import PairNormError, closest, is_out_of_memory
+from pairnorm.errors import PairNormError, closest, is_out_of_memory, quoted
 from pairnorm.version import __version__
 from pairnorm.writing import check_path
 
@@ -80,7 +80,9 @@ def _run(words: list[str]) -> int:
     name = next((word for word in words if not word.startswith("-")), None)
     try:
         if name is not None and name not in commands.choices:
-            parser.error(f"there is no command {name!r}. {closest(name, list(commands.choices))}".rstrip())
+            parser.error(
+                f"there is no command {quoted(name)}. {closest(name, list(commands.choices))}".rstrip()
+            )
         options = parser.parse_args(words)
     except SystemExit as leaving:  # the help or the version was shown, or the command line is wrong
         return int(leaving.code or 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pairnorm.commands import console
-from pairnorm.errors import PairNormError, closest
+from pairnorm.errors import PairNormError, closest, quoted
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
@@ -110,14 +110,16 @@ class Command(Parser):
             if not word.startswith("-"):
                 arguments.append(word)
             elif name not in self._names:
-                self.error(f"there is no option {name!r}. {closest(name, sorted(self._names))}".rstrip())
+                self.error(
+                    f"there is no option {quoted(name)}. {closest(name, sorted(self._names))}".rstrip()
+                )
             elif equals or name in self._flags or not words or words[0] in self._names:
                 options.append(word)
             else:
                 options.append(f"{word}={words.pop(0)}")
         found, unknown = super().parse_known_args(options + arguments, namespace)
         if unknown:
-            self.error(f"there is no argument {unknown[0]!r}.")
+            self.error(f"there is no argument {quoted(unknown[0])}.")
         return found, []
 
 

@@ -70,7 +70,7 @@ class Trial:
         whole_number("best_epoch", self.best_epoch, most=LARGEST)
         for name in self.measures.keys() & TYPES.keys():
             raise PairNormError(
-                f"a measure is named {name!r}, as is a column of the store",
+                f"a measure is named {quoted(name)}, as is a column of the store",
                 code="name-taken",
                 value=name,
                 remedy="Rename the measure.",
