@@ -106,9 +106,12 @@ def _pair_norm(
                 remedy="Pass {batch_size}, the same on all ranks.",
                 batch_size=...,
             )
+        y: Tensor
         if mode == "PN-SCS":
-            return ranks.scale_and_centre(x, groups, scale, eps, process_group)
-        return ranks.centre_and_scale(x, groups, scale, eps, mode == "PN-SI", process_group)
+            y = ranks.scale_and_centre(x, groups, scale, eps, process_group)
+        else:
+            y = ranks.centre_and_scale(x, groups, scale, eps, mode == "PN-SI", process_group)
+        return y
     if batch is None and not torch.compiler.is_compiling() and dist.is_available() and dist.is_initialized():
         _say_that_statistics_are_local()
     if mode == "PN-SCS":

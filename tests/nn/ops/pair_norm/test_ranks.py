@@ -22,7 +22,7 @@ def test_what_is_no_group_of_this_process_is_refused(raises, group):
     with raises("wrong-type", value=group):
         PairNorm(process_group=group)
     with raises("wrong-type", value=group):
-        add_pair_norm(torch.nn.Linear(2, 2), layers=[""], process_group=group)
+        add_pair_norm(torch.nn.Sequential(torch.nn.Linear(2, 2)), layers=["0"], process_group=group)
 
 
 def test_a_copy_of_the_layer_has_its_settings_and_hooks():
