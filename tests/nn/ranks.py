@@ -2,6 +2,8 @@
 
 import copy
 import os
+import socket
+import struct
 import sys
 import tempfile
 import time
@@ -18,8 +20,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pairnorm import PairNorm, PairNormError, add_pair_norm, pair_norm, remove_pair_norm
-from pairnorm.nn import propagation
+from pairnorm.nn import GCN, SGC, SparseMatrix, propagation
+from pairnorm.nn.distributed import Shards
 from pairnorm.nn.ops.collectives import all_sum
+from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.pair_norm import MODES
 
 NODES = 23
@@ -134,6 +138,93 @@ def check_patch(size):
     for mine, other in zip(wrapped.parameters(), alone.parameters(), strict=True):
         close(mine.grad, other.grad, rtol=1e-10, atol=1e-12)
     remove_pair_norm(model)
+
+
+def bytes_sent():
+    """What this process has sent through its sockets, as the kernel counts it."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        except OSError:
+            continue
+        total += struct.unpack_from("Q", info, 120)[0]
+    return total
+
+
+def one_step(model, x, adjacency, keys, loss):
+    model.zero_grad()
+    found = loss(model(x, adjacency, keys))
+    found.backward()
+    return found.detach()
+
+
+def check_shards(size):
+    """Loss and gradients of a training step equal one process, with the same masks of dropout."""
+    nodes = 10 * size + 3
+    matrix = propagation(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
+    shards, labels = Shards(nodes), torch.randint(0, 3, (nodes,))
+    train = torch.arange(nodes) < 8  # so that most ranks have no node to train on
+    cases = [
+        (model, {"norm": norm, **more}, trials, sparse, dtype)
+        for model, more in ((GCN, {"depth": 4, "hidden": 7, "skip": 2}), (SGC, {"depth": 3}))
+        for norm in (None, *MODES)
+        for trials, sparse in ((None, False), (3, True), (3, False))
+        for dtype in (torch.float64, torch.float32)
+    ]
+    for kind, settings, trials, sparse, dtype in cases:
+        model = shards.join(kind(9, 3, dropout=0.5, trials=trials, **settings).to(dtype))
+        alone = copy.deepcopy(model)
+        for module in alone.modules():
+            if isinstance(module, PairNorm):
+                module.process_group = None
+        x = (torch.rand(nodes, 9) * (torch.rand(nodes, 9) < 0.4)).to(dtype)
+        values = SparseMatrix(matrix.pattern, matrix.values.to(dtype))
+        keys = draw_keys(settings["depth"] if kind is GCN else 1, 2, trials or 1)
+        features = SparseMatrix.from_torch(x) if sparse else x
+
+        def loss(logits):
+            wanted = labels if logits.dim() == 2 else labels.unsqueeze(1).expand(logits.shape[:2])
+            total = nn.functional.cross_entropy(
+                logits[train].flatten(0, -2), wanted[train].flatten(), reduction="sum"
+            )
+            return total / int(train.sum())
+
+        expected = one_step(alone, features, values, keys, loss)
+        found = one_step(
+            model,
+            shards.own(features),
+            shards.adjacency(values),
+            keys,
+            lambda logits: shards.cross_entropy(logits, shards.own(labels), shards.own(train)),
+        )
+        shards.sum_gradients(model)
+        tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+        close(found, expected, rtol=tolerance, atol=0)
+        for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+            scale = float(other.grad.abs().max())
+            close(mine.grad, other.grad, rtol=tolerance, atol=tolerance * max(scale, 1e-6))
+
+
+def check_traffic(size):
+    """What goes over the wire is 2 (P - 1) / P² of every layer's output forward, and as much backward."""
+    nodes, hidden, depth, classes = 6000, 64, 4, 16
+    shards = Shards(nodes)
+    model = shards.join(GCN(32, classes, depth, hidden, norm="PN-SI", dropout=0.5))
+    matrix = propagation(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
+    x, labels = shards.own(torch.rand(nodes, 32)), shards.own(torch.randint(0, classes, (nodes,)))
+
+    def step():
+        shards.cross_entropy(model(x, shards.adjacency(matrix)), labels).backward()
+
+    step()  # connections are made
+    dist.barrier()
+    before = bytes_sent()
+    step()
+    dist.barrier()
+    outputs = 4 * nodes * (hidden * (depth - 1) + classes)
+    assert (bytes_sent() - before) / (2 * 2 * (size - 1) / size**2 * outputs) == pytest.approx(1, abs=0.05)
 
 
 def check_local(size):

@@ -57,6 +57,64 @@ class _AllSum(torch.autograd.Function):
         return all_sum(grad, ctx.group), None
 
 
+def blocks(count: int, ranks: int) -> list[int]:
+    """Share things out among ranks, as even as can be."""
+    return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+
+
+def to_columns(rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
+    """Give away own rows ``[own, columns]`` and get own columns of all ``[nodes, own]``."""
+    result: Tensor = _ToColumns.apply(rows, nodes, group)
+    return result
+
+
+def to_rows(columns: Tensor, width: int, group: "dist.ProcessGroup") -> Tensor:
+    """Give away own columns ``[nodes, own]`` and get own rows of all ``[own, width]``."""
+    result: Tensor = _ToRows.apply(columns, width, group)
+    return result
+
+
+class _ToColumns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
+        ctx.width, ctx.group = rows.size(1), group
+        widths, counts = blocks(ctx.width, group.size()), blocks(nodes, group.size())
+        own = widths[group.rank()]
+        parts = torch.cat([part.flatten() for part in rows.split(widths, 1)])
+        sizes = [count * own for count in counts]
+        return _exchange(parts, [len(rows) * width for width in widths], sizes, group).view(nodes, own)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return to_rows(grad, ctx.width, ctx.group), None, None
+
+
+class _ToRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, columns: Tensor, width: int, group: "dist.ProcessGroup") -> Tensor:
+        ctx.nodes, ctx.group = columns.size(0), group
+        widths, counts = blocks(width, group.size()), blocks(ctx.nodes, group.size())
+        own = counts[group.rank()]
+        sizes = [count * columns.size(1) for count in counts]
+        parts = _exchange(columns.flatten(), sizes, [own * width for width in widths], group)
+        pieces = parts.split([own * width for width in widths])
+        return torch.cat([part.view(own, width) for part, width in zip(pieces, widths, strict=True)], 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return to_columns(grad, ctx.nodes, ctx.group), None, None
+
+
+def _exchange(parts: Tensor, sizes: list[int], given: list[int], group: "dist.ProcessGroup") -> Tensor:
+    """Send every rank its part, and return what all have sent."""
+    result = parts.new_empty(sum(given))
+    _together(
+        lambda: dist.all_to_all_single(result, parts.contiguous(), given, sizes, group=group, async_op=True),
+        group,
+    )
+    return result
+
+
 def _together(begin: Callable[[], Any], group: "dist.ProcessGroup") -> None:
     """Do what all ranks do; where it fails because one has died, say which."""
     try:
