@@ -18,6 +18,7 @@ from pairnorm.nn.models import GCN, SGC
 from pairnorm.nn.ops.collectives import all_sum, blocks, check_group
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix, SparseRows
+from pairnorm.nn.pair_norm import PairNorm
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -84,7 +85,7 @@ class Shards:
                     value=type(module).__name__,
                     expected="GCN or SGC",
                 )
-            if hasattr(module, "process_group"):
+            if isinstance(module, PairNorm):
                 module.process_group = self.process_group
         source = dist.get_global_rank(self.process_group, 0)
         for tensor in (*model.parameters(), *model.buffers()):
@@ -111,7 +112,8 @@ class Shards:
             here = torch.stack([part.double(), part.new_tensor(len(labels), dtype=torch.float64)])
             total, count = all_sum(here, self.process_group).to(part.dtype)
         part = part / count
-        return part + (total / count - part).detach()
+        loss: Tensor = part + (total / count - part).detach()
+        return loss
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Add up the gradients of all ranks, in one collective; call it after ``backward``."""

@@ -88,4 +88,5 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return dropout(grad, ctx.rate, *ctx.saved_tensors, ctx.first), None, None, None
+        (keys,) = ctx.saved_tensors
+        return dropout(grad, ctx.rate, keys, ctx.first), None, None, None

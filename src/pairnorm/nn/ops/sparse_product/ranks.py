@@ -15,6 +15,7 @@ from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
 
 
@@ -70,3 +71,8 @@ class SparseRows(SparseMatrix):
         shape = (rows.stop - rows.start, matrix.pattern.shape[1])
         pattern = Pattern(crow - first, matrix.pattern.column[first:last], shape)
         return cls(pattern, matrix.values[..., first:last], first, matrix.pattern.num_entries)
+
+    def to(self, device: "torch.device | str") -> "SparseRows":
+        """Move to a device."""
+        pattern, values = self.pattern.to(device), self.values.to(device)
+        return SparseRows(pattern, values, self.first_entry, self.entries)
