@@ -1,4 +1,4 @@
-"""A deep GCN on one graph that several processes hold between them; after a death it goes on where it stopped.
+"""A deep GCN on one graph that several processes hold between them; it goes on after a death.
 
 torchrun --nproc-per-node 2 --max-restarts 3 examples/ranks.py [EPOCHS [CHECKPOINT]]
 """
