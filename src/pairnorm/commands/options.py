@@ -58,6 +58,7 @@ SHARED = {
     "missing": option("NUMBERS", "Only these percentages of missing vectors, as 0,100."),
     "root": option("FOLDER", "Folder of the raw files. Default: $PAIRNORM_DATA, else your cache folder."),
     "workers": option("N", "Processes on a CPU. Default: one per core."),
+    "on": option("PLACE", "here, or ray: the cluster at $RAY_ADDRESS, else this machine's.", "here"),
 }
 COLUMNS = ("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "delimiter")
 
