@@ -163,8 +163,8 @@ class Findings:
             rarer = int(counts[1] <= counts[0])
             yield (
                 f"It ranks nodes of class {self.graph.class_names[rarer]!r} "
-                f"({counts[rarer] / counts.sum():.0%} of them) with an AUC of {scores.auc:.3f} and an average "
-                f"precision of {scores.average_precision:.3f}; it predicts that class from a probability of "
+                f"({counts[rarer] / counts.sum():.0%} of them) with an AUC of {scores.auc:.3f} and an "
+                f"average precision of {scores.average_precision:.3f}; it predicts that class from a probability of "
                 f"{self.classifier.threshold(rarer):.2f}."
             )
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, option, read_graph, refuse_inputs
-from pairnorm.writing import whole_file
+from pairnorm.commands.options import SHARED, add_command, option, read_graph, refuse_inputs
+from pairnorm.errors import PairNormError
+from pairnorm.writing import is_stream, whole_file
 
 if TYPE_CHECKING:
-    import pandas
+    import numpy as np
+    from numpy.typing import NDArray
 
     from pairnorm.classify import NodeClassifier
     from pairnorm.data import Graph
@@ -26,7 +28,8 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "predict --model FOLDER --nodes FILE --edges FILE", run, example)
     model = option("FOLDER", "Folder that pairnorm fit wrote.", required=True)
     out = option("FILE", "File for the predictions, .csv or .parquet.", "predictions.csv")
-    parser.group("Files", "nodes", "edges", "delimiter", out=out)
+    safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
+    parser.group("Files", "nodes", "edges", "delimiter", out=out, **safe_option)
     parser.group("Columns", "id", "source", "target", "weight", "ignore")
     parser.group("Model", "device", model=model)
 
@@ -40,8 +43,7 @@ def run(options: Namespace) -> None:
     out = options.out
     refuse_inputs(out, options.nodes, options.edges, *options.model.glob("model.*"))
     # Predictions that go to a pipe, or to /dev/stdout, must not meet what is said about them.
-    piped = out.exists() and not out.is_dir() and (not out.is_file() or out.is_relative_to("/dev"))
-    with redirect_stdout(sys.stderr) if piped else nullcontext():
+    with redirect_stdout(sys.stderr) if is_stream(out) else nullcontext():
         _predict(options)
 
 
@@ -55,11 +57,12 @@ def _predict(options: Namespace) -> None:
         graph = read_graph(options, classifier.encoder_)
         with console.progress() as tell:
             tell(f"Predicting with {classifier.best_.name}", 0, None)
-            frame = predictions(graph, classifier.predict_proba(graph), classifier)
-        write_table(frame, file)
+            probabilities = classifier.predict_proba(graph)
+            frame = predictions(graph, probabilities, classifier)
+        write_table(frame, file, options.spreadsheet_safe)
     counts = frame["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
-    _judge(classifier, graph, frame)
+    _judge(classifier, graph, classifier.decide(probabilities))
     console.show(f"Wrote {safe(out)}: a row for each of {len(frame):,} nodes.")
     if (held_out := classifier.held_out_) is not None:
         low, high = held_out.interval
@@ -70,22 +73,21 @@ def _predict(options: Namespace) -> None:
     console.show(f"\nNext: [bold]{safe(model / 'report.md')}[/] says how far to trust these labels.")
 
 
-def _judge(classifier: "NodeClassifier", graph: "Graph", frame: "pandas.DataFrame") -> None:
-    """Say how often predictions are right where the class is known, and was not learnt from."""
+def _judge(classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]") -> None:
+    """Say how often predictions are right where the class is known, on nodes learnt from and on others."""
     from pairnorm.classify.evaluation import Scores
 
-    labels = graph.labels_among(classifier.classes_.tolist()).numpy()
-    groups = {
-        "labels were learnt from": ~classifier.unseen(graph),
-        "labels are new": classifier.unseen(graph),
-    }
-    predicted = classifier.classes_.searchsorted(frame["predicted"], sorter=classifier.classes_.argsort())
-    predicted = classifier.classes_.argsort()[predicted]
-    for what, nodes in groups.items():
-        judged = nodes & (labels >= 0)
-        if not judged.any():
-            continue
+    try:
+        labels = graph.labels_among(classifier.classes_.tolist()).cpu().numpy()
+    except PairNormError as strange:  # a class that came up since: nothing that labels need
+        console.note(f"{strange.problem}: how often predictions are right is not told.")
+        return
+    new = classifier.unseen(graph)
+    for judged, what in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it has learnt from")):
         scores = Scores.of(labels[judged], predicted[judged], len(classifier.classes_))
-        low, high = scores.interval
-        interval = f" (95% interval {low:.1%} to {high:.1%})" if "new" in what else ", which says little"
-        console.show(f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {what}{interval}.")
+        if scores.count:
+            low, high = scores.interval
+            console.show(
+                f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {what} "
+                f"(95% interval {low:.1%} to {high:.1%})."
+            )
