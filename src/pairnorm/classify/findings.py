@@ -164,8 +164,8 @@ class Findings:
             yield (
                 f"It ranks nodes of class {self.graph.class_names[rarer]!r} "
                 f"({counts[rarer] / counts.sum():.0%} of them) with an AUC of {scores.auc:.3f} and an "
-                f"average precision of {scores.average_precision:.3f}; it predicts that class from a probability of "
-                f"{self.classifier.threshold(rarer):.2f}."
+                f"average precision of {scores.average_precision:.3f}; it predicts that class from a "
+                f"probability of {self.classifier.threshold(rarer):.2f}."
             )
 
     def _verdict(self) -> str:

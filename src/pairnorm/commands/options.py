@@ -51,10 +51,7 @@ SHARED = {
     "scaling": option(
         "KIND", "Of features: rows (words, counts), columns (ages, incomes), none or auto.", "auto"
     ),
-    "spreadsheet-safe": {
-        "action": "store_true",
-        "help": "Put ' before names in the .csv that a spreadsheet would take for formulas.",
-    },
+    "spreadsheet-safe": flag("Put ' before names in the .csv that a spreadsheet would take for formulas."),
     "device": option("DEVICE", "auto, cpu or cuda.", "auto"),
     "dataset": option("NAMES", "Only these graphs, such as cora,citeseer."),
     "runs": option("N", "Runs of everything. Default: the paper's (5)."),
