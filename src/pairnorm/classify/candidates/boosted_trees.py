@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, State, Task, Tick, check_size
-from pairnorm.classify.columns import feature_columns, label_columns
+from pairnorm.classify.candidates.columns import feature_columns, label_columns
 from pairnorm.data import Graph
 from pairnorm.errors import whole_number
 
@@ -106,7 +106,11 @@ def _boost(task: Task, rows: Any, leaves: int, iterations: int) -> Any:
         early_stopping=False,
         random_state=0,
     )
-    return model.fit(rows[train], task.graph.labels.cpu().numpy()[train])
+    known = rows[train]
+    known[:, np.isnan(known).all(0)] = (
+        0  # a column without a value tells nothing, and cannot be cut into bins
+    )
+    return model.fit(known, task.graph.labels.cpu().numpy()[train])
 
 
 def _logits(raw: Any, model: Any, classes: int) -> Tensor:

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from pairnorm.classify.candidates.base import Known
-from pairnorm.classify.columns import feature_columns, label_columns
+from pairnorm.classify.candidates.columns import feature_columns, label_columns
 from pairnorm.data import Graph
 
 CPU = torch.device("cpu")
