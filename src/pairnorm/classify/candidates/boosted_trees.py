@@ -108,7 +108,7 @@ def _boost(task: Task, rows: Any, leaves: int, iterations: int) -> Any:
     )
     known = rows[train]
     known[:, np.isnan(known).all(0)] = (
-        0  # a column without a value tells nothing, and cannot be cut into bins
+        0  # without a value there is nothing to cut into bins
     )
     return model.fit(known, task.graph.labels.cpu().numpy()[train])
 
