@@ -19,7 +19,7 @@ from benchmarks.timing import copy_bandwidth
 from pairnorm.data import Graph, csbm, load
 from pairnorm.errors import PairNormError
 from pairnorm.train import Progress, Spec, Store, run
-from pairnorm.train.engine import execute
+from pairnorm.train.engine import train_job
 from pairnorm.train.jobs import plan
 
 CUDA = torch.device("cuda")
@@ -77,7 +77,7 @@ def _microseconds(graph: Graph, spec: Spec, trials: int) -> float:
         def tick(units: int, marks: list[tuple[float, int]] = marks) -> None:
             marks.append((time.perf_counter(), units))
 
-        execute(graph, job, CUDA, tick=tick)
+        train_job(graph, job, CUDA, tick=tick)
         rates = [(now - before) / units for (before, _), (now, units) in pairwise(marks) if units]
         spent += median(rates) * job.cost
     return 1e6 * spent / sum(job.cost for job in jobs)

@@ -52,4 +52,11 @@ if __name__ == "__main__":
     predicted, chances = classifier.predict(graph), classifier.predict_proba(graph)
     for node in range(297, 300):
         print(f"{graph.node_names[node]}: {predicted[node]} ({chances[node].max():.0%})")
-    classifier.save(folder / "model")  # NodeClassifier.load(folder / "model") predicts for later graphs
+    classifier.save(folder / "model")
+
+    # Later files are read as the first were: the saved model knows every column, category and class.
+    saved = NodeClassifier.load(folder / "model")
+    later = pairnorm.Graph.from_files(
+        folder / "customers.csv", folder / "payments.csv", encoder=saved.encoder_
+    )
+    assert (saved.predict(later) == predicted).all()

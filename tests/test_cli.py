@@ -1,27 +1,56 @@
+import os
+import re
 import subprocess
 import sys
 import warnings
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pairnorm import __version__, cli
+from pairnorm.commands.options import add_command
 from pairnorm.data import GraphWarning
 from pairnorm.errors import PairNormError
 
+NAMES = ["demo", "datasets", "reproduce", "report", "fit", "predict", "diagnose"]
+COLUMNS = ["id", "source", "target", "weight", "ignore"]
+SELECTION = ["dataset", "runs", "epochs", "depths", "missing"]
+OPTIONS = {
+    "demo": ["out", "workers"],
+    "datasets": ["root"],
+    "reproduce": [*SELECTION, "device", "out", "store", "minutes", "workers", "root"],
+    "report": [*SELECTION, "store", "out", "tensorboard"],
+    "fit": [
+        "nodes", "edges", "out", "delimiter", "label", "split", "categorical", *COLUMNS, "model", "depth",
+        "norm", "scale", "scaling", "budget", "seeds", "epochs", "device", "seed",
+    ],
+    "predict": ["model", "nodes", "edges", "out", "delimiter", *COLUMNS, "device"],
+    "diagnose": ["nodes", "edges", "out", "delimiter", "label", "categorical", *COLUMNS, "scaling"],
+}  # fmt: skip
+"""The options that were there when the command line was made with typer: none may go."""
+
+Added = Callable[[Callable[[Namespace], int | None]], None]
+
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = list(cli.app.registered_commands)
-    monkeypatch.setattr(cli.app, "registered_commands", commands)
+def added(monkeypatch: pytest.MonkeyPatch) -> Added:
+    """Add a command ``act`` that does what it is given."""
 
-    @cli.app.command()
-    def fail() -> None:
-        raise PairNormError("nodes.csv, line 7: [x] is not a number.\nCorrect it.")
+    def add(act: Callable[[Namespace], int | None]) -> None:
+        module = SimpleNamespace(add=lambda commands: add_command(commands, "act", act, "pairnorm act"))
+        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, module))
 
-    @cli.app.command()
-    def warn() -> None:
-        warnings.warn("3 self-loops were dropped", GraphWarning, stacklevel=1)
+    return add
+
+
+def raising(error: BaseException) -> Callable[[Namespace], None]:
+    def act(options: Namespace) -> None:
+        raise error
+
+    return act
 
 
 def test_datasets_shows_the_papers_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -36,44 +65,167 @@ def test_absent_files_get_a_hint(capsys: pytest.CaptureFixture[str], tmp_path: P
     text = capsys.readouterr().out
     assert f"Absent from {tmp_path}: citeseer, pubmed, coauthor-cs." in text
     assert "PAIRNORM_DATA" in text
-
-
-def test_a_wide_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    cli.main(["datasets"])
-    table = [
-        line for line in capsys.readouterr().out.splitlines() if "bundled" in line or "Label rate" in line
-    ]
+    table = [line for line in text.splitlines() if "bundled" in line or "Label rate" in line]
     assert len(table) == 2
     assert all(len(line) <= 80 for line in table)
 
 
-@pytest.mark.usefixtures("failing")
-def test_an_error_is_short_and_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["fail"]) == 1
+def test_an_error_is_short_and_has_no_traceback(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+    added(raising(PairNormError("nodes.csv, line 7: [x] is not a number.\nCorrect it.")))
+    assert cli.main(["act"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == "Error: nodes.csv, line 7: [x] is not a number.\nCorrect it.\n"
 
 
-@pytest.mark.usefixtures("failing")
-@pytest.mark.parametrize("words", [["--debug", "fail"], ["fail", "--debug"]])
-def test_debug_shows_the_traceback(words: list[str]) -> None:
-    with pytest.raises(PairNormError, match="line 7"):
+def test_a_remedy_names_options_as_they_are_typed(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+    added(raising(PairNormError("no column 'a'", remedy="Pass {ignore}.", ignore=["two words"])))
+    assert cli.main(["act"]) == 1
+    assert capsys.readouterr().err == "Error: no column 'a'. Pass --ignore 'two words'.\n"
+
+
+@pytest.mark.parametrize("words", [["--debug", "act"], ["act", "--debug"]])
+@pytest.mark.parametrize("error", [PairNormError("line 7"), KeyError("line 7")])
+def test_debug_shows_the_traceback(added: Added, words: list[str], error: Exception) -> None:
+    added(raising(error))
+    with pytest.raises(type(error), match="line 7"):
         cli.main(words)
 
 
-@pytest.mark.usefixtures("failing")
-def test_a_warning_about_the_users_data_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_nobody_expected_is_logged_and_to_be_reported(
+    added: Added, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    added(raising(KeyError("\x1b[31mred")))
+    assert cli.main(["act"]) == 70
+    printed = capsys.readouterr().err
+    assert printed.startswith(r"Error: KeyError: '\x1b[31mred'")
+    assert len(printed.splitlines()) == 2
+    [log] = tmp_path.iterdir()
+    assert str(log) in printed
+    assert "raise error" in log.read_text(encoding="utf-8")
+
+
+def test_where_no_log_can_be_written_the_error_is_told_all_the_same(
+    added: Added, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    added(raising(KeyError("x")))
+    assert cli.main(["act"]) == 70
+    assert "--debug" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ModuleNotFoundError("No module named 'pandas'", name="pandas"), 1),
+        (ModuleNotFoundError("No module named 'x'", name="matplotlib.figure"), 1),
+        (ModuleNotFoundError("No module named 'x'", name="pairnorm.x"), 70),
+        (ImportError("broken"), 70),
+    ],
+)
+def test_a_library_that_is_lacking_is_named(
+    added: Added, capsys: pytest.CaptureFixture[str], error: ImportError, code: int, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    added(raising(error))
+    assert cli.main(["act"]) == code
+    printed = capsys.readouterr().err
+    assert ("pip install 'pairnorm[all]'" in printed) == (code == 1)
+    if code == 1:
+        assert f"this needs {str(error.name).partition('.')[0]}," in printed
+
+
+def test_an_interruption_is_one_line(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+    added(raising(KeyboardInterrupt()))
+    assert cli.main(["act"]) == 130
+    assert capsys.readouterr().err.split() == ["Stopped."]
+
+
+def test_an_interruption_of_the_imports_is_one_line(tmp_path: Path) -> None:
+    """Libraries are imported once a command runs, not before anybody could catch it."""
+    program = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from pairnorm.cli import main
+sys.exit(main(["fit", "--nodes", "n.csv", "--edges", "e.csv", "--label", "c"]))
+"""
+    for name in ("n.csv", "e.csv"):
+        (tmp_path / name).write_text("a,b,c\n1,2,3\n")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.split() == ["Stopped."]
+
+
+@pytest.mark.parametrize("words", [["datasets"], ["fit", "--help"]])
+def test_a_closed_pipe_is_no_error(words: list[str]) -> None:
+    program = f"import sys; from pairnorm.cli import main; sys.exit(main({words!r}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    # argparse says nothing of it where the output is not buffered.
+    assert process.wait() in ((141,) if words == ["datasets"] else (0, 141))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_full_disk_is_one_line(rich: bool) -> None:
+    block = "" if rich else "sys.modules['rich'] = None; "
+    program = f"import sys; {block}from pairnorm.cli import main; sys.exit(main(['datasets']))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: what is to be printed cannot be written: [Errno 28] No space left")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal_that_cannot_show_a_letter_gets_another(tmp_path: Path) -> None:
+    program = "import sys; from pairnorm.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "datasets", "--root", str(tmp_path / "日本")],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert r"\u65e5\u672c" in done.stdout
+
+
+def test_a_warning_about_the_users_data_is_a_note(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+    added(lambda options: warnings.warn("3 self-loops were dropped", GraphWarning, stacklevel=1))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        assert cli.main(["warn"]) == 0
+        assert cli.main(["act"]) == 0
     assert capsys.readouterr().err == "Note: 3 self-loops were dropped\n"
 
 
-@pytest.mark.parametrize("words", [["datsets"], ["--bad"], ["datasets", "extra"]])
+@pytest.mark.parametrize("words", [["datsets"], ["--bad"], ["datasets", "extra"], ["fit"], ["fit", "--bad"]])
 def test_a_wrong_command_line_is_code_two(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert cli.main(words) == 2
-    assert "Usage: pairnorm" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "Usage: pairnorm" in printed
+    assert len(printed.splitlines()) == 3
+
+
+def test_a_command_that_is_not_there_leads_to_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["datsets"]) == 2
+    assert "Did you mean 'datasets'?" in capsys.readouterr().err
+
+
+def test_no_word_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert set(NAMES) <= set(capsys.readouterr().out.split())
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,14 +233,32 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"pairnorm {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "command", [[], *([command.callback.__name__] for command in cli.app.registered_commands)]
-)
-def test_every_command_has_help_with_an_example(
-    capsys: pytest.CaptureFixture[str], command: list[str]
+@pytest.mark.parametrize("rich", [True, False])
+@pytest.mark.parametrize("name", ["", *NAMES])
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_every_command_has_help_in_eighty_columns_with_an_example(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, word: str, rich: bool
 ) -> None:
-    assert cli.main([*command, "--help"]) == 0
-    assert "Example: pairnorm" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    if not rich:
+        monkeypatch.setitem(sys.modules, "rich_argparse", None)
+    assert cli.main([*name.split(), word]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(rf"Examples?:\n  pairnorm {name}", printed)
+    assert max(map(len, printed.splitlines())) <= 80
+    for option in OPTIONS.get(name, []):
+        assert re.search(rf"^  --{option} [A-Z]", printed, re.MULTILINE), option
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_before_is_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Namespace] = []
+    module = next(module for module in cli.COMMANDS if module.__name__.endswith(f".{name}"))
+    monkeypatch.setattr(module, "run", lambda options: asked.append(options))
+    words = [word for option in OPTIONS[name] for word in (f"--{option}", "7")]
+    assert cli.main([name, *words, *(["table1"] if name == "reproduce" else [])]) == 0
+    given = {option: getattr(asked[0], option) for option in OPTIONS[name]}
+    assert all(value in (7, Path("7"), "7", ["7"]) for value in given.values()), given
 
 
 def test_it_runs_as_a_module() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-ROOMS = ["pairnorm", *(f"pairnorm.{room}" for room in ("data", "nn", "measure", "train", "classify"))]
+ROOMS = ["pairnorm", *(f"pairnorm.{room}" for room in ("data", "nn", "fill", "measure", "train", "classify"))]
 # A Python block, and the text block that may follow it: what the block prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 # What a page takes for granted: there, the reader's own model and input.

@@ -9,13 +9,8 @@ import pytest
 import pairnorm
 
 SOURCE = Path(pairnorm.__file__).parent
-ROOMS = ["data", "nn", "measure", "train", "paper"]
 MODULES = sorted(SOURCE.rglob("*.py"))
 PLAIN = [path for path in MODULES if path.parent in (SOURCE / "nn", SOURCE / "measure")]
-
-
-def room(path):
-    return path.relative_to(SOURCE).parts[0]
 
 
 def names(path):
@@ -46,24 +41,22 @@ def run(script):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("module", ["pairnorm", "pairnorm.nn", "pairnorm.measure"])
+@pytest.mark.parametrize(
+    "module", ["pairnorm", *(f"pairnorm.{room}" for room in ("nn", "measure", "fill", "data"))]
+)
 def test_all_names_exist_once(module):
     module = importlib.import_module(module)
     assert all(hasattr(module, name) for name in module.__all__)
     assert len(set(module.__all__)) == len(module.__all__)
 
 
-def test_the_layer_the_models_and_the_measures_are_one_import_away():
-    layer = {"PairNorm", "pair_norm", "add_pair_norm", "grls", "repel_conv"}
-    models = {"SGC", "GCN", "GAT", "propagation"}
-    distances = {"row_diff", "col_diff", "tpsd", "apd", "apsd", "pair_distances"}
-    pairs = {"connected_pairs", "random_pairs"}
-    others = {"dirichlet_energy", "mean_average_distance", "effective_rank", "Probe"}
-    assert layer | models | distances | pairs | others <= set(pairnorm.__all__)
+def test_the_top_has_a_handful_of_names():
+    handful = {"PairNorm", "pair_norm", "add_pair_norm", "remove_pair_norm", "Probe", "Graph", "load"}
+    assert set(pairnorm.__all__) == handful | {"NodeClassifier", "PairNormError", "__version__"}
 
 
 def test_public_functions_are_documented():
-    for name in pairnorm.__all__:
+    for name in set(pairnorm.__all__) - {"__version__"}:
         assert (getattr(pairnorm, name).__doc__ or "").strip(), name
 
 
@@ -91,7 +84,9 @@ import sys
 for name in ("pandas", "torch_geometric", "matplotlib", "numba", "triton", "networkx", "pyarrow"):
     sys.modules[name] = None
 import torch
-from pairnorm import GAT, GCN, SGC, PairNorm, row_diff
+from pairnorm import PairNorm
+from pairnorm.measure import row_diff
+from pairnorm.nn import GAT, GCN, SGC
 x, edges = torch.randn(6, 4), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
 for model in (GCN, GAT, SGC):
     model(4, 3, depth=3, norm="PN-SI", dropout=0.5)(x, edges).sum().backward()
@@ -104,10 +99,3 @@ row_diff(PairNorm()(x))
 def test_nn_and_measure_import_torch_only(path):
     others = {name.split(".")[0] for name in imported_at_once(path)} - sys.stdlib_module_names
     assert others <= {"torch", "pairnorm"}
-
-
-@pytest.mark.parametrize("path", [path for path in MODULES if room(path) in ROOMS], ids=names)
-def test_rooms_import_leftwards_only(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    rooms = {name.split(".")[1] for name in imported(tree) if name.startswith("pairnorm.")}
-    assert not rooms & {*ROOMS[ROOMS.index(room(path)) + 1 :], "cli", "commands"}

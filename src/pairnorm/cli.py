@@ -1,114 +1,115 @@
-"""The command line: parse, call, print. Each command is a function, its example the epilog.
+"""The command line: parse, call, say what went wrong; each command is a module of ``pairnorm.commands``."""
 
-Commands of more than a few lines live in ``pairnorm.commands`` and are registered at the end of this module.
-"""
-
+import os
 import sys
+import tempfile
+import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import typer
-from rich import box
-from rich.markup import escape
-from rich.table import Table
+from io import TextIOWrapper
 
 from pairnorm import __version__
-from pairnorm.commands import demo, diagnose, fit, predict, report, reproduce
-from pairnorm.commands.console import Root, complaints, console
-from pairnorm.errors import PairNormError
+from pairnorm.commands import console, datasets, demo, diagnose, fit, predict, report, reproduce
+from pairnorm.commands.options import Command, Parser
+from pairnorm.errors import PairNormError, closest
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = (demo, datasets, fit, predict, diagnose, reproduce, report)
+DONE, UNUSABLE, WRONG, FAULT, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 1 input that cannot be used, 2 a wrong command line.
+    """Run a command and return its exit code.
+
+    0: done; 1: an input that cannot be used, or a library that is lacking; 2: a wrong command line; 70: a
+    fault of this package; 130: interrupted; 141: nobody reads what is printed.
 
     Args:
         arguments: the command line without the program's name. Default: that of the process.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            app([word for word in words if word != "--debug"], prog_name="pairnorm")
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except PairNormError as error:
+            warnings.showwarning = console.show_warning
+            code = _run([word for word in words if word != "--debug"])
+        console.flush()
+        return code
+    except KeyboardInterrupt:
+        console.show("\nStopped.", error=True)
+        return INTERRUPTED
+    except console.OutputClosed as closed:
+        # What is still to be written at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(closed.args[0], BrokenPipeError):
+            return UNREAD
+        console.complain(f"what is to be printed cannot be written: {closed}")
+        return UNUSABLE
+    except Exception as error:
         if debug:
             raise
-        complaints.print(f"[bold red]Error:[/] {escape(str(error))}", soft_wrap=True)
-        return 1
-    return 0
+        return _explain(error)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    if category.__module__.startswith("pairnorm."):
-        complaints.print(f"[yellow]Note:[/] {escape(str(message))}", soft_wrap=True)
-    else:
-        complaints.print(
-            escape(warnings.formatwarning(message, category, *place[:2])), soft_wrap=True, end=""
+def _run(words: list[str]) -> int:
+    parser = Parser(
+        prog="pairnorm",
+        usage="pairnorm COMMAND [options]",
+        description="Deep graph neural networks that do not oversmooth, and labels for nodes that\n"
+        "have no features.",
+        epilog="Examples:\n  pairnorm demo\n  pairnorm fit --help",
+    )
+    commands = parser.add_subparsers(
+        title="Commands", metavar="COMMAND ...", prog="pairnorm", parser_class=Command
+    )
+    for module in COMMANDS:
+        module.add(commands)
+    general = parser.add_argument_group("Options")
+    general.add_argument("-h", "--help", action="help", help="Show this, or the help of a command.")
+    general.add_argument(
+        "--version", action="version", version=f"pairnorm {__version__}", help="Show the version."
+    )
+    general.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    if not words:
+        parser.print_help()
+        return WRONG
+    name = next((word for word in words if not word.startswith("-")), None)
+    try:
+        if name is not None and name not in commands.choices:
+            parser.error(f"there is no command {name!r}. {closest(name, list(commands.choices))}".rstrip())
+        options = parser.parse_args(words)
+    except SystemExit as leaving:  # the help or the version was shown, or the command line is wrong
+        return int(leaving.code or 0)
+    return options.run(options) or DONE
+
+
+def _explain(error: Exception) -> int:
+    """Print what went wrong and what to do about it, and return the exit code."""
+    if isinstance(error, PairNormError):
+        console.complain(error.typed())
+        return UNUSABLE
+    # pandas says which library it lacks in what its error was raised from.
+    library, *_ = str(getattr(error, "name", None) or getattr(error.__cause__, "name", "")).split(".")
+    if isinstance(error, ImportError) and library not in ("", "None", "pairnorm"):
+        console.complain(
+            f"this needs {library}, which is not installed.\nInstall all that commands need: "
+            "pip install 'pairnorm[all]'"
         )
+        return UNUSABLE
+    what = "".join(traceback.format_exception_only(error)).strip()
+    console.complain(f"{what}\nThis is a fault of pairnorm, not of what you gave it. {_log(error)}")
+    return FAULT
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        console.print(f"pairnorm {__version__}")
-        raise typer.Exit
-
-
-@app.callback(epilog="Example: [bold]pairnorm datasets[/]")
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    """Deep graph neural networks that do not oversmooth, and labels for nodes that have no features."""
-
-
-@app.command(epilog="Example: [bold]pairnorm datasets --root ~/graphs[/]")
-def datasets(root: Root = None) -> None:
-    """Show the statistics of the graphs of the paper, and where their files are."""
-    from pairnorm.data import datasets as known
-    from pairnorm.data.named import data_folder
-
-    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column("Name")
-    for heading in ("Nodes", "Edges", "Distinct", "Features", "Classes", "Label rate"):
-        table.add_column(heading, justify="right")
-    table.add_column("Files")
-    absent = []
-    for dataset in known():
-        if dataset.absent(root):
-            absent.append(dataset.name)
-        where = "absent" if dataset.name in absent else "found" if dataset.files else "bundled"
-        counts = (dataset.nodes, dataset.listed_edges, dataset.edges, dataset.features, dataset.classes)
-        table.add_row(dataset.name, *(f"{count:,}" for count in counts), f"{dataset.label_rate:.3f}", where)
-    console.print(table)
-    console.print("Edges: all listed pairs, as in the paper. Distinct: undirected, counted once.")
-    console.print("Cora's 5,429 citations, for instance, are 5,278 distinct undirected edges.")
-    if absent:
-        console.print(
-            f"\nAbsent from {escape(str(data_folder(root)))}: {', '.join(absent)}.\n"
-            "They are downloaded when first used. Without a network, copy their files there,\n"
-            "or name the folder that has them: --root FOLDER, or PAIRNORM_DATA.",
-            style="yellow",
-            soft_wrap=True,
-        )
-    console.print("\nNext: [bold]python -c \"import pairnorm; print(pairnorm.load('cora'))\"[/]")
-
-
-app.command(epilog=demo.EXAMPLE)(demo.demo)
-app.command(epilog=reproduce.EXAMPLE)(reproduce.reproduce)
-app.command(epilog=report.EXAMPLE)(report.report)
-app.command(epilog=fit.EXAMPLE)(fit.fit)
-app.command(epilog=predict.EXAMPLE)(predict.predict)
-app.command(epilog=diagnose.EXAMPLE)(diagnose.diagnose)
+def _log(error: Exception) -> str:
+    lines = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="pairnorm-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(f"pairnorm {__version__}, Python {sys.version}\n{sys.argv}\n{lines}")
+    except OSError:
+        return "Please open an issue with what --debug shows."
+    return f"Please open an issue with this file: {file.name}"

@@ -106,6 +106,17 @@ def _as_option(name: str, value: Any) -> str:
     )
 
 
+def quoted(value: object, most: int = 80) -> str:
+    """Return a value as Python writes it, cut to so many characters: a cell may hold a whole book.
+
+    >>> quoted("abcdefghijklmnop", most=8)
+    "'abcdef…"
+    """
+    long = isinstance(value, str | bytes) and len(value) > most
+    text = repr(value[:most]) if isinstance(value, str | bytes) else repr(value)
+    return text[: most - 1] + "…" if long or len(text) > most else text
+
+
 def closest(value: object, allowed: Sequence[str]) -> str:
     """Return a question that suggests the closest of the allowed values; nothing where none is close."""
     close = get_close_matches(str(value), allowed, n=1)
@@ -124,7 +135,7 @@ def one_of(what: str, value: object, allowed: Sequence[str]) -> str:
     if isinstance(value, str) and value in allowed:
         return value
     raise PairNormError(
-        f"{what} is {value!r}",
+        f"{what} is {quoted(value)}",
         code="unknown-choice",
         value=value,
         expected=f"one of {', '.join(map(repr, allowed))}",
@@ -147,7 +158,10 @@ def whole_number(what: str, value: Any, least: int = 0, most: float = inf) -> in
         return number
     bounds = f"{least} or more" if most == inf else f"from {least} to {most}"
     raise PairNormError(
-        f"{what} is {value!r}", code="not-a-whole-number", value=value, expected=f"a whole number, {bounds}"
+        f"{what} is {quoted(value)}",
+        code="not-a-whole-number",
+        value=value,
+        expected=f"a whole number, {bounds}",
     )
 
 
@@ -171,5 +185,5 @@ def real_number(
     high = f"below {below:g}" if below < inf else f"{'to' if low else 'up to'} {most:g}" if most < inf else ""
     bounds = f" {low or ''}{' ' if low and high else ''}{high}".rstrip()
     raise PairNormError(
-        f"{what} is {value!r}", code="not-a-number", value=value, expected=f"a finite number{bounds}"
+        f"{what} is {quoted(value)}", code="not-a-number", value=value, expected=f"a finite number{bounds}"
     )

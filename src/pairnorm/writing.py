@@ -1,11 +1,18 @@
-"""Files that are written whole or not at all, and a message where they cannot be."""
+"""Files and folders that are written whole or not at all, and a message where they cannot be."""
 
+import errno
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from pairnorm.errors import PairNormError
+
+# What a full disk and its like say; these errors name no file.
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+CHANGE, GONE = ".pairnorm-change", ".gone"
 
 
 @contextmanager
@@ -16,12 +23,19 @@ def whole_file(path: Path) -> Iterator[Path]:
         path: the file; one that is there is replaced, folders that are not there are made.
     """
     if path.is_dir():
-        raise PairNormError(f"{path}: there is a folder of that name. Name a file.")
+        raise PairNormError(
+            f"{path}: there is a folder of that name",
+            code="is-a-folder",
+            value=str(path),
+            remedy="Name a file.",
+        )
     draft = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         with writable(path):
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with writable(path, draft):
             yield draft
+        with writable(path):
             draft.replace(path)
     finally:
         if draft.exists():
@@ -29,10 +43,172 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writable(path: Path) -> Iterator[None]:
-    """Say which path could not be written, and why."""
+def writable(path: Path, draft: Path | None = None) -> Iterator[None]:
+    """Say which path could not be written, and why.
+
+    Args:
+        path: the file or folder.
+        draft: where it is written in the meantime, by code that may also fail for other reasons: only what
+            is wrong with the draft or the disk is then said of ``path``.
+    """
     try:
         yield
     except OSError as error:
-        why = error.strerror or error
-        raise PairNormError(f"{path}: cannot be written ({why}). Choose another place.") from error
+        if draft is not None and not _is_about(error, draft):
+            raise
+        raise PairNormError(
+            f"{path}: cannot be written ({error.strerror or error})",
+            code="not-writable",
+            value=str(path),
+            remedy="Choose another place.",
+        ) from error
+
+
+def _is_about(error: OSError, draft: Path) -> bool:
+    if error.filename is None:
+        return error.errno in DISK
+    named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    return named is not None and (named == draft or draft in named.parents)
+
+
+@contextmanager
+def change_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
+    """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing has changed.
+
+    The change is decided by one rename. Where ``folder`` was not there, that is all. Else the drafts are
+    renamed to a folder in it, from where the files move to their places; who is killed on the way leaves that
+    folder, and whoever comes next goes on. Of several at once, the last one's files are there in the end.
+
+    Args:
+        folder: absent, or with files of an earlier change.
+        names: all that a change may write: of these, what it does not write is removed. Other files stay.
+    """
+    place = folder.resolve()
+    # In the folder itself or, while there is none, in the nearest one above: moving is then renaming.
+    nearest = next(above for above in (place, *place.parents) if above.exists())
+    drafts = nearest / f".{place.name[:40]}.{uuid4().hex[:8]}.partial"
+    with writable(folder):
+        _clear(place)
+        with _locked(nearest):
+            drafts.mkdir()
+            lock = _lock(drafts)
+    try:
+        with writable(folder, drafts):
+            yield drafts
+        with writable(folder):
+            _move_in(drafts, place, names)
+    finally:
+        os.close(lock)
+        shutil.rmtree(drafts, ignore_errors=True)
+
+
+def drafts_in(where: Path, place: Path) -> list[Path]:
+    """Return the drafts of a folder that are under way, or that a killed process left.
+
+    Args:
+        where: the folder to look in.
+        place: the folder they are for.
+    """
+    opening = f".{place.name[:40]}."
+    return [
+        entry
+        for entry in where.iterdir()
+        if entry.name.startswith(opening) and entry.name.endswith(".partial") and entry.is_dir()
+    ]
+
+
+def _clear(place: Path) -> None:
+    """Remove the drafts of processes that are no more."""
+    above = next(above for above in place.parents if above.exists())
+    for where in (place, above):
+        if where.is_dir() and os.access(where, os.R_OK | os.W_OK):
+            with _locked(where):  # nobody is between making drafts and locking them
+                for drafts in drafts_in(where, place):
+                    if not _is_held(drafts):
+                        shutil.rmtree(drafts, ignore_errors=True)
+
+
+@contextmanager
+def steady_folder(folder: Path) -> Iterator[None]:
+    """Keep others from changing a folder while it is read; what a killed process had decided is done first.
+
+    Args:
+        folder: of ``change_folder``.
+    """
+    if not folder.is_dir():
+        yield
+        return
+    try:
+        lock = _lock(folder)
+    except OSError as error:
+        raise PairNormError(
+            f"{folder}: cannot be read ({error.strerror or error})", code="not-readable", value=str(folder)
+        ) from error
+    try:
+        with writable(folder):
+            _finish(folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _move_in(drafts: Path, place: Path, names: Collection[str]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        drafts.rename(place)  # one that is absent or empty
+    except OSError:
+        if not place.is_dir():
+            raise
+        for name in set(names) - {draft.name for draft in drafts.iterdir()}:
+            (drafts / f"{name}{GONE}").touch()
+        with _locked(place):
+            _finish(place)
+            drafts.rename(place / CHANGE)
+            _finish(place)
+
+
+def _finish(place: Path) -> None:
+    """Move the files of a decided change to their places; whoever begins anew comes to the same end."""
+    change = place / CHANGE
+    if change.is_dir():
+        for draft in change.iterdir():
+            if draft.suffix == GONE:
+                (place / draft.stem).unlink(missing_ok=True)
+                draft.unlink()
+            else:
+                draft.replace(place / draft.name)
+        change.rmdir()
+
+
+def _lock(folder: Path, wait: bool = True) -> int:
+    """Return an open folder, locked until it is closed, or until the process ends in whatever way."""
+    try:
+        import fcntl
+    except ImportError:  # Windows locks no folders
+        return os.open(os.devnull, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = _lock(folder)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        os.close(_lock(folder, wait=False))
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False

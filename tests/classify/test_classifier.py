@@ -6,20 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
-from pairnorm.classify import ClassifierWarning, NodeClassifier, candidates
+from pairnorm.classify import ClassifierWarning, NodeClassifier
+from pairnorm.classify.candidates import base
 from pairnorm.data import Graph, Split, features_after, load, missing_vectors
-from pairnorm.errors import PairNormError
 
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
-
-
-def clone(estimator: NodeClassifier) -> NodeClassifier:
-    """What ``sklearn.base.clone`` does, and the check it makes."""
-    parameters = estimator.get_params(deep=False)
-    copy = type(estimator)(**parameters)
-    assert all(copy.get_params(deep=False)[name] is value for name, value in parameters.items())
-    return copy
 
 
 def test_blanked_cora_is_labelled_as_well_as_the_papers_protocol_does_it(blanked_cora: Graph) -> None:
@@ -29,6 +22,7 @@ def test_blanked_cora_is_labelled_as_well_as_the_papers_protocol_does_it(blanked
     assert classifier.held_out_.accuracy >= 0.775
     assert classifier.score(blanked_cora) == classifier.held_out_.accuracy
     assert classifier.best_.depth >= 20
+    assert np.array_equal(classifier.probabilities_, classifier.predict_proba(blanked_cora))
 
 
 @pytest.mark.skipif("PAIRNORM_DATA" not in os.environ, reason="PAIRNORM_DATA is not set")
@@ -54,21 +48,19 @@ def test_parameters_are_kept_as_given_and_nothing_else_happens_in_the_constructo
     classifier = NodeClassifier(**values)
     assert vars(classifier) == values
     assert classifier.get_params() == values
-    assert clone(classifier).get_params() == values
 
 
 def test_scikit_learn_clones_it(small: Graph) -> None:
-    base = pytest.importorskip("sklearn.base")
-    copy = base.clone(NodeClassifier(depth=3).fit(small))
+    copy = clone(NodeClassifier(depth=3).fit(small))
     assert copy.get_params() == NodeClassifier(depth=3).get_params()
-    assert not hasattr(copy, "network_")
+    assert not hasattr(copy, "model_")
 
 
 def test_set_params_changes_and_checks() -> None:
     classifier = NodeClassifier()
     assert classifier.set_params(depth=7, norm="PN") is classifier
     assert (classifier.depth, classifier.norm) == (7, "PN")
-    with pytest.raises(PairNormError, match=r"parameter is 'depht'.*Did you mean 'depth'"):
+    with pytest.raises(ValueError, match="Invalid parameter 'depht'"):
         classifier.set_params(depht=3)
 
 
@@ -139,10 +131,10 @@ def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
     assert classifier.score(as_text) == pytest.approx(right[held_out].mean())
 
 
-def test_where_nothing_else_is_labelled_there_is_no_score(small: Graph) -> None:
+def test_where_nothing_else_is_labelled_there_is_no_score(small: Graph, raises) -> None:
     classifier = NodeClassifier(depth=2, norm="PN").fit(small)
     labels = torch.where(small.test, -1, small.labels)
-    with pytest.raises(PairNormError, match="each of its 126 labelled nodes has the name of one that took"):
+    with raises("nothing-to-judge"):
         classifier.score(without_split(small).replace(labels=labels))
 
 
@@ -150,11 +142,11 @@ def test_where_nothing_else_is_labelled_there_is_no_score(small: Graph) -> None:
     "parameters", [{}, {"scaling": "columns"}, {"model": "GCN", "scaling": "columns"}, {"budget": "5m"}]
 )
 def test_features_too_large_to_be_dense_are_refused_before_they_are_made_so(
-    small: Graph, monkeypatch: pytest.MonkeyPatch, parameters: dict[str, str]
+    small: Graph, monkeypatch: pytest.MonkeyPatch, raises, parameters: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(candidates, "LARGEST_STATE", 1000)
+    monkeypatch.setattr(base, "LARGEST_STATE", 1000)
     monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
-    with pytest.raises(PairNormError, match="choose model='GCN' with scaling by rows"):
+    with raises("too-large"):
         NodeClassifier(**parameters).fit(small)
 
 
@@ -174,26 +166,26 @@ def test_a_few_labels_per_class_are_enough_to_go_on(small: Graph, each: int) -> 
     assert (classifier.held_out_ is None) == (each < 3)
 
 
-def test_nothing_works_before_fit(small: Graph, tmp_path: Path) -> None:
+def test_nothing_works_before_fit(small: Graph, tmp_path: Path, raises) -> None:
     for use in (
         NodeClassifier().predict,
         NodeClassifier().score,
         lambda graph: NodeClassifier().save(tmp_path),
     ):
-        with pytest.raises(PairNormError, match="not fitted yet"):
+        with raises("not-fitted"):
             use(small)
 
 
-def test_what_is_no_graph_or_has_no_labels_is_refused(small: Graph) -> None:
-    with pytest.raises(PairNormError, match=r"graph is a ndarray; expected a pairnorm\.Graph"):
+def test_what_is_no_graph_or_has_no_labels_is_refused(small: Graph, raises) -> None:
+    with raises("wrong-type", value="ndarray"):
         NodeClassifier().fit(np.ones((3, 2)))
     classifier = NodeClassifier(depth=2, norm="PN").fit(small)
     for use in (classifier.predict, classifier.score):
-        with pytest.raises(PairNormError, match="graph is a list"):
+        with raises("wrong-type", value="list"):
             use([1, 2])
     nobody = torch.zeros_like(small.train)
     bare = small.with_split(Split(nobody, nobody, nobody)).replace(labels=torch.full_like(small.labels, -1))
-    with pytest.raises(PairNormError, match="has no labelled node"):
+    with raises("no-labels"):
         classifier.score(bare)
 
 

@@ -1,13 +1,22 @@
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+import safetensors.torch
 import torch
+from written import write_customers
 
 from pairnorm.classify import NodeClassifier
-from pairnorm.data import Graph
+from pairnorm.classify.persistence import Facts, holds_model
+from pairnorm.data import Graph, GraphWarning
 from pairnorm.errors import PairNormError
+from pairnorm.writing import CHANGE
+
+FACTS_OF_A_MODEL = Facts.model_fields.keys() - {"format"}
 
 SETTINGS = {
     "SGC": {"model": "SGC", "depth": [2, 5]},
@@ -67,22 +76,142 @@ def test_names_of_classes_and_features_are_kept(small: Graph, tmp_path: Path) ->
     assert set(loaded.predict(named)) == {"niedrig", "hoch, sehr"}
 
 
-def test_what_is_no_saved_model_is_named(small: Graph, tmp_path: Path) -> None:
-    with pytest.raises(PairNormError, match=r"there is no model.json"):
+@pytest.fixture(scope="module")
+def saved(small: Graph, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], bytes]:
+    """The facts and the tensors of a saved model."""
+    folder = tmp_path_factory.mktemp("saved")
+    NodeClassifier(depth=2, norm="PN", scaling="columns").fit(small).save(folder)
+    return json.loads((folder / "model.json").read_text()), (folder / "model.safetensors").read_bytes()
+
+
+def write(folder: Path, facts: dict[str, Any] | str, tensors: bytes) -> None:
+    (folder / "model.json").write_text(facts if isinstance(facts, str) else json.dumps(facts))
+    (folder / "model.safetensors").write_bytes(tensors)
+
+
+def test_what_is_no_saved_model_is_named(tmp_path: Path, saved, raises) -> None:
+    with raises("file-missing"):
         NodeClassifier.load(tmp_path)
-    NodeClassifier(depth=2, norm="PN").fit(small).save(tmp_path)
-    facts = json.loads((tmp_path / "model.json").read_text())
-    for damage, message in (
-        ("{", "is damaged"),
-        ("[]", "format None is not known"),
-        (json.dumps(facts | {"format": 99}), "format 99 is not known; expected 2"),
-        (json.dumps(facts | {"features": 3}), "is damaged"),
-        (json.dumps({name: value for name, value in facts.items() if name != "network"}), "is damaged"),
-    ):
-        (tmp_path / "model.json").write_text(damage)
-        with pytest.raises(PairNormError, match=message):
+    facts, tensors = saved
+    write(tmp_path, facts | {"format": 99}, tensors)
+    with raises("wrong-version", value=99, expected="3"):
+        NodeClassifier.load(tmp_path)
+    write(tmp_path, facts, b"no tensors")
+    with raises("file-damaged"):
+        NodeClassifier.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '{"a":' * 100_000])
+def test_what_is_no_object_is_named(tmp_path: Path, saved, raises, text: str) -> None:
+    write(tmp_path, text, saved[1])
+    with raises("file-damaged"):
+        NodeClassifier.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("encoder", [1]),
+        ("encoder", {"columns": None}),
+        ("encoder", {"columns": [{"name": 1, "kind": "number", "categories": []}]}),
+        ("encoder", {"columns": []}),
+        ("features", 3),
+        ("features", 10**12),
+        ("classes", "ab"),
+        ("classes", ["a", "b", "c"]),
+        ("temperature", 0),
+        ("temperature", 0.0),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("scaling", "diagonals"),
+        ("parameters", []),
+        ("parameters", {"depht": 1}),
+        ("settings", {}),
+        ("settings", {"adjacency": "left"}),
+        ("surplus", 1),
+        ("candidate.depth", 1.5),
+        ("candidate.depth", -1),
+        ("candidate.depth", 0),
+        ("candidate.depth", 10**9),
+        ("candidate.depth", True),
+        ("candidate.model", "GCN"),
+        ("candidate.model", "label propagation"),
+        ("candidate.model", "BERT"),
+        ("candidate.norm", None),
+        ("candidate.scale", 1e300),
+        ("candidate.scale", "1"),
+        ("candidate.scale", 0),
+    ],
+)
+def test_a_field_that_is_wrong_is_an_error(tmp_path: Path, saved, raises, place: str, value: object) -> None:
+    facts = json.loads(json.dumps(saved[0]))
+    *parents, last = place.split(".")
+    (facts[parents[0]] if parents else facts)[last] = value
+    write(tmp_path, facts, saved[1])
+    with raises("file-damaged"):
+        NodeClassifier.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(FACTS_OF_A_MODEL))
+def test_a_field_that_is_not_there_is_an_error(tmp_path: Path, saved, raises, name: str) -> None:
+    facts, tensors = saved
+    assert set(facts) == {"format", *FACTS_OF_A_MODEL}
+    write(tmp_path, {key: value for key, value in facts.items() if key != name}, tensors)
+    with raises("file-damaged"):
+        NodeClassifier.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.weight", "model.bias", "scaling.mean", "seen"])
+def test_tensors_that_are_not_finite_or_not_there_are_an_error(
+    tmp_path: Path, saved, raises, name: str
+) -> None:
+    for spoilt in (float("nan"), float("inf"), None):
+        tensors = safetensors.torch.load(saved[1])
+        if spoilt is None:
+            del tensors[name]
+        elif tensors[name].is_floating_point():
+            tensors[name].view(-1)[0] = spoilt
+        else:
+            continue
+        write(tmp_path, saved[0], safetensors.torch.save(tensors))
+        with raises("file-damaged"):
             NodeClassifier.load(tmp_path)
-    (tmp_path / "model.json").write_text(json.dumps(facts))
-    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(PairNormError, match="is damaged"):
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, saved, name: str) -> None:
+    write(tmp_path, *saved)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(PairNormError) as caught:
         NodeClassifier.load(tmp_path)
+    assert caught.value.code in ("file-missing", "file-damaged")
+    assert not holds_model(tmp_path) or name == "model.safetensors"
+
+
+def test_a_model_whose_change_was_interrupted_is_read_whole(small: Graph, tmp_path: Path, saved) -> None:
+    """The killed run had decided: its files are those that count."""
+    write(tmp_path, *saved)
+    change = tmp_path / CHANGE
+    NodeClassifier(depth=3, norm="PN").fit(small).save(change)
+    (change / "report.md.gone").touch()
+    (tmp_path / "report.md").write_text("old")
+    assert NodeClassifier.load(tmp_path).best_.depth == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_a_loaded_model_reads_a_later_file_as_fit_read_the_first(tmp_path: Path) -> None:
+    files = write_customers(tmp_path)
+    read = {"label": "risk", "ignore": ["abroad"]}
+    with pytest.warns(GraphWarning):
+        graph = Graph.from_files(files.nodes, files.edges, **read)
+    fitted = NodeClassifier(depth=2, norm="PN").fit(graph)
+    fitted.save(tmp_path / "run")
+    loaded = NodeClassifier.load(tmp_path / "run")
+    assert loaded.encoder_ == graph.encoder
+    # Another order and no classes: still the same features.
+    frame = pandas.read_csv(files.nodes, dtype=str, keep_default_na=False)
+    frame[["job", "customer", "income", "age"]].to_csv(tmp_path / "new.csv", index=False)
+    with pytest.warns(GraphWarning):
+        later = Graph.from_files(tmp_path / "new.csv", files.edges, encoder=loaded.encoder_)
+    assert np.array_equal(loaded.predict_proba(later), fitted.predict_proba(graph))

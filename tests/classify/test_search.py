@@ -1,45 +1,41 @@
 from dataclasses import replace
-from math import inf
 
 import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify import ClassifierWarning, NodeClassifier, Scaling
-from pairnorm.classify import search as module
-from pairnorm.classify.candidates import Task, sgc_candidates
+from pairnorm.classify import NodeClassifier
+from pairnorm.classify.candidates import SGCFamily, Task
 from pairnorm.classify.diagnosis import suggest_depth
-from pairnorm.classify.search import SGC_DEPTHS, Plan, parse_budget, search
+from pairnorm.classify.search import SGC_DEPTHS, parse_budget, plan, rivals, search
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 
 
 def test_by_default_sgc_at_all_depths_with_and_without_pair_norm(small: Graph) -> None:
-    plan = Plan.of(NodeClassifier(), small)
-    assert plan.sgc == ["none", "PN"]
-    assert plan.sgc_depths == SGC_DEPTHS
+    (sgc,) = plan(NodeClassifier(), small)
+    assert sgc == SGCFamily(["none", "PN"], SGC_DEPTHS)
     assert SGC_DEPTHS[:11] == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15)
-    assert plan.gnns == []
-    assert plan.seconds == inf
-    assert plan.steps == 2 * len(SGC_DEPTHS)
+    assert sgc.steps == 2 * len(SGC_DEPTHS)
 
 
 def test_a_budget_brings_in_gcn_and_gat_shallow_ones_first(small: Graph) -> None:
-    plan = Plan.of(NodeClassifier(budget="2m", seeds=3, random_state=7), small)
-    assert {spec.model for spec in plan.gnns} == {"GCN", "GAT"}
-    assert {spec.norm for spec in plan.gnns} == {"none", "PN-SI"}
-    assert [spec.depth for spec in plan.gnns] == sorted(spec.depth for spec in plan.gnns)
-    assert list(plan.seeds) == [7, 8, 9]
-    assert plan.seconds == 120
+    sgc, gnn = plan(NodeClassifier(budget="2m", seeds=3, random_state=7), small)
+    assert isinstance(sgc, SGCFamily)
+    assert {spec.model for spec in gnn.specs} == {"GCN", "GAT"}
+    assert {spec.norm for spec in gnn.specs} == {"none", "PN-SI"}
+    assert [spec.depth for spec in gnn.specs] == sorted(spec.depth for spec in gnn.specs)
+    assert list(gnn.seeds) == [7, 8, 9]
+    assert (gnn.seconds, gnn.required) == (120, False)
 
 
 def test_what_is_asked_for_is_planned(small: Graph) -> None:
     wanted = NodeClassifier("GCN", [4, 2], "PN", 3.0, hidden=8, dropout=0.1, epochs=11, adjacency="sym")
-    plan = Plan.of(wanted, small)
-    assert plan.sgc == []
-    shown = [(spec.model, spec.depth, spec.norm, spec.scale) for spec in plan.gnns]
+    (gnn,) = plan(wanted, small)
+    assert gnn.required
+    shown = [(spec.model, spec.depth, spec.norm, spec.scale) for spec in gnn.specs]
     assert shown == [("GCN", 2, "PN", 3.0), ("GCN", 4, "PN", 3.0)]
-    spec = plan.gnns[0]
+    spec = gnn.specs[0]
     assert (spec.hidden, spec.dropout, spec.epochs, spec.adjacency) == (8, 0.1, 11, "sym")
 
 
@@ -56,39 +52,51 @@ def test_what_is_asked_for_is_planned(small: Graph) -> None:
 def test_numbers_may_be_numpys_and_in_anything_that_holds_them(
     small: Graph, given: object, depths: list[int]
 ) -> None:
-    plan = Plan.of(NodeClassifier(depth=given, norm=np.array(["PN"]), scale=np.float32(0.5)), small)
-    assert (plan.sgc_depths, plan.sgc, plan.scales) == (depths, ["PN"], [0.5])
-    assert {type(depth) for depth in plan.sgc_depths} == {int}
+    (sgc,) = plan(NodeClassifier(depth=given, norm=np.array(["PN"]), scale=np.float32(0.5)), small)
+    assert sgc == SGCFamily(["PN"], depths, [0.5])
+    assert {type(depth) for depth in sgc.depths} == {int}
 
 
-def test_without_validation_one_model_is_set_by_rule(small: Graph) -> None:
+def test_without_validation_one_model_is_set_by_rule(small: Graph, raises) -> None:
     graph = small.replace(validation=torch.zeros_like(small.validation))
-    plan = Plan.of(NodeClassifier(), graph)
-    assert (plan.sgc, plan.sgc_depths, plan.scales) == (["PN"], [suggest_depth(graph).depth], [30.0])
-    assert Plan.of(NodeClassifier(depth=[3, 5], scale=2), graph).sgc_depths == [3]
-    with pytest.raises(PairNormError, match="model 'GCN' is chosen by validation"):
-        Plan.of(NodeClassifier("GCN"), graph)
+    assert plan(NodeClassifier(), graph) == [SGCFamily(["PN"], [suggest_depth(graph).depth], [30.0])]
+    assert plan(NodeClassifier(depth=[3, 5], scale=2), graph)[0].depths == [3]
+    with raises("no-validation", value="GCN"):
+        plan(NodeClassifier("GCN"), graph)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("parameters", "code", "value"),
     [
-        ({"model": "GNC"}, "model is 'GNC'; expected one of 'auto', 'SGC', 'GCN', 'GAT'"),
-        ({"norm": ["PN", "PNSI"]}, "norm is 'PNSI'"),
-        ({"depth": 0}, "depth is 0; expected a whole number"),
-        ({"depth": [2, "four"]}, "depth is 'four'"),
-        ({"scale": -1.0}, "scale is -1.0; expected a number above 0"),
-        ({"scale": "large"}, "scale is 'large'"),
-        ({"scale": None}, "scale is None"),
-        ({"seeds": 0}, "seeds is 0"),
-        ({"random_state": None}, "random_state is None; expected a whole number, 0 or more"),
-        ({"budget": "soon"}, "budget is 'soon'; expected a time such as"),
-        ({"model": "GCN", "epochs": 0}, "epochs is 0"),
+        ({"model": "GNC"}, "unknown-choice", "GNC"),
+        ({"norm": ["PN", "PNSI"]}, "unknown-choice", "PNSI"),
+        ({"depth": 0}, "not-a-whole-number", 0),
+        ({"depth": [2, "four"]}, "not-a-whole-number", "four"),
+        ({"depth": 10**9}, "not-a-whole-number", 10**9),
+        ({"depth": []}, "nothing-to-try", None),
+        ({"scale": -1.0}, "not-a-number", -1.0),
+        ({"scale": 1e38}, "not-a-number", 1e38),
+        ({"scale": 1e300}, "not-a-number", 1e300),
+        ({"scale": 1e-200}, "not-a-number", 1e-200),
+        ({"scale": "large"}, "not-a-number", "large"),
+        ({"scale": None}, "not-a-number", None),
+        ({"seeds": 0}, "not-a-whole-number", 0),
+        ({"random_state": None}, "not-a-whole-number", None),
+        ({"random_state": 2**64}, "not-a-whole-number", 2**64),
+        ({"budget": "soon"}, "not-a-time", "soon"),
     ],
 )
-def test_what_cannot_be_planned_is_named(small: Graph, parameters: dict[str, object], message: str) -> None:
-    with pytest.raises(PairNormError, match=message):
-        Plan.of(NodeClassifier(**parameters), small)
+def test_what_cannot_be_planned_is_named(
+    small: Graph, raises, parameters: dict[str, object], code: str, value: object
+) -> None:
+    with raises(code, value=value) as caught:
+        plan(NodeClassifier(**parameters), small)
+    assert value is None or f"{next(iter(parameters))} is {value!r}; expected" in str(caught.value)
+
+
+def test_epochs_of_a_gnn_are_checked(small: Graph) -> None:
+    with pytest.raises(PairNormError, match="epochs is 0"):
+        plan(NodeClassifier("GCN", epochs=0), small)
 
 
 @pytest.mark.parametrize(
@@ -99,65 +107,57 @@ def test_times_are_read(text: object, seconds: float | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "5 d", "m", ""])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(PairNormError, match="budget is"):
+def test_what_is_no_time_is_refused(raises, text: str) -> None:
+    with raises("not-a-time", value=text):
         parse_budget(text)
 
 
-@pytest.fixture
-def task(small: Graph) -> Task:
-    return Task(small, Scaling.of(small)(small), "rw", torch.device("cpu"))
-
-
 def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
-    plan = Plan.of(NodeClassifier(["SGC", "GCN"], [2, 3], scale=[1, 10], epochs=5, seeds=2), task.graph)
+    families = plan(NodeClassifier(["SGC", "GCN"], [2, 3], scale=[1, 10], epochs=5, seeds=2), task.graph)
     told: list[str] = []
-    tried, best, network = search(task, plan, told.append)
-    assert len(told) == plan.steps
+    tried, best, fitted = search(task, families, told.append)
+    assert len(told) == sum(family.steps for family in families)
     assert len(tried) == 2 * 2 * 2 + 2 * (1 + 2)
     assert best.rank == max(candidate.rank for candidate in tried)
-    assert type(network).__name__ == best.model
+    assert type(fitted.module).__name__ == best.model
 
 
-def test_a_spent_budget_stops_gnns_but_never_leaves_nothing(task: Task) -> None:
-    plan = replace(Plan.of(NodeClassifier(["SGC", "GCN"], 2, epochs=10_000), task.graph), seconds=0.0)
-    with pytest.warns(ClassifierWarning, match="budget of 0 s was spent when 2 of 2 GCNs and GATs were left"):
-        tried, best, _ = search(task, plan)
-    assert {candidate.model for candidate in tried} == {"SGC"}
-    only_gnns = replace(Plan.of(NodeClassifier("GCN", [2, 3], epochs=5), task.graph), seconds=0.0)
-    with pytest.warns(ClassifierWarning, match="3 of 4 GCNs"):
-        tried, best, _ = search(task, only_gnns)
-    assert [candidate.depth for candidate in tried] == [2]
-    assert best.model == "GCN"
+@pytest.mark.filterwarnings("ignore:the budget of")
+def test_a_spent_budget_never_leaves_nothing(task: Task) -> None:
+    """With SGC, no GCN is begun; without, the first is trained to its end."""
+    wanted = {"depth": [2, 3], "epochs": 5, "seeds": 1, "budget": "0.000001"}
+    for model, found in ((["SGC", "GCN"], {("SGC", 2), ("SGC", 3)}), ("GCN", {("GCN", 2)})):
+        tried, *_ = search(task, plan(NodeClassifier(model, **wanted), task.graph))
+        assert {(candidate.model, candidate.depth) for candidate in tried} == found
 
 
-def test_nothing_to_try_is_an_error(task: Task) -> None:
-    with pytest.raises(PairNormError, match="nothing to try"):
-        search(task, Plan(sgc=[], sgc_depths=[1], scales=[1.0], gnns=[], seeds=[0]))
+def test_rivals_are_tuned_by_validation_too(task: Task) -> None:
+    """Each has several settings to choose from, in which it differs, and its best is that of its search."""
+    families = {family.name: family for family in rivals(task.graph)}
+    assert list(families) == [
+        "most frequent class",
+        "label propagation",
+        "logistic regression",
+        "GCN, 2 layers",
+    ]
+    gcn = families["GCN, 2 layers"]
+    assert len({(spec.learning_rate, spec.dropout) for spec in gcn.specs}) == 4
+    quick = replace(gcn, specs=[spec.replace(epochs=5) for spec in gcn.specs], seeds=[0])
+    for family, least in (
+        (families["label propagation"], 3),
+        (families["logistic regression"], 6),
+        (quick, 4),
+    ):
+        tried, best, _ = search(task, [family])
+        assert len({candidate.setting for candidate in tried}) == least
+        assert best.rank == max(candidate.rank for candidate in tried)
 
 
-def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: Task, monkeypatch) -> None:
-    plan = Plan.of(NodeClassifier(depth=(1, 4), scale=(3.0, 30.0)), task.graph)
-    monkeypatch.setattr(module, "ENOUGH", 10)
-    few = module._fewer(task)
-    counts = torch.bincount(task.graph.labels[few.graph.train])
-    assert counts.tolist() == [5, 6]  # ten, and the first of each class
-    assert not (few.graph.train & ~task.graph.train).any()
-    tried, best, network = search(task, plan)
-    assert len(tried) == 8
-    ((whole, build),) = sgc_candidates(task, best.norm, [best.depth], [best.scale], lambda done: None)
-    assert whole == best
-    assert torch.equal(network.weight, build().weight)
-
-
-def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
-    first = int((task.graph.labels == 1).nonzero()[0])
-    rare = (task.graph.labels == 0) & ~task.graph.validation & ~task.graph.test
-    rare[first] = True
-    graph = task.graph.replace(
-        train=rare, validation=task.graph.validation & ~rare, test=task.graph.test & ~rare
-    )
-    monkeypatch.setattr(module, "ENOUGH", 5)
-    few = module._fewer(replace(task, graph=graph)).graph
-    assert few.train[first]
-    assert int(few.train.sum()) <= 7
+def test_rivals_without_validation_follow_the_models_rule(small: Graph) -> None:
+    graph = small.replace(validation=torch.zeros_like(small.validation))
+    _, _, regression = rivals(graph)
+    assert regression.scales == (plan(NodeClassifier(), graph)[0].scales[0],)
+    assert [family.name for family in rivals(graph, large=True)] == [
+        "most frequent class",
+        "label propagation",
+    ]

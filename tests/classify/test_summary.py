@@ -6,7 +6,8 @@ import pandas
 import pytest
 import torch
 
-from pairnorm.classify import Candidate, ClassifierWarning, NodeClassifier, Scores, candidates
+from pairnorm.classify import Candidate, ClassifierWarning, NodeClassifier, Scores
+from pairnorm.classify.candidates import base
 from pairnorm.classify.diagnosis import Smoothing
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.summary import (
@@ -65,6 +66,12 @@ def test_the_confusion_matrix_shows_counts_and_shortens_long_names() -> None:
     assert [label.get_text() for label in axis.get_yticklabels()] == ["low", "very high indeed, and…"]
 
 
+@pytest.mark.parametrize("name", ["$", "$$", "$x_$", "a $\\frac$"])
+def test_a_class_that_looks_like_a_formula_is_drawn_as_it_is(tmp_path: Path, name: str) -> None:
+    draw_confusion(SCORES, [name, "b"]).savefig(tmp_path / "confusion.png")
+    assert (tmp_path / "confusion.png").stat().st_size > 1000
+
+
 def test_rivals_are_drawn_with_their_intervals() -> None:
     axis = draw_rivals({"ours": SCORES, "theirs": Scores(np.array([[5, 5], [5, 5]]))}).axes[0]
     interval, point = axis.lines[:2]
@@ -102,15 +109,26 @@ def test_the_numbers_are_those_of_the_findings(findings: Findings, tmp_path: Pat
     assert "40 train, 86 validation, 174 test" in text
 
 
+def test_the_report_says_how_each_method_was_tuned(findings: Findings, tmp_path: Path) -> None:
+    write_report(findings, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert (
+        f"{findings.classifier.best_.name}: {len(findings.classifier.search_)}; label propagation: 3 (α"
+        in text
+    )
+    for rival in findings.rivals[1:]:
+        assert f"{rival.name}: {rival.tried} ({rival.best.setting})" in text
+
+
 def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
     small: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "LARGEST_STATE", 1000)
+    monkeypatch.setattr(base, "LARGEST_STATE", 1000)
     monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
     classifier = NodeClassifier("GCN", 2, scaling="rows", epochs=5, seeds=1).fit(small)
     with pytest.warns(ClassifierWarning, match="logistic regression and what depth does .* are left out"):
         found = Findings.of(classifier, small)
-    assert [each.name for each in found.baselines] == [
+    assert [each.name for each in found.rivals] == [
         "most frequent class",
         "label propagation",
         "GCN, 2 layers",
@@ -202,26 +220,35 @@ def test_after_an_error_nothing_has_changed(tmp_path: Path, error: BaseException
     assert (tmp_path / "deep").exists() == before
 
 
-def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path, raises) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with (
-        pytest.raises(PairNormError, match=r"thesis.tex/run: cannot be written \(Not a directory\)"),
+        raises("not-writable", value=str(tmp_path / "thesis.tex" / "run")),
         whole_folder(tmp_path / "thesis.tex" / "run"),
     ):
         pytest.fail("nothing can be written there")
 
 
 @pytest.mark.parametrize("model", [None, "old", "[]", '{"name": "bert", "format": 1}'])
-def test_other_peoples_folders_are_refused(tmp_path: Path, model: str | None) -> None:
+def test_other_peoples_folders_are_refused(tmp_path: Path, raises, model: str | None) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     if model is not None:
         (tmp_path / "model.json").write_text(model)
-    with pytest.raises(PairNormError, match="holds files that no run wrote"):
+    with raises("foreign-folder", value=str(tmp_path)):
         check_folder(tmp_path)
-    with pytest.raises(PairNormError, match="there is a file of that name"):
+    with raises("is-a-file"):
         check_folder(tmp_path / "thesis.tex")
     (tmp_path / "empty").mkdir()
     check_folder(tmp_path / "empty")
+
+
+def test_what_a_killed_run_left_is_cleared_and_its_folder_is_still_empty(tmp_path: Path) -> None:
+    (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial").mkdir()
+    (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial" / "model.json").write_text("half")
+    with whole_folder(tmp_path) as folder:
+        (folder / "model.json").write_text("new")
+    assert content(tmp_path) == {"model.json": "new"}
+    assert [path.name for path in tmp_path.iterdir()] == ["model.json"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

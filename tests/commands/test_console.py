@@ -1,28 +1,146 @@
 import io
+import sys
+from collections.abc import Iterator
 
+import pytest
 from rich.console import Console
 
-from pairnorm.commands.console import progress_bar
-from pairnorm.train import Progress
+from pairnorm.commands import console
 
 
-def test_quiet_where_there_is_no_terminal() -> None:
-    console = Console(file=io.StringIO(), force_terminal=False)
-    with progress_bar(console) as tell:
-        tell("table1", Progress(1, 2, 3, "label"))
-    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+@pytest.fixture(params=["rich", "plain"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """With rich, and without."""
+    if request.param == "plain":
+        monkeypatch.setattr(console, "_console", lambda error: None)
+    return request.param
 
 
-def test_a_bar_for_each_stage_with_something_to_do() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with progress_bar(console) as tell:
-        tell("nothing", Progress(0, 0, 0, ""))
-        tell("table1", Progress(0, 200, 12, ""))
-        tell("table1", Progress(100, 200, 12, ""))
-        tell("a stage with a name that is rather too long", Progress(1, 4, 3, ""))
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    screen = io.StringIO()
+    shown = Console(file=screen, force_terminal=True, width=100, color_system="standard")
+    monkeypatch.setattr(console, "_console", lambda error: shown)
+    return screen
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "[bold]",
+        "[/]",
+        "\\[bold]",
+        "\\",
+        "[x][",
+        ":smile:",
+        "[link=https://x]y[/link]",
+        "a\u200cb",
+        "日本",
+        "%s {}",
+    ],
+)
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    console.show(f"[bold]Wrote[/] {console.safe(name)}[dim]![/]")
+    assert capsys.readouterr().out == f"Wrote {name}!\n"
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("\x9b31m", r"\x9b31m"),
+        ("two\nlines\r", r"two\nlines\r"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),
+        ("caf\udce9", r"caf\udce9"),
+        ("\x00[red]", r"\x00[red]"),
+    ],
+)
+def test_nothing_steers_the_terminal(capsys: pytest.CaptureFixture[str], name: str, shown: str) -> None:
+    console.show(console.safe(name))
+    console.table(["Name"], [[name]])
+    console.facts([(name, name)])
+    console.complain(name.replace("\n", ""))
+    printed = capsys.readouterr()
+    assert printed.out.count(shown) == 4
+    for text in (printed.out.replace("\n", ""), printed.err.replace("\n", "")):
+        assert text.isprintable()
+
+
+def test_markup_sets_the_style(terminal: io.StringIO) -> None:
+    console.show("[bold]Next:[/] go")
+    assert terminal.getvalue() == "\x1b[1mNext:\x1b[0m go\n"
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_table_has_its_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
+    console.table(["Name", "Nodes", "Files"], [["cora", "2,708", "found"], ["日本", "5", "-"]], left=(0, 2))
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "Name  Nodes  Files",
+        "──────────────────",
+        "cora  2,708  found",
+        "日本      5  -",
+        "",
+    ]
+
+
+@pytest.mark.usefixtures("kind")
+def test_long_facts_go_on_below_themselves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    console.facts([("nodes", "400"), ("features", "age, income, job, abroad, zip, phone")])
+    assert capsys.readouterr().out.splitlines() == [
+        "nodes     400",
+        "features  age, income, job,",
+        "          abroad, zip, phone",
+    ]
+
+
+def test_a_bar_for_each_stage(terminal: io.StringIO) -> None:
+    with console.progress() as tell:
+        tell("table1", 0, 200, "12 trials to train", "layer-epochs")
+        tell("table1", 100, 200, "cora", "layer-epochs")
+        tell("a stage with a name that is rather too long", 1, 4, "\x1b[31mred")
+        tell("writing", 0, None)
+    printed = terminal.getvalue()
     assert "table1" in printed
     assert "50%" in printed
-    assert "12 trials" in printed
-    assert "nothing" not in printed
-    assert "a stage with a name that is…" in printed
+    assert "a stage with a name that is rat…" in printed
+    assert r"\x1b[31mred" in printed
+    assert "writing" not in printed.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("kind")
+def test_lines_tell_the_rate_and_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 1.0, 20.0, 21.0, 22.0, 41.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with console.progress() as tell:
+        tell("table1", 0, 1000, "50 trials to train", "layer-epochs")
+        for done in (10, 400):
+            tell("table1", done, 1000, "cora GCN depth=2", "layer-epochs")
+        tell("Choosing", 0, None)
+        for done in (1, 2):
+            tell("Choosing", done, 4, "SGC, depth 2")
+    assert capsys.readouterr().out.splitlines() == [
+        "table1: 50 trials to train",
+        "table1: 40.0%, 20 layer-epochs a second, 0.5 min left; cora GCN depth=2",
+        "Choosing …",
+        "Choosing: 50.0%, 0.3 min left; SGC, depth 2",
+    ]
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_closed_pipe_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(console.OutputClosed):
+        console.show("text")

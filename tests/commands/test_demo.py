@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,17 @@ def test_it_shows_a_table_against_the_paper_and_a_figure(
     assert "trained in" in printed
     assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
     assert "by an earlier call" in capsys.readouterr().out
+
+
+def test_without_matplotlib_there_is_no_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RUNS": 1, "EPOCHS": 2, "DEPTHS": (1,)}.items():
+        monkeypatch.setattr(demo, name, value)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
+    assert "Note: there is no figure" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.sqlite"]
 
 
 def test_help_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:

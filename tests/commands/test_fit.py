@@ -86,10 +86,11 @@ def test_the_report_has_the_numbers_of_the_predictions(run: tuple[Files, Path]) 
 
 def test_the_model_file_says_how_the_files_were_read(run: tuple[Files, Path]) -> None:
     facts = json.loads((run[1] / "model.json").read_text(encoding="utf-8"))
-    assert facts["columns"] == {"label": "risk"}
+    kinds = {column["name"]: column["kind"] for column in facts["encoder"]["columns"]}
+    assert (kinds["risk"], kinds["customer"], kinds["age"]) == ("label", "id", "number")
     assert facts["classes"] == ["high", "low"]
     assert facts["scaling"] == "columns"
-    assert "job=clerk" in facts["feature_names"]
+    assert kinds["job"] == "category"
 
 
 def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +175,8 @@ ALL_COLUMNS = ["age", "income", "job", "abroad"]
 
 # What is done to the files, which options change (None: left out), and what the error must say.
 BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None], str]] = {
+    "bad seed": (lambda f: None, {"--seed": str(2**64)}, f"seed is {2**64}; expected a whole number"),
+    "infinite scale": (lambda f: None, {"--scale": "1e300"}, "scale"),
     "unknown id": (
         lambda f: change(f.edges, "target\n", "target\nc0001,c9\n"),
         {},
@@ -198,7 +201,7 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
     "wrong delimiter": (lambda f: replace(f.nodes, ",", ";"), {}, "Pass --delimiter ';'"),
     "missing column": (lambda f: None, {"--label": "risks"}, "no column 'risks' (label)"),
     "no such file": (lambda f: f.edges.unlink(), {}, "there is no such file"),
-    "no edges": (lambda f: None, {"--edges": None}, "Pass --edges FILE"),
+    "no edges": (lambda f: None, {"--edges": None}, "Pass --edges …"),
     "no train node": (
         lambda f: write(f.nodes, *UNTRAINED),
         {"--split": "part"},
@@ -246,3 +249,13 @@ def test_a_folder_of_other_files_is_refused_before_any_work(
     (tmp_path / "thesis.tex").write_text("x")
     assert cli.main(["fit", "--nodes", "none.csv", "--label", "risk", "--out", str(tmp_path)]) == 1
     assert "holds files that no run wrote" in capsys.readouterr().err
+
+
+def test_files_in_the_folder_that_is_replaced_are_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("model.json", "predictions.csv"):
+        (tmp_path / name).write_text('{"format": 1, "pairnorm": "0.1"}')
+    nodes = str(tmp_path / "predictions.csv")
+    assert cli.main(["fit", "--nodes", nodes, "--label", "risk", "--out", str(tmp_path)]) == 1
+    assert f"would replace {nodes}, which is read" in capsys.readouterr().err

@@ -1,29 +1,84 @@
+import argparse
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from pairnorm.commands.options import read_graph, typed
+from pairnorm.commands.options import Command, add_command, columns_of, option, read_graph, refuse_inputs
 from pairnorm.errors import PairNormError
 
 
+def run(options: argparse.Namespace) -> None:
+    """Do it.
+
+    And more.
+    """
+
+
+@pytest.fixture
+def parser() -> Command:
+    commands = argparse.ArgumentParser().add_subparsers(parser_class=Command)
+    parser = add_command(commands, "do WHAT...", run, "pairnorm do a")
+    parser.add_argument("what", nargs="*")
+    parser.group("Columns", "ignore", "id", depth=option("N", "Depth.", 3))
+    return parser
+
+
+def test_the_help_is_made_of_the_docstring_the_options_and_the_example(parser: Command) -> None:
+    words = re.sub(r"\s+", " ", parser.format_help())
+    assert "pairnorm do WHAT... [options] Do it. And more." in words
+    assert "Columns: --ignore COLUMN Column to leave out. May be repeated." in words
+    assert "--depth N Depth. Default: 3." in words
+    assert words.endswith("Example: pairnorm do a ")
+
+
+def test_options_and_arguments_come_in_any_order(parser: Command) -> None:
+    found = parser.parse_args(["a", "--ignore", "x", "b", "--depth=2", "--ignore", "y", "c"])
+    assert found.what == ["a", "b", "c"]
+    assert columns_of(found) == {"ignore": ["x", "y"]}
+    assert found.depth == 2
+    assert parser.parse_args([]).depth == 3
+
+
+@pytest.mark.parametrize("value", ["-1", "-age", "--age", "-x y", "", "=a", "a=b"])
+def test_a_value_may_be_any_text(parser: Command, value: str) -> None:
+    assert parser.parse_args(["--ignore", value, "--id", "key"]).ignore == [value]
+    assert parser.parse_args([f"--ignore={value}"]).ignore == [value]
+
+
 @pytest.mark.parametrize(
-    ("python", "command_line"),
+    ("words", "message"),
     [
-        ("Pass ignore=['age'], or fit again.", "Pass --ignore age, or fit again."),
-        ("Pass delimiter=';'.", "Pass --delimiter ';'."),
-        ("or pass categorical=['zip code'].", "or pass --categorical 'zip code'."),
-        ("Pass edges=...", "Pass --edges FILE"),
-        ("choose model='SGC'.", "choose --model SGC."),
-        ("graph.npz: weight='amount' does not apply.", "graph.npz: --weight amount does not apply."),
-        ("nothing to change", "nothing to change"),
+        (["--ignor", "x"], "there is no option '--ignor'. Did you mean '--ignore'?"),
+        (["--id"], "argument --id: expected one argument"),
+        (["--id", "--ignore", "x"], "argument --id: expected one argument"),
+        (["--depth", "two"], "argument --depth: invalid int value: 'two'"),
     ],
 )
-def test_remedies_are_told_as_they_are_typed(python: str, command_line: str) -> None:
-    with pytest.raises(PairNormError) as caught, typed():
-        raise PairNormError(python)
-    assert str(caught.value) == command_line
+def test_a_wrong_command_line_is_explained(
+    parser: Command, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(words)
+    assert capsys.readouterr().err.splitlines() == [
+        "Usage: pairnorm do WHAT... [options]",
+        "Try 'pairnorm do --help'.",
+        f"Error: {message}",
+    ]
+
+
+def test_what_is_read_is_not_replaced(tmp_path: Path, raises) -> None:
+    nodes, other = tmp_path / "nodes.csv", tmp_path / "other.csv"
+    nodes.touch()
+    (tmp_path / "link.csv").symlink_to(nodes)
+    (tmp_path / "hard.csv").hardlink_to(nodes)
+    for out in (nodes, tmp_path / "link.csv", tmp_path / "hard.csv", tmp_path):
+        with raises("would-overwrite", value=str(out)):
+            refuse_inputs(out, None, nodes)
+    refuse_inputs(other, None, nodes)
+    other.touch()
+    refuse_inputs(other, nodes, tmp_path / "absent.csv")
 
 
 @pytest.mark.parametrize("delimiter", ["\t", ";", "|"])
@@ -31,9 +86,10 @@ def test_a_remedy_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter:
     nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
     nodes.write_text(f"id{delimiter}age\na{delimiter}31\nb{delimiter}25\n")
     edges.write_text(f"source{delimiter}target\na{delimiter}b\n")
+    options = argparse.Namespace(nodes=nodes, edges=edges)
     with pytest.raises(PairNormError) as caught:
-        read_graph(nodes, edges, {})
-    remedy = re.search(r"Pass (--delimiter .*)\.$", str(caught.value))
+        read_graph(options)
+    remedy = re.search(r"Pass (--delimiter .*)\.$", caught.value.typed())
     assert remedy
-    _, typed_in = shlex.split(remedy[1])
-    assert read_graph(nodes, edges, {"delimiter": typed_in}).features.tolist() == [[31], [25]]
+    _, options.delimiter = shlex.split(remedy[1])
+    assert read_graph(options).features.tolist() == [[31], [25]]

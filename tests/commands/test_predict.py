@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pandas
@@ -5,6 +6,8 @@ import pytest
 from written import Files, write_customers
 
 from pairnorm import cli
+from pairnorm.commands import console
+from pairnorm.commands import predict as module
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +118,51 @@ def test_a_difference_is_named_and_nothing_written(
     assert len(error.strip().splitlines()) <= 3
     assert out.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "p.csv"]
+
+
+@pytest.mark.parametrize("what", ["nodes", "edges", "model", "link"])
+def test_what_is_read_is_not_written_over(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    files, folder = run
+    (tmp_path / "link.csv").symlink_to(files.nodes)
+    paths = {"nodes": files.nodes, "edges": files.edges, "model": folder / "model.json"}
+    out = paths.get(what, tmp_path / "link.csv")
+    before = out.read_bytes()
+    assert predict(run, files.nodes, out) == 1
+    assert "which is read. Choose another place: --out …" in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
+def test_predictions_that_go_to_a_pipe_do_not_meet_what_is_said(
+    run: tuple[Files, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(module, "_predict", lambda options: console.show("said"))
+    assert predict(run, run[0].nodes, tmp_path / "pipe") == 0
+    assert predict(run, run[0].nodes, Path("/dev/stdout")) == 0
+    assert capsys.readouterr() == ("", "said\nsaid\n")
+    assert predict(run, run[0].nodes, tmp_path / "p.csv") == 0
+    assert capsys.readouterr() == ("said\n", "")
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write_customers(tmp_path)
+    text = files.nodes.read_text(encoding="utf-8")
+    files.nodes.write_text(text.replace("high", "\x1b]0;high\x07[red]"), encoding="utf-8")
+    run = files, tmp_path / "run"
+    options = ["--label", "risk", "--norm", "PN", "--depth", "4", "--scale", "30"]
+    assert cli.main(["fit", *files.options, *options, "--out", str(run[1])]) == 0
+    assert predict(run, files.nodes, tmp_path / "\x1b[31mp.csv") == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert r"\x1b]0;high\x07[red]" in printed
+    assert r"\x1b[31mp.csv" in printed
 
 
 def test_a_folder_without_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

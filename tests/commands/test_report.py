@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,15 @@ def test_tensorboard_that_is_not_installed(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_study(store)
-    monkeypatch.setattr("pairnorm.commands.report.find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     words = ["--store", str(store), "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "tb")]
     assert cli.main(["report", *words]) == 1
-    assert "pip install tensorboard" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "this needs tensorboard" in error
+    assert "pip install 'pairnorm[all]'" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_there_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,16 @@
+import subprocess
+import sys
+from functools import partialmethod
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from pairnorm import cli
+from pairnorm.errors import PairNormError
 from pairnorm.paper import runner as module
 from pairnorm.paper.runner import Outcome
+from pairnorm.train import Store
 
 TINY = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1", "--workers", "1"]
 
@@ -65,9 +71,12 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
     ("words", "message"),
     [
         (["tabel1"], "what to reproduce is 'tabel1'"),
-        (["table1", "--missing", "30"], "missing is 30; table1 has 0, 20, 40, 60, 80, 100%"),
-        (["table1", "--runs", "0"], "runs is 0; expected 1 or more"),
+        (["table1", "--missing", "30"], "missing is 30; "),
+        (["table1", "--runs", "0"], "runs is 0; expected"),
         (["table1", "--depths", "a"], "depths is 'a'"),
+        (["table1", "--workers", "0"], "workers is 0; expected a whole number, 1 or more"),
+        (["table1", "--device", "gpu7"], "device is 'gpu7'"),
+        (["table1", "--minutes", "nan"], "minutes is nan"),
     ],
 )
 def test_errors_leave_nothing_behind(
@@ -78,6 +87,79 @@ def test_errors_leave_nothing_behind(
     assert message in printed
     assert printed.count("\n") <= 3
     assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_download_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str, root: Path) -> NoReturn:
+        raise PairNormError(f"{name} cannot be fetched", code="unreachable")
+
+    monkeypatch.setattr("pairnorm.data.load", fail)
+    words = ["table1", "--dataset", "cora,citeseer", "--root", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert cli.main(["reproduce", *words]) == 1
+    assert "citeseer cannot be fetched" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_store_that_cannot_be_written_is_found_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.sqlite"
+    Store(path).close()
+    monkeypatch.setattr(Store, "__init__", partialmethod(Store.__init__, read_only=True))
+    assert cli.main(["reproduce", "table1", *TINY, "--store", str(path), "--out", str(tmp_path / "o")]) == 1
+    assert "and name it: --store …" in capsys.readouterr().err
+
+
+def test_options_may_stand_between_what_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["table1", *TINY, "table2", "--minutes", "0", "--missing", "0", "--out", str(tmp_path)]
+    assert cli.main(["reproduce", *words]) == 0
+    assert "pairnorm reproduce table1 table2 --dataset cora" in capsys.readouterr().out
+
+
+BLOCKED = [
+    "typer", "rich", "rich_argparse", "pandas", "matplotlib", "torch_geometric", "pyarrow", "tensorboard",
+    "networkx", "platformdirs", "sklearn", "pooch", "pydantic", "safetensors", "numba",
+]  # fmt: skip
+
+
+def run_bare(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command where only torch, numpy and scipy are installed, as on a machine with an accelerator."""
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({BLOCKED!r}))
+from pairnorm.cli import main
+sys.exit(main({list(words)!r}))
+"""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+def test_the_core_shows_the_graphs(tmp_path: Path) -> None:
+    done = run_bare("datasets", "--root", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "cora          2,708   5,429" in done.stdout
+    assert "[" not in done.stdout
+
+
+def test_the_core_reproduces(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1,2", "--missing", "100"]
+    done = run_bare("reproduce", "table1", *words, "--workers", "1", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "table1: 12 trials to train" in done.stdout
+    assert "0.745" in done.stdout  # the paper's
+    assert (out / "table1.csv").is_file()
+
+
+def test_the_core_names_what_else_a_command_needs(tmp_path: Path) -> None:
+    for name, text in (("n.csv", "id,age,risk\na,1,low\nb,2,high\n"), ("e.csv", "source,target\na,b\n")):
+        (tmp_path / name).write_text(text)
+    files = ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
+    done = run_bare("fit", *files, "--label", "risk", "--out", str(tmp_path / "run"))
+    assert done.returncode == 1
+    assert "pip install 'pairnorm[all]'" in done.stderr
+    assert done.stderr.count("\n") <= 3
 
 
 def test_nothing_named_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,12 @@
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairnorm.data.adjacency import EdgeCounts, symmetric_adjacency
+from pairnorm.data.adjacency import EdgeCounts, check_adjacency, check_csr, symmetric_adjacency
 
 Edges = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 9)), max_size=40)
 
@@ -21,8 +24,8 @@ def test_it_equals_a_dense_matrix_filled_by_hand(edges: list[tuple[int, int, int
     np.testing.assert_array_equal(plain.to_dense().numpy(), expected > 0)
 
     directed = {(a, b) for a, b, _ in edges if a != b}
+    assert plain.values().numel() == 2 * len({frozenset(pair) for pair in directed})
     assert counts == EdgeCounts(
-        distinct=len({frozenset(pair) for pair in directed}),
         self_loops=sum(a == b for a, b, _ in edges),
         duplicates=sum(a != b for a, b, _ in edges) - len(directed),
         one_way=sum((b, a) not in directed for a, b in directed),
@@ -43,5 +46,62 @@ def test_columns_are_in_order_within_every_row() -> None:
 
 
 def test_notes_count_and_agree_in_number() -> None:
-    notes = EdgeCounts(distinct=5, self_loops=1, duplicates=2, one_way=0, isolated=1200).notes()
+    notes = EdgeCounts(self_loops=1, duplicates=2, one_way=0, isolated=1200).notes()
     assert notes == ("1 self-loop was dropped", "2 repeated edges were merged", "1,200 nodes have no edge")
+
+
+@pytest.mark.parametrize(
+    ("dense", "code"),
+    [
+        ([[0, 1, 0], [0, 0, 1], [0, 1, 0]], "not-symmetric"),
+        ([[0, 1, 0], [2, 0, 1], [0, 1, 0]], "not-symmetric"),
+        ([[1, 1, 0], [1, 0, 1], [0, 1, 0]], "self-loop"),
+    ],
+)
+def test_an_adjacency_that_counts_edges_wrongly_is_refused(
+    dense: list[list[float]], code: str, raises: Callable
+) -> None:
+    with raises(code):
+        check_adjacency(torch.tensor(dense, dtype=torch.float32).to_sparse_csr())
+
+
+def test_the_order_within_a_row_does_not_matter_but_repeats_do(raises: Callable) -> None:
+    def matrix(crow: list[int], column: list[int]) -> torch.Tensor:
+        return torch.sparse_csr_tensor(crow, column, torch.ones(len(column)), (3, 3), check_invariants=False)
+
+    check_adjacency(matrix([0, 2, 3, 4], [2, 1, 0, 0]))
+    with raises("repeated-edge"):
+        check_adjacency(matrix([0, 2, 4, 4], [1, 1, 0, 0]))
+
+
+@given(Edges)
+def test_what_we_make_ourselves_passes(edges: list[tuple[int, int, int]]) -> None:
+    listed = np.array(edges, dtype=np.int64).reshape(-1, 3)
+    check_adjacency(symmetric_adjacency(listed[:, 0], listed[:, 1], 7, listed[:, 2])[0])
+
+
+@pytest.mark.parametrize(
+    ("starts", "indices", "entries", "columns"),
+    [
+        ([0, 10**9, -1], [0, 1], 2, 2),
+        ([1, 1, 2], [0, 1], 2, 2),
+        ([0, 2, 1], [0], 1, 2),
+        ([0, 1], [0], 1, 2),
+        ([0, 1, 2], [0, 1], 3, 2),
+        ([0, 1, 2], [0, 2], 2, 2),
+        ([0, 1, 2], [0, -1], 2, 2),
+        ([0.0, 1.0, 2.0], [0, 1], 2, 2),
+        ([0, 1, 2], [[0], [1]], 2, 2),
+        ([0, 1, 2], [0, 1], 2, 10**15),
+        # Differences of these overflow and look as if the rows only grew.
+        ([0, 2**63 - 1, -2, 2], [0, 1], 2, 2),
+    ],
+)
+def test_pieces_that_lie_are_no_matrix(
+    starts: list[int], indices: list[int], entries: int, columns: int, raises: Callable
+) -> None:
+    rows = 3 if len(starts) == 4 else 2
+    for kind in (np.array, torch.tensor):
+        with raises("broken-matrix"):
+            check_csr("x", kind(starts), kind(indices), entries, (rows, columns))
+    check_csr("x", np.array([0, 1, 2]), np.array([1, 0], dtype=np.uint8), 2, (2, 2))

@@ -1,10 +1,12 @@
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from pairnorm.data import Graph, Split
+from pairnorm.data import graph as graph_module
 from pairnorm.errors import PairNormError
 
 
@@ -168,3 +170,54 @@ def test_numpy_and_torch_edges_are_the_same() -> None:
     first, second = Graph.from_edges(edges), Graph.from_edges(torch.from_numpy(edges))
     assert torch.equal(first.edge_index, second.edge_index)
     assert first.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+
+
+def test_edges_are_counted_truly(small: Graph, raises: Callable) -> None:
+    one_way = torch.triu(torch.ones(5, 5), 1).to_sparse_csr()
+    with raises("not-symmetric"):
+        Graph(one_way, torch.ones(5, 1))
+    with raises("not-symmetric"):
+        small.replace(adjacency=one_way)
+    with raises("self-loop"):
+        Graph(torch.eye(5).to_sparse_csr(), torch.ones(5, 1))
+
+
+def test_an_adjacency_is_checked_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.Tensor] = []
+    monkeypatch.setattr(graph_module, "check_adjacency", calls.append)
+    for same in (small.replace(name="b"), small.with_split(small.split), small.to("cpu")):
+        assert same.num_edges == 4
+    assert not calls
+    Graph(small.adjacency, small.features)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"edge_index": [[0], [10**12]]},
+        {"edge_index": [[0], [1]], "num_nodes": 10**12},
+        {"edge_index": [[0], [1]], "labels": [0, 1, 1, 10**12]},
+        {"edge_index": [[0], [1]], "labels": [0, 10**18]},
+    ],
+)
+def test_numbers_that_claim_more_than_there_is_are_refused(
+    arguments: dict[str, object], raises: Callable
+) -> None:
+    with raises("out-of-range"):
+        Graph.from_edges(**arguments)  # type: ignore[arg-type]
+
+
+def test_what_is_inside_comes_as_data(small: Graph) -> None:
+    facts = dict(small.describe())
+    assert facts["nodes"] == "5"
+    assert facts["homophily"] == "0.667: 2 of 3 edges between labelled nodes join one class"
+    assert small.replace(notes=("odd",)).describe()[-1] == ("note", "odd")
+
+
+def test_other_names_need_another_encoder(small: Graph) -> None:
+    named = small.replace(feature_names=("a", "b", "c"))
+    assert [column.name for column in named.encoder.columns] == ["a", "b", "c"]
+    assert named.replace(feature_names=None).encoder is None
+    assert named.replace(feature_names=("x", "y", "z")).encoder.feature_names == ("x", "y", "z")
+    assert named.with_split(small.split).encoder is named.encoder

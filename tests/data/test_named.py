@@ -1,6 +1,7 @@
 import io
 import pickle
 import shutil
+import sys
 from hashlib import sha256
 from pathlib import Path
 from urllib.error import URLError
@@ -70,7 +71,7 @@ def test_without_a_network_the_error_says_which_files_are_wanted_where(tmp_path:
     assert "Name or service not known" in message
     assert "PAIRNORM_DATA" in message
     assert message.count("\n") <= 2
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_an_address_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,21 +92,46 @@ class Reply:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def read(self) -> bytes:
-        return self.contents
+    def read(self, most: int) -> bytes:
+        return self.contents[:most]
 
 
 def test_what_comes_is_kept_only_if_it_is_the_right_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
-    with pytest.raises(PairNormError, match="what came is not the file"):
+    with pytest.raises(PairNormError, match="does not match the known hash"):
         fetch(tmp_path, [NAME], "https://example.org")
     assert not (tmp_path / NAME).exists()
     monkeypatch.setitem(SHA256, NAME, sha256(b"graph").hexdigest())
     fetch(tmp_path, [NAME], "https://example.org")
     assert [path.name for path in (tmp_path / NAME).parent.iterdir()] == ["ms_academic_cs.npz"]
     assert (tmp_path / NAME).read_bytes() == b"graph"
+
+
+def test_a_reply_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 3)
+    monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
+    with pytest.raises(PairNormError, match="larger than 3 bytes"):
+        fetch(tmp_path, [NAME], "https://example.org")
+
+
+def test_a_reply_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from threading import Event
+
+    drips = Reply(b"")
+    monkeypatch.setattr(drips, "read", lambda most: Event().wait(5), raising=False)
+    monkeypatch.setattr(module, "SECONDS_IN_ALL", 0.05)
+    monkeypatch.setattr(module, "urlopen", lambda *_, **__: drips)
+    with pytest.raises(PairNormError, match=r"not done within 0\.05 seconds"):
+        fetch(tmp_path, [NAME], "https://example.org")
+
+
+def test_without_pooch_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(PairNormError, match=r"pip install 'pairnorm\[all\]'") as caught:
+        fetch(tmp_path, [NAME], "https://example.org")
+    assert caught.value.code == "file-missing"
 
 
 @pytest.mark.usefixtures("offline")
@@ -121,7 +147,7 @@ def test_a_folder_that_cannot_be_written_leads_to_the_same_remedy(
     monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
     monkeypatch.setitem(SHA256, NAME, sha256(b"graph").hexdigest())
     (tmp_path / "Coauthor").touch()
-    with pytest.raises(PairNormError, match=r"(?s)cannot be written.*PAIRNORM_DATA"):
+    with pytest.raises(PairNormError, match=r"(?s)Not a directory.*PAIRNORM_DATA"):
         fetch(tmp_path, [NAME], "https://example.org")
 
 

@@ -56,7 +56,7 @@ def test_per_class_asks_for_what_is_there() -> None:
         per_class(torch.tensor([-1, -1]), 1)
     with pytest.raises(PairNormError, match="count is 0"):
         per_class(labels, 0)
-    with pytest.raises(PairNormError, match="validation is 9; train leaves 2"):
+    with pytest.raises(PairNormError, match="validation is 9; expected a whole number, from 0 to 2"):
         per_class(labels, 1, validation=9)
     with pytest.raises(PairNormError, match=r"train is 0\.8 and validation 0\.4"):
         random_split(labels, 0.8, 0.4)

@@ -10,9 +10,7 @@ from pairnorm.data.tables import (
     EMPTY,
     Ends,
     Source,
-    as_text,
     node_names,
-    numbers,
     open_table,
     read_blocks,
     read_edges,
@@ -125,15 +123,15 @@ def test_blocks_cover_all_rows(write: Write) -> None:
     ],
 )
 def test_text(cells: list[object], expected: list[object]) -> None:
-    assert as_text(pandas.Series(cells)).tolist() == expected
+    assert Source("t", ("x",)).text("x", pandas.Series(cells)).tolist() == expected
 
 
 def test_numbers_keep_what_is_empty_apart() -> None:
     source = Source("t", ("x",))
     for column in ([1, None, 3.5], ["1", None, "3.5"], pandas.array([1, None, 3.5], dtype="Float64")):
-        np.testing.assert_array_equal(numbers(source, "x", pandas.Series(column)), [1, np.nan, 3.5])
-    np.testing.assert_array_equal(numbers(source, "x", pandas.Series([True, False, None])), [1, 0, np.nan])
-    assert numbers(source, "x", pandas.Series(["red", None])) is None
+        np.testing.assert_array_equal(source.numbers("x", pandas.Series(column)), [1, np.nan, 3.5])
+    np.testing.assert_array_equal(source.numbers("x", pandas.Series([True, False, None])), [1, 0, np.nan])
+    assert source.numbers("x", pandas.Series(["red", None])) is None
 
 
 @pytest.mark.parametrize(
@@ -147,28 +145,28 @@ def test_numbers_keep_what_is_empty_apart() -> None:
 )
 def test_what_is_no_number_is_named(cells: object, message: str) -> None:
     with pytest.raises(PairNormError, match=message):
-        numbers(Source("t", ("x",)), "x", pandas.Series(cells), first=10)  # type: ignore[call-overload]
+        Source("t", ("x",)).numbers("x", pandas.Series(cells), first=10)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("empty", EMPTY)
 def test_words_for_nothing_are_empty_among_numbers_only(empty: str) -> None:
     source = Source("t", ("x",))
-    np.testing.assert_array_equal(numbers(source, "x", pandas.Series(["1.5", empty])), [1.5, np.nan])
-    np.testing.assert_array_equal(numbers(source, "x", pandas.Series([empty, None])), [np.nan, np.nan])
-    assert numbers(source, "x", pandas.Series(["red", empty])) is None
+    np.testing.assert_array_equal(source.numbers("x", pandas.Series(["1.5", empty])), [1.5, np.nan])
+    np.testing.assert_array_equal(source.numbers("x", pandas.Series([empty, None])), [np.nan, np.nan])
+    assert source.numbers("x", pandas.Series(["red", empty])) is None
 
 
 def test_truths_are_numbers_however_they_are_written() -> None:
     source = Source("t", ("x",))
     for column in (["TRUE", "FALSE", "NA"], ["true", "false", None], [True, False, None]):
-        np.testing.assert_array_equal(numbers(source, "x", pandas.Series(column)), [1, 0, np.nan])
-    assert numbers(source, "x", pandas.Series(["true", "false", "unknown"])) is None
+        np.testing.assert_array_equal(source.numbers("x", pandas.Series(column)), [1, 0, np.nan])
+    assert source.numbers("x", pandas.Series(["true", "false", "unknown"])) is None
 
 
 def test_cells_that_are_lists_are_named() -> None:
     for cells in ([[1, 2], [3, 4]], [1.0, np.ones(2)], ["1", {"a": 1}]):
         with pytest.raises(PairNormError, match=r"t, row .: column 'x' holds a \w+; expected a number"):
-            numbers(Source("t", ("x",)), "x", pandas.Series(cells))
+            Source("t", ("x",)).numbers("x", pandas.Series(cells))
 
 
 Write_names = Callable[[str, str], Path]
@@ -206,9 +204,8 @@ def test_ends_are_found(write: Write_names, names: np.ndarray, monkeypatch: pyte
     monkeypatch.setattr(tables.read_blocks, "__defaults__", ((), 2))
     last = names[2]
     edges = open_table(write("edges.csv", f"a,b,w\n5,7,1\n7,{last},2.5\n{last},5,3\n"))
-    source, target, weights = read_edges(edges, Ends("a", "b"), names, "w")
-    assert source.tolist() == [0, 1, 2]
-    assert target.tolist() == [1, 2, 0]
+    ends, weights = read_edges(edges, Ends("a", "b"), names, "w")
+    assert ends.tolist() == [[0, 1, 2], [1, 2, 0]]
     assert weights is not None
     assert weights.tolist() == [1, 2.5, 3]
 
@@ -245,7 +242,45 @@ def test_a_file_without_a_header_is_noticed(write: Write_names) -> None:
 
 
 def test_no_edges_are_fine(write: Write_names) -> None:
-    source, target, weights = read_edges(
-        open_table(write("e.csv", "a,b\n")), Ends("a", "b"), np.array([1]), None
-    )
-    assert (source.tolist(), target.tolist(), weights) == ([], [], None)
+    ends, weights = read_edges(open_table(write("e.csv", "a,b\n")), Ends("a", "b"), np.array([1]), None)
+    assert (ends.tolist(), weights) == ([[], []], None)
+
+
+def test_cells_longer_than_csv_allows_are_quoted_in_part(write: Write, raises: Callable) -> None:
+    long = "x" * 200_000
+    path = write("t.csv", f"id,text\na,{long}\n{long},b\n{long},c\n")
+    table = open_table(path)
+    (frame,) = read_blocks(table, rows=None)
+    with raises("duplicate-id", value=long) as caught:
+        node_names(table, "id", frame["id"])
+    assert "t.csv, line 4: id 'xxx" in str(caught.value)
+    assert len(str(caught.value)) < 250
+    with raises("unknown-column") as caught:
+        table.column("label", long)
+    assert len(str(caught.value)) < 250
+
+
+def test_whole_numbers_of_parquet_stay_exact_beside_an_empty_cell(tmp_path: Path) -> None:
+    numbers = [9007199254740993, 9007199254740992, None]
+    pandas.DataFrame({"id": pandas.array(numbers, dtype="Int64")}).to_parquet(tmp_path / "t.parquet")
+    table = open_table(tmp_path / "t.parquet")
+    (frame,) = read_blocks(table)
+    assert table.text("id", frame["id"]).tolist() == ["9007199254740993", "9007199254740992", None]
+    assert table.numbers("id", frame["id"]).tolist()[2] is not None
+
+
+def test_bytes_of_parquet_are_text_or_refused(tmp_path: Path, raises: Callable) -> None:
+    frame = pandas.DataFrame({"id": [b"a", "b\u00fc".encode()], "x": [b"\xff\xfe", b"1"]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    table = open_table(tmp_path / "t.parquet")
+    (found,) = read_blocks(table)
+    assert table.text("id", found["id"]).tolist() == ["a", "b\u00fc"]
+    for read in (table.text, table.numbers):
+        with raises("not-a-cell", value="x", options={"ignore": ["x"]}):
+            read("x", found["x"])
+
+
+def test_time_grows_with_the_number_of_columns_and_not_with_its_square(write: Write) -> None:
+    names = [f"c{number}" for number in range(30_000)]
+    path = write("t.csv", ",".join(names) + "\n" + ",".join(["1"] * 30_000) + "\n")
+    assert open_table(path).columns == tuple(names)

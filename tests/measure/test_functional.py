@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pairnorm.errors import PairNormError
 from pairnorm.measure import (
     Estimate,
     apd,
@@ -160,8 +159,8 @@ def test_an_estimate_of_nothing_is_zero(measure):
 
 @pytest.mark.parametrize("measure", [row_diff, col_diff])
 @pytest.mark.parametrize("sample", [1, 0, -3, 2.5, True])
-def test_unusable_samples_are_named(measure, sample):
-    with pytest.raises(PairNormError, match=f"sample is {sample}; expected a number of pairs"):
+def test_unusable_samples_are_named(raises, measure, sample):
+    with raises("not-a-whole-number", value=sample):
         measure(torch.randn(4, 3), sample=sample)
 
 
@@ -231,8 +230,8 @@ def test_a_seed_repeats_its_pairs_and_leaves_the_global_numbers_alone():
 
 
 @pytest.mark.parametrize(("nodes", "count"), [(0, 1), (3, -1)])
-def test_impossible_draws_are_named(nodes, count):
-    with pytest.raises(PairNormError, match=f"cannot draw {count} pairs of {nodes} nodes"):
+def test_impossible_draws_are_named(raises, nodes, count):
+    with raises("not-a-whole-number"):
         random_pairs(nodes, count)
 
 
@@ -265,26 +264,26 @@ def test_near_equal_rows_far_from_zero_keep_their_distances():
 
 
 @pytest.mark.parametrize("measure", [apd, apsd])
-def test_no_pairs_have_no_average(measure):
+def test_no_pairs_have_no_average(raises, measure):
     x = torch.randn(4, 2)
     none = torch.empty(2, 0, dtype=torch.int64)
     assert pair_distances(x, none).shape == (0,)
-    with pytest.raises(PairNormError, match="pairs is empty"):
+    with raises("no-pairs"):
         measure(x, none)
 
 
 @pytest.mark.parametrize(
-    ("pairs", "message"),
+    ("pairs", "code"),
     [
-        (torch.tensor([[0, 1], [1, 4]]), "pairs holds the node 4, but x has 4 nodes"),
-        (torch.tensor([[0, -1], [1, 2]]), "pairs holds the node -1"),
-        (torch.zeros(3, 2, dtype=torch.int64), r"pairs is \[3, 2\] of torch.int64; expected"),
-        (torch.zeros(2, 2), r"pairs is \[2, 2\] of torch.float32; expected"),
-        ([(0, 1)], "of list; expected an integer tensor"),
+        (torch.tensor([[0, 1], [1, 4]]), "out-of-range"),
+        (torch.tensor([[0, -1], [1, 2]]), "out-of-range"),
+        (torch.zeros(3, 2, dtype=torch.int64), "wrong-shape"),
+        (torch.zeros(2, 2), "wrong-shape"),
+        ([(0, 1)], "wrong-shape"),
     ],
 )
-def test_unusable_pairs_are_named(pairs, message):
-    with pytest.raises(PairNormError, match=message):
+def test_unusable_pairs_are_named(raises, pairs, code):
+    with raises(code):
         pair_distances(torch.randn(4, 2), pairs)
 
 
@@ -347,15 +346,15 @@ def test_no_edges_no_energy():
 
 
 @pytest.mark.parametrize("kind", ["cora", "rw"])
-def test_unknown_laplacians_are_named(kind):
-    with pytest.raises(PairNormError, match=f"laplacian is '{kind}'; expected one of 'sym', 'combinatorial'"):
+def test_unknown_laplacians_are_named(raises, kind):
+    with raises("unknown-choice", value=kind):
         dirichlet_energy(torch.randn(3, 2), torch.zeros(3, 3), kind)
 
 
-def test_negative_weights_and_foreign_nodes_are_named():
-    with pytest.raises(PairNormError, match="weight -1; expected weights >= 0"):
+def test_negative_weights_and_foreign_nodes_are_named(raises):
+    with raises("out-of-range", value=-1):
         dirichlet_energy(torch.randn(2, 2), torch.tensor([[0.0, -1.0], [-1.0, 0.0]]))
-    with pytest.raises(PairNormError, match="adjacency holds the node 3, but x has 3 nodes"):
+    with raises("out-of-range", value=3):
         dirichlet_energy(torch.randn(3, 2), torch.tensor([[0], [3]]))
 
 
@@ -399,8 +398,8 @@ def test_opposite_rows_reach_the_largest_value():
     torch.testing.assert_close(mean_average_distance(torch.tensor([[1.0], [-1.0]])), torch.tensor(2.0))
 
 
-def test_mad_to_no_neighbours_is_named():
-    with pytest.raises(PairNormError, match="adjacency has no edges"):
+def test_mad_to_no_neighbours_is_named(raises):
+    with raises("no-pairs"):
         mean_average_distance(torch.randn(3, 2), torch.eye(3))
 
 

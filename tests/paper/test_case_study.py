@@ -1,5 +1,6 @@
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +8,6 @@ import torch
 from synthetic import layers
 
 from pairnorm.data import Graph, csbm, features_after
-from pairnorm.errors import PairNormError
 from pairnorm.paper.case_study import (
     BINS,
     Layers,
@@ -104,11 +104,18 @@ def test_the_file_keeps_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["{", "[1]", '{"cora SGC depth=2": {"other": 1}}', '{"cora SGC depth=2": 3}']
 )
-def test_a_file_that_is_no_case_study(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_case_study(raises: Any, tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.case-study.json"
     path.write_text(text)
-    with pytest.raises(PairNormError, match="no case study"):
+    with raises("file-damaged", value=path):
         read_layers(path)
+
+
+def test_stores_whose_names_begin_alike_have_a_file_each(tmp_path: Path) -> None:
+    names = ["r.a.sqlite", "r.b.sqlite", "r.sqlite", "r.a", "r.a.sqlite.csv", ".sqlite"]
+    files = [file_beside(tmp_path / name).name for name in names]
+    assert files[:3] == ["r.a.case-study.json", "r.b.case-study.json", "r.case-study.json"]
+    assert files[3:] == ["r.a.case-study.json", "r.a.case-study.json", ".sqlite.case-study.json"]
 
 
 SPECS = [spec for place in CASE_STUDY.places() for spec in CASE_STUDY.candidates(place)]

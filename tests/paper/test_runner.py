@@ -6,23 +6,27 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pairnorm import cli
+from pairnorm.measure import MEASURES
 from pairnorm.paper import runner as module
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
-from pairnorm.paper.experiments import EXPERIMENTS, TUNED
-from pairnorm.paper.runner import Lines, main
-from pairnorm.train import Progress, Spec, Store
-from pairnorm.train.engine import MEASURES
+from pairnorm.paper.experiments import CASE_STUDY, TUNED, Experiment, Selection
+from pairnorm.paper.report import write_outputs
+from pairnorm.paper.results import Results
+from pairnorm.paper.runner import Outcome, count_lacking, reproduce
+from pairnorm.train import Spec, Store
 
-TINY = ["--dataset", "cora", "--runs", "2", "--epochs", "30", "--depths", "1", "--missing", "0,100"]
+SMALL = {"datasets": ("cora",), "runs": 2, "epochs": 30, "depths": (1,), "missing": (0, 100)}
+TINY = Selection(("table1",), **SMALL)  # type: ignore[arg-type]
 TRIALS = 2 * 2 * 6  # runs, missing rates, SGC and 5 scales of SGC-PN
 
 
-def command(*words: str | Path) -> list[str]:
-    return [sys.executable, "-m", *map(str, words)]
+def train(path: Path, *experiments: Experiment, **options: Any) -> Outcome:
+    with Store(path) as store:
+        return reproduce(experiments, store, device="cpu", **options)
 
 
 def count(path: Path) -> int:
@@ -34,9 +38,18 @@ def count(path: Path) -> int:
 
 def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed.sqlite", tmp_path / "whole.sqlite"
-    words = ["pairnorm.paper.runner", "table1", *TINY, "--workers", "2", "--store"]
+    program = f"""
+from pairnorm.paper.experiments import Selection
+from pairnorm.paper.runner import reproduce
+from pairnorm.train import Store
+with Store({str(killed)!r}) as store:
+    reproduce(Selection(("table1",), **{SMALL!r}).experiments(), store, device="cpu", workers=2)
+"""
     process = subprocess.Popen(
-        command(*words, killed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-c", program],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     while not count(killed):
         assert process.poll() is None, "finished before it could be killed"
@@ -56,44 +69,37 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path) -
     else:
         pytest.fail("workers outlive the process that was killed")
 
-    resumed = subprocess.run(command(*words, killed), capture_output=True, text=True, check=True)
-    assert f"{TRIALS - kept} trials trained, 0 left" in resumed.stdout
-    assert main(["table1", *TINY, "--workers", "1", "--store", str(whole)]) == 0
+    assert train(killed, *TINY.experiments(), workers=2) == Outcome(TRIALS - kept, 0)
+    assert train(whole, *TINY.experiments(), workers=1) == Outcome(TRIALS, 0)
     assert count(killed) == count(whole) == TRIALS
-
-    report = command("pairnorm", "report", "--store", killed, "--out", tmp_path / "a", *TINY)
-    printed = subprocess.run(report, capture_output=True, text=True, check=True).stdout
-    assert "table1: 4 of 4 places filled" in printed
-    assert cli.main(["report", "--store", str(whole), "--out", str(tmp_path / "b"), *TINY]) == 0
+    for path in (killed, whole):
+        write_outputs(["table1"], Results.read(path), {}, TINY, tmp_path / path.stem)
     for name in ("table1.csv", "table1.tex"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_no_time_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = tmp_path / "s.sqlite"
-    assert main(["table1", *TINY, "--minutes", "0", "--store", str(store)]) == 0
-    printed = capsys.readouterr().out
-    assert f"0 trials trained, {TRIALS} left" in printed
-    assert "The same command goes on from here." in printed
+def test_no_time_is_left(tmp_path: Path) -> None:
+    assert train(tmp_path / "s.sqlite", *TINY.experiments(), minutes=0) == Outcome(0, TRIALS)
 
 
-def test_a_search_goes_on_to_its_second_stage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_goes_on_to_its_second_stage(tmp_path: Path) -> None:
     smaller = {"SGC-tuned": {"model": "SGC", "depth": 1, "learning_rate": (0.005, 0.2)}}
-    monkeypatch.setitem(EXPERIMENTS, "tuned", replace(TUNED, methods=smaller))
-    words = ["tuned", "--dataset", "cora", "--missing", "100", "--runs", "3", "--epochs", "2"]
-    assert main([*words, "--workers", "1", "--store", str(tmp_path / "s.sqlite")]) == 0
+    search = replace(TUNED, methods=smaller).narrowed(datasets=["cora"], missing=[100], runs=3, epochs=2)
+    assert search is not None
     # Two settings once, then the two other runs of the better one.
-    assert "4 trials trained, 0 left" in capsys.readouterr().out
+    assert train(tmp_path / "s.sqlite", search, workers=1) == Outcome(4, 0)
+    with Store(tmp_path / "s.sqlite") as store:
+        assert count_lacking([search], store) == 0
+        assert count_lacking([replace(search, missing={100: 5})], store) == 2
 
 
 def test_measures_are_taken_for_figure_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("row_diff", "col_diff"):  # the true ones take seconds
-        monkeypatch.setitem(MEASURES, name, lambda state: state.abs().amax((0, -1)))
+        quick = MEASURES[name]._replace(function=lambda state: state.abs().amax((0, -1)))
+        monkeypatch.setitem(MEASURES, name, quick)
     path = tmp_path / "s.sqlite"
-    words = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1", "--workers", "1"]
-    assert main(["figure1", "table1", *words, "--missing", "0", "--store", str(path)]) == 0
+    both = Selection(("figure1", "table1"), ("cora",), runs=1, epochs=2, depths=(1,), missing=(0,))
+    train(path, *both.experiments(), workers=1)
     with Store(path) as store:
         cells = store.cells()
     assert len(cells) == 12
@@ -109,58 +115,47 @@ def test_the_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
         return Layers(0.5, {}, {}, {}, {})
 
     monkeypatch.setattr(module, "measure_layers", fake)
-    words = ["case-study", "--store", str(tmp_path / "s.sqlite"), "--device", "cpu"]
-    assert main(words) == main(words) == 0
-    assert len(asked) == len(read_layers(file_beside(tmp_path / "s.sqlite"))) == 6
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["tabel1"], "Did you mean 'table1'"),
-        (["table1", "--dataset", "corra"], "Did you mean 'cora'"),
-        (["table1", "--depths", "two"], "depths is 'two'"),
-        (["table1", "--device", "tpu3"], "expected 'auto', 'cpu' or 'cuda'"),
-    ],
-)
-def test_errors_are_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert main([*words, "--store", str(tmp_path / "s.sqlite")]) == 1
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert printed.count("\n") == 1
-
-
-def test_ctrl_c_says_what_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "reproduce", stop)
-    assert main(["table1", "--store", str(tmp_path / "s.sqlite")]) == 130
-    assert "goes on" in capsys.readouterr().out
+    path = tmp_path / "s.sqlite"
+    assert [train(path, CASE_STUDY), train(path, CASE_STUDY)] == [Outcome(6, 0), Outcome(0, 0)]
+    assert len(asked) == len(read_layers(file_beside(path))) == 6
 
 
 def test_it_needs_little_but_torch(tmp_path: Path) -> None:
     """The machine with the accelerator has no terminal library, no pandas and no matplotlib."""
-    blocked = ["typer", "rich", "pandas", "matplotlib", "pyarrow", "tensorboard", "networkx", "platformdirs"]
+    blocked = ["typer", "rich", "pandas", "matplotlib", "pyarrow", "tensorboard", "networkx", "platformdirs",
+               "sklearn", "torch_geometric"]  # fmt: skip
     program = f"""
 import sys
+from pathlib import Path
 sys.modules.update(dict.fromkeys({blocked!r}))
-from pairnorm.paper.runner import main
-words = ["table1", "--dataset", "cora", "--missing", "100", "--runs", "1", "--epochs", "1", "--depths", "1"]
-sys.exit(main([*words, "--workers", "1", "--store", {str(tmp_path / "s.sqlite")!r}]))
+from pairnorm.paper.experiments import Selection
+from pairnorm.paper.report import write_outputs, write_report
+from pairnorm.paper.results import Results
+from pairnorm.paper.runner import reproduce
+from pairnorm.paper.tables import terminal
+from pairnorm.train import Store
+selection = Selection(("table1",), ("cora",), runs=1, epochs=1, depths=(1,), missing=(100,))
+path, out = Path({str(tmp_path)!r}) / "s.sqlite", Path({str(tmp_path)!r}) / "out"
+with Store(path) as store:
+    reproduce(selection.experiments(), store, device="cpu", workers=1)
+outputs = write_outputs(["table1"], Results.read(path), {{}}, selection, out)
+print(terminal(outputs.tables["table1"]))
+write_report(path, out, selection)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "SGC-PN" in done.stdout
+    assert {"table1.csv", "table1.tex", "report.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert not (tmp_path / "out" / "figures").exists()
+    assert (
+        "There are no figures: matplotlib is not installed." in (tmp_path / "out" / "report.md").read_text()
+    )
 
 
 def test_nothing_heavy_is_imported_to_begin_with() -> None:
     program = """
 import json, sys
-import pairnorm.paper.runner
+import pairnorm.paper.report, pairnorm.paper.runner
 heavy = ("typer", "rich", "pandas", "matplotlib", "scipy", "torch_geometric")
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """
@@ -168,17 +163,3 @@ print(json.dumps([name for name in heavy if name in sys.modules]))
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert json.loads(printed) == []
-
-
-def test_lines_tell_the_rate_and_the_time_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter([0.0, 1.0, 20.0])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
-    lines = Lines()
-    for done in (0, 10, 400):
-        lines("table1", Progress(done, 1000, 50, "cora GCN depth=2"))
-    assert capsys.readouterr().out.splitlines() == [
-        "table1: 50 trials to train",
-        "table1: 40.0%, 20 layer-epochs a second, 0.5 min left; cora GCN depth=2",
-    ]

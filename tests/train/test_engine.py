@@ -10,13 +10,12 @@ from torch import Tensor
 
 from pairnorm import measure
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError
 from pairnorm.nn import pair_norm
 from pairnorm.train import Spec, Trial, engine, fit, train
-from pairnorm.train.engine import execute, find_device
+from pairnorm.train.engine import find_device, train_job
 from pairnorm.train.jobs import Job, plan
 from pairnorm.train.loop import Loop
-from pairnorm.train.trainers import GNNRun, Problem
+from pairnorm.train.trainers import GNNTrainer, Problem
 
 CPU = torch.device("cpu")
 NORM = {"norm": "PN-SI", "epochs": 30}
@@ -56,10 +55,10 @@ def test_a_trial_is_the_same_alone_and_beside_other_seeds_and_rates(
 ) -> None:
     specs = [Spec("csbm", model, 3, dropout=dropout, missing_rate=rate, **NORM) for rate in (0, 0.5, 1)]
     pairs = [(spec, seed) for spec in specs for seed in (2, 8)]
-    together = execute(graph, Job(tuple(pairs)), CPU, curves=True)
+    together = train_job(graph, Job(tuple(pairs)), CPU, curves=True)
     assert list(together) == pairs
     for pair in pairs:
-        alone = execute(graph, Job((pair,)), CPU, curves=True)[pair]
+        alone = train_job(graph, Job((pair,)), CPU, curves=True)[pair]
         assert agree(together[pair], alone)
         for name, curve in (alone.curves or {}).items():
             assert together[pair].curves[name] == pytest.approx(curve, abs=1e-5)
@@ -70,8 +69,8 @@ def test_a_trial_is_the_same_alone_and_beside_other_seeds_and_rates(
 def test_other_kinds_of_missing_train_alone_as_beside_others(graph: Graph, kind: str) -> None:
     spec = Spec("csbm", "GCN", 2, missing_kind=kind, missing_rate=0.7, **NORM)
     pairs = ((spec, 1), (spec.replace(missing_rate=0.2), 1))
-    together = execute(graph, Job(pairs), CPU)
-    assert all(agree(together[pair], execute(graph, Job((pair,)), CPU)[pair]) for pair in pairs)
+    together = train_job(graph, Job(pairs), CPU)
+    assert all(agree(together[pair], train_job(graph, Job((pair,)), CPU)[pair]) for pair in pairs)
 
 
 def test_the_best_epoch_is_the_first_of_the_best_and_counts_from_one(graph: Graph) -> None:
@@ -88,14 +87,14 @@ def test_the_best_epoch_is_the_first_of_the_best_and_counts_from_one(graph: Grap
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
 def test_measures_are_of_the_last_hidden_representation_of_the_kept_model(graph: Graph, model: str) -> None:
     spec = Spec("csbm", model, 3, missing_rate=0.5, **NORM)
-    run = GNNRun(graph, [(spec, seed) for seed in (5, 6)], CPU)
-    run.run(lambda epochs: None)
-    hidden, _ = run.evaluate()
+    trainer = GNNTrainer(graph, [(spec, seed) for seed in (5, 6)], CPU)
+    trainer.fit()
+    hidden, _ = trainer.evaluate()
     assert hidden.shape == (graph.num_nodes, 2, spec.hidden)
     torch.testing.assert_close(hidden.norm(dim=-1), torch.ones(graph.num_nodes, 2), rtol=1e-2, atol=1e-2)
     trials = train(graph, spec, [5, 6], "cpu", measures=list(engine.MEASURES))
     for number, trial in enumerate(trials):
-        for name, function in engine.MEASURES.items():
+        for name, (function, _) in engine.MEASURES.items():
             assert function is getattr(measure, name)
             assert trial.measures[name] == pytest.approx(float(function(hidden[:, number])), rel=1e-4)
         assert trial.measures["row_diff"] == pytest.approx(mean_distance(hidden[:, number]), rel=1e-4)
@@ -111,9 +110,9 @@ def test_every_trial_of_an_sgc_has_the_measures_of_what_it_sees(
         for seed, rate in enumerate(rates)
         for scale in (0.1, 10.0)
     ]
-    together = execute(graph, Job(tuple(pairs)), CPU, measures=names)
+    together = train_job(graph, Job(tuple(pairs)), CPU, measures=names)
     for pair in pairs:
-        alone = execute(graph, Job((pair,)), CPU, measures=names)[pair]
+        alone = train_job(graph, Job((pair,)), CPU, measures=names)[pair]
         assert set(alone.measures) == set(names)
         assert together[pair].measures == pytest.approx(dict(alone.measures), rel=1e-4)
 
@@ -128,7 +127,7 @@ def test_measures_of_an_sgc_are_of_its_propagated_features(
     specs = [
         Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=3) for depth in (1, 4) for scale in (1, 10)
     ]
-    found = execute(graph, Job(tuple((spec, 2) for spec in specs)), CPU, measures=["row_diff", "tpsd"])
+    found = train_job(graph, Job(tuple((spec, 2) for spec in specs)), CPU, measures=["row_diff", "tpsd"])
     looped = graph.adjacency.to_dense() + torch.eye(graph.num_nodes)
     for (spec, seed), trial in found.items():
         h = pair_norm(features(graph, spec, seed), spec.scale)
@@ -157,7 +156,7 @@ def test_a_diverged_trial_says_so_and_harms_no_other(
     monkeypatch.setattr(models, "glorot", spoiled)
     monkeypatch.setattr(sgc, "glorot", spoiled)
     job = Job(tuple((spec, seed) for seed in (1, 2, 3)))
-    trials = list(execute(graph, job, CPU, measures=["row_diff"], curves=True).values())
+    trials = list(train_job(graph, job, CPU, measures=["row_diff"], curves=True).values())
     assert [trial.diverged for trial in trials] == [False, True, False]
     for before, now in zip(undisturbed, trials, strict=True):
         if not now.diverged:
@@ -180,8 +179,8 @@ def test_out_of_memory_halves_the_job_and_goes_on(
 ) -> None:
     spec = Spec("csbm", model, 2, **NORM)
     job = Job(tuple((spec, seed) for seed in range(5)))
-    whole = execute(graph, job, CPU)
-    name = "_execute_sgc" if model == "SGC" else "_execute_gnn"
+    whole = train_job(graph, job, CPU)
+    name = "_train_sgc" if model == "SGC" else "_train_gnn"
     original, sizes = getattr(engine, name), []
 
     def tight(graph: Graph, job: Job, *rest: Any) -> Any:
@@ -192,7 +191,7 @@ def test_out_of_memory_halves_the_job_and_goes_on(
 
     monkeypatch.setattr(engine, name, tight)
     ticks: list[int] = []
-    parts = execute(graph, job, CPU, tick=ticks.append)
+    parts = train_job(graph, job, CPU, tick=ticks.append)
     assert sorted(sizes) == [1, 2, 2, 3, 5]
     assert set(parts) == set(whole)
     assert all(agree(parts[pair], whole[pair]) for pair in whole)
@@ -204,7 +203,7 @@ def test_out_of_memory_halfway_trains_only_the_rest_again(
 ) -> None:
     specs = [Spec("csbm", "SGC", depth, epochs=5) for depth in (1, 2, 3)]
     job = Job(tuple((spec, seed) for spec in specs for seed in range(2)))
-    whole, original = execute(graph, job, CPU), engine._execute_sgc
+    whole, original = train_job(graph, job, CPU), engine._train_sgc
 
     def tight(graph: Graph, job: Job, *rest: Any) -> Any:
         parts = original(graph, job, *rest)
@@ -213,9 +212,9 @@ def test_out_of_memory_halfway_trains_only_the_rest_again(
             raise torch.cuda.OutOfMemoryError("pretended")
         yield from parts
 
-    monkeypatch.setattr(engine, "_execute_sgc", tight)
+    monkeypatch.setattr(engine, "_train_sgc", tight)
     parts: list[dict[Any, Any]] = []
-    found = execute(graph, job, CPU, emit=parts.append)
+    found = train_job(graph, job, CPU, emit=parts.append)
     assert sum(len(part) for part in parts) == len(found) == len(whole)
     assert all(agree(found[pair], whole[pair]) for pair in whole)
 
@@ -224,9 +223,9 @@ def test_out_of_memory_with_a_single_trial_is_an_error(graph: Graph, monkeypatch
     def full(*_: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("pretended")
 
-    monkeypatch.setattr(engine, "_execute_gnn", full)
+    monkeypatch.setattr(engine, "_train_gnn", full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        execute(graph, Job(((Spec("csbm", "GCN", 2), 0),)), CPU)
+        train_job(graph, Job(((Spec("csbm", "GCN", 2), 0),)), CPU)
 
 
 @pytest.mark.parametrize("epochs", [3, 60])
@@ -237,7 +236,7 @@ def test_ticks_add_up_to_the_cost_of_a_job(graph: Graph, epochs: int) -> None:
     ]
     for job in plan(graph, [(spec, seed) for spec in specs for seed in range(3)], CPU):
         ticks: list[int] = []
-        execute(graph, job, CPU, tick=ticks.append)
+        train_job(graph, job, CPU, tick=ticks.append)
         assert sum(ticks) == job.cost
         assert min(ticks) >= 0
 
@@ -249,10 +248,10 @@ def test_only_the_pairs_that_are_asked_for_come_back(graph: Graph) -> None:
         (Spec("csbm", "SGC", 3, norm="PN", scale=1, epochs=5), 0),
         (Spec("csbm", "SGC", 3, norm="PN", scale=1, epochs=5), 1),
     )
-    found = execute(graph, Job(pairs), CPU)
+    found = train_job(graph, Job(pairs), CPU)
     assert set(found) == set(pairs)
     for pair in pairs:
-        assert agree(found[pair], execute(graph, Job((pair,)), CPU)[pair])
+        assert agree(found[pair], train_job(graph, Job((pair,)), CPU)[pair])
 
 
 @pytest.mark.parametrize(
@@ -268,18 +267,24 @@ def test_fit_gives_the_models_that_were_judged(graph: Graph, spec: Spec) -> None
             assert math.isclose(metrics[name][number], getattr(trial, name), rel_tol=1e-4)
 
 
-def test_names_are_checked(graph: Graph) -> None:
+def test_names_are_checked(raises: Any, graph: Graph) -> None:
     job = Job(((Spec("csbm", "GCN", 2), 0),))
-    with pytest.raises(PairNormError, match=r"measure.*'blur'"):
-        execute(graph, job, CPU, measures=["blur"])
-    with pytest.raises(PairNormError, match="device is 'gpu'; expected"):
-        find_device("gpu")
+    with raises("unknown-choice", value="blur"):
+        train_job(graph, job, CPU, measures=["blur"])
+    for seed in (-1, 2**64, 0.5):
+        with raises("not-a-whole-number", value=seed):
+            train(graph, Spec("csbm", "SGC", 2), [seed], CPU)
+        with raises("not-a-whole-number", value=seed):
+            fit(graph, Spec("csbm", "SGC", 2), [seed], CPU)
+    for name in ("gpu", "meta", "cuda:99", "mps" if not torch.backends.mps.is_available() else "xpu"):
+        with raises("unknown-device", value=name):
+            find_device(name)
     assert find_device("cpu") == CPU
     if torch.cuda.is_available():
         assert find_device().type == "cuda"
     else:
         assert find_device() == CPU
-        with pytest.raises(PairNormError, match="'cuda', but torch finds no CUDA device"):
+        with raises("unknown-device", value="cuda"):
             find_device("cuda")
 
 
@@ -304,9 +309,9 @@ def test_cuda_trains_as_the_cpu_does(graph: Graph, model: str, dropout: float) -
 def test_replays_at_other_depths_are_runs_of_their_own(graph: Graph, epochs: int) -> None:
     specs = [Spec("csbm", "SGC", depth, norm="PN", missing_rate=0.5, epochs=epochs) for depth in (1, 2, 6)]
     pairs = [(spec, seed) for spec in specs for seed in range(2)]
-    together = execute(graph, Job(tuple(pairs)), torch.device("cuda"), curves=True)
+    together = train_job(graph, Job(tuple(pairs)), torch.device("cuda"), curves=True)
     for spec in specs:
-        alone = execute(graph, Job(((spec, 0), (spec, 1))), torch.device("cuda"), curves=True)
+        alone = train_job(graph, Job(((spec, 0), (spec, 1))), torch.device("cuda"), curves=True)
         assert alone == {pair: together[pair] for pair in alone}
 
 
@@ -315,7 +320,7 @@ def test_replays_at_other_depths_are_runs_of_their_own(graph: Graph, epochs: int
 def test_captured_epochs_are_told_and_counted(graph: Graph, epochs: int) -> None:
     job = Job(tuple((Spec("csbm", "GCN", 2, epochs=epochs), seed) for seed in range(3)))
     ticks: list[int] = []
-    found = execute(graph, job, torch.device("cuda"), curves=True, tick=ticks.append)
+    found = train_job(graph, job, torch.device("cuda"), curves=True, tick=ticks.append)
     assert sum(ticks) == job.cost
     assert all(len(trial.curves["train_loss"]) == epochs for trial in found.values())
 

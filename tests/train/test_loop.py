@@ -48,7 +48,7 @@ def places(centre: float, epochs: int) -> tuple[list[Tensor], list[float]]:
 def test_every_model_takes_the_steps_of_its_own_adam() -> None:
     bowls = Bowls([1.0, -3.0, 0.5], lambda model, epoch: epoch)
     loop = bowls.loop()
-    loop.run(30)
+    loop.train(30)
     curves = torch.stack(loop.curves)
     for model, centre in enumerate([1.0, -3.0, 0.5]):
         found, losses = places(centre, 30)
@@ -67,7 +67,7 @@ def test_a_loop_that_begins_again_does_just_what_it_did_first() -> None:
             bowls.place.zero_()
         loop.begin_again()
         assert torch.equal(loop.kept[0], torch.zeros(2, 2))
-        loop.run(10)
+        loop.train(10)
         kept = [*loop.kept, loop.best_epoch, loop.best_accuracy, loop.diverged, bowls.place.detach()]
         seen.append([*[tensor.clone() for tensor in kept], torch.stack(loop.curves)])
     assert loop.best_epoch.tolist() == [4, 4]
@@ -79,7 +79,7 @@ def test_the_first_of_the_best_epochs_is_kept_per_model() -> None:
     table = [[0.1, 0.5, 0.5, 0.2, 0.5], [0.9, 0.1, 0.1, 0.1, 0.1], [0.0, 0.0, 0.0, 0.0, 0.3]]
     bowls = Bowls([1.0, 2.0, 3.0], lambda model, epoch: table[model][epoch])
     loop = bowls.loop()
-    loop.run(5)
+    loop.train(5)
     assert loop.best_epoch.tolist() == [1, 0, 4]
     assert loop.best_accuracy.tolist() == pytest.approx([0.5, 0.9, 0.3])
     last = bowls.place.detach().clone()
@@ -102,7 +102,7 @@ def test_a_model_that_diverges_is_marked_keeps_what_was_best_and_leaves_the_othe
 
     bowls.loss = loss  # type: ignore[method-assign]
     loop = bowls.loop()
-    loop.run(10)
+    loop.train(10)
     assert loop.diverged.tolist() == [False, True, False]
     assert loop.best_epoch.tolist() == [9, 3, 9]
     loop.restore()
@@ -115,7 +115,7 @@ def test_a_model_that_diverges_is_marked_keeps_what_was_best_and_leaves_the_othe
 def test_ticks_add_up_to_the_epochs(epochs: int) -> None:
     ticks: list[int] = []
     bowls = Bowls([1.0], lambda model, epoch: 0.0)
-    bowls.loop().run(epochs, ticks.append)
+    bowls.loop().train(epochs, ticks.append)
     assert sum(ticks) == epochs == len(bowls.epochs)
     assert max(ticks) <= EPOCHS_PER_SYNC
 
@@ -136,7 +136,7 @@ def test_parameters_may_be_laid_out_unlike_the_models() -> None:
         return torch.tensor([[0.0, epoch_now], [-epoch_now, 1.0]], dtype=torch.float)
 
     loop = Loop([weight], [models], loss, accuracy, learning_rate=0.1, weight_decay=0.01)
-    loop.run(4)
+    loop.train(4)
     assert loop.curves is None
     assert loop.best_epoch.tolist() == [[0, 3], [0, 0]]
     loop.restore()
@@ -156,6 +156,6 @@ def test_tiny_numbers_are_zero_while_training_and_only_then() -> None:
         seen.append(is_zero())
         return weight
 
-    Loop([weight], [weight], loss, lambda: torch.zeros(1), learning_rate=0.1, weight_decay=0.0).run(2)
+    Loop([weight], [weight], loss, lambda: torch.zeros(1), learning_rate=0.1, weight_decay=0.0).train(2)
     assert seen == [True, True]
     assert not is_zero()

@@ -1,3 +1,4 @@
+import csv
 import pickle
 import platform
 import re
@@ -5,14 +6,15 @@ import shutil
 import subprocess
 from math import isnan, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import pairnorm
-from pairnorm.errors import PairNormError
-from pairnorm.train.result import Origin, Trial, device_name, git_commit
+from pairnorm.train.result import Origin, Result, Trial, device_name, git_commit, read_csv, write_csv
+from pairnorm.train.spec import Spec
 
 METRICS = dict.fromkeys(
     ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy"),
@@ -38,16 +40,9 @@ def test_tensors_become_plain_numbers() -> None:
     assert pickle.loads(pickle.dumps(trial)).measures == {"row_diff": 1.5}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"seed": -1}, "seed is -1; expected"),
-        ({"seed": 2**63}, "seed is 9223372036854775808; expected"),
-        ({"best_epoch": -2}, "best_epoch is -2; expected"),
-    ],
-)
-def test_impossible_numbers_are_refused(change: dict[str, int], message: str) -> None:
-    with pytest.raises(PairNormError, match=message):
+@pytest.mark.parametrize("change", [{"seed": -1}, {"seed": 2**63}, {"best_epoch": -2}])
+def test_impossible_numbers_are_refused(raises: Any, change: dict[str, int]) -> None:
+    with raises("not-a-whole-number"):
         Trial(**METRICS | {"seed": 0, "best_epoch": 1} | change)
 
 
@@ -86,3 +81,69 @@ def test_only_a_checkout_that_tracks_the_file_has_a_commit(tmp_path: Path) -> No
     (tmp_path / "tracked.py").write_text("2\n")
     assert commit_of("tracked.py") == f"{head}-dirty"
     git_commit.cache_clear()
+
+
+def a_result(**more: object) -> Result:
+    metrics = dict.fromkeys(("train_loss", "validation_loss", "test_loss"), 1 / 3)
+    metrics |= dict.fromkeys(("train_accuracy", "validation_accuracy", "test_accuracy"), 1e-300)
+    trial = Trial(seed=5, best_epoch=7, **metrics, **more)  # type: ignore[arg-type]
+    origin = Origin.here(seconds=1.5, shared_by=1, device="cpu")
+    return Result(Spec('a "graph", mine', "GCN", 2), trial, origin)
+
+
+def test_csv_is_exact_also_for_long_curves_and_odd_names(tmp_path: Path) -> None:
+    rows = [
+        a_result(measures={"row_diff": 0.1}, curves={"test_loss": [1 / epoch for epoch in range(1, 20_000)]}),
+        a_result(measures={"col_diff": float("inf")}),
+    ]
+    write_csv(rows, tmp_path / "rows.csv")
+    assert read_csv(tmp_path / "rows.csv") == rows
+
+
+def test_a_csv_from_before_a_field_was_there_has_its_default(tmp_path: Path) -> None:
+    path, given = tmp_path / "rows.csv", a_result()
+    write_csv([given], path)
+    with path.open(newline="") as file:
+        [values] = csv.DictReader(file)
+    assert values.pop("scaling") == "rows"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, values)
+        writer.writeheader()
+        writer.writerow(values)
+    assert read_csv(path) == [given]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("depth", "layers", "unknown-column"),
+        (",GCN,2,", ",GCN,4,", "wrong-hash"),
+        (",GCN,2,", ",GCN,two,", "wrong-value"),
+        (",False,", ",no,", "wrong-value"),
+        (",GCN,", ",GXN,", "unknown-choice"),
+        (",GCN,", ",GCN,GCN,", "file-damaged"),
+        (",GCN,2,", "\n", "file-damaged"),
+        ("cores", 'cores"', "file-damaged"),
+        (",5,False,", f",{2**70},False,", "not-a-whole-number"),
+        (",5,False,", ",-1,False,", "not-a-whole-number"),
+        (",1.5,1,", ",nan,1,", "not-a-number"),
+        (",1.5,1,", f",1.5,{2**70},", "not-a-whole-number"),
+    ],
+)
+def test_a_csv_that_is_no_export_is_refused(
+    raises: Any, tmp_path: Path, old: str, new: str, code: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    write_csv([a_result()], path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with raises(code) as caught:
+        read_csv(path)
+    assert caught.value.problem.startswith(str(path))
+
+
+def test_a_file_that_is_no_text_is_refused(raises: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes(b"\xff\xfe\x00")
+    with raises("file-damaged"):
+        read_csv(tmp_path / "rows.csv")

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -7,18 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pairnorm.data import Graph, csbm
-from pairnorm.errors import PairNormError
 from pairnorm.train import Progress, Spec, Store, run, train
 from pairnorm.train.jobs import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
 
 PROGRAM = """
 import resource, torch
-from pairnorm.train.schedule import keep_freed_memory
+from pairnorm.train.pools import keep_freed_memory
 if {keep}:
     keep_freed_memory()
 def epoch():
@@ -203,9 +204,9 @@ def test_no_core_waits_while_another_has_all_the_trials(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_a_graph_without_features_is_refused(graph: Graph, model: str) -> None:
+def test_a_graph_without_features_is_refused(raises: Any, graph: Graph, model: str) -> None:
     bare = graph.replace(features=torch.zeros(graph.num_nodes, 0))
-    with pytest.raises(PairNormError, match="'csbm' has no features"):
+    with raises("no-features"):
         plan(bare, [(Spec("csbm", model, 2), 0)], CPU)
 
 
@@ -295,12 +296,12 @@ def test_processes_give_the_numbers_of_this_one_and_say_nothing(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_that_fails_fails_the_run_and_what_had_finished_is_kept(
-    graph: Graph, store: Store, workers: int
+    raises: Any, graph: Graph, store: Store, workers: int
 ) -> None:
     broken = graph.replace(validation=torch.zeros_like(graph.validation))
     good = pairs_of_run([GCN.replace(epochs=1), GCN.replace(epochs=2)], range(2))
     bad = [(GCN.replace(dataset="broken"), 0)]
-    with pytest.raises(PairNormError, match="0 validation nodes"):
+    with raises("no-split"):
         run([*good, *bad], store, device="cpu", graphs={"csbm": graph, "broken": broken}, workers=workers)
     kept = sum(len(trials) for trials in store.cells(dataset="csbm").values())
     assert kept == len(store) >= (len(good) if workers == 1 else 2)
@@ -340,16 +341,65 @@ def test_a_given_graph_is_split_as_the_spec_says(graph: Graph, store: Store) -> 
     assert store.trials(GCN.replace(epochs=2)) != [expected]
 
 
-def test_no_workers_are_refused(graph: Graph, store: Store) -> None:
-    with pytest.raises(PairNormError, match="workers is 0; expected 1 or more"):
+def test_no_workers_are_refused(raises: Any, graph: Graph, store: Store) -> None:
+    with raises("not-a-whole-number", value=0):
         run([(GCN, 0)], store, device="cpu", graphs={"csbm": graph}, workers=0)
 
 
-@pytest.mark.parametrize("name", ["device", "measure"])
-def test_wrong_names_are_refused(graph: Graph, store: Store, name: str) -> None:
-    options = {"device": "cpu"} | ({"device": "gpu"} if name == "device" else {"measures": ["blur"]})
-    with pytest.raises(PairNormError, match=name):
-        run([(GCN, 0)], store, graphs={"csbm": graph}, workers=1, **options)
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"device": "gpu"}, "unknown-device"),
+        ({"measures": ["blur"]}, "unknown-choice"),
+        ({"workers": 0}, "not-a-whole-number"),
+        ({"pairs": [(GCN, 2**64)]}, "not-a-whole-number"),
+    ],
+)
+def test_wrong_arguments_leave_no_file(
+    raises: Any, graph: Graph, store: Store, change: dict[str, Any], code: str
+) -> None:
+    options = {"pairs": [(GCN, 0)], "device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
+    with raises(code):
+        run(store=store, **options | change)
+    assert not store.path.exists()
+
+
+def test_a_store_that_cannot_be_written_is_found_before_training(
+    raises: Any, graph: Graph, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(GCN, [], seconds=0.0)
+    monkeypatch.setattr("pairnorm.train.pools.train_job", lambda *words, **options: 1 / 0)
+    with Store(store.path, read_only=True) as reader, raises("read-only"):
+        run([(GCN, 0)], reader, device="cpu", graphs={"csbm": graph}, workers=1)
+
+
+def test_a_worker_that_is_killed_ends_the_run_and_says_what_helps(
+    raises: Any, graph: Graph, store: Store
+) -> None:
+    long = [(GCN.replace(depth=depth, epochs=500_000), 0) for depth in (2, 3)]
+    children: list[int] = []
+
+    def kill(progress: Progress) -> None:
+        if progress.done and not children:
+            children.extend(child.pid for child in multiprocessing.active_children() if child.pid)
+            os.kill(children[0], signal.SIGKILL)
+
+    with raises("worker-died", options={"workers": 1}):
+        run(long, store, device="cpu", graphs={"csbm": graph}, workers=2, progress=kill)
+    assert len(children) == 2
+    for child in multiprocessing.active_children():
+        child.join(20)
+    assert not multiprocessing.active_children()
+
+
+def test_a_trial_has_the_origin_of_its_worker(
+    graph: Graph, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAIRNORM_COMMIT", "the worker's")
+    run(pairs_of_run([GCN], range(2)), store, device="cpu", graphs={"csbm": graph}, workers=2)
+    origins = [result.origin for result in store.results()]
+    assert {origin.git_commit for origin in origins} == {"the worker's"}
+    assert sum(1 / origin.shared_by for origin in origins) == len(set(origins))
 
 
 @contextmanager

@@ -1,5 +1,4 @@
 import csv
-import json
 import os
 import shutil
 import sqlite3
@@ -23,22 +22,13 @@ from hypothesis import strategies as st
 import pairnorm
 from pairnorm.errors import PairNormError
 from pairnorm.train import store as schema
-from pairnorm.train.result import COLUMNS, TYPES, Origin, Row, Trial, row
+from pairnorm.train.result import TYPES, Trial
 from pairnorm.train.spec import LATER, Spec
-from pairnorm.train.store import (
-    APPLICATION,
-    MIGRATIONS,
-    Merged,
-    Store,
-    connect,
-    read_csv,
-    transaction,
-    write_csv,
-)
+from pairnorm.train.store import APPLICATION, MIGRATIONS, Merged, Store, connect, transaction
 
 
-def columns(connection: sqlite3.Connection) -> dict[str, str]:
-    return {row[1]: row[2] for row in connection.execute("PRAGMA table_info(trials)")}
+def columns(connection: sqlite3.Connection, table: str = "trials") -> dict[str, str]:
+    return {row[1]: row[2] for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
 def version(connection: sqlite3.Connection) -> int:
@@ -49,146 +39,169 @@ def version(connection: sqlite3.Connection) -> int:
 def path(tmp_path: Path) -> Path:
     """Return a store with a row, of the present version."""
     path = tmp_path / "results.sqlite"
-    with closing(connect(path)) as connection:
-        values = [0 if TYPES[name] in (int, float, bool) else name for name in COLUMNS]
-        names = ", ".join(f'"{name}"' for name in COLUMNS)
-        connection.execute(f"INSERT INTO trials ({names}) VALUES ({', '.join('?' * len(values))})", values)
+    with Store(path) as store:
+        store.add(SPEC, [a_trial(0)], seconds=1.0)
     return path
 
 
-def test_the_table_has_the_columns_of_a_row(path: Path) -> None:
+def test_the_view_has_the_columns_of_a_result(path: Path) -> None:
     with closing(connect(path)) as connection:
-        found = columns(connection)
+        found = columns(connection, "results")
         assert version(connection) == len(MIGRATIONS)
         assert connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION
         # No write-ahead log: the one file must be complete.
         assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
-    assert set(found) == set(COLUMNS)
     kinds = {bool: "INTEGER", int: "INTEGER", float: "REAL"}
-    assert found == {name: kinds.get(TYPES[name], "TEXT") for name in COLUMNS}
+    assert found | {"hash": "TEXT"} == {name: kinds.get(TYPES[name], "TEXT") for name in TYPES}
 
 
 def test_an_older_store_is_lifted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = (("ALTER TABLE trials ADD COLUMN note TEXT", "UPDATE trials SET note = device"),)
+    steps = (("ALTER TABLE trials ADD COLUMN note TEXT", "UPDATE trials SET note = best_epoch"),)
     monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS + steps)
     before = path.read_bytes()
     with closing(connect(path, read_only=True)) as connection:
-        assert connection.execute("SELECT seed, note FROM trials").fetchall() == [(0, "device")]
+        assert connection.execute("SELECT seed, note FROM trials").fetchall() == [(0, "1")]
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             connection.execute("DELETE FROM trials")
     assert path.read_bytes() == before
     with closing(connect(path)) as connection:
-        assert version(connection) == 3
-        assert connection.execute("SELECT seed, note FROM trials").fetchall() == [(0, "device")]
+        assert version(connection) == 4
+        assert connection.execute("SELECT seed, note FROM trials").fetchall() == [(0, "1")]
     with closing(connect(path, read_only=True)) as connection:
         assert "note" in columns(connection)
     with closing(connect(path.with_name("new.sqlite"))) as connection:
-        assert version(connection) == 3
+        assert version(connection) == 4
         assert "note" in columns(connection)
 
 
-def test_a_store_of_the_first_version_keeps_its_cells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("schema_version", [1, 2])
+def test_an_old_store_is_read_merged_and_lifted(
+    tmp_path: Path, schema_version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, spec = tmp_path / "old.sqlite", Spec("cora", "SGC", 2)
-    metrics = {
-        f"{part}_{what}": 0.5 for part in ("train", "validation", "test") for what in ("loss", "accuracy")
-    }
-    first = [name for name in COLUMNS if name not in LATER]
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:1])
+    """Before version 3 a trial was one wide row, spec and origin included."""
+    path, here = tmp_path / "old.sqlite", tmp_path / "here.sqlite"
+    other = Spec("cora", "SGC", 2, norm="PN", scale=10.0)
+    with Store(here) as store:
+        store.add_cells(
+            {SPEC: [a_trial(0), a_trial(1, nan, measures={"apd": 0.1})], other: [a_trial(5)]}, seconds=2.5
+        )
+        store.add(SPEC, [a_trial(2, curves={"test_loss": [1.0]})], seconds=0.5)
+        wanted, rows = store.results(), store.export(tmp_path / "here.csv").read_bytes()
+    names = [name for name in TYPES if schema_version > 1 or name not in LATER]
+    with monkeypatch.context() as patch, closing(sqlite3.connect(here)) as now:
+        patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:schema_version])
         with closing(connect(path)) as connection:
-            assert set(columns(connection)) == set(first)
-            written = row(
-                spec,
-                Trial(seed=3, best_epoch=1, **metrics),
-                Origin.here(seconds=1.0, shared_by=1, device="cpu"),
-            )
-            values = [json.dumps(written[name]) if name == "measures" else written[name] for name in first]
-            names = ", ".join(f'"{name}"' for name in first)
-            marks = ", ".join("?" * len(first))
-            connection.execute(f"INSERT INTO trials ({names}) VALUES ({marks})", values)
-    for read_only in (True, False):
-        with Store(path, read_only=read_only) as store:
-            assert store.missing(spec, [3, 4]) == [4]
-            assert list(store.cells()) == [spec]
+            assert set(columns(connection)) == set(names)
+            quoted = ", ".join(f'"{name}"' for name in names)
+            found = [
+                [
+                    "{}" if name == "measures" and value is None else value
+                    for name, value in zip(names, row, strict=True)
+                ]
+                for row in now.execute(f"SELECT {quoted} FROM results")
+            ]
+            marks = ", ".join("?" * len(names))
+            connection.executemany(f"INSERT INTO trials ({quoted}) VALUES ({marks})", found)
+    before = path.read_bytes()
+    with Store(path, read_only=True) as store:
+        assert repr(store.results()) == repr(wanted)
+    with Store(tmp_path / "merged.sqlite") as store:
+        assert store.merge(path) == Merged(added=4, same=0, different=0)
+        assert store.merge(here) == Merged(added=0, same=4, different=0)
+    assert path.read_bytes() == before
+    with Store(path) as store:
+        assert store.missing(SPEC, range(4)) == [3]
+        assert store.export(tmp_path / "lifted.csv").read_bytes() == rows
+        assert store.add(SPEC, [a_trial(3)], seconds=1.0) == 1
 
 
-def test_a_lift_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specs_protocols_and_origins_are_kept_once(tmp_path: Path) -> None:
+    cells = {SPEC.replace(depth=depth): [a_trial(seed) for seed in range(3)] for depth in (2, 10, 4)}
+    with Store(tmp_path / "one.sqlite") as store, Store(tmp_path / "two.sqlite") as two:
+        store.add_cells(cells, seconds=1.0)
+        two.add(SPEC, [a_trial(0)], seconds=1.0)
+        two.merge(store.path)
+        two.merge(store.path)
+        for path, origins in ((store.path, 1), (two.path, 2)):
+            with closing(sqlite3.connect(path)) as connection:
+                counts = [
+                    connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                    for table in ("protocols", "specs", "origins", "trials")
+                ]
+            assert counts == [1, 3, origins, 9]
+
+
+def test_a_lift_that_fails_changes_nothing(raises: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = path.read_bytes()
     steps = (("ALTER TABLE trials ADD COLUMN note TEXT", "UPDATE nowhere SET note = 1"),)
     monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS + steps)
-    with pytest.raises(
-        PairNormError, match=r"cannot be opened \(no such table: main.nowhere\)|no such table: nowhere"
-    ):
+    with raises("store-damaged"):
         connect(path)
     assert path.read_bytes() == before
 
 
-def test_a_newer_store_is_refused(path: Path) -> None:
+def test_a_newer_store_is_refused(raises: Any, path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 7")
-    _check_refused(
-        path, "was written by a newer pairnorm .schema version 7; this one reads up to 2.; upgrade"
-    )
+    _check_refused(raises, path, "newer-store")
 
 
 @pytest.mark.parametrize(
     "content", [b"x", b"dataset,model\n" * 5, bytes(5000), b"SQLite format 3\0" + bytes(100)]
 )
-def test_what_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_database_is_refused(raises: Any, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "results.csv"
     path.write_bytes(content)
-    _check_refused(path, "results.csv is not a store, nor any SQLite file; choose another path")
+    _check_refused(raises, path, "not-a-store")
 
 
 @pytest.mark.parametrize(
     "statement",
     ["CREATE TABLE trials (seed INTEGER)", "PRAGMA user_version = 1", "PRAGMA application_id = 5"],
 )
-def test_the_database_of_another_program_is_refused(tmp_path: Path, statement: str) -> None:
+def test_the_database_of_another_program_is_refused(raises: Any, tmp_path: Path, statement: str) -> None:
     path = tmp_path / "places.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(statement)
-    _check_refused(path, "places.sqlite is the SQLite file of another program; choose another path")
+    _check_refused(raises, path, "not-a-store")
 
 
-def _check_refused(path: Path, message: str) -> None:
+def _check_refused(raises: Any, path: Path, code: str) -> None:
     before = path.read_bytes()
     for read_only in (True, False):
-        with pytest.raises(PairNormError, match=message):
+        with raises(code):
             connect(path, read_only=read_only)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_path_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PairNormError, match="is not a file; expected the path of a store"):
+def test_a_path_that_cannot_be_a_store_is_refused(raises: Any, tmp_path: Path) -> None:
+    with raises("not-a-file"):
         connect(tmp_path)
-    with pytest.raises(PairNormError, match="there is no store at"):
+    with raises("file-missing"):
         connect(tmp_path / "none.sqlite", read_only=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_file_is_a_new_store_but_nothing_to_read(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_new_store_but_nothing_to_read(raises: Any, tmp_path: Path) -> None:
     path = tmp_path / "a ?name# with%20signs"
     path.touch()
-    with pytest.raises(PairNormError, match="is an empty file; run an experiment first"):
+    with raises("empty-store"):
         connect(path, read_only=True)
     with closing(connect(path)) as connection:
-        assert version(connection) == 2
+        assert version(connection) == len(MIGRATIONS)
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_failed_transaction_leaves_nothing(path: Path) -> None:
     with closing(connect(path)) as connection:
         with pytest.raises(sqlite3.OperationalError), transaction(connection):
-            connection.executemany("DELETE FROM trials WHERE ? = device OR nothing()", [("device",)])
+            connection.executemany("DELETE FROM trials WHERE ? = seed OR nothing()", [(0,)])
         assert connection.execute("SELECT count(*) FROM trials").fetchone() == (1,)
 
 
 def test_what_a_killed_writer_left_is_undone_or_explained(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    raises: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = path.read_bytes()
     journal = path.with_name(f"{path.name}-journal")
@@ -204,69 +217,12 @@ def test_what_a_killed_writer_left_is_undone_or_explained(
     assert copy.read_bytes() != whole
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-        with pytest.raises(PairNormError, match="copy it with copy-journal to where you may write"):
+        with raises("not-writable") as caught:
             connect(copy, read_only=True)
+        assert "copy it with copy-journal to where you may write" in caught.value.remedy
     with closing(connect(copy, read_only=True)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert connection.execute("SELECT curves FROM trials").fetchall() == [("curves",)]
-
-
-def a_row(**more: object) -> Row:
-    metrics = dict.fromkeys(("train_loss", "validation_loss", "test_loss"), 1 / 3)
-    metrics |= dict.fromkeys(("train_accuracy", "validation_accuracy", "test_accuracy"), 1e-300)
-    trial = Trial(seed=5, best_epoch=7, **metrics, **more)  # type: ignore[arg-type]
-    return row(Spec('a "graph", mine', "GCN", 2), trial, Origin.here(seconds=1.0, shared_by=1, device="cpu"))
-
-
-def test_csv_is_exact_also_for_long_curves_and_odd_names(tmp_path: Path) -> None:
-    rows = [
-        a_row(measures={"row_diff": 0.1}, curves={"test_loss": [1 / epoch for epoch in range(1, 20_000)]}),
-        a_row(measures={"col_diff": float("inf")}),
-    ]
-    write_csv(rows, tmp_path / "rows.csv")
-    assert read_csv(tmp_path / "rows.csv") == rows
-
-
-def test_a_csv_from_before_a_field_was_there_has_its_default(tmp_path: Path) -> None:
-    path, given = tmp_path / "rows.csv", a_row()
-    write_csv([given], path)
-    with path.open(newline="") as file:
-        [values] = csv.DictReader(file)
-    assert values.pop("scaling") == "rows"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, values)
-        writer.writeheader()
-        writer.writerow(values)
-    assert read_csv(path) == [given]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("depth", "layers", "has no column 'depth'; expected a CSV export of a store"),
-        (",GCN,2,", ",GCN,4,", "line 2: the spec has the hash .*, not .*; was it edited"),
-        (",GCN,2,", ",GCN,two,", "line 2: depth is 'two'; expected a value as the store writes it"),
-        (",False,", ",no,", "line 2: diverged is 'no'; expected a value as the store writes it"),
-        (",GCN,", ",GXN,", "model is 'GXN'; expected one of"),
-        (",GCN,", ",GCN,GCN,", "line 2 has more or fewer values than there are columns"),
-        (",GCN,2,", "\n", "line 2 has more or fewer values than there are columns"),
-        ("cores", 'cores"', "cannot be read as CSV"),
-    ],
-)
-def test_a_csv_that_is_no_export_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    path = tmp_path / "rows.csv"
-    write_csv([a_row()], path)
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-    with pytest.raises(PairNormError, match=message):
-        read_csv(path)
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PairNormError, match="cannot be read as CSV"):
-        read_csv(tmp_path / "rows.csv")
+        assert connection.execute("SELECT curves FROM trials").fetchall() == [(None,)]
 
 
 METRICS = (
@@ -331,16 +287,16 @@ def test_the_first_result_is_kept(store: Store) -> None:
     assert [trial.test_loss for trial in store.trials(SPEC)] == [0.1, 0.2]
 
 
-def test_a_cell_is_written_in_full_or_not_at_all(store: Store) -> None:
+def test_a_cell_is_written_in_full_or_not_at_all(raises: Any, store: Store) -> None:
     def cell() -> Iterator[Trial]:
         yield a_trial(0)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         store.add(SPEC, cell(), seconds=1.0)
-    with pytest.raises(PairNormError, match="measure is named 'seed', as is a column"):
+    with raises("name-taken", value="seed"):
         store.add(SPEC, [a_trial(0), a_trial(1, measures={"seed": 1.0})], seconds=1.0)
-    with pytest.raises(sqlite3.IntegrityError):
+    with raises("not-a-number"):
         store.add(SPEC, [a_trial(0)], seconds=nan)
     assert len(store) == 0
     assert store.add(SPEC, [a_trial(0)], seconds=1.0) == 1
@@ -352,7 +308,7 @@ def test_a_row_holds_spec_metrics_and_origin(store: Store) -> None:
     with closing(sqlite3.connect(store.path)) as connection:
         connection.row_factory = sqlite3.Row
         rows = [
-            dict(row) for row in connection.execute("SELECT * FROM trials WHERE model = 'GCN' AND seed = 1")
+            dict(row) for row in connection.execute("SELECT * FROM results WHERE model = 'GCN' AND seed = 1")
         ]
     assert len(rows) == 1
     row = rows[0]
@@ -364,7 +320,7 @@ def test_a_row_holds_spec_metrics_and_origin(store: Store) -> None:
     assert row["test_accuracy"] == 0.1 + 0.2
 
 
-def test_cells_are_sorted_and_narrowed(store: Store) -> None:
+def test_cells_are_sorted_and_narrowed(raises: Any, store: Store) -> None:
     specs = [Spec("cora", "GCN", depth, norm=norm) for depth in (2, 10) for norm in ("PN", "none")]
     for spec in reversed(specs):
         store.add(spec, [a_trial(1), a_trial(0)], seconds=1.0)
@@ -374,7 +330,7 @@ def test_cells_are_sorted_and_narrowed(store: Store) -> None:
     assert list(store.cells(depth=[2, 10], norm="PN", missing_rate=0)) == specs[::2]
     assert store.cells(seed=1, depth=2, norm="PN") == {specs[0]: [a_trial(1)]}
     assert store.cells(dataset="citeseer") == {}
-    with pytest.raises(PairNormError, match=r"column is 'dept'; .* Did you mean 'depth'"):
+    with raises("unknown-choice", value="dept"):
         store.cells(dept=2)
 
 
@@ -409,7 +365,7 @@ def test_exports_depend_on_the_trials_only(tmp_path: Path, store: Store) -> None
             assert other.export(tmp_path / f"other{suffix}").read_bytes() == exported
 
 
-def test_exports_are_read_by_others(tmp_path: Path, store: Store) -> None:
+def test_exports_are_read_by_others(raises: Any, tmp_path: Path, store: Store) -> None:
     store.add(SPEC, [a_trial(0, nan), a_trial(1, measures={"row_diff": 1 / 3})], seconds=1.0)
     frame = store.frame()
     from_parquet = pd.read_parquet(store.export(tmp_path / "one.parquet"))
@@ -424,9 +380,7 @@ def test_exports_are_read_by_others(tmp_path: Path, store: Store) -> None:
     ]
     assert (float(second["test_loss"]), float(second["row_diff"])) == (0.1 + 0.2, 1 / 3)
     assert second["device"] == frame["device"][1]
-    with pytest.raises(
-        PairNormError, match=r"suffix of the export is '.txt'; expected one of '.csv', '.parquet'"
-    ):
+    with raises("unknown-choice", value=".txt"):
         store.export(tmp_path / "one.txt")
 
 
@@ -436,14 +390,14 @@ def test_a_failed_export_leaves_the_old_one(
     target = store.export(tmp_path / "one.csv")
     before = target.read_bytes()
     store.add(SPEC, [a_trial(0)], seconds=1.0)
-    monkeypatch.setattr("pairnorm.train.store._write", lambda value: 1 / 0)
+    monkeypatch.setattr("pairnorm.train.result._write", lambda value: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         store.export(target)
     assert target.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "one.csv"]
 
 
-def test_a_store_travels_and_is_merged_back(tmp_path: Path, store: Store) -> None:
+def test_a_store_travels_and_is_merged_back(raises: Any, tmp_path: Path, store: Store) -> None:
     store.add(SPEC, [a_trial(0), a_trial(1, nan)], seconds=1.0)
     # The one file is complete while the store is still open.
     shutil.copy(store.path, tmp_path / "away.sqlite")
@@ -455,14 +409,14 @@ def test_a_store_travels_and_is_merged_back(tmp_path: Path, store: Store) -> Non
     assert [trial.test_loss for trial in store.trials(SPEC)][2:] == [0.1 + 0.2, 0.3]
     assert store.merge(tmp_path / "away.sqlite") == Merged(added=0, same=3, different=1)
     assert store.merge(store.path) == Merged(added=0, same=4, different=0)
-    with pytest.raises(PairNormError, match=r"there is no store at .*nowhere.sqlite"):
+    with raises("file-missing"):
         store.merge(tmp_path / "nowhere.sqlite")
     assert not (tmp_path / "nowhere.sqlite").exists()
 
 
 @pytest.mark.parametrize("by_flag", [True, False])
 def test_a_file_that_may_not_be_written_can_be_read(
-    store: Store, by_flag: bool, monkeypatch: pytest.MonkeyPatch
+    raises: Any, store: Store, by_flag: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add(SPEC, [a_trial(0)], seconds=1.0)
     store.path.chmod(0o444)
@@ -471,7 +425,7 @@ def test_a_file_that_may_not_be_written_can_be_read(
     with Store(store.path, read_only=by_flag) as reader:
         assert reader.read_only
         assert reader.trials(SPEC) == [a_trial(0)]
-        with pytest.raises(PairNormError, match=r"results.sqlite is open for reading only"):
+        with raises("read-only"):
             reader.add(SPEC, [a_trial(1)], seconds=1.0)
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader._connection.execute("DELETE FROM trials")
@@ -539,3 +493,63 @@ with Store(sys.argv[1]) as store:
     store.merge(store.export(sys.argv[1] + ".csv"))
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], check=True)
+
+
+def test_nothing_is_made_before_something_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "results.sqlite"
+    with Store(path) as store:
+        assert (len(store), store.cells(), store.missing(SPEC, [1])) == (0, {}, [1])
+        assert not path.parent.exists()
+        with Store(path) as other:
+            other.add(SPEC, [a_trial(0)], seconds=1.0)
+        assert store.trials(SPEC) == [a_trial(0)], "what another made meanwhile is seen"
+
+
+def test_a_place_that_cannot_be_written_is_found_early(store: Store) -> None:
+    store.check_writable()
+    before = store.path.read_bytes()
+    store.check_writable()
+    assert len(before) == len(store.path.read_bytes())
+    in_the_way = store.path / "results.sqlite"
+    with pytest.raises(PairNormError), Store(in_the_way) as other:
+        other.check_writable()
+
+
+def test_a_store_that_stays_locked_is_an_error(
+    raises: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "BUSY_SECONDS", 0)
+    with Store(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with raises("store-locked"):
+            store.add(SPEC, [a_trial(1)], seconds=1.0)
+        with raises("store-locked"):
+            store.cells()
+        other.execute("ROLLBACK")
+        assert store.add(SPEC, [a_trial(1)], seconds=1.0) == 1
+
+
+def test_damage_in_the_middle_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    with Store(path) as store:
+        store.add_cells({SPEC.replace(depth=depth): [a_trial(0)] for depth in range(1, 500)}, seconds=1.0)
+    whole, codes = path.read_bytes(), set()
+    for page in range(1, len(whole) // 4096):
+        path.write_bytes(whole[: 4096 * page] + b"\xff" * 4096 + whole[4096 * (page + 1) :])
+        try:
+            with Store(path) as store:
+                store.results()
+                store.add(SPEC.replace(depth=600), [a_trial(0)], seconds=1.0)
+        except PairNormError as error:
+            codes.add(error.code)
+    assert codes == {"store-damaged"}
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(raises: Any, path: Path) -> None:
+    with Store(path) as store:
+        assert store._connection is not None
+        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        with raises("not-writable"):
+            store.add(SPEC, [a_trial(1, curves={"test_loss": [0.1] * 10_000})], seconds=1.0)
+        assert store.trials(SPEC) == [a_trial(0)]

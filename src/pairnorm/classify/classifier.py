@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from sklearn.base import BaseEstimator
 
-from pairnorm.classify.candidates import Candidate, Task, check_size, compute_logits
+from pairnorm.classify.candidates.base import Candidate, Fitted, Task
 from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabilities
+from pairnorm.classify.holdout import complete_split, fingerprints, unseen
+from pairnorm.classify.persistence import load, save
 from pairnorm.classify.scaling import Scaling, check_features
-from pairnorm.classify.search import Plan, search
-from pairnorm.classify.split import complete_split, fingerprints, unseen
+from pairnorm.classify.search import plan, search
 from pairnorm.data import Graph, Split
-from pairnorm.data.encoder import align_features, align_labels
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.data.encoder import Encoder
+from pairnorm.errors import PairNormError
+from pairnorm.nn import Kind
 from pairnorm.train.engine import find_device
 
 
-class NodeClassifier:
+class NodeClassifier(BaseEstimator):  # type: ignore[misc]
     """Learns the classes of some nodes of a graph and predicts them for all, also where features are missing.
 
     Parameters only go into the constructor; what is learnt ends in an underscore: ``classes_``, ``best_``
-    (the chosen ``Candidate``), ``search_`` (all that were tried), ``network_``, ``scaling_``,
-    ``temperature_`` (how much probabilities were softened to fit the validation nodes), ``split_``, and
-    ``held_out_``, the ``Scores`` on the test nodes, which no choice has seen.
+    (the chosen ``Candidate``), ``search_`` (all that were tried), ``model_`` (the chosen one, fitted),
+    ``scaling_``, ``encoder_`` (how columns of files became features: ``Graph.from_files(..., encoder=...)``
+    reads others alike), ``temperature_`` (how much probabilities were softened to fit the validation nodes),
+    ``split_``, ``probabilities_`` of the graph's nodes, and ``held_out_``, the ``Scores`` on the test nodes,
+    which no choice has seen.
 
     SGC's part is convex and solved to the end, so it is the same for every seed; GCN and GAT are trained once
     per seed, and their probabilities averaged.
@@ -67,7 +70,7 @@ class NodeClassifier:
         scale: str | float | Sequence[float] = "auto",
         *,
         scaling: str = "auto",
-        adjacency: str = "rw",
+        adjacency: Kind = "rw",
         hidden: int = 0,
         dropout: float = 0.6,
         epochs: int = 500,
@@ -82,14 +85,15 @@ class NodeClassifier:
         self.budget, self.device, self.random_state = budget, device, random_state
 
     classes_: NDArray[np.str_]
-    feature_names_in_: tuple[str, ...] | None
+    encoder_: Encoder | None
     n_features_in_: int
     best_: Candidate
     search_: list[Candidate]
-    network_: nn.Module
+    model_: Fitted
     scaling_: Scaling
     temperature_: float
     split_: Split
+    probabilities_: NDArray[np.float32]
     held_out_: Scores | None
     _seen: NDArray[np.int64]
 
@@ -107,9 +111,7 @@ class NodeClassifier:
         check_features(graph)
         split = complete_split(graph, self.random_state)
         graph = graph.with_split(split)
-        plan, done = Plan.of(self, graph), 0
-        if plan.sgc:
-            check_size(graph)
+        families, done = plan(self, graph), 0
         scaling = Scaling.of(graph, self.scaling)
         task = Task(graph, scaling(graph), self.adjacency, find_device(self.device))
 
@@ -117,19 +119,25 @@ class NodeClassifier:
             nonlocal done
             done += 1
             if progress is not None:
-                progress(done, plan.steps, what)
+                progress(done, sum(family.steps for family in families), what)
 
-        self.search_, self.best_, self.network_ = search(task, plan, tick)
-        chosen_by = graph.validation.to(task.device)
-        logits = compute_logits(self.network_, graph, task.features, task.device)[chosen_by]
-        self.temperature_ = fit_temperature(logits, graph.labels.to(task.device)[chosen_by])
+        self.search_, self.best_, self.model_ = search(task, families, tick)
+        logits = self.model_.logits(graph, task.features, task.device)
+        chosen_by = graph.validation.to(logits.device)
+        self.temperature_ = fit_temperature(logits[chosen_by], graph.labels.to(logits.device)[chosen_by])
+        self.probabilities_ = np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
         self.scaling_, self.split_ = scaling, split
         self._seen = fingerprints(graph.node_names[(split.train | split.validation).cpu().numpy()])
         self.classes_ = np.array(graph.class_names)
-        self.feature_names_in_, self.n_features_in_ = graph.feature_names, graph.num_features
+        self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
         test = split.test.cpu().numpy()
-        self.held_out_ = self._scores(graph, test, self.predict_proba(graph)) if test.any() else None
+        self.held_out_ = self._scores(graph, test, self.probabilities_) if test.any() else None
         return self
+
+    @property
+    def feature_names_in_(self) -> tuple[str, ...] | None:
+        """The names of the features, in order, where they have names."""
+        return None if self.encoder_ is None else self.encoder_.feature_names
 
     def predict_proba(self, graph: Graph) -> NDArray[np.float32]:
         """Return the probability of every class for every node, [n, classes]; seeds are averaged.
@@ -139,8 +147,8 @@ class NodeClassifier:
         """
         self._check_fitted()
         _check_graph(graph)
-        graph = align_features(graph, self.feature_names_in_, self.n_features_in_)
-        logits = compute_logits(self.network_, graph, self.scaling_(graph), find_device(self.device))
+        graph = graph.aligned(self.encoder_, self.n_features_in_)
+        logits = self.model_.logits(graph, self.scaling_(graph), find_device(self.device))
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def predict(self, graph: Graph) -> NDArray[np.str_]:
@@ -163,51 +171,34 @@ class NodeClassifier:
         self._check_fitted()
         _check_graph(graph)
         if not graph.labelled.any():
-            raise PairNormError(f"graph {graph.name!r} has no labelled node; expected some to judge.")
+            raise PairNormError(
+                f"graph {graph.name!r} has no labelled node",
+                code="no-labels",
+                value=graph.name,
+                expected="some to judge",
+            )
         judged = graph.test.cpu().numpy() if graph.test.any() else unseen(graph, self._seen)
         if not judged.any():
             raise PairNormError(
                 f"graph {graph.name!r}: each of its {int(graph.labelled.sum())} labelled nodes has the name "
-                "of one that took part in fitting. Label others, or put those to judge in the test part."
+                "of one that took part in fitting",
+                code="nothing-to-judge",
+                value=graph.name,
+                remedy="Label others, or put those to judge in the test part.",
             )
         return self._scores(graph, judged, self.predict_proba(graph)).accuracy
 
     def _scores(self, graph: Graph, judged: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
-        labels = align_labels(graph, self.classes_)
+        labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()
         return Scores.of(labels[judged], probabilities[judged].argmax(1), len(self.classes_))
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "network_"):
+        if not hasattr(self, "model_"):
             raise PairNormError(
-                "this NodeClassifier is not fitted yet. Call fit(graph), or NodeClassifier.load."
+                "this NodeClassifier is not fitted yet",
+                code="not-fitted",
+                remedy="Call fit(graph), or NodeClassifier.load.",
             )
-
-    @classmethod
-    def _parameters(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return what the constructor was given.
-
-        Args:
-            deep: not used; there are no nested estimators.
-        """
-        return {name: getattr(self, name) for name in self._parameters()}
-
-    def set_params(self, **parameters: Any) -> Self:
-        """Change what the constructor was given."""
-        for name, value in parameters.items():
-            setattr(self, one_of("parameter", name, self._parameters()), value)
-        return self
-
-    def __repr__(self) -> str:
-        defaults = inspect.signature(type(self).__init__).parameters
-        changed = (
-            f"{name}={value!r}"
-            for name, value in self.get_params().items()
-            if repr(value) != repr(defaults[name].default)
-        )
-        return f"NodeClassifier({', '.join(changed)})"
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``model.json``, which is all that prediction needs.
@@ -215,8 +206,6 @@ class NodeClassifier:
         Args:
             folder: made if it is not there.
         """
-        from pairnorm.classify.persistence import save
-
         self._check_fitted()
         save(self, folder)
 
@@ -227,14 +216,15 @@ class NodeClassifier:
         Args:
             folder: the one saved to.
         """
-        from pairnorm.classify.persistence import load
-
         return load(cls, folder)
 
 
 def _check_graph(graph: object) -> None:
     if not isinstance(graph, Graph):
         raise PairNormError(
-            f"graph is a {type(graph).__name__}; expected a pairnorm.Graph: Graph.from_edges, from_pyg or "
-            "from_files makes one."
+            f"graph is a {type(graph).__name__}",
+            code="wrong-type",
+            value=type(graph).__name__,
+            expected="a pairnorm.Graph",
+            remedy="Graph.from_edges, from_pyg or from_files makes one.",
         )

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.classify.candidates import Task, is_large
+from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, is_large
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
-from pairnorm.classify.evaluation import Baseline, Scores, baselines, paired_difference
-from pairnorm.classify.split import FEW, ClassifierWarning
+from pairnorm.classify.evaluation import Scores, mean_probabilities, paired_difference
+from pairnorm.classify.holdout import FEW, ClassifierWarning
+from pairnorm.classify.search import RIVAL_DROPOUTS, RIVAL_RATES, rivals, search
 from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
 from pairnorm.train.engine import find_device
 
-STEPS = 3 + len(DEPTHS)
+STEPS = 2 + len(RIVAL_RATES) * len(RIVAL_DROPOUTS) + len(DEPTHS)
+
+
+@dataclass(frozen=True, eq=False)
+class Rival:
+    """A simpler method, tuned by validation, and the class that it predicts for every node, as a number."""
+
+    name: str
+    best: Candidate
+    tried: int
+    predicted: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +40,7 @@ class Findings:
         classifier: fitted.
         graph: with its split.
         probabilities: [n, classes].
-        baselines: simpler methods on the same split.
+        rivals: simpler methods on the same split.
         smoothing: what propagation does to the features; nothing where they are too large to be dense.
         suggestion: the depth that diagnosis alone would have suggested.
     """
@@ -37,21 +48,26 @@ class Findings:
     classifier: NodeClassifier
     graph: Graph
     probabilities: NDArray[np.float32]
-    baselines: list[Baseline]
+    rivals: list[Rival]
     smoothing: list[Smoothing]
     suggestion: Suggestion
 
     @classmethod
-    def of(
-        cls, classifier: NodeClassifier, graph: Graph, tick: Callable[[str], None] = lambda done: None
-    ) -> Findings:
-        """Find out.
+    def of(cls, classifier: NodeClassifier, graph: Graph, tick: Tick = lambda done: None) -> Findings:
+        """Find out; what ``fit`` computed is not computed again.
 
         Args:
-            classifier: fitted on ``graph``.
+            classifier: fitted on ``graph``, not loaded.
             graph: the graph.
             tick: is told of each of ``STEPS`` steps.
         """
+        if len(getattr(classifier, "probabilities_", ())) != graph.num_nodes:
+            raise PairNormError(
+                f"the classifier was not fitted on graph {graph.name!r}",
+                code="not-fitted",
+                value=graph.name,
+                remedy="Call fit(graph).",
+            )
         graph = graph.with_split(classifier.split_)
         features = classifier.scaling_(graph)
         task = Task(graph, features, classifier.adjacency, find_device(classifier.device))
@@ -65,8 +81,8 @@ class Findings:
         return cls(
             classifier,
             graph,
-            classifier.predict_proba(graph),
-            list(baselines(task, classifier.random_state, tick)),
+            classifier.probabilities_,
+            [_run(family, task, tick) for family in rivals(graph, classifier.random_state, large)],
             [] if large else smoothing(graph, features, tick=tick),
             suggest_depth(graph),
         )
@@ -99,20 +115,19 @@ class Findings:
             groups |= {"with features": self.test & ~missing, "without features": self.test & missing}
         return {name: self.scores(self.predicted, judged) for name, judged in groups.items()}
 
-    def rivals(self) -> dict[str, Scores]:
-        """Judge the model and the baselines on the held-out nodes, the model first."""
+    def comparison(self) -> dict[str, Scores]:
+        """Judge the model and its rivals on the held-out nodes, the model first."""
         named = {self.classifier.best_.name: self.predicted}
-        named |= {baseline.name: baseline.predicted for baseline in self.baselines}
+        named |= {rival.name: rival.predicted for rival in self.rivals}
         return {name: self.scores(predicted, self.test) for name, predicted in named.items()}
 
-    def sureness(self, least: float = 0.9) -> tuple[int, float]:
-        """Return of how many held-out nodes the model is sure, and on what share of those it is right.
+    def confident(self, least: float = 0.9) -> tuple[int, float]:
+        """Return on how many held-out nodes the model is confident, and on what share of those it is right.
 
         Args:
-            least: the probability that counts as sure.
+            least: the confidence, the probability of the predicted class.
         """
-        sure = self.test & (self.probabilities.max(1) >= least)
-        scores = self.scores(self.predicted, sure)
+        scores = self.scores(self.predicted, self.test & (self.probabilities.max(1) >= least))
         return scores.count, scores.accuracy
 
     def verdict(self) -> str:
@@ -127,7 +142,7 @@ class Findings:
                 "expect less."
             )
         labels = self.graph.labels.cpu().numpy()[self.test]
-        right = {line.name: line.predicted[self.test] == labels for line in self.baselines}
+        right = {rival.name: rival.predicted[self.test] == labels for rival in self.rivals}
         rival = max(right, key=lambda name: right[name].sum())
         ours = self.predicted[self.test] == labels
         gain, low, high = (100 * value for value in paired_difference(ours, right[rival]))
@@ -153,3 +168,9 @@ class Findings:
             f"**No clear gain.** {opening}; {rival}, a simpler method, on {100 * right[rival].mean():.1f}%. "
             f"The difference of {gain:+.1f} points {interval} may be chance: the simpler method may do."
         )
+
+
+def _run(family: Family, task: Task, tick: Tick) -> Rival:
+    tried, best, fitted = search(task, [family], tick)
+    chances = mean_probabilities(fitted.logits(task.graph, task.features, task.device))
+    return Rival(family.name, best, len(tried), chances.argmax(1).cpu().numpy())

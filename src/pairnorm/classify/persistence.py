@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from math import isnan
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from torch import Tensor
 
-from pairnorm.classify.candidates import Candidate
+from pairnorm.classify.candidates import KINDS, Candidate
+from pairnorm.classify.candidates.base import Saved
 from pairnorm.classify.scaling import Scaling
-from pairnorm.data import Split
+from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
+from pairnorm.data import Encoder, Split
 from pairnorm.errors import PairNormError
-from pairnorm.nn import GAT, GCN, SGC
+from pairnorm.version import __version__
+from pairnorm.writing import steady_folder
 
 if TYPE_CHECKING:
     from pairnorm.classify.classifier import NodeClassifier
@@ -25,52 +27,74 @@ if TYPE_CHECKING:
 
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
-FORMAT = 2
+FORMAT = 3
 TENSORS, FACTS = "model.safetensors", "model.json"
-NETWORKS: dict[str, Any] = {"SGC": SGC, "GCN": GCN, "GAT": GAT}
 
 
-def save(
-    classifier: NodeClassifier, folder: str | PathLike[str], columns: dict[str, Any] | None = None
-) -> None:
+class _Schema(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+
+class SavedCandidate(_Schema):
+    """The chosen ``Candidate``; what is not known is null."""
+
+    model: Literal["SGC", "GCN", "GAT", "label propagation", "logistic regression", "most frequent class"]
+    norm: Literal["none", "PN", "PN-SI", "PN-SCS"]
+    depth: Annotated[int, Field(ge=0, le=DEEPEST)]
+    scale: Annotated[FiniteFloat, Field(gt=0, le=LARGEST_SCALE)]
+    validation_accuracy: FiniteFloat | None
+    validation_loss: FiniteFloat | None
+    setting: str
+
+
+class Facts(_Schema):
+    """All of ``model.json``."""
+
+    format: Literal[3]
+    pairnorm: str
+    parameters: dict[str, Any]
+    candidate: SavedCandidate
+    settings: dict[str, Any]
+    classes: Annotated[list[str], Field(min_length=1)]
+    features: Annotated[int, Field(ge=1)]
+    encoder: Encoder | None
+    scaling: Literal["rows", "columns", "none"]
+    temperature: Annotated[FiniteFloat, Field(gt=1e-6)]
+
+
+def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     """Write a fitted classifier into a folder; see ``NodeClassifier.save``.
 
     Args:
         classifier: fitted.
         folder: made if it is not there.
-        columns: how the user's files were read, so that later ones are read alike.
     """
     from safetensors.torch import save as as_bytes
 
-    from pairnorm import __version__
-
-    scaling, network, best = classifier.scaling_, classifier.network_, classifier.best_
-    tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
+    scaling, best = classifier.scaling_, classifier.best_
+    settings, state = classifier.model_.state()
+    tensors = {f"model.{name}": value for name, value in state.items()}
     tensors["seen"] = torch.from_numpy(classifier._seen)
     if scaling.mean is not None and scaling.deviation is not None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    facts = {
-        "format": FORMAT,
-        "pairnorm": __version__,
-        "parameters": classifier.get_params(),
-        "network": {
-            **{name: value for name, value in asdict(best).items() if not name.startswith("validation")},
-            "adjacency": network.adjacency,
-            "trials": network.trials,
-            "hidden": _hidden(network),
+    facts = Facts.model_validate(
+        {
+            "format": FORMAT,
+            "pairnorm": __version__,
+            "parameters": classifier.get_params(),
+            "candidate": {name: None if value != value else value for name, value in asdict(best).items()},
+            "settings": settings,
+            "classes": classifier.classes_.tolist(),
+            "features": classifier.n_features_in_,
+            "encoder": classifier.encoder_,
+            "scaling": scaling.kind,
+            "temperature": classifier.temperature_,
         },
-        "validation_accuracy": None if isnan(best.validation_accuracy) else best.validation_accuracy,
-        "validation_loss": None if isnan(best.validation_loss) else best.validation_loss,
-        "classes": classifier.classes_.tolist(),
-        "features": classifier.n_features_in_,
-        "feature_names": classifier.feature_names_in_,
-        "scaling": scaling.kind,
-        "temperature": classifier.temperature_,
-        "columns": columns or {},
-    }
+        strict=False,
+    )
     # Parameters may be numpy's numbers, or an array or a range of them.
-    text = json.dumps(facts, indent=1, ensure_ascii=False, default=lambda value: np.asarray(value).tolist())
+    text = facts.model_dump_json(indent=1, fallback=lambda value: np.asarray(value).tolist())
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     (place / TENSORS).write_bytes(as_bytes(tensors))
@@ -79,37 +103,44 @@ def save(
 
 def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     """Read a fitted classifier; see ``NodeClassifier.load``."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     place = Path(folder)
-    facts = read_facts(place)
+    with steady_folder(place):
+        facts, tensors = _read(place), _read_tensors(place)
     try:
-        tensors = load_file(place / TENSORS)
-        classifier = cls(**facts["parameters"])
-        network = _network(facts, tensors)
-        mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))
-        names = facts["feature_names"]
-        described = facts["network"]
-        accuracy, loss = (facts[f"validation_{what}"] for what in ("accuracy", "loss"))
-        best = Candidate(
-            *(described[name] for name in ("model", "norm", "depth", "scale")),
-            *(float("nan") if value is None else value for value in (accuracy, loss)),
+        state = _checked(facts, tensors)
+        known = {name: value for name, value in facts.candidate if value is not None}
+        best = Candidate(**known)
+        classifier = cls(**facts.parameters)
+        classifier.model_ = KINDS[best.model].restore(
+            Saved(best, facts.settings, state, facts.features, len(facts.classes))
         )
-        classifier.scaling_ = Scaling(facts["scaling"], mean, deviation)
-        classifier.classes_ = np.array(facts["classes"])
-        classifier.n_features_in_ = facts["features"]
-        classifier.temperature_ = float(facts["temperature"])
+        mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))
         classifier._seen = tensors["seen"].numpy()
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        problem = " ".join(str(error).split())[:200]
-        raise PairNormError(f"{place / FACTS}: the saved model is damaged ({problem}). Fit again.") from error
-    classifier.network_, classifier.best_, classifier.search_ = network, best, [best]
-    classifier.feature_names_in_ = None if names is None else tuple(names)
-    classifier.held_out_ = None
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise _damaged(place / FACTS, error) from error
+    classifier.best_, classifier.search_ = best, [best]
+    classifier.scaling_ = Scaling(facts.scaling, mean, deviation)
+    classifier.classes_, classifier.n_features_in_ = np.array(facts.classes), facts.features
+    classifier.encoder_ = facts.encoder
+    classifier.temperature_, classifier.held_out_ = facts.temperature, None
     nobody = torch.zeros(0, dtype=torch.bool)
     classifier.split_ = Split(nobody, nobody, nobody)
     return classifier
+
+
+def _checked(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of the model; all must be finite, and those of the features as many."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} is not finite")
+    state = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "model." in name}
+    if facts.scaling == "columns" and not (
+        tensors["scaling.mean"].shape == tensors["scaling.deviation"].shape == (facts.features,)
+    ):
+        raise ValueError("the scaling is of another number of features")
+    if facts.encoder is not None and len(facts.encoder.feature_names) != facts.features:
+        raise ValueError(f"{len(facts.encoder.feature_names)} names for {facts.features} features")
+    return state
 
 
 def holds_model(place: Path) -> bool:
@@ -118,8 +149,10 @@ def holds_model(place: Path) -> bool:
     Args:
         place: the folder.
     """
+    from pydantic_core import from_json
+
     try:
-        facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
+        facts = from_json((place / FACTS).read_bytes()) if (place / FACTS).is_file() else None
     except (OSError, ValueError):
         return False
     return isinstance(facts, dict) and {"format", "pairnorm"} <= facts.keys()
@@ -131,35 +164,56 @@ def read_facts(place: Path) -> dict[str, Any]:
     Args:
         place: the folder.
     """
+    with steady_folder(place):
+        return _read(place).model_dump()
+
+
+def _read(place: Path) -> Facts:
     path = place / FACTS
     if not path.is_file():
-        raise PairNormError(f"{place}: there is no {FACTS}. Name the folder that `pairnorm fit --out` wrote.")
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PairNormError(f"{path}: the saved model is damaged ({error}). Fit again.") from error
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        found = facts.get("format") if isinstance(facts, dict) else None
         raise PairNormError(
-            f"{path}: format {found!r} is not known; expected {FORMAT}. Fit again with this version."
+            f"{place}: there is no {FACTS}",
+            code="file-missing",
+            value=str(path),
+            remedy="Name the folder that `pairnorm fit --out` wrote.",
         )
-    return facts
+    try:
+        return Facts.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        problems = {problem["loc"]: problem for problem in error.errors()}
+        if version := problems.get(("format",)):
+            found = None if version["type"] == "missing" else version["input"]
+            raise PairNormError(
+                f"{path}: format {found!r} is not known",
+                code="wrong-version",
+                value=found,
+                expected=str(FORMAT),
+                remedy="Fit again with this version.",
+            ) from error
+        where, problem = next(iter(problems.items()))
+        raise _damaged(path, f"{'.'.join(map(str, where))}: {problem['msg']}".lstrip(": ")) from error
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
 
 
-def _network(facts: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-    described = dict(facts["network"])
-    model, hidden = described.pop("model"), described.pop("hidden")
-    described["norm"] = None if described["norm"] == "none" else described["norm"]
-    if hidden:
-        described |= hidden
-    network: nn.Module = NETWORKS[model](facts["features"], len(facts["classes"]), **described)
-    weights = {name.removeprefix("network."): value for name, value in tensors.items() if "network." in name}
-    network.load_state_dict(weights)
-    return network.eval()
+def _read_tensors(place: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = place / TENSORS
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError("there is no such file")
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, error) from error
+    return tensors
 
 
-def _hidden(network: Any) -> dict[str, int]:
-    """Return the width of a deep network, where there is one between its first layer and its last."""
-    if isinstance(network, SGC) or network.depth < 2:
-        return {}
-    return {"hidden": network.convolutions[0].weight.shape[2]}
+def _damaged(path: Path, problem: object) -> PairNormError:
+    return PairNormError(
+        f"{path}: the saved model is damaged ({' '.join(str(problem).split())[:200]})",
+        code="file-damaged",
+        value=str(path),
+        remedy="Fit again.",
+    )

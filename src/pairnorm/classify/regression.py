@@ -1,74 +1,15 @@
-"""Logistic regression solved to the end: all that an SGC learns, and the baseline that sees no graph."""
+"""Logistic regression solved to the end: all that an SGC learns, and the candidate that sees no graph."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-MEMORY = 10
-SLOPE, GAIN = 1e-6, 1e-10
+GRADIENT, STEPS, INNER_STEPS = 1e-7, 100, 500
 SUFFICIENT = 1e-4
-
-
-def minimise(function: Callable[[Tensor], tuple[float, Tensor]], start: Tensor, steps: int = 200) -> Tensor:
-    """Return where a convex function is least.
-
-    Every step goes along the slope times an inverse Hessian that is estimated from the last ten steps, and is
-    halved until the function falls enough (Nocedal & Wright, 2006, algorithm 7.4).
-
-    Args:
-        function: gives value and gradient at a point.
-        start: a point, float64, of one dimension.
-        steps: at most so many.
-    """
-    point = start
-    value, slope = function(point)
-    past: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=MEMORY)
-    for _ in range(steps):
-        if float(slope.abs().max()) < SLOPE:
-            break
-        direction = -_inverse_hessian(slope, past)
-        descent = float(direction @ slope)
-        length = 1.0 if past else min(1.0, 1 / float(slope.norm()))
-        new, new_value, new_slope = point, value, slope
-        while length > 1e-10:
-            new = point + length * direction
-            new_value, new_slope = function(new)
-            if new_value <= value + SUFFICIENT * length * descent:
-                break
-            length /= 2
-        else:  # rounding hides what is left to gain
-            break
-        moved, turned = new - point, new_slope - slope
-        curvature = float(moved @ turned)
-        if curvature > 1e-12 * float(turned @ turned):
-            past.append((moved, turned, 1 / curvature))
-        gained = value - new_value
-        point, value, slope = new, new_value, new_slope
-        if gained < GAIN * max(1.0, abs(value)):
-            break
-    return point
-
-
-def _inverse_hessian(slope: Tensor, past: deque[tuple[Tensor, Tensor, float]]) -> Tensor:
-    """Multiply the slope by the estimated inverse Hessian, without forming it."""
-    result, weights = slope.clone(), []
-    for moved, turned, inverse in reversed(past):
-        weight = inverse * float(moved @ result)
-        result -= weight * turned
-        weights.append(weight)
-    if past:
-        moved, turned, inverse = past[-1]
-        result *= 1 / (inverse * float(turned @ turned))
-    for (moved, turned, inverse), weight in zip(past, reversed(weights), strict=True):
-        result += (weight - inverse * float(turned @ result)) * moved
-    return result
-
-
 # Below this many numbers, waking a second thread takes longer than the work it would share.
 WORTH_A_THREAD = 2**20
 
@@ -92,27 +33,77 @@ def regressions(
         classes: how many there are.
         scales: PairNorm's s, each above 0.
     """
-    basis, rows = _reduced(rows.double())
-    # The solver stops at a small slope: it is given rows of length one on average, whatever their unit.
+    basis, rows = _principal(rows.double())
+    # The solver stops at a small gradient: it is given rows of norm one on average, whatever their unit.
     unit = max(float(rows.square().sum(1).mean().sqrt()), 1e-30)
-    rows = rows / unit
+    rows = torch.cat([rows / unit, rows.new_ones(len(rows), 1)], 1)
     target = torch.nn.functional.one_hot(labels, classes).double()
-    point = rows.new_zeros((rows.shape[1] + 1) * classes)
+    weight = rows.new_zeros(rows.shape[1], classes)
     for scale in sorted(scales):
-        strength = 1 / (scale * unit) ** 2
-
-        def loss(point: Tensor, strength: float = strength) -> tuple[float, Tensor]:
-            weight, bias = _unpack(point, classes)
-            logarithms = torch.addmm(bias, rows, weight).log_softmax(1)
-            slope = (logarithms.exp() - target) / len(rows)
-            value = -(target * logarithms).sum() / len(rows) + strength / 2 * weight.square().sum()
-            gradient = torch.cat([rows.T @ slope + strength * weight, slope.sum(0, keepdim=True)])
-            return float(value), gradient.flatten()
-
+        penalty = torch.full_like(weight[:, :1], 1 / (scale * unit) ** 2)
+        penalty[-1] = 0  # the bias
         with _threads(rows.numel()):
-            point = minimise(loss, point)
-        weight, bias = _unpack(point, classes)
-        yield scale, (weight if basis is None else basis @ weight).float() / (scale * unit), bias.float()
+            weight = _newton(rows, target, penalty, weight)
+        yield scale, (basis @ weight[:-1]).float() / (scale * unit), weight[-1].float()
+
+
+def _newton(rows: Tensor, target: Tensor, penalty: Tensor, weight: Tensor) -> Tensor:
+    """Return the weights of the least mean cross-entropy + Σ penalty · weight² / 2 (Nocedal & Wright, 7.1).
+
+    Every Newton step is solved by conjugate gradients, more exactly the nearer the goal, and halved until the
+    objective falls enough.
+    """
+    count, squares = len(rows), rows.square()
+
+    def objective(weight: Tensor) -> tuple[float, Tensor]:
+        logarithms = (rows @ weight).log_softmax(1)
+        value = -(target * logarithms).sum() / count + (penalty * weight.square()).sum() / 2
+        return float(value), logarithms.exp()
+
+    value, chances = objective(weight)
+    for _ in range(STEPS):
+        gradient = rows.T @ (chances - target) / count + penalty * weight
+        if float(gradient.abs().max()) < GRADIENT:
+            break
+
+        def hessian(direction: Tensor, chances: Tensor = chances) -> Tensor:
+            change = chances * (product := rows @ direction)
+            change = change - chances * (chances * product).sum(1, keepdim=True)
+            return rows.T @ change / count + penalty * direction
+
+        diagonal = squares.T @ (chances * (1 - chances)) / count + penalty + 1e-15
+        step = _conjugate_gradients(hessian, -gradient, diagonal)
+        descent, share = float((gradient * step).sum()), 1.0
+        while share > 1e-10:
+            new_value, new_chances = objective(weight + share * step)
+            if new_value <= value + SUFFICIENT * share * descent:
+                break
+            share /= 2
+        else:  # rounding hides what is left to gain
+            break
+        weight, value, chances = weight + share * step, new_value, new_chances
+    return weight
+
+
+def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], goal: Tensor, diagonal: Tensor) -> Tensor:
+    """Return x with matrix(x) ≈ goal, by conjugate gradients with the diagonal as preconditioner."""
+    solution, residual = torch.zeros_like(goal), goal
+    direction = scaled = residual / diagonal
+    size = float((residual * scaled).sum())
+    enough = min(0.01, size**0.5) * size
+    for _ in range(INNER_STEPS):
+        product = matrix(direction)
+        curvature = float((direction * product).sum())
+        if curvature <= 0:  # of a convex function: rounding
+            break
+        solution = solution + size / curvature * direction
+        residual = residual - size / curvature * product
+        scaled = residual / diagonal
+        size, before = float((residual * scaled).sum()), size
+        if size < enough:
+            break
+        direction = scaled + size / before * direction
+    return solution
 
 
 @contextmanager
@@ -126,23 +117,24 @@ def _threads(size: int) -> Iterator[None]:
         torch.set_num_threads(usual)
 
 
-def _unpack(point: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    matrix = point.view(-1, classes)
-    return matrix[:-1], matrix[-1]
+def _principal(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the principal axes V [d, r] of the rows, and X V: as few coordinates as there are, unrelated.
 
-
-def _reduced(rows: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Turn the rows into as few coordinates as they span; the best weights lie in their span as well."""
-    if rows.shape[0] >= rows.shape[1]:
-        return None, rows
-    basis, triangle = torch.linalg.qr(rows.T)
-    return basis, triangle.T.contiguous()
+    The best weights lie in their span, and the Hessian is nearly diagonal in them.
+    """
+    wide = rows.shape[0] < rows.shape[1]
+    values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    kept = values > 1e-14 * values.max().clamp(min=1e-300)
+    values, vectors = values[kept], vectors[:, kept]
+    if not wide:
+        return vectors, rows @ vectors
+    return rows.T @ (vectors / values.sqrt()), vectors * values.sqrt()
 
 
 def span(features: Tensor) -> tuple[Tensor | None, Tensor]:
     """Return an orthonormal basis Q [d, r] of the rows of X that are not zero, and X Q [n, r].
 
-    Lengths and distances of rows stay as they are under Q, so that propagation, PairNorm and regression
+    Norms and distances of rows stay as they are under Q, so that propagation, PairNorm and regression
     may work in r columns instead of d: 140 instead of 1,433 where all but 140 papers lost their words.
 
     Args:

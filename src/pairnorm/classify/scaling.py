@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates import check_size
+from pairnorm.classify.candidates.base import check_size
 from pairnorm.data import Graph, row_normalise
 from pairnorm.data.features import stored_values
 from pairnorm.errors import PairNormError, one_of
@@ -95,9 +95,15 @@ def check_features(graph: Graph) -> None:
     """Refuse a graph that has nothing to propagate."""
     if graph.num_features == 0:
         raise PairNormError(
-            f"graph {graph.name!r} has no features. Give its nodes a feature column; some may be empty."
+            f"graph {graph.name!r} has no features",
+            code="no-features",
+            value=graph.name,
+            remedy="Give its nodes a feature column; some cells may be empty.",
         )
     if not stored_values(graph.features).any():
         raise PairNormError(
-            f"graph {graph.name!r}: every feature of every node is missing or zero. Fill in those you know."
+            f"graph {graph.name!r}: every feature of every node is missing or zero",
+            code="no-features",
+            value=graph.name,
+            remedy="Fill in those you know.",
         )

@@ -1,10 +1,8 @@
-"""What a run writes: a folder that changes as a whole or not at all, and a row for every node."""
+"""What a run writes: predictions, a report with figures, and all of it at once or not at all."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from math import isnan
@@ -14,16 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.classify.candidates import Candidate
+from pairnorm.classify.candidates.base import Candidate
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, measured
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
+from pairnorm.classify.search import RIVAL_EPOCHS, RIVAL_SEEDS
 from pairnorm.data import Graph
-from pairnorm.data.graph import homophily
 from pairnorm.errors import PairNormError
 from pairnorm.plotting import BLUE, GREY, VERMILLION, new_figure, style, whole_ticks
-from pairnorm.writing import writable
+from pairnorm.writing import change_folder, drafts_in, steady_folder
 
 if TYPE_CHECKING:
     import pandas
@@ -126,8 +124,11 @@ def draw_confusion(scores: Scores, classes: Sequence[str]) -> Figure:
     share = counts / counts.sum(1, keepdims=True).clip(1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
     names = [name if len(name) <= 22 else name[:21] + "…" for name in classes]
-    axis.set_xticks(range(count), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=9)
-    axis.set_yticks(range(count), names, fontsize=9)
+    # A class may be called "$x_$", which is no formula.
+    axis.set_xticks(
+        range(count), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=9, parse_math=False
+    )
+    axis.set_yticks(range(count), names, fontsize=9, parse_math=False)
     axis.set_title("shade: share of the true class", loc="left", fontsize=9)
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
@@ -150,7 +151,7 @@ def draw_confusion(scores: Scores, classes: Sequence[str]) -> Figure:
 
 
 @style()
-def draw_rivals(rivals: dict[str, Scores]) -> Figure:
+def draw_rivals(rivals: Mapping[str, Scores]) -> Figure:
     """Draw the accuracy of the model, which comes first, and of simpler methods, with their 95% intervals.
 
     Args:
@@ -199,7 +200,7 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
     if findings.test.any():
         scores = findings.scores(findings.predicted, findings.test)
         figures["confusion.png"] = draw_confusion(scores, findings.graph.class_names)
-        figures["comparison.png"] = draw_rivals(findings.rivals())
+        figures["comparison.png"] = draw_rivals(findings.comparison())
     if _chosen(findings):
         figures["depth.png"] = draw_depths(findings.classifier.search_, findings.classifier.best_)
     for name, figure in figures.items():
@@ -223,9 +224,9 @@ def _sections(findings: Findings, notes: Sequence[str]) -> Iterator[str]:
         yield "## Against simpler methods"
         yield _table(
             ["", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
-            [[name, *_numbers(scores)] for name, scores in findings.rivals().items()],
+            [[name, *_numbers(scores)] for name, scores in findings.comparison().items()],
         )
-        yield "All were fitted on the same training nodes, and tuned by the same validation nodes."
+        yield _tuning(findings)
         yield "![Accuracy of the model and of simpler methods](comparison.png)"
     if _chosen(findings):
         yield from _depth(findings)
@@ -241,7 +242,7 @@ def _about(findings: Findings) -> str:
         ["nodes", f"{graph.num_nodes:,}, {graph.num_edges:,} edges"],
         ["classes", f"{graph.num_classes}: {', '.join(graph.class_names[:12])}"],
         ["labelled", f"{int(graph.labelled.sum()):,} nodes: {', '.join(sizes)}"],
-        ["homophily", homophily(graph)],
+        ["homophily", dict(graph.describe())["homophily"]],
         ["without features", f"{missing:,} nodes ({_percent(missing / graph.num_nodes)})"],
     ]
     if suggestion.unreachable:
@@ -276,10 +277,27 @@ def _accuracy(findings: Findings) -> Iterator[str]:
         ],
     )
     yield "![Confusion matrix](confusion.png)"
-    sure, right = findings.sureness()
+    count, right = findings.confident()
     yield (
-        f"It is at least 90% sure of {sure:,} held-out nodes, and right on {_percent(right)} of them. (How "
-        f"sure to be was learnt from validation nodes: temperature {findings.classifier.temperature_:.2g}.)"
+        f"It gives its class at least 90% on {count:,} held-out nodes, and is right on {_percent(right)} of "
+        "them. (How confident to be was learnt from validation nodes: temperature "
+        f"{findings.classifier.temperature_:.2g}.)"
+    )
+
+
+def _tuning(findings: Findings) -> str:
+    """Say how each method was tuned."""
+    if not _chosen(findings):
+        return (
+            "All were fitted on the same training nodes. There are no validation nodes: settings are by rule."
+        )
+    tried = [(findings.classifier.best_.name, len(findings.classifier.search_), "")]
+    tried += [(rival.name, rival.tried, rival.best.setting) for rival in findings.rivals if rival.tried > 1]
+    amounts = [f"{name}: {count:,}{f' ({setting})' if setting else ''}" for name, count, setting in tried]
+    return (
+        "All were fitted on the same training nodes, and the settings of each chosen by the same validation "
+        f"nodes, among so many: {'; '.join(amounts)}. Of the GCN, learning rate and dropout are chosen, and "
+        f"the best of {RIVAL_EPOCHS} epochs is kept; the width is fixed, {RIVAL_SEEDS} seeds are averaged."
     )
 
 
@@ -352,22 +370,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         folder: absent, empty, or with the outcome of an earlier run.
     """
     check_folder(folder)
-    place = folder.resolve()
-    # In the folder itself or, while there is none, in the nearest one above: moving a file is then renaming.
-    nearest = next(above for above in (place, *place.parents) if above.exists())
-    drafts = nearest / f".{place.name}.{os.getpid()}.partial"
-    with writable(folder):
-        drafts.mkdir()
-    try:
+    with change_folder(folder, OUTCOME) as drafts:
         yield drafts
-        with writable(folder):
-            place.mkdir(parents=True, exist_ok=True)
-            for name in OUTCOME - {draft.name for draft in drafts.iterdir()}:
-                (place / name).unlink(missing_ok=True)
-            for draft in drafts.iterdir():
-                draft.replace(place / draft.name)
-    finally:
-        shutil.rmtree(drafts, ignore_errors=True)
 
 
 def check_folder(folder: Path) -> None:
@@ -377,10 +381,22 @@ def check_folder(folder: Path) -> None:
         folder: where results are to go.
     """
     if folder.is_file():
-        raise PairNormError(f"{folder}: there is a file of that name. Choose another folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not holds_model(folder):
         raise PairNormError(
-            f"{folder}: the folder holds files that no run wrote. Choose another, such as a new one in it."
+            f"{folder}: there is a file of that name",
+            code="is-a-file",
+            value=str(folder),
+            remedy="Choose another folder.",
+        )
+    with steady_folder(folder):
+        pass
+    if not folder.is_dir() or holds_model(folder):
+        return
+    if set(folder.iterdir()) - set(drafts_in(folder, folder.resolve())):
+        raise PairNormError(
+            f"{folder}: the folder holds files that no run wrote",
+            code="foreign-folder",
+            value=str(folder),
+            remedy="Choose another, such as a new one in it.",
         )
 
 
@@ -417,7 +433,12 @@ def write_table(frame: pandas.DataFrame, path: Path) -> None:
     """
     if path.suffix.lower() == ".parquet":
         if not has_parquet():
-            raise PairNormError(f"{path.name}: writing Parquet needs pyarrow. pip install pyarrow")
+            raise PairNormError(
+                f"{path.name}: writing Parquet needs pyarrow",
+                code="library-missing",
+                value="pyarrow",
+                remedy="pip install pyarrow",
+            )
         frame.to_parquet(path, index=False)
     else:
         frame.to_csv(path, index=False, float_format="%.6g")

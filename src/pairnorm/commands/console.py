@@ -1,51 +1,207 @@
-"""A progress bar with rate and time left; nothing where the output is not a terminal."""
+"""What a command prints: text with a little markup, notes, errors, tables and progress; all of it plainly
+where rich is not installed, and never with a character that steers a terminal."""
 
-from collections.abc import Callable, Iterator
+import re
+import shutil
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+from unicodedata import combining, east_asian_width
 
-import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.console import Console
 
-from pairnorm.train import Progress as Now
+SECONDS_BETWEEN_LINES = 15
 
-console = Console(highlight=False)
-complaints = Console(highlight=False, stderr=True)
+_TAG = re.compile(r"\[(/|bold|dim|yellow|red)\]")
+_BRACKET = "\x00"  # stands for a "[" that begins no tag
+# Control characters, changes of the direction of writing, and bytes of file names that are no text.
+_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
-WRITING = "Writing tables and figures; the whole paper takes a minute"
 
-Root = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the raw files. Default: $PAIRNORM_DATA, else your cache folder."),
-]
+class OutputClosed(Exception):
+    """What is printed arrives nowhere, as after ``pairnorm datasets | head -1`` or on a full disk."""
+
+
+def safe(text: object) -> str:
+    r"""Return a name or message as ``show`` prints it unchanged, but for what could steer a terminal.
+
+    >>> show("[bold]Wrote[/] " + safe("[bold]\x1b[31m.csv"))
+    Wrote [bold]\x1b[31m.csv
+    """
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text)).replace(
+        "[", _BRACKET
+    )
+
+
+def show(text: object = "", *, error: bool = False) -> None:
+    """Print a text, whose tags ``[bold]``, ``[dim]``, ``[yellow]``, ``[red]`` and ``[/]`` set its style.
+
+    Args:
+        text: what is not written here goes through ``safe`` first; other than a text, what rich can print.
+        error: print to the standard error.
+    """
+    console = _console(error)
+    parts = [part.replace(_BRACKET, "[") for part in _TAG.split(text)] if isinstance(text, str) else []
+    try:
+        if console is None:
+            plain = "".join(parts[::2]) if isinstance(text, str) else str(text)
+            print(plain, file=sys.stderr if error else sys.stdout, flush=True)
+        elif isinstance(text, str):
+            from rich.text import Text
+
+            styles = ["", *("" if tag == "/" else tag for tag in parts[1::2])]
+            console.print(Text.assemble(*zip(parts[::2], styles, strict=True)), soft_wrap=True)
+        else:
+            console.print(text)
+    except OSError as why:
+        if not error:  # else there is nobody to tell
+            raise OutputClosed(why) from None
+
+
+def flush() -> None:
+    """Have what others printed arrive, or say that it does not."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as why:
+        raise OutputClosed(why) from None
+
+
+def note(text: object) -> None:
+    """Print what a user should know to the standard error."""
+    show(f"[yellow]Note:[/] {_lines(text)}", error=True)
+
+
+def complain(text: object) -> None:
+    """Print what went wrong to the standard error."""
+    show(f"[red]Error:[/] {_lines(text)}", error=True)
+
+
+def show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """Print a warning, as ``warnings.showwarning`` does; one about the user's data is a note."""
+    if category.__module__.startswith("pairnorm."):
+        note(message)
+    else:
+        show(_lines(warnings.formatwarning(message, category, *place[:2]).rstrip()), error=True)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> None:
+    """Print a table.
+
+    Args:
+        headings: of the columns.
+        rows: their cells.
+        left: the columns of text; the others are numbers and stand to the right.
+    """
+    cells = [[safe(cell) for cell in row] for row in (headings, *rows)]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+
+    def line(row: list[str]) -> str:
+        spaces = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+        padded = [
+            cell + space if column in left else space + cell
+            for column, (cell, space) in enumerate(zip(row, spaces, strict=True))
+        ]
+        return "  ".join(padded).rstrip()
+
+    rule = "─" * (sum(widths) + 2 * len(widths) - 2)
+    show("\n".join(["", line(cells[0]), rule, *map(line, cells[1:]), ""]))
+
+
+def facts(found: Iterable[tuple[str, str]]) -> None:
+    """Print what was found, a name and a text beside it that goes on below itself."""
+    pairs = [(safe(name), safe(text)) for name, text in found]
+    margin = " " * (max((_width(name) for name, _ in pairs), default=0) + 2)
+    width = max(shutil.get_terminal_size().columns, len(margin) + 20)
+    for name, text in pairs:
+        filled = textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin)
+        show(f"[dim]{name}[/]{filled[_width(name) :]}")
+
+
+class Tell(Protocol):
+    """Is told how far something is; ``total`` is None where nobody knows."""
+
+    def __call__(self, stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
+        """Say that ``done`` of ``total`` units of a stage are done, the latest of them being ``latest``."""
 
 
 @contextmanager
-def progress_bar(console: Console) -> Iterator[Callable[[str, Now], None]]:
-    """Give a function to be told a stage and how far it is; every stage gets a bar of its own."""
-    if not console.is_terminal:
-        yield lambda stage, now: None
+def progress() -> Iterator[Tell]:
+    """Show a bar for every stage in a terminal, elsewhere a line when it begins and another now and then."""
+    console = _console(False)
+    if console is None or not console.is_terminal:
+        yield _Lines()
         return
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TaskProgressColumn(),
-        TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("{task.fields[latest]}", style="dim", markup=False),
     )
+    tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=console) as bars:
-        tasks: dict[str, TaskID] = {}
 
-        def tell(stage: str, now: Now) -> None:
-            if not now.trials:
-                return
+        def tell(stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
             if stage not in tasks:
-                shown = stage if len(stage) <= 28 else f"{stage[:27]}…"
-                tasks[stage] = bars.add_task(shown, total=now.total, rate="")
+                tasks[stage] = bars.add_task(_shortened(stage), total=total, latest="")
             task = bars.tasks[bars.task_ids.index(tasks[stage])]
-            rate = f"{task.speed:,.0f} layer-epochs/s" if task.speed else f"{now.trials:,} trials"
-            bars.update(tasks[stage], completed=now.done, total=now.total, rate=rate)
+            shown = f"{task.speed:,.0f} {unit}/s" if unit and task.speed else _shortened(latest)
+            bars.update(tasks[stage], completed=done, total=total, latest=shown)
 
         yield tell
+        for task in [task for task in bars.tasks if not task.total]:
+            bars.remove_task(task.id)
+
+
+class _Lines:
+    """Tells in lines: how far, how fast, how much longer."""
+
+    def __init__(self) -> None:
+        self._stage, self._began, self._first, self._last = "", 0.0, 0, 0.0
+
+    def __call__(self, stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._began, self._last, self._first = stage, now, now, done
+            show(safe(f"{stage}: {latest}" if latest else f"{stage} …"))
+        if not total or now - self._last < SECONDS_BETWEEN_LINES or done == self._first:
+            return
+        self._last = now
+        rate = (done - self._first) / (now - self._began)
+        speed = f", {rate:,.0f} {unit} a second" if unit else ""
+        show(safe(f"{stage}: {done / total:.1%}{speed}, {(total - done) / rate / 60:.1f} min left; {latest}"))
+
+
+@cache
+def _console(error: bool) -> "Console | None":
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the process
+
+    return Piped(stderr=error, highlight=False, emoji=False)
+
+
+def _lines(text: object) -> str:
+    return "\n".join(map(safe, str(text).split("\n")))
+
+
+def _width(text: str) -> int:
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def _shortened(text: str, most: int = 32) -> str:
+    return safe(text if len(text) <= most else f"{text[: most - 1]}…").replace(_BRACKET, "[")

@@ -1,82 +1,74 @@
 """``pairnorm demo``: the paper's experiment with missing features, small enough for a laptop."""
 
+import shlex
 import time
-from pathlib import Path
-from typing import Annotated
+from argparse import Namespace
+from importlib.util import find_spec
+from typing import Any
 
-import typer
-from rich.markup import escape
-
-from pairnorm.commands.console import console, progress_bar
-
-EXAMPLE = "Example: [bold]pairnorm demo[/]"
+from pairnorm.commands import console
+from pairnorm.commands.console import safe
+from pairnorm.commands.options import add_command, option
+from pairnorm.commands.reproduce import train
 
 RUNS, EPOCHS, DEPTHS = 2, 300, (1, 2, 4, 7, 10, 15, 20, 30, 40, 60)
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("demo"),
-    workers: Annotated[int | None, typer.Option(help="Processes. Default: one per core.")] = None,
-) -> None:
-    """Show what PairNorm does: Cora, no network, half a minute on two cores.
+def add(commands: Any) -> None:
+    """Add the command and its options."""
+    parser = add_command(commands, "demo", run, "pairnorm demo")
+    parser.group("Options", "workers", out=option("FOLDER", "Folder for the results.", "demo"))
 
-    SGC labels papers from 140 known ones, with all word vectors there and with those of all other papers
-    missing, once without and once with PairNorm.
+
+def run(options: Namespace) -> int | None:
+    """Show what PairNorm does, in half a minute, with no network.
+
+    SGC labels papers of Cora from 140 known ones, with all word vectors there
+    and with those of all other papers missing, once without and once with PairNorm.
     """
     from pairnorm.paper.experiments import TABLE1, Place
     from pairnorm.paper.figures import against_depth
     from pairnorm.paper.results import Results
-    from pairnorm.paper.runner import reproduce
     from pairnorm.paper.tables import Table, terminal
     from pairnorm.plotting import save
-    from pairnorm.train import Store
 
     experiment = TABLE1.narrowed(
         datasets=("cora",), runs=RUNS, epochs=EPOCHS, depths=DEPTHS, missing=(0, 100)
     )
     assert experiment is not None
     full = TABLE1.candidates(Place("cora", "SGC", 0))
-    console.print(
+    console.show(
         "Cora: 2,708 papers, of which 140 have a known field. SGC predicts the field of the others; at 100%\n"
         "missing, none of them has a word vector, and only propagation can tell them apart.\n"
         f"Reduced against the paper's protocol: {RUNS} runs instead of 5, {EPOCHS} epochs instead of "
-        f"{full[0].epochs},\n{len(DEPTHS)} depths instead of {len(full)}.",
-        soft_wrap=True,
+        f"{full[0].epochs},\n{len(DEPTHS)} depths instead of {len(full)}."
     )
-    began = time.monotonic()
-    store = out / "demo.sqlite"
-    try:
-        with Store(store) as opened, progress_bar(console) as progress:
-            outcome = reproduce([experiment], opened, device="cpu", workers=workers, progress=progress)
-    except KeyboardInterrupt:
-        console.print(
-            f"\n[yellow]Stopped.[/] What had finished is kept in {escape(str(store))}; "
-            f"[bold]pairnorm demo --out {escape(str(out))}[/] goes on.",
-            soft_wrap=True,
-        )
-        raise typer.Exit(130) from None
+    began, store = time.monotonic(), options.out / "demo.sqlite"
+    command = f"pairnorm demo --out {shlex.quote(str(options.out))}"
+    outcome = train(store, [experiment], command, device="cpu", workers=options.workers)
+    if outcome is None:
+        return 130
     results = Results.read(store)
-    table = Table.of(results, experiment)
-    console.print(terminal(table))
+    console.show(terminal(Table.of(results, experiment)))
     plain, normalised = (results.chosen(experiment, Place("cora", name, 100)) for name in ("SGC", "SGC-PN"))
     assert plain is not None
     assert normalised is not None
-    console.print(
+    console.show(
         f"With all other vectors missing, SGC gets {plain.accuracy:.0%} of the test papers right; with "
         f"PairNorm it is {normalised.accuracy:.0%},\nat {normalised.layers} layers: deep enough to reach the "
-        "vectors that are there.",
-        soft_wrap=True,
+        "vectors that are there."
     )
-    figure = against_depth(results, experiment, "cora", ("SGC",), 100, mark_best=True)
-    assert figure is not None
-    for file in save(figure, out, "accuracy-against-depth"):
-        console.print(f"Wrote {escape(str(file))}", soft_wrap=True)
+    if find_spec("matplotlib") is None:
+        console.note("there is no figure: matplotlib is not installed. pip install 'pairnorm[all]'")
+    elif figure := against_depth(results, experiment, "cora", ("SGC",), 100, mark_best=True):
+        for file in save(figure, options.out, "accuracy-against-depth"):
+            console.show(f"Wrote {safe(file)}")
     spent = (
         f"in {time.monotonic() - began:.0f} s" if outcome.trained else "by an earlier call, now read again"
     )
-    console.print(f"Results: {escape(str(store))}, trained {spent}")
-    console.print(
+    console.show(f"Results: {safe(store)}, trained {spent}")
+    console.show(
         "\nNext: [bold]pairnorm reproduce table1 --dataset cora --missing 0,100[/] is the same with the full "
-        "protocol.",
-        soft_wrap=True,
+        "protocol."
     )
+    return None

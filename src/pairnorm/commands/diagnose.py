@@ -1,58 +1,34 @@
 """``pairnorm diagnose``: how quickly propagation washes out a graph's features, without any training."""
 
-from pathlib import Path
-from typing import Annotated
+from argparse import Namespace
+from itertools import count
+from typing import Any
 
-import typer
-from rich.markup import escape
-
-from pairnorm.commands.console import console
-from pairnorm.commands.options import (
-    Categorical,
-    Delimiter,
-    Edges,
-    Id,
-    Ignore,
-    Nodes,
-    Source,
-    Target,
-    Weight,
-    read_graph,
-    show_graph,
-    small_table,
-    steps,
-)
+from pairnorm.commands import console
+from pairnorm.commands.console import safe
+from pairnorm.commands.options import add_command, option, read_graph, refuse_inputs
 from pairnorm.errors import one_of
 from pairnorm.writing import whole_file
 
 FORMS = (".png", ".pdf", ".svg")
-EXAMPLE = "Example: [bold]pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk[/]"
 
 
-def diagnose(
-    nodes: Nodes,
-    edges: Edges = None,
-    label: Annotated[
-        str | None, typer.Option(help="Column of nodes with classes, if any.", rich_help_panel="Columns")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="File for the figure: .png, .pdf or .svg.")] = Path(
-        "diagnosis.png"
-    ),
-    id: Id = None,
-    source: Source = None,
-    target: Target = None,
-    weight: Weight = None,
-    categorical: Categorical = None,
-    ignore: Ignore = None,
-    delimiter: Delimiter = None,
-    scaling: Annotated[
-        str, typer.Option(help="Of features: rows (words, counts), columns (ages, incomes), none or auto.")
-    ] = "auto",
-) -> None:
-    """Show how quickly propagation makes nodes alike, with and without PairNorm, and suggest a depth.
+def add(commands: Any) -> None:
+    """Add the command and its options."""
+    example = "pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk"
+    parser = add_command(commands, "diagnose --nodes FILE --edges FILE", run, example)
+    out = option("FILE", "File for the figure: .png, .pdf or .svg.", "diagnosis.png")
+    parser.group("Files", "nodes", "edges", "delimiter", out=out)
+    parser.group("Columns", "id", "label", "source", "target", "weight", "categorical", "ignore")
+    parser.group("Model", "scaling")
 
-    Nothing is trained. Row-diff is the mean distance between nodes, col-diff that
-    between features; the effective rank counts the directions that are left.
+
+def run(options: Namespace) -> None:
+    """Show how quickly nodes become alike, and suggest a depth.
+
+    By propagation, with and without PairNorm; nothing is trained. Row-diff is the
+    mean distance between nodes, col-diff that between features; the effective rank
+    counts the directions that are left.
     """
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.candidates import check_size
@@ -60,36 +36,31 @@ def diagnose(
     from pairnorm.classify.scaling import check_features
     from pairnorm.classify.summary import draw_smoothing
 
+    out, step = options.out, count(1)
     form = one_of("ending of --out", out.suffix.lower(), FORMS).removeprefix(".")
-    columns = {
-        "id": id, "label": label, "source": source, "target": target, "weight": weight,
-        "categorical": categorical, "ignore": ignore, "delimiter": delimiter,
-    }  # fmt: skip
+    refuse_inputs(out, options.nodes, options.edges)
     with whole_file(out) as file:
-        graph = read_graph(nodes, edges, columns)
-        show_graph(graph)
+        graph = read_graph(options)
         check_features(graph)
         check_size(graph)
-        scaled = Scaling.of(graph, scaling)
-        with steps("Propagating", len(DEPTHS)) as tick:
-            rows = smoothing(graph, scaled(graph), tick=tick)
+        scaled = Scaling.of(graph, options.scaling)
+        with console.progress() as tell:
+            tell("Propagating", 0, len(DEPTHS))
+            rows = smoothing(
+                graph, scaled(graph), tick=lambda what: tell("Propagating", next(step), len(DEPTHS), what)
+            )
         suggestion = suggest_depth(graph)
         draw_smoothing(rows, suggestion.depth).savefig(file, format=form, dpi=150)
-    table = small_table(*HEADINGS)
-    for line in measured(rows):
-        table.add_row(*line)
-    console.print(table)
-    console.print(f"Row-diff and col-diff: share of depth 0. Features: {scaled.sentence}.", soft_wrap=True)
+    console.table(HEADINGS, measured(rows))
+    console.show(f"Row-diff and col-diff: share of depth 0. Features: {safe(scaled.sentence)}.")
     if suggestion.unreachable:
-        console.print(
+        console.show(
             f"[yellow]Note:[/] {suggestion.unreachable:,} of {suggestion.lacking:,} nodes without features "
-            "have no path to one that has some; no depth reaches them.",
-            soft_wrap=True,
+            "have no path to one that has some; no depth reaches them."
         )
-    console.print(f"\n[bold]Suggested depth: {suggestion.depth}.[/] {suggestion.reason}", soft_wrap=True)
-    console.print(f"Wrote {escape(str(out))}", soft_wrap=True)
-    console.print(
-        f"\nNext: [bold]pairnorm fit --nodes {escape(str(nodes))} --edges … --label … --out run[/] tries all "
-        "depths and chooses by validation.",
-        soft_wrap=True,
+    console.show(f"\n[bold]Suggested depth: {suggestion.depth}.[/] {safe(suggestion.reason)}")
+    console.show(f"Wrote {safe(out)}")
+    console.show(
+        f"\nNext: [bold]pairnorm fit --nodes {safe(options.nodes)} --edges … --label … --out run[/] tries "
+        "all depths and chooses by validation."
     )

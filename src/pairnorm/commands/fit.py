@@ -2,121 +2,108 @@
 
 import time
 import warnings
+from argparse import Namespace
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.markup import escape
-
-from pairnorm.commands.console import console
-from pairnorm.commands.options import (
-    Categorical,
-    Delimiter,
-    Device,
-    Edges,
-    Id,
-    Ignore,
-    Nodes,
-    Source,
-    Split,
-    Target,
-    Weight,
-    read_graph,
-    show_graph,
-    small_table,
-    steps,
-    typed,
-)
-from pairnorm.errors import PairNormError
+from pairnorm.commands import console
+from pairnorm.commands.console import safe
+from pairnorm.commands.options import SHARED, add_command, option, read_graph, refuse_inputs
+from pairnorm.errors import PairNormError, whole_number
 
 if TYPE_CHECKING:
     from pairnorm.classify.findings import Findings
 
-EXAMPLE = (
-    "Example: [bold]pairnorm fit --nodes customers.csv --edges payments.csv --id customer --label risk "
-    "--out run[/]"
-)
+HEADINGS = ("On held-out nodes", "nodes", "accuracy", "95% interval", "balanced", "macro F1")
+CONTENTS = {
+    "predictions.csv": "a row for every node: its class, and how probable each is",
+    "predictions.parquet": "the same, for machines",
+    "model.json": "with model.safetensors: the model",
+    "report.md": "how far to trust it, with figures",
+}
 
 
-def fit(
-    nodes: Nodes,
-    label: Annotated[
-        str | None,
-        typer.Option(help="Column of nodes with classes; empty = unknown.", rich_help_panel="Columns"),
-    ] = None,
-    edges: Edges = None,
-    out: Annotated[Path, typer.Option(help="Folder for predictions, model and report.")] = Path("run"),
-    id: Id = None,
-    split: Split = None,
-    source: Source = None,
-    target: Target = None,
-    weight: Weight = None,
-    categorical: Categorical = None,
-    ignore: Ignore = None,
-    delimiter: Delimiter = None,
-    model: Annotated[
-        str, typer.Option(help="SGC, GCN, GAT, or auto: SGC, with --budget also the others.")
-    ] = "auto",
-    depth: Annotated[
-        str, typer.Option(help="Graph convolutions: a number, several as 2,8, or auto.")
-    ] = "auto",
-    norm: Annotated[str, typer.Option(help="PN, PN-SI, PN-SCS, none or auto.")] = "auto",
-    scale: Annotated[str, typer.Option(help="PairNorm's s: a number, several as 1,10, or auto.")] = "auto",
-    scaling: Annotated[
-        str, typer.Option(help="Of features: rows (words, counts), columns (ages, incomes), none or auto.")
-    ] = "auto",
-    budget: Annotated[
-        str | None, typer.Option(help="Try GCN and GAT too, for at most so long: 90s, 5m, 1h.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="How many of each GCN or GAT are averaged.")] = 5,
-    epochs: Annotated[int, typer.Option(help="Epochs of GCN and GAT.")] = 500,
-    device: Device = "auto",
-    seed: Annotated[int, typer.Option(help="Of the split and of the models.")] = 0,
-) -> None:
-    """Learn from the labelled nodes of your graph and label all, also those without features.
+def add(commands: Any) -> None:
+    """Add the command and its options."""
+    example = (
+        "pairnorm fit --nodes customers.csv --edges payments.csv --id customer \\\n"
+        "      --label risk --out run"
+    )
+    parser = add_command(commands, "fit --nodes FILE --edges FILE --label COLUMN", run, example)
+    out = option("FOLDER", "Folder for predictions, model and report.", "run")
+    parser.group("Files", "nodes", "edges", "delimiter", out=out)
+    parser.group("Columns", "id", "label", "split", "source", "target", "weight", "categorical", "ignore")
+    parser.group(
+        "Model",
+        model=option("NAMES", "SGC, GCN, GAT, or auto: SGC, with --budget also the others.", "auto"),
+        depth=option("NUMBERS", "Graph convolutions: a number, several as 2,8, or auto.", "auto"),
+        norm=option("NAMES", "PN, PN-SI, PN-SCS, none or auto.", "auto"),
+        scale=option("NUMBERS", "PairNorm's s: a number, several as 1,10, or auto.", "auto"),
+        scaling=SHARED["scaling"],
+        budget=option("TIME", "Try GCN and GAT too, for at most so long: 90s, 5m, 1h."),
+        seeds=option("N", "How many of each GCN or GAT are averaged.", 5),
+        epochs=option("N", "Epochs of GCN and GAT.", 500),
+    )
+    parser.group("Running", "device", seed=option("N", "Of the split and of the models.", 0))
 
-    Validation nodes choose model, depth and scale; the accuracy is that on test
-    nodes, which no choice has seen. Where you give no split, one is drawn.
+
+def run(options: Namespace) -> None:
+    """Learn from the labelled nodes of your graph and label all.
+
+    Also those without features. Validation nodes choose model, depth and scale; the
+    accuracy is that on test nodes, which no choice has seen. Where you give no
+    split, one is drawn.
     """
     from pairnorm.classify import ClassifierWarning, NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.classify.summary import whole_folder
 
-    began = time.monotonic()
-    columns: dict[str, Any] = {
-        "id": id, "label": label, "split": split, "source": source, "target": target, "weight": weight,
-        "categorical": categorical, "ignore": ignore, "delimiter": delimiter,
-    }  # fmt: skip
+    began, out, step = time.monotonic(), options.out, count(1)
     classifier = NodeClassifier(
-        model=_listed(model, str), depth=_listed(depth, int), norm=_listed(norm, str),
-        scale=_listed(scale, float), scaling=scaling, budget=budget, seeds=seeds, epochs=epochs,
-        device=device, random_state=seed,
-    )  # fmt: skip
+        model=_listed(options.model, str),
+        depth=_listed(options.depth, int),
+        norm=_listed(options.norm, str),
+        scale=_listed(options.scale, float),
+        scaling=options.scaling,
+        budget=options.budget,
+        seeds=options.seeds,
+        epochs=options.epochs,
+        device=options.device,
+        random_state=whole_number("seed", options.seed, 0, 2**62),
+    )
+    refuse_inputs(out, options.nodes, options.edges)
     with whole_folder(out) as folder:
-        graph = read_graph(nodes, edges, columns)
-        if label is None and not graph.num_classes:
+        graph = read_graph(options)
+        if options.label is None and not graph.num_classes:
             raise PairNormError(
-                f"{nodes.name}: no node has a class. Name the column that holds them: --label …"
+                f"{options.nodes.name}: no node has a class",
+                code="no-labels",
+                remedy="Name the column that holds them: {label}",
+                label=...,
             )
-        show_graph(graph)
-        with typed(), warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ClassifierWarning)
-            with steps("Choosing a model") as tick:
-                classifier.fit(graph, progress=lambda done, total, what: tick(what, total))
-            with steps("Comparing with simpler methods", STEPS) as tick:
-                findings = Findings.of(classifier, graph, tick)
+            with console.progress() as tell:
+                choosing, comparing = "Choosing a model", "Comparing with simpler methods"
+                tell(choosing, 0, None)
+                classifier.fit(graph, progress=lambda done, total, what: tell(choosing, done, total, what))
+                tell(comparing, 0, STEPS)
+                findings = Findings.of(
+                    classifier, graph, lambda what: tell(comparing, next(step), STEPS, what)
+                )
         for warning in caught:  # held back until the bars are done
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
         notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
-        _write(findings, folder, columns, notes)
+        _write(findings, folder, notes)
     _show(findings)
-    console.print(f"\nWrote to {escape(str(out))}/ in {time.monotonic() - began:.0f} s:", soft_wrap=True)
-    for name, what in _contents(out):
-        console.print(f"  {name:<20} {what}", soft_wrap=True)
-    console.print(
-        f"\nNext: read [bold]{escape(str(out / 'report.md'))}[/]; label a graph that has changed with\n"
-        f"[bold]pairnorm predict --model {escape(str(out))} --nodes … --edges … --out predictions.csv[/]",
-        soft_wrap=True,
+    console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - began:.0f} s:")
+    for name, what in CONTENTS.items():
+        if (out / name).exists():
+            console.show(f"  {name:<20} {what}")
+    console.show(
+        f"\nNext: read [bold]{safe(out / 'report.md')}[/]; label a graph that has changed with\n"
+        f"[bold]pairnorm predict --model {safe(out)} --nodes … --edges … --out predictions.csv[/]"
     )
 
 
@@ -133,7 +120,7 @@ def _listed(text: str, kind: type) -> Any:
     return values
 
 
-def _write(findings: "Findings", folder: Path, columns: dict[str, Any], notes: list[str]) -> None:
+def _write(findings: "Findings", folder: Path, notes: list[str]) -> None:
     from pairnorm.classify.persistence import save
     from pairnorm.classify.summary import PREDICTIONS, has_parquet, predictions, write_report, write_table
 
@@ -141,29 +128,19 @@ def _write(findings: "Findings", folder: Path, columns: dict[str, Any], notes: l
     frame = predictions(findings.graph, findings.probabilities, classifier.classes_)
     for name in PREDICTIONS if has_parquet() else PREDICTIONS[:1]:
         write_table(frame, folder / name)
-    save(classifier, folder, {name: value for name, value in columns.items() if value})
+    save(classifier, folder)
     write_report(findings, folder, notes)
 
 
 def _show(findings: "Findings") -> None:
     if findings.test.any():
-        table = small_table("On held-out nodes", "nodes", "accuracy", "95% interval", "balanced", "macro F1")
+        rows = []
         for name, scores in findings.groups().items():
             low, high = scores.interval
             numbers = (scores.accuracy, scores.balanced_accuracy, scores.macro_f1)
             accuracy, balanced, f1 = (f"{100 * number:.1f}%" for number in numbers)
-            table.add_row(
-                name, f"{scores.count:,}", accuracy, f"{100 * low:.1f} to {100 * high:.1f}", balanced, f1
+            rows.append(
+                (name, f"{scores.count:,}", accuracy, f"{100 * low:.1f} to {100 * high:.1f}", balanced, f1)
             )
-        console.print(table)
-    console.print(escape(findings.verdict().replace("**", "")), soft_wrap=True)
-
-
-def _contents(out: Path) -> list[tuple[str, str]]:
-    known = {
-        "predictions.csv": "a row for every node: its class, and how probable each is",
-        "predictions.parquet": "the same, for machines",
-        "model.json": "with model.safetensors: the model",
-        "report.md": "how far to trust it, with figures",
-    }
-    return [(name, what) for name, what in known.items() if (out / name).exists()]
+        console.table(HEADINGS, rows)
+    console.show(safe(findings.verdict().replace("**", "")))

@@ -1,155 +1,181 @@
-"""How ``fit``, ``predict`` and ``diagnose`` read a user's own files and show what they found."""
+"""How commands take options: the parser, the options that several share, and reading a user's graph."""
 
-import re
+import argparse
+import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
-from rich import box
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-
-from pairnorm.commands.console import console
-from pairnorm.errors import PairNormError
+from pairnorm.commands import console
+from pairnorm.errors import PairNormError, closest
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
+    from pairnorm.data.encoder import Encoder
+
+KINDS: dict[str, type] = {"FILE": Path, "FOLDER": Path, "N": int, "MINUTES": float}
 
 
-FILES, COLUMNS = "Files", "Columns"
-
-Nodes = Annotated[
-    Path,
-    typer.Option(
-        help="Table of nodes (.csv, .tsv, .parquet), or a file of the whole graph.", rich_help_panel=FILES
-    ),
-]
-Edges = Annotated[
-    Path | None,
-    typer.Option(help="Table of edges: a row for each, with its two ends.", rich_help_panel=FILES),
-]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(
-        help="What separates cells, or tab. Default: a comma, in .tsv a tab.", rich_help_panel=FILES
-    ),
-]
-Id = Annotated[
-    str | None,
-    typer.Option("--id", help="Column of nodes with their ids. Default: the first.", rich_help_panel=COLUMNS),
-]
-Split = Annotated[
-    str | None,
-    typer.Option(
-        help="Column that says train, validation or test. Default: drawn at random.", rich_help_panel=COLUMNS
-    ),
-]
-Source = Annotated[
-    str | None,
-    typer.Option(
-        help="Column of edges with one end. Default: source, else the first.", rich_help_panel=COLUMNS
-    ),
-]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        help="Column with the other end. Default: target, else the second.", rich_help_panel=COLUMNS
-    ),
-]
-Weight = Annotated[str | None, typer.Option(help="Column of edges with weights.", rich_help_panel=COLUMNS)]
-Categorical = Annotated[
-    list[str] | None,
-    typer.Option(help="Column of numbers that are categories. May be repeated.", rich_help_panel=COLUMNS),
-]
-Ignore = Annotated[
-    list[str] | None, typer.Option(help="Column to leave out. May be repeated.", rich_help_panel=COLUMNS)
-]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+def option(metavar: str, help: str, default: object = None, **settings: Any) -> dict[str, Any]:
+    """Return how ``argparse`` is told of an option; what its value is made of follows from its metavar."""
+    kind = KINDS.get(metavar, str)
+    if default is not None:
+        settings["default"] = kind(default)
+        help += f" Default: {default}."
+    return {"metavar": metavar, "help": help, "type": kind, **settings}
 
 
-def read_graph(nodes: Path, edges: Path | None, columns: dict[str, Any]) -> "Graph":
-    """Read a user's graph; errors name options as they are typed on a command line.
+SHARED = {
+    "nodes": option(
+        "FILE", "Table of nodes (.csv, .tsv, .parquet), or a file of the whole graph.", required=True
+    ),
+    "edges": option("FILE", "Table of edges: a row for each, with its two ends."),
+    "delimiter": option("TEXT", "What separates cells, or tab. Default: a comma, in .tsv a tab."),
+    "id": option("COLUMN", "Column of nodes with their ids. Default: the first."),
+    "label": option("COLUMN", "Column of nodes with classes; empty = unknown."),
+    "split": option("COLUMN", "Column that says train, validation or test. Default: drawn at random."),
+    "source": option("COLUMN", "Column of edges with one end. Default: source, else the first."),
+    "target": option("COLUMN", "Column with the other end. Default: target, else the second."),
+    "weight": option("COLUMN", "Column of edges with weights."),
+    "categorical": option(
+        "COLUMN", "Column of numbers that are categories. May be repeated.", action="append"
+    ),
+    "ignore": option("COLUMN", "Column to leave out. May be repeated.", action="append"),
+    "scaling": option(
+        "KIND", "Of features: rows (words, counts), columns (ages, incomes), none or auto.", "auto"
+    ),
+    "device": option("DEVICE", "auto, cpu or cuda.", "auto"),
+    "dataset": option("NAMES", "Only these graphs, such as cora,citeseer."),
+    "runs": option("N", "Runs of everything. Default: the paper's (5)."),
+    "epochs": option("N", "Epochs. Default: the paper's (500 for SGC, 1000 else)."),
+    "depths": option("NUMBERS", "Depths, such as 2,4. Default: the paper's."),
+    "missing": option("NUMBERS", "Only these percentages of missing vectors, as 0,100."),
+    "root": option("FOLDER", "Folder of the raw files. Default: $PAIRNORM_DATA, else your cache folder."),
+    "workers": option("N", "Processes on a CPU. Default: one per core."),
+}
+COLUMNS = ("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "delimiter")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that shows a short usage and the error where a command line is wrong."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_formatter, allow_abbrev=False, add_help=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the command line, and end with code 2."""
+        console.show(f"Usage: {self.usage}\nTry '{self.prog} --help'.", error=True)
+        console.complain(message)
+        raise SystemExit(2)
+
+
+class Command(Parser):
+    """The parser of one command: options and arguments in any order, and any text as an option's value."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._names = {"-h", "--help"}
+        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+
+    def group(self, title: str, *shared: str, **own: dict[str, Any]) -> None:
+        """Add options that belong together.
+
+        Args:
+            title: of the group.
+            *shared: names among ``SHARED``.
+            **own: this command's, and what ``option`` says of them.
+        """
+        panel = self.add_argument_group(title)
+        for name, settings in ({name: SHARED[name] for name in shared} | own).items():
+            panel.add_argument(f"--{name}", **settings)
+            self._names.add(f"--{name}")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse what follows the command's name: options joined with their values, then arguments."""
+        words, options, arguments = list(args or ()), list[str](), list[str]()
+        while words:
+            word = words.pop(0)
+            name, equals, _ = word.partition("=")
+            if not word.startswith("-"):
+                arguments.append(word)
+            elif name not in self._names:
+                self.error(f"there is no option {name!r}. {closest(name, sorted(self._names))}".rstrip())
+            elif equals or name in ("-h", "--help") or not words or words[0] in self._names:
+                options.append(word)
+            else:
+                options.append(f"{word}={words.pop(0)}")
+        found, unknown = super().parse_known_args(options + arguments, namespace)
+        if unknown:
+            self.error(f"there is no argument {unknown[0]!r}.")
+        return found, []
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    try:
+        import rich.console  # rich_argparse looks for it only when it prints  # noqa: F401
+        from rich_argparse import RawDescriptionRichHelpFormatter as Formatter
+    except ImportError:
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26)
+    return Formatter(prog, max_help_position=26)
+
+
+def add_command(commands: Any, usage: str, run: Callable[[Namespace], int | None], example: str) -> Command:
+    """Return the parser of a new command.
 
     Args:
-        nodes: the table of nodes, or the file of the whole graph.
-        edges: the table of edges.
-        columns: what ``pairnorm.data.io.from_files`` takes besides.
+        commands: what ``add_subparsers`` returned.
+        usage: the command's name, and what it cannot do without.
+        run: is called with the options and returns an exit code or None; its docstring is the help.
+        example: a command line.
     """
+    words, name = inspect.cleandoc(run.__doc__ or ""), usage.split()[0]
+    parser: Command = commands.add_parser(
+        name,
+        usage=f"pairnorm {usage} [options]",
+        prog=f"pairnorm {name}",
+        help=words.partition("\n")[0],
+        description=words,
+        epilog=f"Example:\n  {example}",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def columns_of(options: Namespace) -> dict[str, Any]:
+    """Return what a user says of tables, by name."""
+    return {name: value for name in COLUMNS if (value := getattr(options, name, None))}
+
+
+def refuse_inputs(out: Path, *inputs: Path | None) -> None:
+    """Refuse to write over what is read, by whatever name.
+
+    Args:
+        out: the file, or the folder in which files are replaced.
+        *inputs: the files to be read.
+    """
+    for path in (path for path in inputs if path is not None and path.exists() and out.exists()):
+        if out.samefile(path.parent if out.is_dir() else path):
+            raise PairNormError(
+                f"{out}: writing there would replace {path}, which is read",
+                code="would-overwrite",
+                value=str(out),
+                remedy="Choose another place: {out}",
+                out=...,
+            )
+
+
+def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
+    """Read the graph that the options name, as an ``encoder`` read one before, and say what is in it."""
     from pairnorm.data import Graph, GraphWarning
 
-    with typed(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphWarning)  # shown with the rest of what was found
-        return Graph.from_files(nodes, edges, **{name: value for name, value in columns.items() if value})
-
-
-@contextmanager
-def typed() -> Iterator[None]:
-    """Say ``--ignore age`` where an error says ``ignore=['age']``."""
-    try:
-        yield
-    except PairNormError as error:
-        text = re.sub(
-            r"\b(model|edges|delimiter|id|label|split|source|target|weight|categorical|ignore)="
-            r"(?:\['([^']*)'\]|'([^']*)'|\.\.\.)",
-            lambda found: f"--{found[1]} {quote(found[2] or found[3] or 'FILE')}",
-            str(error),
-        )
-        raise PairNormError(text) from error
-
-
-def show_graph(graph: "Graph") -> None:
-    """Print what was found in the files.
-
-    Args:
-        graph: as it was read.
-    """
-    title, *lines = repr(graph).splitlines()
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for line in lines:
-        what, _, found = line.strip().partition(" ")
-        if what == "split" and not any(mask.any() for mask in graph.split):
-            continue
-        table.add_row(f"[dim]{what}[/]", escape(found.strip()))
-    console.print(f"[bold]{escape(title)}[/]")
-    console.print(table)
-
-
-@contextmanager
-def steps(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Give a function to be told of every step done, and of how many there are; shows a bar in a terminal.
-
-    Args:
-        what: is being done.
-        total: how many steps there are, if that is known.
-    """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(compact=True),
-        TextColumn("[dim]{task.fields[latest]}"),
-    )
-    if not console.is_terminal:
-        console.print(f"{what} …")
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total, latest="")
-
-        def tick(latest: str, total: int | None = total) -> None:
-            bar.update(task, advance=1, latest=latest, total=total)
-
-        yield tick
-
-
-def small_table(*headings: str) -> Table:
-    """Return an empty table with its numbers to the right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(headings[0])
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right")
-    return table
+        graph = Graph.from_files(options.nodes, options.edges, encoder=encoder, **columns_of(options))
+    console.show(f"[bold]Graph {console.safe(repr(graph.name))}[/]")
+    split = any(mask.any() for mask in graph.split)
+    console.facts((what, text) for what, text in graph.describe() if what != "split" or split)
+    return graph

@@ -1,77 +1,57 @@
 """``pairnorm predict``: labels for a graph that has changed since a model was fitted."""
 
-from pathlib import Path
-from typing import Annotated
+import sys
+from argparse import Namespace
+from contextlib import nullcontext, redirect_stdout
+from typing import Any
 
-import typer
-from rich.markup import escape
-
-from pairnorm.commands.console import console
-from pairnorm.commands.options import (
-    Delimiter,
-    Device,
-    Edges,
-    Id,
-    Ignore,
-    Nodes,
-    Source,
-    Target,
-    Weight,
-    show_graph,
-    steps,
-    typed,
-)
-from pairnorm.commands.read_again import read_again
+from pairnorm.commands import console
+from pairnorm.commands.console import safe
+from pairnorm.commands.options import add_command, option, read_graph, refuse_inputs
 from pairnorm.writing import whole_file
 
-EXAMPLE = (
-    "Example: [bold]pairnorm predict --model run --nodes customers.csv --edges payments.csv "
-    "--out predictions.csv[/]"
-)
+
+def add(commands: Any) -> None:
+    """Add the command and its options."""
+    example = (
+        "pairnorm predict --model run --nodes customers.csv --edges payments.csv \\\n"
+        "      --out predictions.csv"
+    )
+    parser = add_command(commands, "predict --model FOLDER --nodes FILE --edges FILE", run, example)
+    model = option("FOLDER", "Folder that pairnorm fit wrote.", required=True)
+    out = option("FILE", "File for the predictions, .csv or .parquet.", "predictions.csv")
+    parser.group("Files", "nodes", "edges", "delimiter", out=out)
+    parser.group("Columns", "id", "source", "target", "weight", "ignore")
+    parser.group("Model", "device", model=model)
 
 
-def predict(
-    model: Annotated[Path, typer.Option(help="Folder that [bold]pairnorm fit[/] wrote.")],
-    nodes: Nodes,
-    edges: Edges = None,
-    out: Annotated[Path, typer.Option(help="File for the predictions, .csv or .parquet.")] = Path(
-        "predictions.csv"
-    ),
-    id: Id = None,
-    source: Source = None,
-    target: Target = None,
-    weight: Weight = None,
-    ignore: Ignore = None,
-    delimiter: Delimiter = None,
-    device: Device = "auto",
-) -> None:
+def run(options: Namespace) -> None:
     """Label the nodes of a graph with a model fitted before.
 
     Columns are read as they were then, unless options say otherwise, and matched by
     name. The column of classes may be absent or empty.
     """
+    out = options.out
+    refuse_inputs(out, options.nodes, options.edges, *options.model.glob("model.*"))
+    # Predictions that go to a pipe, or to /dev/stdout, must not meet what is said about them.
+    piped = out.exists() and not out.is_dir() and (not out.is_file() or out.is_relative_to("/dev"))
+    with redirect_stdout(sys.stderr) if piped else nullcontext():
+        _predict(options)
+
+
+def _predict(options: Namespace) -> None:
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.persistence import read_facts
     from pairnorm.classify.summary import predictions, write_table
 
-    classifier = NodeClassifier.load(model).set_params(device=device)
-    saved = read_facts(model).get("columns", {})
-    given = {
-        "id": id, "source": source, "target": target, "weight": weight, "ignore": ignore,
-        "delimiter": delimiter,
-    }  # fmt: skip
+    model, out = options.model, options.out
+    classifier = NodeClassifier.load(model).set_params(device=options.device)
     with whole_file(out) as file:
-        graph = read_again(nodes, edges, saved, given, classifier.classes_)
-        show_graph(graph)
-        with typed(), steps(f"Predicting with {classifier.best_.name}", 1) as tick:
+        graph = read_graph(options, classifier.encoder_)
+        with console.progress() as tell:
+            tell(f"Predicting with {classifier.best_.name}", 0, None)
             frame = predictions(graph, classifier.predict_proba(graph), classifier.classes_)
-            tick("done")
         write_table(frame, file)
     counts = frame["predicted"].value_counts()
-    shares = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    console.print(f"\nPredicted: {escape(shares)}.", soft_wrap=True)
-    console.print(f"Wrote {escape(str(out))}: a row for each of {len(frame):,} nodes.", soft_wrap=True)
-    console.print(
-        f"\nNext: [bold]{escape(str(model / 'report.md'))}[/] says how far to trust these labels.",
-        soft_wrap=True,
-    )
+    console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
+    console.show(f"Wrote {safe(out)}: a row for each of {len(frame):,} nodes.")
+    console.show(f"\nNext: [bold]{safe(model / 'report.md')}[/] says how far to trust these labels.")

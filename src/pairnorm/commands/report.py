@@ -1,72 +1,65 @@
 """``pairnorm report``: all tables and figures and the report, from the store alone."""
 
-from importlib.util import find_spec
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.markup import escape
-
-from pairnorm.commands.console import WRITING, console
-from pairnorm.commands.reproduce import Dataset, Depths, Epochs, Missing, Runs
+from pairnorm.commands import console
+from pairnorm.commands.console import safe
+from pairnorm.commands.options import add_command, option
+from pairnorm.commands.reproduce import SELECTION, WRITING, selection
 from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
     from pairnorm.paper.experiments import Selection
 
-EXAMPLE = "Example: [bold]pairnorm report --store results/paper.sqlite --out results[/]"
+
+def add(commands: Any) -> None:
+    """Add the command and its options."""
+    example = "pairnorm report --store results/paper.sqlite --out results"
+    parser = add_command(commands, "report --store FILE", run, example)
+    parser.group(
+        "Files",
+        store=option("FILE", "File of the results, or its export as .csv or .csv.gz.", required=True),
+        out=option("FOLDER", "Folder for the report.", "reproduction"),
+        tensorboard=option("FOLDER", "Write the case study's histograms for TensorBoard here."),
+    )
+    parser.group("Selection", *SELECTION)
 
 
-def report(
-    store: Annotated[Path, typer.Option(help="File of the results, or its export as .csv or .csv.gz.")],
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("reproduction"),
-    dataset: Dataset = None,
-    runs: Runs = None,
-    epochs: Epochs = None,
-    depths: Depths = None,
-    missing: Missing = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Write the case study's histograms for TensorBoard here.")
-    ] = None,
-) -> None:
-    """Write every table and figure, and report.md, from results alone: nothing is trained.
+def run(options: Namespace) -> None:
+    """Write every table and figure, and report.md, from results.
 
-    The options choose as in [bold]pairnorm reproduce[/]: give the same ones.
+    Nothing is trained. The options choose as in pairnorm reproduce: give the same
+    ones.
     """
-    from pairnorm.paper.experiments import Selection, split_names, split_numbers
     from pairnorm.paper.report import write_report
 
-    selection = Selection(
-        ("all",),
-        split_names(dataset),
-        runs,
-        epochs,
-        split_numbers("depths", depths),
-        split_numbers("missing", missing),
-    )
-    if tensorboard is not None:
-        _write_tensorboard(store, tensorboard, selection)
-    with console.status(WRITING):
-        outputs = write_report(store, out, selection)
+    chosen = selection(options, "all")
+    if options.tensorboard is not None:
+        _write_tensorboard(options.store, options.tensorboard, chosen)
+    with console.progress() as tell:
+        tell(WRITING, 0, None)
+        outputs = write_report(options.store, options.out, chosen)
     for table in outputs.tables.values():
-        console.print(f"{table.name}: {table.filled} of {len(table.entries)} places filled")
-    console.print(f"{len(outputs.files)} files in {escape(str(out))}", soft_wrap=True)
-    console.print(f"\nNext: read [bold]{escape(str(outputs.files[-1]))}[/]", soft_wrap=True)
+        console.show(f"{table.name}: {table.filled} of {len(table.entries)} places filled")
+    console.show(f"{len(outputs.files)} files in {safe(options.out)}")
+    console.show(f"\nNext: read [bold]{safe(outputs.files[-1])}[/]")
 
 
-def _write_tensorboard(store: Path, folder: Path, selection: "Selection") -> None:
+def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
     from pairnorm.paper.case_study import file_beside, read_layers, studied, write_tensorboard
     from pairnorm.paper.experiments import CASE_STUDY
 
-    layers, experiment = read_layers(file_beside(store)), selection.narrow(CASE_STUDY)
+    layers, experiment = read_layers(file_beside(store)), chosen.narrow(CASE_STUDY)
     found = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}
     if not any(found.values()):
         raise PairNormError(
-            f"{file_beside(store)} has no layers of the case study as these options ask for it. "
-            f"Run pairnorm reproduce case-study{selection.options} --store {store} first."
+            f"{file_beside(store)} has no layers of the case study as these options ask for it",
+            code="not-run",
+            value=str(store),
+            remedy=f"Run pairnorm reproduce case-study{chosen.options} --store {store} first.",
         )
-    if find_spec("tensorboard") is None:
-        raise PairNormError("--tensorboard needs TensorBoard. pip install tensorboard")
     for model, studies in found.items():
         write_tensorboard(studies, model, folder)
-    console.print(f"TensorBoard: [bold]tensorboard --logdir {escape(str(folder))}[/]", soft_wrap=True)
+    console.show(f"TensorBoard: [bold]tensorboard --logdir {safe(folder)}[/]")

@@ -1,117 +1,156 @@
 """``pairnorm reproduce``: train what a table or figure lacks, then show it against the paper."""
 
 import shlex
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.markup import escape
+from pairnorm.commands import console
+from pairnorm.commands.console import safe
+from pairnorm.commands.options import add_command, option
+from pairnorm.errors import PairNormError, real_number, whole_number
 
-from pairnorm.commands.console import WRITING, Root, console, progress_bar
+if TYPE_CHECKING:
+    from pairnorm.paper.experiments import Experiment, Selection
+    from pairnorm.paper.runner import Outcome
+    from pairnorm.train import Progress
 
-EXAMPLE = "Example: [bold]pairnorm reproduce table2 --dataset cora --runs 1 --depths 2,4,8,12[/]"
-
-Dataset = Annotated[str | None, typer.Option(help="Only these graphs, such as cora,citeseer.")]
-Runs = Annotated[int | None, typer.Option(help="Runs of everything. Default: the paper's (5).")]
-Epochs = Annotated[int | None, typer.Option(help="Epochs. Default: the paper's (500 for SGC, 1000 else).")]
-Depths = Annotated[str | None, typer.Option(help="Depths, such as 2,4. Default: the paper's.")]
-Missing = Annotated[str | None, typer.Option(help="Only these percentages of missing vectors, as 0,100.")]
+SELECTION = ("dataset", "runs", "epochs", "depths", "missing")
+WRITING = "Writing tables and figures"
 
 
-def reproduce(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            help="table1, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, tuned, "
-            "ablation, scaling, or all; several may be named.",
-            show_default=False,
-        ),
-    ],
-    dataset: Dataset = None,
-    runs: Runs = None,
-    epochs: Epochs = None,
-    depths: Depths = None,
-    missing: Missing = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("reproduction"),
-    store: Annotated[
-        Path | None, typer.Option(help="File of the results. Default: results.sqlite in the folder.")
-    ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Start nothing more after this time.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes on a CPU. Default: one per core.")] = None,
-    root: Root = None,
-) -> None:
-    """Run experiments of the paper and show our numbers beside the paper's.
+def add(commands: Any) -> None:
+    """Add the command and its options."""
+    example = "pairnorm reproduce table2 --dataset cora --runs 1 --depths 2,4,8,12"
+    parser = add_command(commands, "reproduce WHAT...", run, example)
+    parser.add_argument_group("What").add_argument(
+        "what",
+        nargs="+",
+        metavar="WHAT",
+        help="table1, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, tuned, ablation, "
+        "scaling, or all; several may be named.",
+    )
+    parser.group("Selection", *SELECTION)
+    parser.group(
+        "Files",
+        "root",
+        out=option("FOLDER", "Folder for tables and figures.", "reproduction"),
+        store=option("FILE", "File of the results. Default: results.sqlite in the folder."),
+    )
+    minutes = option("MINUTES", "Start nothing more after this time.")
+    parser.group("Running", "device", "workers", minutes=minutes)
 
-    What the store already has is not trained again, so an interrupted run goes on where it stopped.
+
+def run(options: Namespace) -> int | None:
+    """Run experiments of the paper; show our numbers beside its own.
+
+    What the store already has is not trained again, so an interrupted run goes on
+    where it stopped.
     """
     from pairnorm.paper.case_study import file_beside, read_layers
-    from pairnorm.paper.experiments import Selection, split_names, split_numbers
     from pairnorm.paper.report import write_outputs, write_report
     from pairnorm.paper.results import Results
-    from pairnorm.paper.runner import count_lacking
-    from pairnorm.paper.runner import reproduce as train
     from pairnorm.paper.tables import terminal
-    from pairnorm.train import Store
 
-    selection = Selection(
-        tuple(what),
-        split_names(dataset),
-        runs,
-        epochs,
-        split_numbers("depths", depths),
-        split_numbers("missing", missing),
-    )
-    experiments = selection.experiments()
-    path = store or out / "results.sqlite"
-    given: dict[str, object] = {"out": out, "store": store, "workers": workers, "root": root}
-    given |= {"minutes": minutes, "device": None if device == "auto" else device}
-    words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
-    command = f"pairnorm reproduce {' '.join(what)}{selection.options} {shlex.join(words)}"
-    with Store(path) as opened:
-        lacking = count_lacking(experiments, opened)
-        if lacking:
-            console.print(
-                f"Training {lacking:,} trials; what is in {escape(str(path))} is not trained again."
-            )
-        try:
-            with progress_bar(console) as progress:
-                outcome = train(
-                    experiments,
-                    opened,
-                    device=device,
-                    root=root,
-                    workers=workers,
-                    minutes=minutes,
-                    progress=progress,
-                )
-        except KeyboardInterrupt:
-            left = count_lacking(experiments, opened)
-            console.print(
-                f"\n[yellow]Stopped.[/] {max(0, lacking - left):,} of {lacking:,} trials are kept in "
-                f"{escape(str(path))}; {left:,} are left.\nGo on with: [bold]{escape(command)}[/]",
-                soft_wrap=True,
-            )
-            raise typer.Exit(130) from None
-    with console.status(WRITING):
-        if "all" in what:
-            outputs = write_report(path, out, selection)
-            following = f"read [bold]{escape(str(outputs.files[-1]))}[/]"
+    chosen, out = selection(options, *options.what), options.out
+    path = options.store or out / "results.sqlite"
+    given = {
+        name: getattr(options, name) for name in ("out", "store", "workers", "root", "minutes", "device")
+    }
+    words = [
+        word
+        for name, value in given.items()
+        if value and value != "auto"
+        for word in (f"--{name}", str(value))
+    ]
+    command = f"pairnorm reproduce {' '.join(options.what)}{chosen.options} {shlex.join(words)}"
+    how = {name: given[name] for name in ("device", "workers", "root", "minutes")}
+    outcome = train(path, chosen.experiments(), command, **how)
+    if outcome is None:
+        return 130
+    with console.progress() as tell:
+        tell(WRITING, 0, None)
+        if "all" in options.what:
+            outputs = write_report(path, out, chosen)
+            following = f"read [bold]{safe(outputs.files[-1])}[/]"
         else:
             results, layers = Results.read(path), read_layers(file_beside(path))
-            outputs = write_outputs(selection.names(), results, layers, selection, out)
+            outputs = write_outputs(chosen.names(), results, layers, chosen, out)
             following = (
-                f"[bold]pairnorm report --store {escape(str(path))} --out {escape(str(out))}"
-                f"{escape(selection.options)}[/] writes all of it as a report, claim by claim."
+                f"[bold]pairnorm report --store {safe(path)} --out {safe(out)}{safe(chosen.options)}[/] "
+                "writes all of it as a report, claim by claim."
             )
     for table in outputs.tables.values():
-        console.print(terminal(table))
+        console.show(terminal(table))
     if outcome.left:
-        console.print(
-            f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{escape(command)}[/]",
-            soft_wrap=True,
-        )
-    console.print(f"Results: {escape(str(path))}", soft_wrap=True)
+        console.show(f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{safe(command)}[/]")
+    console.show(f"Results: {safe(path)}")
     for file in outputs.files:
-        console.print(f"Wrote {escape(str(file))}", soft_wrap=True)
-    console.print(f"\nNext: {following}", soft_wrap=True)
+        console.show(f"Wrote {safe(file)}")
+    console.show(f"\nNext: {following}")
+    return None
+
+
+def selection(options: Namespace, *what: str) -> "Selection":
+    """Return as much of the named experiments as the options ask for."""
+    from pairnorm.paper.experiments import Selection, split_names, split_numbers
+
+    depths, missing = (split_numbers(name, getattr(options, name)) for name in ("depths", "missing"))
+    return Selection(what, split_names(options.dataset), options.runs, options.epochs, depths, missing)
+
+
+def train(
+    path: Path, experiments: "Sequence[Experiment]", command: str, root: Path | None = None, **how: Any
+) -> "Outcome | None":
+    """Train what a store lacks and show how far it is; None, and how to go on, after an interruption.
+
+    Args:
+        path: the store; a new one is made once nothing is known that would keep it empty.
+        experiments: what is wanted.
+        command: goes on after an interruption.
+        root: folder of the graphs' files.
+        **how: device, workers and minutes, as ``pairnorm.paper.runner.reproduce`` takes them.
+    """
+    from pairnorm.data import datasets, load
+    from pairnorm.paper import runner
+    from pairnorm.train import Store
+    from pairnorm.train.engine import find_device
+
+    find_device(how["device"])
+    if how["workers"] is not None:
+        whole_number("workers", how["workers"], least=1)
+    if how.get("minutes") is not None:
+        real_number("minutes", how["minutes"], least=0)
+    wanted = {name for experiment in experiments for name in experiment.datasets}
+    for dataset in datasets() if not path.exists() else ():
+        if dataset.name in wanted and dataset.absent(root):
+            load(dataset.name, root)
+
+    def progress(stage: str, now: "Progress") -> None:
+        if now.trials:
+            latest = now.label if now.done else f"{now.trials:,} trials to train"
+            tell(stage, now.done, now.total, latest, "layer-epochs")
+
+    with Store(path) as store:
+        lacking = runner.count_lacking(experiments, store)
+        if lacking and store.read_only:
+            raise PairNormError(
+                f"{path} cannot be written, and {lacking:,} trials are to be trained",
+                code="not-writable",
+                value=str(path),
+                remedy="Copy it to where you may write, and name it: {store}",
+                store=...,
+            )
+        if lacking:
+            console.show(f"Training {lacking:,} trials; what is in {safe(path)} is not trained again.")
+        try:
+            with console.progress() as tell:
+                return runner.reproduce(experiments, store, root=root, progress=progress, **how)
+        except KeyboardInterrupt:
+            left = runner.count_lacking(experiments, store)
+            console.show(
+                f"\n[yellow]Stopped.[/] {max(0, lacking - left):,} of {lacking:,} trials are kept in "
+                f"{safe(path)}; {left:,} are left.\nGo on with: [bold]{safe(command)}[/]"
+            )
+            return None

@@ -1,6 +1,10 @@
 """Graphs: the class, the named ones, generated ones, a user's own files, and which vectors are missing."""
 
-from pairnorm.data.features import (
+from pairnorm.data.encoder import Column, Encoder
+from pairnorm.data.features import row_normalise
+from pairnorm.data.generate import csbm
+from pairnorm.data.graph import Graph, GraphWarning
+from pairnorm.data.missing import (
     Features,
     Missing,
     features_after,
@@ -8,16 +12,14 @@ from pairnorm.data.features import (
     missing_entries,
     missing_nodes,
     missing_vectors,
-    row_normalise,
 )
-from pairnorm.data.generate import csbm
-from pairnorm.data.graph import Graph
-from pairnorm.data.io import GraphWarning
 from pairnorm.data.named import Dataset, datasets, load
 from pairnorm.data.split import Split, per_class, random_split
 
 __all__ = [
+    "Column",
     "Dataset",
+    "Encoder",
     "Features",
     "Graph",
     "GraphWarning",

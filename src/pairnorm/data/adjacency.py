@@ -1,6 +1,6 @@
-"""From a list of edges to a symmetric adjacency matrix, and what was odd about the list."""
+"""Sparse matrices: from a list of edges to a symmetric adjacency, and checks before anything is computed."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -8,12 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.errors import PairNormError
+from pairnorm.sparse import sparse_csr
+
 
 @dataclass(frozen=True)
 class EdgeCounts:
-    """What a list of edges held: ``distinct`` undirected edges, and the oddities met on the way to them."""
+    """What a list of edges held on the way to distinct undirected edges: each an oddity worth a note."""
 
-    distinct: int
     self_loops: int
     duplicates: int
     one_way: int
@@ -21,24 +23,17 @@ class EdgeCounts:
 
     def notes(self) -> tuple[str, ...]:
         """Return a sentence for each oddity."""
-        return tuple(
-            _plural(count, one, many)
-            for count, one, many in (
-                (self.self_loops, "self-loop was dropped", "self-loops were dropped"),
-                (self.duplicates, "repeated edge was merged", "repeated edges were merged"),
-                (
-                    self.one_way,
-                    "edge was listed in one direction only and is taken as undirected",
-                    "edges were listed in one direction only and are taken as undirected",
-                ),
-                (self.isolated, "node has no edge", "nodes have no edge"),
-            )
-            if count
+        sentences = (
+            ("self-loop was dropped", "self-loops were dropped"),
+            ("repeated edge was merged", "repeated edges were merged"),
+            (
+                "edge was listed in one direction only and is taken as undirected",
+                "edges were listed in one direction only and are taken as undirected",
+            ),
+            ("node has no edge", "nodes have no edge"),
         )
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
+        found = zip(astuple(self), sentences, strict=True)
+        return tuple(f"{count:,} {one if count == 1 else many}" for count, (one, many) in found if count)
 
 
 def symmetric_adjacency(
@@ -83,22 +78,34 @@ def symmetric_adjacency(
 
     low, high = np.divmod(pairs, max(nodes, 1))
     adjacency = _mirror(low, high, nodes, values)
-    counts = EdgeCounts(
-        distinct=len(pairs),
-        self_loops=self_loops,
-        duplicates=duplicates,
-        one_way=2 * len(pairs) - directed,
-        isolated=int((adjacency.crow_indices().diff() == 0).sum()),
-    )
-    return adjacency, counts
+    isolated = int((adjacency.crow_indices().diff() == 0).sum())
+    return adjacency, EdgeCounts(self_loops, duplicates, 2 * len(pairs) - directed, isolated)
+
+
+def check_edges(ends: NDArray[Any], nodes: int, weights: NDArray[np.float32] | None) -> None:
+    """Raise an error unless edges join nodes that there are, with weights that are positive and finite."""
+    if ends.ndim != 2 or ends.shape[0] != 2 or not (np.issubdtype(ends.dtype, np.integer) or ends.size == 0):
+        problem = f"edge_index is {ends.dtype} of shape {ends.shape}"
+        raise PairNormError(problem, code="wrong-shape", expected="whole numbers, [2, edges]")
+    if ends.size and (ends.min() < 0 or ends.max() >= nodes):
+        wrong = int(ends.min() if ends.min() < 0 else ends.max())
+        problem = f"edge_index names node {wrong}, but the graph has nodes 0 to {nodes - 1}"
+        raise PairNormError(problem, code="unknown-node", value=wrong)
+    if weights is None:
+        return
+    if weights.shape != ends.shape[1:]:
+        problem = f"weights have shape {weights.shape}"
+        raise PairNormError(problem, code="wrong-shape", expected=f"one for each of {ends.shape[1]} edges")
+    if (bad := ~((weights > 0) & np.isfinite(weights))).any():
+        edge = int(bad.argmax())
+        problem = f"weights[{edge}] is {weights[edge]}"
+        raise PairNormError(
+            problem, code="bad-weight", value=float(weights[edge]), expected="a positive, finite number"
+        )
 
 
 def first_of_run(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark each element of a sorted array that differs from the one before it.
-
-    Args:
-        values: sorted.
-    """
+    """Mark each element of a sorted array that differs from the one before it."""
     first = np.ones(len(values), dtype=bool)
     np.not_equal(values[1:], values[:-1], out=first[1:])
     return first
@@ -119,10 +126,104 @@ def _mirror(
 
 def csr_tensor(matrix: Any) -> Tensor:
     """Return a scipy CSR matrix as a float32 ``torch.sparse_csr`` tensor."""
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(matrix.indptr.astype(np.int64)),
-        torch.from_numpy(matrix.indices.astype(np.int64)),
-        torch.from_numpy(matrix.data.astype(np.float32)),
-        size=matrix.shape,
-        check_invariants=False,
+    pieces = (matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64), matrix.data.astype(np.float32))
+    return sparse_csr(*map(torch.from_numpy, pieces), matrix.shape)
+
+
+def csr_matrix(tensor: Tensor) -> Any:
+    """Return a ``torch.sparse_csr`` tensor as a scipy ``csr_array`` that shares its memory where it can."""
+    from scipy.sparse import csr_array
+
+    pieces = (tensor.values(), tensor.col_indices(), tensor.crow_indices())
+    return csr_array(tuple(piece.cpu().numpy() for piece in pieces), shape=tuple(tensor.shape))
+
+
+def most_empty(held: int) -> int:
+    """Return how many nodes or features may be claimed, most of them empty, where so much is held."""
+    return 10_000_000 + 1000 * held
+
+
+def check_csr(what: str, starts: Any, indices: Any, entries: int, shape: tuple[int, int]) -> None:
+    """Raise an error unless pieces make a matrix of compressed rows; with others, computing would crash.
+
+    Args:
+        what: they are, for the message.
+        starts: where each row starts, and the last one ends: arrays or tensors of whole numbers.
+        indices: the column of each entry.
+        entries: how many values there are.
+        shape: how many rows and columns.
+    """
+    pieces = [np.asarray(piece.cpu() if isinstance(piece, Tensor) else piece) for piece in (starts, indices)]
+    if any(piece.dtype.kind not in "iu" or piece.ndim != 1 for piece in pieces):
+        problem = "its indices are no lists of whole numbers"
+    else:
+        first, second = (piece.astype(np.int64, copy=False) for piece in pieces)
+        problem = _csr_problem(first, second, entries, shape)
+    if problem:
+        raise PairNormError(
+            f"{what} is no sparse matrix: {problem}",
+            code="broken-matrix",
+            value=shape,
+            expected="row starts from 0 up to the number of entries, and indices within the matrix",
+        )
+
+
+def _csr_problem(
+    starts: NDArray[np.int64], indices: NDArray[np.int64], entries: int, shape: tuple[int, int]
+) -> str:
+    rows, columns = shape
+    if len(starts) != rows + 1:
+        return f"{len(starts):,} row starts for {rows:,} rows"
+    if len(indices) != entries:
+        return f"{len(indices):,} indices for {entries:,} values"
+    if columns > most_empty(entries + rows):
+        return f"it claims {columns:,} columns for {entries:,} entries"
+    if starts[0] != 0 or starts[-1] != entries:
+        return f"rows from entry {int(starts[0])} to {int(starts[-1])} of {entries:,}"
+    # A difference could overflow and look positive; a comparison cannot.
+    if (starts[1:] < starts[:-1]).any():
+        return "a row ends before it starts"
+    if entries and (indices.min() < 0 or indices.max() >= columns):
+        return f"indices from {int(indices.min())} to {int(indices.max())} among {columns:,} columns"
+    return ""
+
+
+def check_adjacency(adjacency: Tensor) -> None:
+    """Raise an error unless A is square, A = A^T, and has neither self-loops nor repeated entries.
+
+    Args:
+        adjacency: a tensor of any kind; the check takes time in proportion to its entries.
+    """
+    if (
+        adjacency.layout != torch.sparse_csr
+        or adjacency.dim() != 2
+        or adjacency.shape[0] != adjacency.shape[1]
+    ):
+        raise PairNormError(
+            f"adjacency is a {adjacency.layout} tensor of shape {tuple(adjacency.shape)}",
+            code="wrong-shape",
+            expected="a square torch.sparse_csr tensor",
+            remedy="Graph.from_edges makes one from a list of edges.",
+        )
+    crow, column, nodes = adjacency.crow_indices(), adjacency.col_indices(), adjacency.shape[0]
+    check_csr("adjacency", crow, column, adjacency.values().numel(), (nodes, nodes))
+    transposed = csr_matrix(adjacency).T.tocsr()
+    ordered = transposed.T.tocsr()  # the matrix itself, the columns of every row in order
+    row = np.repeat(np.arange(nodes), np.diff(ordered.indptr))
+    if (row == ordered.indices).any():
+        problem, code = "has self-loops", "self-loop"
+    elif ((ordered.indices[1:] == ordered.indices[:-1]) & (row[1:] == row[:-1])).any():
+        problem, code = "holds an entry twice", "repeated-edge"
+    elif not all(
+        np.array_equal(getattr(ordered, piece), getattr(transposed, piece))
+        for piece in ("indptr", "indices", "data")
+    ):
+        problem, code = "is not symmetric", "not-symmetric"
+    else:
+        return
+    raise PairNormError(
+        f"adjacency {problem}",
+        code=code,
+        expected="every edge once in both directions, with one weight, and no self-loops",
+        remedy="Graph.from_edges and Graph.from_scipy see to that.",
     )

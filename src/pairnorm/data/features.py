@@ -1,26 +1,21 @@
-"""Which features are missing: the masks of SSNC-MV and its relatives. A mask is data and edits nothing."""
+"""Features as tensors, dense or sparse: their stored entries, rows scaled, NaN taken as missing."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError, one_of
-
-if TYPE_CHECKING:
-    from pairnorm.data.graph import Graph
-
+from pairnorm.data.adjacency import csr_matrix, csr_tensor
+from pairnorm.errors import PairNormError, quoted
+from pairnorm.sparse import sparse_csr
 
 SCALINGS = ("rows", "none")
 
 
 def row_normalise(features: Tensor) -> Tensor:
-    """Divide each row by its L1 length, x_i / sum_j |x_ij|; a row of zeros stays zero.
+    """Divide each row by its L1 norm, x_i / sum_j |x_ij|; a row of zeros stays zero.
 
     >>> row_normalise(torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
     tensor([[0.2500, 0.7500],
@@ -30,24 +25,17 @@ def row_normalise(features: Tensor) -> Tensor:
         features: [n, d], dense or ``torch.sparse_csr``; the result is of the same kind.
     """
     if features.layout != torch.sparse_csr:
-        lengths = features.abs().sum(1, keepdim=True)
-        return features / torch.where(lengths > 0, lengths, 1)
+        norms = features.abs().sum(1, keepdim=True)
+        return features / torch.where(norms > 0, norms, 1)
     values, stored = features.values(), features.crow_indices().diff()
     # Adds in order, so that the result is the same every time on CUDA too, which index_add does not promise.
-    lengths = torch.segment_reduce(values.abs(), "sum", lengths=stored, initial=0)
-    return with_values(features, values / torch.where(lengths > 0, lengths, 1).repeat_interleave(stored))
+    norms = torch.segment_reduce(values.abs(), "sum", lengths=stored, initial=0)
+    return with_values(features, values / torch.where(norms > 0, norms, 1).repeat_interleave(stored))
 
 
 def stored_values(features: Tensor) -> Tensor:
     """Return the stored entries of a CSR tensor, [nnz], or all entries of a dense one, [n, d]."""
     return features.values() if features.layout == torch.sparse_csr else features
-
-
-def all_finite(features: Tensor) -> bool:
-    """Say whether no entry is infinite or NaN."""
-    values = stored_values(features)
-    # A finite sum proves it ten times faster than a look at every entry; an infinite one may be an overflow.
-    return bool(values.sum().isfinite() or values.isfinite().all())
 
 
 def stored_rows(features: Tensor) -> Tensor:
@@ -58,8 +46,49 @@ def stored_rows(features: Tensor) -> Tensor:
 
 def with_values(features: Tensor, values: Tensor) -> Tensor:
     """Return a CSR tensor with the same pattern as ``features`` and other values."""
-    return torch.sparse_csr_tensor(
-        features.crow_indices(), features.col_indices(), values, size=features.shape, check_invariants=False
+    return sparse_csr(features.crow_indices(), features.col_indices(), values, features.shape)
+
+
+def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:
+    """Return the columns at ``places``, zeros for -1.
+
+    Args:
+        features: [n, d], dense or ``torch.sparse_csr``; the result is of the same kind.
+        places: a column of ``features`` for each of the result, none of them twice.
+    """
+    if features.layout != torch.sparse_csr:
+        padded = torch.cat([features, features.new_zeros(len(features), 1)], 1)
+        return padded[:, torch.tensor(places, dtype=torch.int64, device=features.device)]
+    from scipy.sparse import coo_array
+
+    wanted = np.flatnonzero(np.asarray(places) >= 0)
+    chosen = (np.ones(len(wanted), dtype=np.float32), (np.asarray(places)[wanted], wanted))
+    moved = (csr_matrix(features) @ coo_array(chosen, shape=(features.shape[1], len(places))).tocsr()).tocsr()
+    moved.sort_indices()
+    return csr_tensor(moved).to(features.device)
+
+
+def all_finite(features: Tensor) -> bool:
+    """Say whether no entry is infinite or NaN."""
+    values = stored_values(features)
+    # A finite sum proves it ten times faster than a look at every entry; an infinite one may be an overflow.
+    return bool(values.sum().isfinite() or values.isfinite().all())
+
+
+def check_infinite(features: Tensor, node_names: Any, feature_names: Sequence[str] | None) -> None:
+    """Raise an error that names the first feature that is infinite."""
+    if not (infinite := stored_values(features).isinf()).any():
+        return
+    place = infinite.nonzero()[0].tolist()
+    if features.layout == torch.sparse_csr:
+        place = [int(stored_rows(features)[place[0]]), int(features.col_indices()[place[0]])]
+    node, column = place
+    feature = column if feature_names is None else quoted(feature_names[column])
+    raise PairNormError(
+        f"feature {feature} of node {quoted(node_names.tolist()[node])} is infinite",
+        code="not-finite",
+        value=(node, column),
+        remedy="Correct it, or make it NaN if it is missing.",
     )
 
 
@@ -82,178 +111,3 @@ def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
     whole = entries.all(1)
     missing = whole if torch.equal(whole, entries.any(1)) else entries
     return with_values(features, filled) if sparse else filled, missing
-
-
-@dataclass(frozen=True, eq=False)
-class Features:
-    """Features shared by all trials, and which of them each trial keeps.
-
-    Args:
-        values: [n, d], scaled, dense or ``torch.sparse_csr``.
-        keep: bool, what survives in each trial: [nnz, trials] (stored entries) where ``values`` is sparse;
-            [n, trials] (whole rows) or [n, trials, d] (single entries) where it is dense.
-    """
-
-    values: Tensor
-    keep: Tensor
-
-    @property
-    def trials(self) -> int:
-        """How many trials there are."""
-        return self.keep.shape[1]
-
-    def trial(self, number: int) -> Tensor:
-        """Return what one trial sees, [n, d], of the same kind as ``values``; what is erased is zero.
-
-        Args:
-            number: the trial, from 0.
-        """
-        keep = self.keep[:, number]
-        if self.values.layout == torch.sparse_csr:
-            return with_values(self.values, self.values.values() * keep)
-        return self.values * (keep if keep.dim() == 2 else keep[:, None])
-
-    def dense(self) -> Tensor:
-        """Return what every trial sees as one dense tensor, [n, trials, d]."""
-        if self.values.layout == torch.sparse_csr:
-            return torch.stack([self.trial(number).to_dense() for number in range(self.trials)], 1)
-        return self.values[:, None] * (self.keep if self.keep.dim() == 3 else self.keep[..., None])
-
-
-def features_after(graph: Graph, missing: Missing | None = None, scaling: str = "rows") -> Features:
-    """Return a graph's features, scaled, then erased where missing. The graph is not changed.
-
-    Args:
-        graph: whose features.
-        missing: what to erase, in each trial. Default: nothing, one trial.
-        scaling: ``"rows"`` for ``row_normalise``, ``"none"`` for features as they are.
-    """
-    values, device = graph.features, graph.device
-    if one_of("scaling", scaling, SCALINGS) == "rows":
-        values = row_normalise(values)
-    sparse = values.layout == torch.sparse_csr
-    entries = values.values().numel() if sparse else values.numel()
-    if missing is None:
-        keep = torch.ones(entries if sparse else graph.num_nodes, 1, dtype=torch.bool, device=device)
-        return Features(values, keep)
-
-    keep = ~missing.mask.to(device)
-    expected = entries if missing.kind == "entries" else graph.num_nodes
-    if len(keep) != expected:
-        raise PairNormError(
-            f"missing is about {len(keep):,} {missing.unit}, but graph {graph.name!r} has {expected:,}. "
-            "Draw it anew for this graph."
-        )
-    if sparse and missing.kind != "entries":
-        keep = keep[stored_rows(values)]
-    elif not sparse and missing.kind == "entries":
-        keep = keep.view(graph.num_nodes, graph.num_features, -1).transpose(1, 2)
-    return Features(values, keep)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Missing:
-    """What is missing, in each trial.
-
-    Args:
-        kind: ``'vectors'`` (outside the training set), ``'nodes'`` (anywhere), ``'entries'``, or ``'given'``.
-        rate: the fraction that is missing.
-        seed: of trial 0; trial t was drawn with seed + t. None where nothing was drawn.
-        mask: bool, True where missing: [n, trials], or [entries, trials] for ``'entries'``: the stored ones
-            of sparse features, all n d of dense ones, row by row.
-    """
-
-    kind: str
-    rate: float
-    seed: int | None
-    mask: Tensor
-
-    @property
-    def trials(self) -> int:
-        """How many trials there are."""
-        return self.mask.shape[1]
-
-    @property
-    def unit(self) -> str:
-        """What the mask is about: nodes or entries."""
-        return "entries" if self.kind == "entries" else "nodes"
-
-    def __repr__(self) -> str:
-        counts = self.mask.sum(0)
-        low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
-        found = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        return (
-            f"Missing(kind={self.kind!r}, rate={self.rate:g}, seed={self.seed}, trials={self.trials}: "
-            f"{found} of {len(self.mask):,} {self.unit})"
-        )
-
-
-def missing_vectors(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> Missing:
-    """Draw the missing vectors of SSNC-MV: a fraction p = |M| / |V_u| of the nodes outside the training set.
-
-    Trial t depends on seed + t alone. What is missing at one rate is missing at every higher rate too.
-
-    Args:
-        graph: whose nodes; those in ``graph.train`` keep their vectors.
-        rate: p, from 0 to 1.
-        trials: how many masks.
-        seed: the same seed gives the same masks on every machine.
-    """
-    return _drawn("vectors", ~graph.train, rate, trials, seed)
-
-
-def missing_nodes(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> Missing:
-    """Draw the nodes that lose their vectors from all nodes, those of the training set included.
-
-    Args:
-        graph: whose nodes.
-        rate: the fraction of nodes, from 0 to 1.
-        trials: how many masks.
-        seed: the same seed gives the same masks on every machine.
-    """
-    return _drawn("nodes", torch.ones_like(graph.train), rate, trials, seed)
-
-
-def missing_entries(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> Missing:
-    """Draw single entries: of sparse features among the stored ones, for a zero that is lost stays zero.
-
-    Args:
-        graph: whose features.
-        rate: the fraction of entries, from 0 to 1.
-        trials: how many masks.
-        seed: the same seed gives the same masks on every machine.
-    """
-    stored = stored_values(graph.features).flatten()
-    return _drawn("entries", torch.ones_like(stored, dtype=torch.bool), rate, trials, seed)
-
-
-def given_missing(graph: Graph, trials: int = 1) -> Missing:
-    """Return the vectors that the data itself lacks. (Single entries it lacks are zero already.)
-
-    Args:
-        graph: whose nodes.
-        trials: how often to repeat the mask.
-    """
-    mask = graph.missing_vectors
-    rate = float(mask.double().mean()) if len(mask) else 0.0
-    return Missing("given", rate, None, mask[:, None].repeat(1, _positive(trials)))
-
-
-def _drawn(kind: str, among: Tensor, rate: float, trials: int, seed: int) -> Missing:
-    """Mark the ``rate`` of candidates whose keys are smallest, anew for each trial."""
-    if not 0 <= rate <= 1:
-        raise PairNormError(f"rate is {rate}; expected a fraction from 0 to 1.")
-    candidates = np.flatnonzero(among.cpu().numpy())
-    count = round(rate * len(candidates))
-    mask = np.zeros((len(among), _positive(trials)), dtype=bool)
-    for trial in range(trials):
-        # Every node draws a key, so that the key of a node does not depend on who is in the training set.
-        keys = Stream(seed + trial, f"missing {kind}").keys(len(among))[candidates]
-        mask[candidates[np.argsort(keys, kind="stable")[:count]], trial] = True
-    return Missing(kind, float(rate), seed, torch.from_numpy(mask).to(among.device))
-
-
-def _positive(trials: int) -> int:
-    if trials < 1:
-        raise PairNormError(f"trials is {trials}; expected at least 1.")
-    return trials

@@ -13,6 +13,7 @@ from pairnorm.data.graph import Graph
 from pairnorm.data.random import Stream
 from pairnorm.data.split import per_class
 from pairnorm.errors import PairNormError
+from pairnorm.sparse import sparse_csr
 
 
 def csbm(
@@ -63,7 +64,7 @@ def csbm(
         ("exponent", exponent, exponent > 2, "above 2"),
     ):
         if not fine:
-            raise PairNormError(f"{name} is {value}; expected {expected}.")
+            raise PairNormError(f"{name} is {value}", code="out-of-range", value=value, expected=expected)
 
     stream = Stream(seed, "csbm")
     labels = np.empty(nodes, dtype=np.int64)
@@ -88,6 +89,7 @@ def csbm(
         known,
         *split,
         name="csbm",
+        _checked=True,
     )
 
 
@@ -175,6 +177,4 @@ def _bag_of_words(
         counts.append(new.sum(1))
     columns = torch.from_numpy(np.concatenate(blocks))
     rows_end = torch.from_numpy(np.concatenate([[0], np.cumsum(np.concatenate(counts))]))
-    return torch.sparse_csr_tensor(
-        rows_end, columns, torch.ones(len(columns)), size=(len(labels), features), check_invariants=False
-    )
+    return sparse_csr(rows_end, columns, torch.ones(len(columns)), (len(labels), features))

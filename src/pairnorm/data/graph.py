@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.data.adjacency import symmetric_adjacency
-from pairnorm.data.features import all_finite, nan_as_missing, stored_rows, stored_values
+from pairnorm.data import io
+from pairnorm.data.adjacency import check_adjacency, check_edges, csr_matrix, most_empty, symmetric_adjacency
+from pairnorm.data.encoder import Encoder, Options, align_features
+from pairnorm.data.features import all_finite, check_infinite, nan_as_missing, stored_rows, stored_values
 from pairnorm.data.split import Split, split_by_name
-from pairnorm.errors import PairNormError
+from pairnorm.data.tables import readable, shown
+from pairnorm.errors import PairNormError, quoted, whole_number
 
 if TYPE_CHECKING:
     import networkx
@@ -24,163 +29,13 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = -1
-
-
-def check(graph: Graph) -> None:
-    """Raise an error that names the first thing about a graph that does not fit."""
-    _check_shapes(graph)
-    _check_labels(graph)
-    _check_split(graph)
-
-
-def _check_shapes(graph: Graph) -> None:
-    adjacency, features, nodes = graph.adjacency, graph.features, graph.num_nodes
-    if adjacency.layout != torch.sparse_csr or adjacency.shape != (nodes, nodes):
-        raise PairNormError(
-            f"adjacency is a {adjacency.layout} tensor of shape {tuple(adjacency.shape)}; expected a square "
-            "torch.sparse_csr tensor. Graph.from_edges makes one from a list of edges."
-        )
-    if features.dim() != 2 or not features.is_floating_point():
-        raise PairNormError(f"features are {_kind(features)}; expected floats of shape [n, d].")
-    for what in ("features", "labels", *Split._fields, "missing", "node_names"):
-        found = getattr(graph, what).shape
-        if len(found) == 0 or found[0] != nodes:
-            raise PairNormError(f"{what} has shape {tuple(found)}, but the graph has {nodes} nodes.")
-    if tuple(graph.missing.shape) not in {(nodes,), tuple(features.shape)}:
-        raise PairNormError(
-            f"missing has shape {tuple(graph.missing.shape)}; expected [{nodes}] for whole vectors or "
-            f"{list(features.shape)} for single entries."
-        )
-    if graph.feature_names is not None and len(graph.feature_names) != graph.num_features:
-        raise PairNormError(f"{len(graph.feature_names)} feature names for {graph.num_features} features.")
-
-
-def check_infinite(graph: Graph) -> None:
-    """Raise an error that names the first feature that is infinite."""
-    features = graph.features
-    if not (infinite := stored_values(features).isinf()).any():
-        return
-    place = infinite.nonzero()[0].tolist()
-    if features.layout == torch.sparse_csr:
-        node, column = int(stored_rows(features)[place[0]]), int(features.col_indices()[place[0]])
-    else:
-        node, column = place
-    feature = column if graph.feature_names is None else repr(graph.feature_names[column])
-    raise PairNormError(
-        f"feature {feature} of node {graph.node_names.tolist()[node]!r} is infinite. "
-        "Correct it, or make it NaN if it is missing."
-    )
-
-
-def check_weights(weights: NDArray[np.float32], edges: int) -> None:
-    """Raise an error unless there is a positive, finite weight for each edge."""
-    if weights.shape != (edges,):
-        raise PairNormError(f"weights have shape {weights.shape}; expected one for each of {edges} edges.")
-    wrong = ~((weights > 0) & np.isfinite(weights))
-    if wrong.any():
-        edge = int(wrong.argmax())
-        raise PairNormError(f"weights[{edge}] is {weights[edge]}; expected a positive, finite number.")
-
-
-def _check_labels(graph: Graph) -> None:
-    labels = graph.labels
-    if labels.dtype != torch.int64 or labels.dim() != 1:
-        raise PairNormError(f"labels are {_kind(labels)}; expected int64 of shape [n].")
-    wrong = (labels < UNKNOWN) | (labels >= graph.num_classes)
-    if wrong.any():
-        node = int(wrong.nonzero()[0])
-        raise PairNormError(
-            f"labels[{node}] is {int(labels[node])}; expected a class from 0 to {graph.num_classes - 1}, "
-            "or -1 where it is unknown."
-        )
-
-
-def _check_split(graph: Graph) -> None:
-    seen = torch.zeros_like(graph.train)
-    for part, mask in graph.split._asdict().items():
-        if mask.dtype != torch.bool or mask.dim() != 1:
-            raise PairNormError(f"{part} is {_kind(mask)}; expected bool of shape [n].")
-        if (twice := mask & seen).any():
-            raise PairNormError(
-                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another too, "
-                f"{_first(graph, twice)}. Put each node in one part only."
-            )
-        seen = seen | mask
-    if (blank := seen & (graph.labels == UNKNOWN)).any():
-        raise PairNormError(
-            f"{int(blank.sum())} nodes of the split have no label, {_first(graph, blank)}. "
-            "Leave them out of train, validation and test."
-        )
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-
-
-def _first(graph: Graph, mask: Tensor) -> str:
-    return f"first {graph.node_names.tolist()[int(mask.nonzero()[0])]!r}"
-
-
-def describe(graph: Graph) -> str:
-    """Return the lines that tell what is inside a graph."""
-    per_node = 2 * graph.num_edges / max(graph.num_nodes, 1)
-    lines = {
-        "nodes": f"{graph.num_nodes:,}",
-        "edges": f"{graph.num_edges:,} undirected, {per_node:.1f} per node",
-        "features": _features(graph),
-        "classes": _classes(graph),
-        "labelled": _share(int(graph.labelled.sum()), graph.num_nodes),
-        "split": ", ".join(f"{part} {int(mask.sum()):,}" for part, mask in graph.split._asdict().items()),
-        "missing": _missing(graph),
-        "homophily": homophily(graph),
-    }
-    text = [f"Graph {graph.name!r}", *(f"  {what:<10} {found}" for what, found in lines.items())]
-    text += [f"  note       {note}" for note in graph.notes]
-    return "\n".join(text)
-
-
-def _share(part: int, whole: int) -> str:
-    """Say how many, and what share of the whole that is.
-
-    >>> _share(140, 2708)
-    '140 (5.17%)'
-    """
-    return f"{part:,} ({100 * part / max(whole, 1):.3g}%)"
-
-
-def _features(graph: Graph) -> str:
-    kind = "sparse" if graph.features.layout == torch.sparse_csr else "dense"
-    return f"{graph.num_features:,} {kind}, {100 * graph.density:.3g}% non-zero"
-
-
-def _classes(graph: Graph, shown: int = 7) -> str:
-    more = ", …" if graph.num_classes > shown else ""
-    names = ", ".join(graph.class_names[:shown]) + more
-    return f"{graph.num_classes} ({names})" if graph.num_classes else "none"
-
-
-def _missing(graph: Graph) -> str:
-    vectors = int(graph.missing_vectors.sum())
-    text = f"{_share(vectors, graph.num_nodes)} vectors" if vectors else "no vector"
-    if graph.missing.dim() == 2:
-        single = int(graph.missing.sum()) - vectors * graph.num_features
-        text += f", {single:,} single entries"
-    return text
-
-
-def homophily(graph: Graph) -> str:
-    """Say what share of edges joins nodes of one class, and of how many edges that is known.
-
-    Args:
-        graph: with labels.
-    """
-    same, known = graph.edges_within_classes
-    if known == 0:
-        return "unknown: no edge joins two labelled nodes"
-    return f"{graph.homophily:.3f}: {same:,} of {known:,} edges between labelled nodes join one class"
-
-
+# More classes than nodes cannot all be meant; so few do no harm.
+MOST_EMPTY_CLASSES = 1000
 _UNSET: Any = None
+
+
+class GraphWarning(UserWarning):
+    """Something odd in a user's files that was handled. The graph's ``notes`` say the same."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -202,6 +57,7 @@ class Graph:
         node_names: the n names of the nodes, strings or integers. Default: 0 .. n - 1.
         class_names: a name for each class. Default: '0', '1', ...
         feature_names: a name for each of the d features, where they have names.
+        encoder: how a user's columns became features. Default: each named feature is a column of numbers.
         name: what to call the graph.
         notes: what was odd about the data and how it was handled, a sentence each.
     """
@@ -216,10 +72,15 @@ class Graph:
     node_names: NDArray[Any] = _UNSET
     class_names: tuple[str, ...] = _UNSET
     feature_names: tuple[str, ...] | None = None
+    encoder: Encoder | None = None
     name: str = "graph"
     notes: tuple[str, ...] = ()
+    # Whether the adjacency is known to be symmetric, as one that we made ourselves, or checked before.
+    _checked: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, _checked: bool) -> None:
+        if not _checked:
+            check_adjacency(self.adjacency)
         nodes, device = self.adjacency.shape[0], self.adjacency.device
         none = torch.zeros(nodes, dtype=torch.bool, device=device)
         if self.labels is None:
@@ -231,11 +92,16 @@ class Graph:
         names.flags.writeable = False
         self._set("node_names", names)
         if self.class_names is None:
-            largest = int(self.labels.max()) if self.labels.numel() else UNKNOWN
-            self._set("class_names", tuple(map(str, range(largest + 1))))
-        check(self)
+            self._set("class_names", _numbered_classes(self.labels))
+        if self.encoder is not None:
+            self._set("feature_names", self.encoder.feature_names)
+        elif self.feature_names is not None:
+            self._set("encoder", Encoder.of_numbers(self.feature_names))
+        _check_shapes(self)
+        _check_labels(self)
+        _check_split(self)
         if not all_finite(self.features):
-            check_infinite(self)
+            check_infinite(self.features, self.node_names, self.feature_names)
             features, missing = nan_as_missing(self.features, self.missing)
             self._set("features", features)
             self._set("missing", missing)
@@ -283,9 +149,7 @@ class Graph:
     @property
     def edge_index(self) -> Tensor:
         """int64 [2, 2m]: both directions of every edge, sorted by the first row."""
-        crow, column = self.adjacency.crow_indices(), self.adjacency.col_indices()
-        row = torch.repeat_interleave(torch.arange(self.num_nodes, device=self.device), crow.diff())
-        return torch.stack([row, column])
+        return torch.stack([stored_rows(self.adjacency), self.adjacency.col_indices()])
 
     @property
     def density(self) -> float:
@@ -312,7 +176,10 @@ class Graph:
 
     def replace(self, **changes: Any) -> Graph:
         """Return the graph with some of its parts exchanged."""
-        return replace(self, **changes)
+        if "feature_names" in changes:
+            changes.setdefault("encoder", None)  # it tells of those features only
+        same = changes.get("adjacency", self.adjacency) is self.adjacency
+        return replace(self, _checked=changes.pop("_checked", same), **changes)
 
     def with_split(self, split: Split | str, seed: int = 0) -> Graph:
         """Return the graph with another split.
@@ -326,10 +193,46 @@ class Graph:
             split = split_by_name(split, self.labels, seed)
         return self.replace(**split._asdict())
 
+    def aligned(self, encoder: Encoder | None, count: int) -> Graph:
+        """Return the graph with the features of a model, matched by column and category.
+
+        Args:
+            encoder: the model's; None where its features had no names.
+            count: how many features the model has.
+        """
+        ours, theirs = (one and tuple(one.features.values()) for one in (self.encoder, encoder))
+        if self.encoder is not None and encoder is not None and ours != theirs:
+            name = f"graph {self.name!r}"
+            features, missing = align_features(name, self.features, self.missing, self.encoder, encoder)
+            return self.replace(features=features, missing=missing, encoder=encoder)
+        if self.num_features != count:
+            problem = f"graph {self.name!r} has {self.num_features} features; the model was fitted on {count}"
+            raise PairNormError(problem, code="wrong-shape", value=self.num_features)
+        return self
+
+    def labels_among(self, classes: Sequence[str]) -> Tensor:
+        """Return the labels as numbers of other classes, matched by name; -1 where unknown.
+
+        Args:
+            classes: the names of a model's classes.
+        """
+        place = {name: number for number, name in enumerate(classes)}
+        used = {self.class_names[number] for number in self.labels[self.labelled].unique().tolist()}
+        if strange := sorted(used - place.keys()):
+            raise PairNormError(
+                f"graph {self.name!r} has nodes of class {quoted(strange[0])}; "
+                f"the model knows {shown(classes, 7)}",
+                code="unknown-class",
+                value=strange[0],
+                remedy="Correct the label, or fit again with it.",
+            )
+        numbers = [*(place.get(name, UNKNOWN) for name in self.class_names), UNKNOWN]
+        return torch.tensor(numbers, device=self.device)[self.labels]
+
     def to(self, device: torch.device | str) -> Graph:
         """Return the graph with every tensor on ``device``."""
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return self.replace(**tensors)
+        return self.replace(_checked=True, **tensors)
 
     @classmethod
     def from_edges(
@@ -340,6 +243,7 @@ class Graph:
         *,
         num_nodes: int | None = None,
         weights: Tensor | Sequence[float] | NDArray[Any] | None = None,
+        notes: tuple[str, ...] = (),
         **parts: Any,
     ) -> Graph:
         """Make a graph from a list of edges, in one or both directions.
@@ -350,88 +254,291 @@ class Graph:
             labels: [n]; -1 where unknown.
             num_nodes: n. Default: the length of ``features`` or ``labels``, else the largest end + 1.
             weights: [edges], positive. Default: 1.
+            notes: what else was odd; what is odd about the edges comes before it.
             **parts: any other part of a graph, e.g. ``train``.
         """
         tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
         device = next((part.device for part in tensors), torch.device("cpu"))
         ends = np.asarray(edge_index.cpu() if isinstance(edge_index, Tensor) else edge_index)
-        if (
-            ends.ndim != 2
-            or ends.shape[0] != 2
-            or not (np.issubdtype(ends.dtype, np.integer) or ends.size == 0)
-        ):
-            raise PairNormError(
-                f"edge_index is {ends.dtype} of shape {ends.shape}; expected whole numbers, [2, edges]."
-            )
-        if labels is not None:
-            labels = torch.as_tensor(labels, device=device)
+        labels = None if labels is None else torch.as_tensor(labels, device=device)
         if features is not None:
             features = torch.as_tensor(features, dtype=torch.float32, device=device)
         if num_nodes is None:
             known = next((len(part) for part in (features, labels) if part is not None), None)
             num_nodes = known if known is not None else int(ends.max(initial=-1)) + 1
-        if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
-            wrong = ends.min() if ends.min() < 0 else ends.max()
+        if features is None and labels is None and num_nodes > most_empty(ends.size):
+            problem = f"{num_nodes:,} nodes are claimed, but there are {ends.size // 2:,} edges"
             raise PairNormError(
-                f"edge_index names node {wrong}, but the graph has nodes 0 to {num_nodes - 1}."
+                problem, code="out-of-range", value=num_nodes, remedy="Number nodes from 0 without gaps."
             )
+        nodes = whole_number("num_nodes", num_nodes)
         strengths = None if weights is None else torch.as_tensor(weights).cpu().float().numpy()
-        if strengths is not None:
-            check_weights(strengths, ends.shape[1])
-        adjacency, counts = symmetric_adjacency(ends[0], ends[1], num_nodes, strengths)
+        check_edges(ends, nodes, strengths)
+        adjacency, counts = symmetric_adjacency(ends[0], ends[1], nodes, strengths)
         if features is None:
-            features = torch.zeros(num_nodes, 0, device=device)
-        notes = parts.pop("notes", ()) + counts.notes()
-        return cls(adjacency.to(device), features, cast(Tensor, labels), notes=notes, **parts)
+            features = torch.zeros(nodes, 0, device=device)
+        notes = counts.notes() + notes
+        return cls(adjacency.to(device), features, labels, notes=notes, _checked=True, **parts)  # type: ignore[arg-type]
 
     @classmethod
     def from_files(
-        cls, nodes: str | PathLike[str], edges: str | PathLike[str] | None = None, **columns: Any
+        cls,
+        nodes: str | PathLike[str],
+        edges: str | PathLike[str] | None = None,
+        *,
+        id: str | None = None,
+        label: str | None = None,
+        source: str | None = None,
+        target: str | None = None,
+        weight: str | None = None,
+        split: str | None = None,
+        categorical: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+        delimiter: str | None = None,
+        name: str | None = None,
+        encoder: Encoder | None = None,
     ) -> Graph:
-        """Read a graph from files: see ``pairnorm.data.io.from_files`` for the arguments."""
-        from pairnorm.data.io import from_files
+        """Read a graph from a table of nodes and a table of edges, or from one file that holds both.
 
-        return from_files(nodes, edges, **columns)
+        Tables are CSV, TSV or Parquet. Every column of the node table that is not named below is a feature:
+        numbers as they are, text one-hot. An empty cell is missing; among numbers, so is ``NA`` and its like.
+        Whole graphs are ``.npz`` (CSR pieces ``adj_*`` and ``attr_*``, and ``labels``), a PyG ``Data`` as
+        ``.safetensors`` or ``.pt``, or ``.graphml``.
+        What is odd is handled, noted in ``graph.notes``, and warned of once.
+
+        Args:
+            nodes: the table of nodes, or the file that holds the whole graph.
+            edges: the table of edges.
+            id: the column of ``nodes`` with their names. Default: the first.
+            label: the column of ``nodes`` with their classes; an empty cell is unknown. Default: no labels.
+            source: the column of ``edges`` with one end. Default: ``'source'``, else the first.
+            target: the column with the other end. Default: ``'target'``, else the second.
+            weight: the column of ``edges`` with their weights. Default: all weigh 1.
+            split: the column of ``nodes`` that says train, validation or test. Default: no split.
+            categorical: columns of ``nodes`` that are categories though they look like numbers.
+            ignore: columns of ``nodes`` to leave out.
+            delimiter: what separates cells of text, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
+            name: what to call the graph. Default: the name of the node file.
+            encoder: that of a graph read before, or of a fitted model (``classifier.encoder_``): this file is
+                read alike, but for what is named anew. Its labels are optional, a split is left out.
+        """
+        told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore)
+        parts = io.read_files(nodes, edges, told, encoder)
+        with readable(Path(nodes).name):
+            graph = cls.from_edges(**(parts | {"name": name or Path(nodes).stem}))
+        if graph.notes:
+            warnings.warn(f"{graph.name}: {'; '.join(graph.notes)}.", GraphWarning, stacklevel=2)
+        return graph
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: networkx.Graph,
+        *,
+        label: str | None = None,
+        split: str | None = None,
+        weight: str | None = None,
+        features: str = "x",
+        categorical: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+        encoder: Encoder | None = None,
+    ) -> Graph:
+        """Take over a networkx graph. Its nodes' attributes become features as the columns of a file do.
+
+        Args:
+            graph: directed or not.
+            label: the attribute that holds the class. Default: ``'label'`` where some node has it.
+            split: the attribute that says train, validation or test. Default: ``'split'``.
+            weight: the attribute of its edges that holds their weights. Default: ``'weight'``, or 1 without.
+            features: an attribute that holds whole vectors; if none does, all others are features.
+            categorical: attributes that are categories though they look like numbers.
+            ignore: attributes of nodes to leave out.
+            encoder: as for ``from_files``.
+        """
+        told = Options(label=label, split=split, weight=weight, categorical=categorical, ignore=ignore)
+        return cls.from_edges(**io.from_networkx(graph, told, encoder, features))
 
     @classmethod
     def from_pyg(cls, data: Data, **parts: Any) -> Graph:
-        """Take over a PyG ``Data``: x, edge_index, edge_weight, y and the masks; ``parts`` add to them."""
-        from pairnorm.data.io import from_pyg
-
-        return from_pyg(data, **parts)
-
-    def to_pyg(self) -> Data:
-        """Return the graph as a PyG ``Data``."""
-        from pairnorm.data.io import to_pyg
-
-        return to_pyg(self)
+        """Take over a PyG ``Data``: x, edge_index, edge_weight, y and the masks; ``parts`` go before them."""
+        return cls.from_edges(**(io.from_pyg(data.to_dict()) | parts))
 
     @classmethod
     def from_scipy(cls, adjacency: scipy.sparse.sparray, features: Any = None, **parts: Any) -> Graph:
-        """Take over a scipy adjacency matrix, and features that are a scipy matrix or a numpy array."""
-        from pairnorm.data.io import from_scipy
+        """Take over a scipy adjacency matrix, and features that are a scipy matrix or a numpy array.
 
-        return from_scipy(adjacency, features, **parts)
+        Args:
+            adjacency: [n, n]; self-loops are dropped, and an edge in one direction is taken as undirected.
+            features: [n, d].
+            **parts: any other part of a graph, e.g. ``labels``.
+        """
+        return cls.from_edges(**(io.from_scipy(adjacency, features) | parts))
+
+    def to_pyg(self) -> Data:
+        """Return a PyG ``Data``: x, edge_index, edge_weight, y, three masks, and missing if any is."""
+        from torch_geometric.data import Data
+
+        masks = {theirs: getattr(self, ours) for ours, theirs in io.PYG_MASKS.items()}
+        if self.missing.any():
+            masks["missing"] = self.missing
+        return Data(
+            x=self.features,
+            edge_index=self.edge_index,
+            edge_weight=self.adjacency.values(),
+            y=self.labels,
+            num_nodes=self.num_nodes,
+            **masks,
+        )
 
     def to_scipy(self) -> tuple[scipy.sparse.csr_array, Any]:
         """Return the adjacency matrix as a scipy ``csr_array``, and features as one or as a numpy array."""
-        from pairnorm.data.io import to_scipy
-
-        return to_scipy(self)
-
-    @classmethod
-    def from_networkx(cls, graph: networkx.Graph, **columns: Any) -> Graph:
-        """Take over a networkx graph: see ``pairnorm.data.io.from_networkx``."""
-        from pairnorm.data.io import from_networkx
-
-        return from_networkx(graph, **columns)
+        sparse = self.features.layout == torch.sparse_csr
+        return csr_matrix(self.adjacency), csr_matrix(
+            self.features
+        ) if sparse else self.features.cpu().numpy()
 
     def to_networkx(self) -> networkx.Graph:
         """Return a networkx graph: ``x``, ``label`` and ``split`` on its nodes, ``weight`` on its edges."""
-        from pairnorm.data.io import to_networkx
+        import networkx
 
-        return to_networkx(self)
+        features, missing = self.features.to_dense().tolist(), self.missing_vectors.tolist()
+        classes, names = self.labels.tolist(), self.node_names.tolist()
+        split = {part: mask.tolist() for part, mask in self.split._asdict().items()}
+        result = networkx.Graph(name=self.name)
+        for number, node in enumerate(names):
+            attributes = {} if missing[number] else {"x": features[number]}
+            if classes[number] != UNKNOWN:
+                attributes["label"] = self.class_names[classes[number]]
+            for part in (part for part, mask in split.items() if mask[number]):
+                attributes["split"] = part
+            result.add_node(node, **attributes)
+        (source, target), weights = self.edge_index.tolist(), self.adjacency.values().tolist()
+        result.add_weighted_edges_from(
+            (names[a], names[b], weight)
+            for a, b, weight in zip(source, target, weights, strict=True)
+            if a < b
+        )
+        return result
+
+    def describe(self, shown: int = 7) -> list[tuple[str, str]]:
+        """Return what is inside: a list of what it is about, and a text.
+
+        Args:
+            shown: how many classes to name.
+        """
+        per_node = 2 * self.num_edges / max(self.num_nodes, 1)
+        kind = "sparse" if self.features.layout == torch.sparse_csr else "dense"
+        classes = ", ".join(self.class_names[:shown]) + (", …" if self.num_classes > shown else "")
+        vectors = int(self.missing_vectors.sum())
+        missing = f"{_share(vectors, self.num_nodes)} vectors" if vectors else "no vector"
+        if self.missing.dim() == 2:
+            missing += f", {int(self.missing.sum()) - vectors * self.num_features:,} single entries"
+        same, known = self.edges_within_classes
+        homophily = (
+            f"{same / max(known, 1):.3f}: {same:,} of {known:,} edges between labelled nodes join one class"
+        )
+        return [
+            ("nodes", f"{self.num_nodes:,}"),
+            ("edges", f"{self.num_edges:,} undirected, {per_node:.1f} per node"),
+            ("features", f"{self.num_features:,} {kind}, {100 * self.density:.3g}% non-zero"),
+            ("classes", f"{self.num_classes} ({classes})" if self.num_classes else "none"),
+            ("labelled", _share(int(self.labelled.sum()), self.num_nodes)),
+            (
+                "split",
+                ", ".join(f"{part} {int(mask.sum()):,}" for part, mask in self.split._asdict().items()),
+            ),
+            ("missing", missing),
+            ("homophily", homophily if known else "unknown: no edge joins two labelled nodes"),
+            *(("note", note) for note in self.notes),
+        ]
 
     def __repr__(self) -> str:
+        return "\n".join(
+            [f"Graph {self.name!r}", *(f"  {what:<10} {text}" for what, text in self.describe())]
+        )
 
-        return describe(self)
+
+def _share(part: int, whole: int) -> str:
+    """Say how many, and what share of the whole that is.
+
+    >>> _share(140, 2708)
+    '140 (5.17%)'
+    """
+    return f"{part:,} ({100 * part / max(whole, 1):.3g}%)"
+
+
+def _numbered_classes(labels: Tensor) -> tuple[str, ...]:
+    largest = int(labels.max()) if labels.numel() else UNKNOWN
+    if largest >= max(labels.numel(), MOST_EMPTY_CLASSES):
+        problem = f"the largest label is {largest:,}, but there are {labels.numel():,} nodes"
+        raise PairNormError(
+            problem, code="out-of-range", value=largest, remedy="Number classes from 0 without gaps."
+        )
+    return tuple(map(str, range(largest + 1)))
+
+
+def _check_shapes(graph: Graph) -> None:
+    """Raise an error that names the first part whose shape does not fit the others, or its type."""
+    features, nodes = graph.features, graph.num_nodes
+    if features.dim() != 2 or not features.is_floating_point():
+        raise _wrong_kind("features are", features, "floats of shape [n, d]")
+    for what in ("features", "labels", *Split._fields, "missing", "node_names"):
+        found = getattr(graph, what).shape
+        if len(found) == 0 or found[0] != nodes:
+            problem = f"{what} has shape {tuple(found)}, but the graph has {nodes} nodes"
+            raise PairNormError(problem, code="wrong-shape", value=what)
+    if tuple(graph.missing.shape) not in {(nodes,), tuple(features.shape)}:
+        raise PairNormError(
+            f"missing has shape {tuple(graph.missing.shape)}",
+            code="wrong-shape",
+            value="missing",
+            expected=f"[{nodes}] for whole vectors or {list(features.shape)} for single entries",
+        )
+    if graph.feature_names is not None and len(graph.feature_names) != graph.num_features:
+        problem = f"{len(graph.feature_names)} feature names for {graph.num_features} features"
+        raise PairNormError(problem, code="wrong-shape", value="feature_names")
+
+
+def _check_labels(graph: Graph) -> None:
+    labels = graph.labels
+    if labels.dtype != torch.int64 or labels.dim() != 1:
+        raise _wrong_kind("labels are", labels, "int64 of shape [n]")
+    wrong = (labels < UNKNOWN) | (labels >= graph.num_classes)
+    if wrong.any():
+        node = int(wrong.nonzero()[0])
+        raise PairNormError(
+            f"labels[{node}] is {int(labels[node])}",
+            code="out-of-range",
+            value=int(labels[node]),
+            expected=f"a class from 0 to {graph.num_classes - 1}, or -1 where it is unknown",
+        )
+
+
+def _check_split(graph: Graph) -> None:
+    seen = torch.zeros_like(graph.train)
+    for part, mask in graph.split._asdict().items():
+        if mask.dtype != torch.bool or mask.dim() != 1:
+            raise _wrong_kind(f"{part} is", mask, "bool of shape [n]")
+        if (twice := mask & seen).any():
+            raise PairNormError(
+                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another too, "
+                f"{_first(graph, twice)}",
+                code="parts-overlap",
+                value=part,
+                remedy="Put each node in one part only.",
+            )
+        seen = seen | mask
+    if (blank := seen & ~graph.labelled).any():
+        problem = f"{int(blank.sum())} nodes of the split have no label, {_first(graph, blank)}"
+        raise PairNormError(
+            problem, code="label-missing", remedy="Leave them out of train, validation and test."
+        )
+
+
+def _wrong_kind(what: str, tensor: Tensor, expected: str) -> PairNormError:
+    found = f"{what} {tensor.dtype} of shape {tuple(tensor.shape)}"
+    return PairNormError(found, code="wrong-type", value=str(tensor.dtype), expected=expected)
+
+
+def _first(graph: Graph, mask: Tensor) -> str:
+    return f"first {quoted(graph.node_names.tolist()[int(mask.nonzero()[0])])}"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from os import PathLike
-from pathlib import Path, PurePosixPath
-from threading import Thread
+from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from urllib.request import urlopen
 
@@ -27,51 +27,13 @@ from pairnorm.data.graph import Graph
 from pairnorm.data.io import read_npz
 from pairnorm.data.split import Split, rest_is_test
 from pairnorm.errors import PairNormError, one_of
-from pairnorm.writing import whole_file
 
-_PINNED = {
-    "Planetoid/CiteSeer/raw": {
-        "ind.citeseer.allx": "2ac30345d95c9ec933a817ee0bdd6a5f077f8c184a20e696910192d534414668",
-        "ind.citeseer.ally": "f704b2d986dde6c2669934de1f3ae5696a6cf9455c0f6b2646a2d135ea0a1c95",
-        "ind.citeseer.graph": "d79a4ef9d3e7169aee8946145f6b7306e35bc79bffad26346cfb94e10e9912a7",
-        "ind.citeseer.test.index": "2af990671580b6b2df5d158d1038f8292e30c9cd821b5453f399659b25b723d4",
-        "ind.citeseer.tx": "539a8906a2da97628d212f2fdd668c109a8b3f0d36574b59e5d3fd5b5303da21",
-        "ind.citeseer.ty": "55e5bd1ba1e733a04598753ad1a8d57957f4b8f89e74519f41f4f4938767e4ce",
-        "ind.citeseer.x": "d20de19150741e555de0ed037195630fc194114ebc7fd72ced62810148aa22f6",
-        "ind.citeseer.y": "8ba87e515d8e3ee3cf52f6d2c5b86aa73f11ecad825a808455209ec26cd54924",
-    },
-    "Planetoid/Cora/raw": {
-        "ind.cora.allx": "9419ba2f26f5c35243db64aba110e0f35a04851609e0dc5433450676ca6b8543",
-        "ind.cora.ally": "2b998f5cc7fedc86e7f97ca2498f47a1ffc1462c29e2d578b23bf3f62b6e7d71",
-        "ind.cora.graph": "58f13302f39dde8852dad6fe6d15b89b077b6d7f837626bce671ef80344b383d",
-        "ind.cora.test.index": "297ce89af2b51a6a194181c7dbe1796c6a1cf9cd9349a88383b1b1e227867875",
-        "ind.cora.tx": "b9afbaa4a400df991f6f02ef677e1e44da55ffc04801fd02f9e673987829226a",
-        "ind.cora.ty": "41f5ac76596a1699cc33f53084a2419e92961c42bb75f36fc38e616d348532ad",
-        "ind.cora.x": "23cfa55d91c6f624233f5eb7b6e3f141f1bd2b2ae39608a63cf5d084bb27baab",
-        "ind.cora.y": "94465c14eb53e04ca262198dcbb2521ee8af60fb3f3d546cd6ca24a511b0e7d1",
-    },
-    "Planetoid/PubMed/raw": {
-        "ind.pubmed.allx": "508e538e2abdccdd54c4d3e9f49d638b4af7107d85845f66ddea5a5152658b7e",
-        "ind.pubmed.ally": "0c37bbe3b5014ec365e9d393cf4791925e5ed94fb194305d74f064a8d7b50f0e",
-        "ind.pubmed.graph": "5b89f0036ca22909471f1e6558eb42fa06e0c730a577bde5b058b40638f81dc9",
-        "ind.pubmed.test.index": "b101d421688bbaecbd82e8a18f1e282378d6830f3a37666f28ebc47f844341b5",
-        "ind.pubmed.tx": "4eb5f5d0f30f26497eb0ac6ac9719d09c67e284f1ed0385c93f3ef27a671da3d",
-        "ind.pubmed.ty": "ee2e0d4819d9fbcc403689c3bf2e49face401b605932f093bc58ab6461130fdd",
-        "ind.pubmed.x": "fbe9cb5c47200d1b7769a26e579be3b7130b556831f9d850e77c4c74f2599b33",
-        "ind.pubmed.y": "e6c807633307a07ed659249006536a147c7999c797f11a2560752990181b41b3",
-    },
-    "Coauthor/CS/raw": {
-        "ms_academic_cs.npz": "68fa28e570b9abf8f0e890fbd446d03f052ba2a757e5e5853ec3b546eee9aef6",
-    },
-    ".": {
-        "cora.npz": "acd293780a18aa83a179f547f321f69df37ff4fcf0ece1b66475d8438235c695",
-    },
-}
-SHA256 = {
-    str(PurePosixPath(folder, name)): digest
-    for folder, files in _PINNED.items()
-    for name, digest in files.items()
-}
+BUNDLED = Path(__file__).parent
+SHA256 = dict(
+    line.split() for line in (BUNDLED / "registry.txt").read_text().splitlines() if not line.startswith("#")
+)
+# For an answer, for a whole file, and how large that may be.
+SECONDS, SECONDS_IN_ALL, MOST_BYTES = 5.0, 120.0, 200_000_000
 
 
 def verified_bytes(folder: Path, name: str) -> bytes:
@@ -87,13 +49,13 @@ def verified_bytes(folder: Path, name: str) -> bytes:
     found = sha256(contents).hexdigest()
     if found != SHA256[name]:
         raise PairNormError(
-            f"{folder / name}: the file is damaged or another one: its SHA-256 is {found[:16]}…, "
-            f"expected {SHA256[name][:16]}…. It was not read. Delete it and fetch it anew."
+            f"{folder / name}: the file is damaged or another one: its SHA-256 is {found[:16]}…",
+            code="file-damaged",
+            value=found,
+            expected=f"{SHA256[name][:16]}…",
+            remedy="It was not read. Delete it and fetch it anew.",
         )
     return contents
-
-
-SECONDS = 5.0
 
 
 def fetch(folder: Path, names: Sequence[str], address: str) -> None:
@@ -107,40 +69,55 @@ def fetch(folder: Path, names: Sequence[str], address: str) -> None:
     absent = [name for name in names if not (folder / name).is_file()]
     for name in absent:
         try:
-            contents = _download(f"{address}/{Path(name).name}")
-            if sha256(contents).hexdigest() != SHA256[name]:
-                raise OSError("what came is not the file that was checked for this package")
-            with whole_file(folder / name) as draft:
-                draft.write_bytes(contents)
-        except (OSError, PairNormError) as error:
+            _retrieve(f"{address}/{Path(name).name}", folder / name, SHA256[name])
+        except Exception as error:
             still = [Path(name).name for name in absent if not (folder / name).is_file()]
+            pooch = (
+                "pip install 'pairnorm[all]' to fetch them, copy"
+                if isinstance(error, ImportError)
+                else "Copy"
+            )
             raise PairNormError(
                 f"{(folder / name).parent}: wanted here, and not there: {', '.join(still)}.\n"
-                f"Fetching from {address} failed: {error}.\n"
-                "Copy the files there, or name the folder that has them (root=..., or PAIRNORM_DATA)."
+                f"Fetching from {address} failed: {str(error).splitlines()[0]}.\n",
+                code="file-missing",
+                value=still,
+                remedy=f"{pooch} the files there, or name their folder ({{root}}, or PAIRNORM_DATA).",
+                root=...,
             ) from error
 
 
-def _download(url: str) -> bytes:
-    """Return what is at an address. Looking up a host cannot be interrupted, so a thread does it."""
-    outcome: list[Any] = []
+def _retrieve(url: str, path: Path, digest: str) -> None:
+    """Fetch a file, in a thread: looking up a host, or a reply that drips, cannot be interrupted."""
+    import pooch
+
+    answered, failures = Event(), []
+
+    def download(url: str, draft: str, _: object) -> None:
+        with urlopen(url, timeout=SECONDS) as reply, open(draft, "wb") as file:
+            answered.set()
+            contents = reply.read(MOST_BYTES + 1)
+            if len(contents) > MOST_BYTES:
+                raise OSError(f"it is larger than {MOST_BYTES:,} bytes")
+            file.write(contents)
 
     def attempt() -> None:
         try:
-            outcome.append(urlopen(url, timeout=SECONDS))
+            pooch.retrieve(url, f"sha256:{digest}", fname=path.name, path=path.parent, downloader=download)
         except Exception as error:
-            outcome.append(error)
+            failures.append(error)
+        answered.set()
 
+    pooch.get_logger().setLevel("WARNING")
     thread = Thread(target=attempt, daemon=True)
     thread.start()
-    thread.join(2 * SECONDS)
-    if not outcome:
+    if not answered.wait(2 * SECONDS):
         raise TimeoutError(f"no answer within {2 * SECONDS:g} seconds")
-    if isinstance(outcome[0], Exception):
-        raise OSError(str(outcome[0])) from outcome[0]
-    with outcome[0] as response:
-        contents: bytes = response.read()
-    return contents
+    thread.join(SECONDS_IN_ALL)
+    if thread.is_alive():
+        raise TimeoutError(f"not done within {SECONDS_IN_ALL:g} seconds")
+    for error in failures:
+        raise error
 
 
 PIECES = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -193,9 +170,6 @@ def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:
         "labels": np.concatenate([ally, ty, np.zeros((1, y.shape[1]))])[place].argmax(1),
         "train": len(y),
     }
-
-
-BUNDLED = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -308,11 +282,14 @@ def load(
     known = inspect.signature(csbm).parameters if name == "csbm" else {}
     for option in options:
         if option not in known:
-            hint = f"it has {', '.join(known)}" if known else "it has none"
-            raise PairNormError(f"{option!r} is no option of {name!r}; {hint}.")
+            problem = f"{option!r} is no option of {name!r}; it has {', '.join(known) or 'none'}"
+            raise PairNormError(problem, code="unknown-option", value=option)
     graph = csbm(seed=seed, **options) if name == "csbm" else _read(name, root)
     if split == "public" and (name == "csbm" or not graph.train.any()):
-        raise PairNormError(f"{name!r} has no public split. Ask for split='random' or 'per-class-20'.")
+        problem = f"{name!r} has no public split"
+        raise PairNormError(
+            problem, code="no-public-split", value=name, remedy="Ask for split='random' or 'per-class-20'."
+        )
     if split in (None, "public"):
         return graph if graph.train.any() else graph.with_split("random", seed)
     return graph.with_split(split, seed)
@@ -358,7 +335,7 @@ def _with_public_split(graph: Graph, train: NDArray[Any], validation: NDArray[An
 
 
 def _read_coauthor(files: list[bytes]) -> Graph:
-    graph = read_npz(io.BytesIO(files[0]))
+    graph = Graph.from_edges(**read_npz(io.BytesIO(files[0])))
     # The file counts how often a keyword occurs; every loader in use, PyG's among them, says whether it does.
     return graph.replace(features=with_values(graph.features, torch.ones_like(graph.features.values())))
 

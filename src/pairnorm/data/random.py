@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.errors import PairNormError
+from pairnorm.errors import whole_number
 
 
 class Stream:
@@ -22,9 +22,7 @@ class Stream:
     """
 
     def __init__(self, seed: int, purpose: str) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise PairNormError(f"seed is {seed!r}; expected a whole number, 0 or more.")
-        self._bits = np.random.PCG64([int.from_bytes(purpose.encode(), "big"), int(seed)])
+        self._bits = np.random.PCG64([int.from_bytes(purpose.encode(), "big"), whole_number("seed", seed)])
 
     def keys(self, count: int) -> NDArray[np.uint64]:
         """Return ``count`` whole numbers, uniform over 64 bits."""

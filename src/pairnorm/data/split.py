@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError
+from pairnorm.errors import PairNormError, whole_number
 
 
 class Split(NamedTuple):
@@ -48,7 +48,10 @@ def random_split(labels: Tensor, train: float = 0.03, validation: float = 0.10, 
     """
     if not (train >= 0 and validation >= 0 and train + validation <= 1):
         raise PairNormError(
-            f"train is {train} and validation {validation}; expected fractions of at most 1 together."
+            f"train is {train} and validation {validation}",
+            code="out-of-range",
+            value=(train, validation),
+            expected="fractions of at most 1 together",
         )
     order = _shuffled(labels, seed)
     first, second = round(train * len(order)), round((train + validation) * len(order))
@@ -64,21 +67,20 @@ def per_class(labels: Tensor, count: int = 20, validation: int | None = None, se
         validation: validation nodes in all. Default: 500, or a third of what train leaves if that is less.
         seed: the same seed gives the same split on every machine.
     """
-    if count < 1:
-        raise PairNormError(f"count is {count}; expected at least one training node per class.")
+    count = whole_number("count", count, least=1)
     order = _shuffled(labels, seed)
     classes = labels.cpu().numpy()[order]
     sizes = np.bincount(classes)
     if len(sizes) == 0 or (small := int(sizes.argmin())) < 0 or sizes[small] < count:
         found = f"class {small} has {sizes[small]}" if len(sizes) else "there are no"
-        raise PairNormError(f"{found} labelled nodes; {count} per class were asked for. Ask for fewer.")
+        problem = f"{found} labelled nodes; {count} per class were asked for"
+        raise PairNormError(problem, code="too-few-labels", value=count, remedy="Ask for fewer.")
     by_class = np.argsort(classes, kind="stable")
     rank = np.empty_like(by_class)
     rank[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     rest = order[rank >= count]
     chosen = min(500, len(rest) // 3) if validation is None else validation
-    if not 0 <= chosen <= len(rest):
-        raise PairNormError(f"validation is {chosen}; train leaves {len(rest)} labelled nodes.")
+    chosen = whole_number("validation", chosen, most=len(rest))  # train leaves no more
     return _split(labels, order[rank < count], rest[:chosen])
 
 
@@ -95,7 +97,10 @@ def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
     if found := re.fullmatch(r"per-class-(\d+)", name):
         return per_class(labels, int(found[1]), seed=seed)
     raise PairNormError(
-        f"split is {name!r}; expected 'random' or 'per-class-20' (or another number per class)."
+        f"split is {name!r}",
+        code="unknown-choice",
+        value=name,
+        expected="'random' or 'per-class-20' (or another number per class)",
     )
 
 

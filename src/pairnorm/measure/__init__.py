@@ -6,6 +6,7 @@ no graph. States of finite values give finite measures; NaN gives NaN, so that a
 """
 
 from pairnorm.measure.functional import (
+    MEASURES,
     Estimate,
     apd,
     apsd,
@@ -22,6 +23,7 @@ from pairnorm.measure.functional import (
 from pairnorm.measure.probe import Probe
 
 __all__ = [
+    "MEASURES",
     "Estimate",
     "Probe",
     "apd",

@@ -1,12 +1,13 @@
-"""How many dimensions a representation still uses."""
+"""Measures of states: distances between rows, columns and given pairs, energies, the effective rank."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.errors import PairNormError, one_of, whole_number
 from pairnorm.measure.inputs import (
     Adjacency,
     block_length,
@@ -119,8 +120,7 @@ def _unit_columns(x: Tensor) -> Tensor:
 
 
 def _estimate(rows: Tensor, sample: int, seed: int | torch.Generator, dtype: torch.dtype) -> Estimate:
-    if isinstance(sample, bool) or not isinstance(sample, int) or sample < 2:
-        raise PairNormError(f"sample is {sample!r}; expected a number of pairs, at least 2, or None for all.")
+    whole_number("sample", sample, least=2)
     if not rows.numel():
         zeros = rows.new_zeros(rows.shape[1:-1], dtype=dtype)
         return Estimate(zeros, zeros)
@@ -169,10 +169,8 @@ def random_pairs(
             generator.
         device: where the pairs go.
     """
-    if count < 0 or (num_nodes < 1 and count > 0):
-        raise PairNormError(
-            f"cannot draw {count} pairs of {num_nodes} nodes; expected a count >= 0 and a node."
-        )
+    whole_number("count", count)
+    whole_number("num_nodes", num_nodes, least=min(1, count))
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     pairs = torch.randint(max(num_nodes, 1), (2, count), generator=generator, device=generator.device)
     return pairs.to(device or pairs.device)
@@ -223,7 +221,12 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
     if not isinstance(pairs, Tensor) or pairs.ndim != 2 or len(pairs) != 2 or pairs.is_floating_point():
         given = list(pairs.shape) if isinstance(pairs, Tensor) else pairs
         kind = pairs.dtype if isinstance(pairs, Tensor) else type(pairs).__name__
-        raise PairNormError(f"pairs is {given} of {kind}; expected an integer tensor [2, pairs].")
+        raise PairNormError(
+            f"pairs is {given} of {kind}",
+            code="wrong-shape",
+            value=given,
+            expected="an integer tensor [2, pairs]",
+        )
     check_nodes("pairs", pairs, len(x))
     size = block_length(math.prod(x.shape[1:]), x.device)
     blocks = torch.split(pairs.to(x.device).long(), size, dim=1)
@@ -232,7 +235,12 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
 
 def _mean(values: Tensor) -> Tensor:
     if not len(values):
-        raise PairNormError("pairs is empty: no pairs have no average distance. Does the graph have edges?")
+        raise PairNormError(
+            "pairs is empty: no pairs have no average distance",
+            code="no-pairs",
+            expected="at least one pair",
+            remedy="Does the graph have edges?",
+        )
     return values.mean(0)
 
 
@@ -264,7 +272,10 @@ def dirichlet_energy(x: Tensor, adjacency: Adjacency, laplacian: str = "sym") ->
     one_of("laplacian", laplacian, ["sym", "combinatorial"])
     pairs, weight = _edges_of(x, adjacency)
     if weight.numel() and float(weight.min()) < 0:
-        raise PairNormError(f"adjacency holds the weight {float(weight.min()):g}; expected weights >= 0.")
+        worst = float(weight.min())
+        raise PairNormError(
+            f"adjacency holds the weight {worst:g}", code="out-of-range", value=worst, expected="weights >= 0"
+        )
     states = x.double()
     if laplacian == "sym":
         # Half of either direction: the degree itself in a symmetric graph.
@@ -302,9 +313,7 @@ def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tens
         return over_trials(x, _mean_cosine_distance)
     pairs, _ = _edges_of(x, adjacency)
     if not pairs.shape[1]:
-        raise PairNormError(
-            "adjacency has no edges: without neighbours there is no average distance to them."
-        )
+        raise PairNormError("adjacency has no edges", code="no-pairs", expected="some to average over")
     neighbours = torch.bincount(pairs[0], minlength=len(x))
     weight = 1 / (neighbours[pairs[0]].double() * (neighbours > 0).sum())
     mean: Tensor = torch.tensordot(weight, squared_distances(_unit_rows(x.double()), pairs) / 2, dims=1)
@@ -354,3 +363,20 @@ def _effective_rank(x: Tensor) -> Tensor:
     total = values.sum()
     entropy = torch.special.entr(values / total.where(total > 0, 1)).sum()
     return torch.where(total > 0, entropy.exp(), 0)
+
+
+class Measure(NamedTuple):
+    """A measure of states alone; s times the states have s to the power ``degree`` times the measure."""
+
+    function: Callable[[Tensor], Tensor]
+    degree: int
+
+
+MEASURES = {
+    "row_diff": Measure(row_diff, 1),
+    "col_diff": Measure(col_diff, 0),
+    "tpsd": Measure(tpsd, 2),
+    "mean_average_distance": Measure(mean_average_distance, 0),
+    "effective_rank": Measure(effective_rank, 0),
+}
+"""All of them by name: what training and a ``Probe`` can take."""

@@ -1,4 +1,4 @@
-"""The edges of a graph, whichever way the caller holds it."""
+"""What measures are given: states, checked and taken trial by trial, and graphs, however they are held."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError
-from pairnorm.nn.sparse import SparseMatrix
+from pairnorm.nn import SparseMatrix
+from pairnorm.nn.propagate import entries
 
 # The most that one temporary may take on a CPU: a larger one leaves its cache. A GPU takes eight times that,
 # lest it wait for launches.
@@ -17,15 +18,18 @@ BLOCK_BYTES = 2**24
 def check_states(x: Tensor) -> None:
     """Raise an error unless ``x`` is a dense floating-point tensor [nodes, ..., features]."""
     if not isinstance(x, Tensor):
-        raise PairNormError(f"x is a {type(x).__name__}; expected a tensor [nodes, ..., features].")
+        raise _wrong_states(f"a {type(x).__name__}", "wrong-type", "a tensor")
     if x.layout != torch.strided:
-        raise PairNormError(f"x has layout {x.layout}; expected a dense tensor: give x.to_dense().")
+        raise _wrong_states(f"of layout {x.layout}", "wrong-layout", "a dense tensor", "Give x.to_dense().")
     if not x.is_floating_point():
-        raise PairNormError(f"x has dtype {x.dtype}; expected a floating-point tensor: give x.float().")
+        raise _wrong_states(f"of {x.dtype}", "wrong-dtype", "a floating-point tensor", "Give x.float().")
     if x.ndim < 2:
-        raise PairNormError(
-            f"x has shape {list(x.shape)}; expected [nodes, features] or [nodes, trials, features]."
-        )
+        raise _wrong_states(f"of shape {list(x.shape)}", "wrong-shape", "a tensor")
+
+
+def _wrong_states(given: str, code: str, expected: str, remedy: str = "") -> PairNormError:
+    expected = f"{expected} [nodes, features] or [nodes, trials, features]"
+    return PairNormError(f"x is {given}", code=code, value=given, expected=expected, remedy=remedy)
 
 
 def result_dtype(x: Tensor) -> torch.dtype:
@@ -66,47 +70,16 @@ Adjacency = Tensor | SparseMatrix
 def edges(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     """Return the edges [2, edges] of a graph, without self-loops, and their weights [edges].
 
+    The first row holds the nodes that receive, the second those they receive from, as in a matrix.
+
     Args:
         adjacency: a floating-point matrix [nodes, nodes], sparse or dense, whose non-zeros are edges, or an
             integer ``edge_index`` [2, edges], of which every edge weighs 1.
     """
-    if isinstance(adjacency, SparseMatrix) and is_sparse_adjacency(adjacency):
-        index = torch.stack([adjacency.pattern.row, adjacency.pattern.column]).long()
-        weight = adjacency.values.detach()
-    elif isinstance(adjacency, Tensor) and is_edge_index(adjacency):
-        index, weight = adjacency.long(), torch.ones(adjacency.shape[1], device=adjacency.device)
-        if index.numel() and int(index.min()) < 0:
-            raise PairNormError(
-                f"adjacency holds the node {int(index.min())}; expected nodes counted from 0."
-            )
-    elif isinstance(adjacency, Tensor) and _is_square(adjacency):
-        sparse = adjacency.detach().to_sparse().coalesce()
-        index, weight = sparse.indices(), sparse.values()
-    else:
-        given = (
-            f"{list(adjacency.shape)} of {adjacency.dtype}" if isinstance(adjacency, Tensor) else adjacency
-        )
-        raise PairNormError(
-            f"adjacency is {given!s}; expected a floating-point matrix [nodes, nodes], sparse or dense, or an"
-            " integer edge_index [2, edges]."
-        )
-    kept = (index[0] != index[1]) & (weight != 0)
-    return index[:, kept], weight[kept]
-
-
-def is_edge_index(value: object) -> bool:
-    """Return whether ``value`` is a dense integer tensor [2, edges].
-
-    >>> is_edge_index(torch.tensor([[0, 1], [1, 2]])), is_edge_index(torch.eye(2))
-    (True, False)
-    """
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.ndim == 2
-        and value.shape[0] == 2
-        and value.dtype in (torch.int64, torch.int32)
-    )
+    _, row, column, weight = entries(adjacency)
+    weight = weight.detach()
+    kept = (row != column) & (weight != 0)
+    return torch.stack([row[kept], column[kept]]), weight[kept]
 
 
 def is_sparse_adjacency(value: object) -> bool:
@@ -120,7 +93,8 @@ def check_nodes(what: str, index: Tensor, num_nodes: int) -> None:
     """Raise an error if ``index`` names a node outside 0 .. ``num_nodes`` - 1."""
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= num_nodes):
         bad = int(index.min()) if int(index.min()) < 0 else int(index.max())
-        raise PairNormError(f"{what} holds the node {bad}, but x has {num_nodes} nodes, counted from 0.")
+        expected = f"nodes from 0 to {num_nodes - 1}"
+        raise PairNormError(f"{what} holds the node {bad}", code="out-of-range", value=bad, expected=expected)
 
 
 def _is_square(value: Tensor) -> bool:

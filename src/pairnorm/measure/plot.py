@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from pairnorm.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, new_figure, style, whole_ticks
+
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe & Ito: told apart by colour-blind readers, and dark enough on white. Markers tell the lines apart in
-# grey.
-_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+# Markers tell the lines apart in grey.
+_COLOURS = [BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GREY]
 _MARKERS = ["o", "s", "^", "D", "v", "P"]
 _TITLES = {
     "apd": "pairwise distance",
@@ -28,18 +29,17 @@ _NO_MEASURE = ("forward", "layer", "name", "trial")
 
 def draw(frame: pandas.DataFrame) -> Figure:
     """Return the figure of one forward pass: the measures of ``Probe.frame()`` over the layers."""
-    from matplotlib.figure import Figure
-
     panels = _panels(frame)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(0.6 + 3.6 * columns, 0.6 + 2.6 * rows), layout="constrained")
-    figure.supxlabel("graph convolutions", fontsize=10)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis, (title, lines) in zip(axes, panels.items(), strict=False):
-        _draw_panel(axis, frame, title, lines)
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
+    with style():
+        figure = new_figure(0.6 + 3.6 * columns, 0.6 + 2.6 * rows)
+        figure.supxlabel("graph convolutions", fontsize=10)
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axis, (title, lines) in zip(axes, panels.items(), strict=False):
+            _draw_panel(axis, frame, title, lines)
+        for axis in axes[len(panels) :]:
+            axis.set_visible(False)
     return figure
 
 
@@ -60,8 +60,6 @@ def _panels(frame: pandas.DataFrame) -> dict[str, dict[str, str]]:
 
 
 def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str, str]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     # All pairs first, so that one kind of pairs has one colour in every panel.
     ordered = sorted(lines.items(), key=lambda line: not line[0].startswith("all pairs"))
     styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=True)
@@ -69,16 +67,7 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
         trials = frame.groupby("layer")[column]
         mean = trials.mean()
         every = -(-len(mean) // 20)
-        axis.plot(
-            mean.index,
-            mean,
-            color=colour,
-            linewidth=1.8,
-            marker=marker,
-            markersize=4,
-            markevery=every,
-            label=label,
-        )
+        axis.plot(mean.index, mean, color=colour, marker=marker, markevery=every, label=label)
         axis.fill_between(mean.index, trials.min(), trials.max(), color=colour, alpha=0.18, linewidth=0)
     shown = frame[list(lines.values())].to_numpy()
     if (shown > 0).all() and shown.max() > 30 * shown.min():
@@ -89,11 +78,7 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
         bottom = min(0.0, lowest)
         axis.set_ylim(bottom, top + 0.05 * (top - bottom))
         axis.ticklabel_format(axis="y", useMathText=True, scilimits=(-3, 5))
-    axis.set_title(title, loc="left", fontsize=11)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    axis.tick_params(labelsize=9)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="y", color="#dddddd", linewidth=0.8)
-    axis.set_axisbelow(True)
+    axis.set_title(title, loc="left")
+    whole_ticks(axis)
     if len(lines) > 1:
-        axis.legend(frameon=False, fontsize=9)
+        axis.legend()

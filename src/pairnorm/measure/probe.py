@@ -12,41 +12,35 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.errors import PairNormError, one_of, whole_number
 from pairnorm.measure.functional import (
+    MEASURES,
     Estimate,
     apd,
     apsd,
     col_diff,
     connected_pairs,
     dirichlet_energy,
-    effective_rank,
-    mean_average_distance,
     pair_distances,
     random_pairs,
     row_diff,
     tpsd,
 )
-from pairnorm.measure.inputs import Adjacency, is_edge_index, is_sparse_adjacency
-from pairnorm.nn.find import graph_convolutions
-from pairnorm.nn.patch import PairNormPatch
+from pairnorm.measure.inputs import Adjacency, is_sparse_adjacency
+from pairnorm.nn.patch import PairNormPatch, graph_convolutions
+from pairnorm.nn.propagate import is_edge_index
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
 
-Measure = Callable[[Tensor], Tensor]
+OwnMeasure = Callable[[Tensor], Tensor]
 
 # Exact distances of this many coordinates take half a second on two cores: 20,000 nodes with 64 features.
 EXACT_WORK = 20_000**2 * 64
 
-_OF_STATES: dict[str, Measure] = {
-    "tpsd": tpsd,
-    "mean_average_distance": mean_average_distance,
-    "effective_rank": effective_rank,
-}
-_NAMES = ["row_diff", "col_diff", "apd", "apsd", "dirichlet_energy", *_OF_STATES]
+_NAMES = (*MEASURES, "apd", "apsd", "dirichlet_energy")
 
 
 @dataclass(frozen=True)
@@ -65,20 +59,22 @@ class Record:
 class Measures:
     """The measures a Probe takes, and how many random pairs stand in where all would take too long."""
 
-    chosen: Sequence[str] | Mapping[str, Measure]
+    chosen: Sequence[str] | Mapping[str, OwnMeasure]
     sample: int
     seed: int
 
     def __post_init__(self) -> None:
         if isinstance(self.chosen, str) or not self.chosen:
             raise PairNormError(
-                f"measures is {self.chosen!r}; expected a list of names such as ['row_diff']."
+                f"measures is {self.chosen!r}",
+                code="wrong-type",
+                value=self.chosen,
+                expected="a list of names such as ['row_diff']",
             )
         if not isinstance(self.chosen, Mapping):
             for name in self.chosen:
                 one_of("a name in measures", name, _NAMES)
-        if self.sample < 2:
-            raise PairNormError(f"sample is {self.sample}; expected a number of pairs, at least 2.")
+        whole_number("sample", self.sample, least=2)
 
     def __call__(self, x: Tensor, pairs: dict[str, Tensor], graph: Adjacency | None) -> dict[str, Tensor]:
         """Return each measure of ``x``; those of pairs once for each kind of ``pairs``."""
@@ -98,11 +94,15 @@ class Measures:
             elif name == "dirichlet_energy":
                 if graph is None:
                     raise PairNormError(
-                        f"{name} needs a graph and none was found; give Probe(..., adjacency=...)."
+                        f"{name} needs a graph and none was found",
+                        code="no-graph",
+                        value=name,
+                        remedy="Give the Probe {adjacency}.",
+                        adjacency=...,
                     )
                 values[name] = dirichlet_energy(x, graph)
             else:
-                values[name] = _OF_STATES[name](x)
+                values[name] = MEASURES[name].function(x)
         return values
 
     def _draw(self, rows: int, width: int) -> int | None:
@@ -113,7 +113,10 @@ def _checked(name: str, value: Tensor, trials: torch.Size) -> Tensor:
     value = torch.as_tensor(value)
     if value.shape != trials:
         raise PairNormError(
-            f"measure {name!r} gave shape {list(value.shape)}; expected one value per trial: {list(trials)}."
+            f"measure {name!r} gave shape {list(value.shape)}",
+            code="wrong-shape",
+            value=list(value.shape),
+            expected=f"one value per trial: {list(trials)}",
         )
     return value
 
@@ -172,7 +175,7 @@ class Probe:
     def __init__(
         self,
         model: nn.Module,
-        measures: Sequence[str] | Mapping[str, Measure] = ("row_diff", "col_diff", "apd", "apsd"),
+        measures: Sequence[str] | Mapping[str, OwnMeasure] = ("row_diff", "col_diff", "apd", "apsd"),
         adjacency: Adjacency | None = None,
         pairs: Tensor | Mapping[str, Tensor] | None = None,
         layers: Sequence[str] | None = None,
@@ -185,7 +188,10 @@ class Probe:
         self.pairs = {"given": pairs} if isinstance(pairs, Tensor) else dict(pairs or {})
         for kind in {"connected", "random"} & self.pairs.keys():
             raise PairNormError(
-                f"pairs are named {kind!r}, which every Probe has of its own; choose another name."
+                f"pairs are named {kind!r}, which every Probe has of its own",
+                code="name-taken",
+                value=kind,
+                remedy="Choose another name.",
             )
         self.records: list[Record] = []
         self._convolutions = graph_convolutions(model, layers)
@@ -204,7 +210,9 @@ class Probe:
     def __enter__(self) -> Probe:
         if self._handles:
             raise PairNormError(
-                "this Probe is already recording; leave its `with` first, or make a second Probe."
+                "this Probe is already recording",
+                code="already-recording",
+                remedy="Leave its `with` first, or make a second Probe.",
             )
         self._handles += [
             self.model.register_forward_pre_hook(self._begin, with_kwargs=True),
@@ -251,11 +259,18 @@ class Probe:
 
         frame = self.frame()
         if frame.empty:
-            raise PairNormError("nothing was recorded: run the model inside `with Probe(model) as probe:`.")
+            raise PairNormError(
+                "nothing was recorded",
+                code="no-records",
+                remedy="Run the model inside `with Probe(model) as probe:`.",
+            )
         known = sorted(set(frame["forward"]))
         if not -len(known) <= forward < len(known):
             raise PairNormError(
-                f"forward is {forward}; expected one of the {len(known)} recorded forward passes."
+                f"forward is {forward}",
+                code="out-of-range",
+                value=forward,
+                expected=f"one of the {len(known)} recorded forward passes",
             )
         return draw(frame[frame["forward"] == known[forward]])
 
@@ -378,6 +393,10 @@ def _states(name: str, output: Any) -> Tensor:
         return first
     shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
     raise PairNormError(
-        f"the convolution {name!r} returned a {type(first).__name__}{shape}; expected states"
-        " [nodes, ..., features]. Name the convolutions to record with layers=[...]."
+        f"the convolution {name!r} returned a {type(first).__name__}{shape}",
+        code="wrong-type",
+        value=name,
+        expected="states [nodes, ..., features]",
+        remedy="Name the convolutions to record: {layers}.",
+        layers=...,
     )

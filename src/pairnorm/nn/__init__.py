@@ -1,17 +1,19 @@
 """The layer, propagation over a graph, the models and the patch for any GNN. Imports torch only."""
 
 from pairnorm.nn.denoise import grls, largest_lambda, repel, repel_conv
-from pairnorm.nn.find import graph_convolutions
-from pairnorm.nn.models import GAT, GCN, SGC
-from pairnorm.nn.pair_norm import PairNorm, pair_norm
-from pairnorm.nn.patch import PairNormPatch, add_pair_norm, remove_pair_norm
-from pairnorm.nn.propagate import propagation
-from pairnorm.nn.sparse import SparseMatrix
+from pairnorm.nn.models import GAT, GCN, SGC, Order
+from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.pair_norm import Mode, PairNorm, pair_norm
+from pairnorm.nn.patch import PairNormPatch, add_pair_norm, graph_convolutions, remove_pair_norm
+from pairnorm.nn.propagate import Kind, propagation, states
 
 __all__ = [
     "GAT",
     "GCN",
     "SGC",
+    "Kind",
+    "Mode",
+    "Order",
     "PairNorm",
     "PairNormPatch",
     "SparseMatrix",
@@ -24,4 +26,5 @@ __all__ = [
     "remove_pair_norm",
     "repel",
     "repel_conv",
+    "states",
 ]

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pairnorm.errors import PairNormError
-from pairnorm.nn.propagate import _entries
-from pairnorm.nn.sparse import Pattern, SparseMatrix
+from pairnorm.errors import PairNormError, real_number
+from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.propagate import entries
 
 Adjacency = Tensor | SparseMatrix
 
@@ -123,6 +124,8 @@ class _Graph:
 
     @classmethod
     def of(cls, adjacency: Adjacency, num_nodes: int | None) -> "_Graph":
+        if isinstance(adjacency, Tensor) and adjacency.is_inference():  # which does not count its changes
+            return cls(adjacency, num_nodes)
         state = (num_nodes, adjacency._version if isinstance(adjacency, Tensor) else 0)
         if adjacency not in cls._known or cls._known[adjacency][0] != state:
             cls._known[adjacency] = state, cls(adjacency, num_nodes)
@@ -130,16 +133,22 @@ class _Graph:
         return graph
 
     def __init__(self, adjacency: Adjacency, num_nodes: int | None) -> None:
-        nodes, row, column, weight = _entries(adjacency, num_nodes)
+        nodes, row, column, weight = entries(adjacency, num_nodes)
         if num_nodes not in (None, nodes):
             raise PairNormError(
-                f"x has {num_nodes} rows; expected one for each of the {nodes} nodes of adjacency"
+                f"x has {num_nodes} rows",
+                code="wrong-shape",
+                value=num_nodes,
+                expected=f"one for each of the {nodes} nodes of adjacency",
             )
         joins = row != column
         row, column, weight = row[joins], column[joins], weight[joins].double()
         if not bool((weight > 0).all()):
             raise PairNormError(
-                f"adjacency has an edge of weight {weight.min():g}; expected positive weights"
+                f"adjacency has an edge of weight {weight.min():g}",
+                code="out-of-range",
+                value=float(weight.min()),
+                expected="positive weights",
             )
         # The diagonal is there too: a Laplacian needs it.
         loops = torch.arange(nodes, device=row.device) * (nodes + 1)
@@ -149,8 +158,10 @@ class _Graph:
         reverse, order = (column * nodes + row).sort()
         if not (torch.equal(reverse, entry) and torch.equal(weight[order], weight)):
             raise PairNormError(
-                "adjacency is not symmetric; Eq. 5 and 6 are about undirected graphs. Add every edge's "
-                "reverse, as torch_geometric.utils.to_undirected does."
+                "adjacency is not symmetric",
+                code="not-symmetric",
+                expected="an undirected graph, which Eq. 5 and 6 are about",
+                remedy="Add every edge's reverse, as torch_geometric.utils.to_undirected does.",
             )
         count = torch.bincount(row, minlength=nodes)
         self.nodes, self.weight, self.diagonal = nodes, weight, row == column
@@ -204,18 +215,21 @@ def _prepare(x: Tensor, adjacency: Adjacency, lam: float) -> tuple[_Hessian, Ten
     """Return the Hessian and ``x`` as a matrix in its precision, after checking all three."""
     if x.layout != torch.strided or not x.is_floating_point() or x.dim() < 2:
         raise PairNormError(
-            f"x is a {x.layout} {x.dtype} tensor of shape {list(x.shape)}; expected dense floating-point "
-            "features [nodes, features] or [nodes, trials, features]"
+            f"x is a {x.layout} {x.dtype} tensor of shape {list(x.shape)}",
+            code="wrong-shape",
+            value=list(x.shape),
+            expected="dense floating-point features [nodes, features] or [nodes, trials, features]",
         )
-    if not (math.isfinite(lam) and lam >= 0):
-        raise PairNormError(f"lam is {lam}; expected a finite number from 0 on")
+    real_number("lam", lam, least=0)
     graph = _Graph.of(adjacency, x.size(0))
     if lam > graph.safe_lambda and lam >= graph.largest_lambda:
         digits = 3 - math.floor(math.log10(graph.largest_lambda))
         largest = math.floor(graph.largest_lambda * (1 - 1e-6) * 10**digits) / 10**digits
         raise PairNormError(
-            f"lam is {lam}, for which Eq. 6 is unbounded below: the repulsion outweighs all else. "
-            f"The largest admissible lam for this graph is {largest:.4g}; see largest_lambda."
+            f"lam is {lam}, for which Eq. 6 is unbounded below: the repulsion outweighs all else",
+            code="out-of-range",
+            value=lam,
+            expected=f"at most {largest:.4g}, the largest admissible one for this graph; see largest_lambda",
         )
     wide = x.flatten(1).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     return graph.hessian(lam, wide.dtype), wide
@@ -253,7 +267,10 @@ def _conjugate_gradients(hessian: _Hessian, right: Tensor, tolerance: float, ste
         step = scaled + torch.where(previous > 0, size / previous, 0) * step
     raise PairNormError(
         f"lam is {hessian.lam}, too close to the largest admissible one: {steps} steps of conjugate "
-        f"gradients miss the tolerance {tolerance:g}. Choose a smaller lam, a larger tolerance or float64."
+        f"gradients miss the tolerance {tolerance:g}",
+        code="not-converged",
+        value=hessian.lam,
+        remedy="Choose a smaller lam, a larger tolerance or float64.",
     )
 
 
@@ -261,13 +278,14 @@ def _largest_ratio(
     forms: Callable[[Tensor], tuple[Tensor, Tensor]],
     nodes: int,
     device: torch.device,
-    block: int = 2,
-    steps: int = 200,
+    block: int = 4,
+    steps: int = 5000,
+    tolerance: float = 1e-5,
 ) -> float:
     """Return the maximum of zᵀPz / zᵀNz, for operators P and N that ``forms`` applies together.
 
     Locally optimal block gradient ascent (LOBPCG): the best vectors in the span of the present ones, the
-    previous ones and the gradient.
+    previous ones and the gradient. The norm of the gradient bounds the error of the ratio.
     """
     generator = torch.Generator().manual_seed(0)
     present = torch.randn(nodes, block, dtype=torch.float64, generator=generator).to(device)
@@ -283,7 +301,11 @@ def _largest_ratio(
         previous, present = present, basis @ weights
         gradient = above @ weights - (below @ weights) * values[-block:]
         ratio = float(values[-1])
-        if float(gradient[:, -1].norm()) <= 1e-5 * ratio * float(present[:, -1].norm()):
-            break
+        if float(gradient[:, -1].norm()) <= tolerance * ratio * float(present[:, -1].norm()):
+            return ratio
         basis = torch.cat([present, gradient, previous], dim=1)
-    return ratio
+    raise PairNormError(
+        f"{steps} steps leave the largest admissible lam of this graph less exact than {tolerance:g}",
+        code="not-converged",
+        value=1 / ratio,
+    )

@@ -7,21 +7,25 @@ and an architecture train side by side. A model built without ``trials`` is the 
 
 import math
 from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from pairnorm.errors import PairNormError, one_of
-from pairnorm.nn.activate import ACTIVATIONS
-from pairnorm.nn.convolution import Features, GATConvolution, GCNConvolution, Hop
-from pairnorm.nn.dropout import draw_keys, dropout
-from pairnorm.nn.linear import trial_linear
-from pairnorm.nn.pair_norm import MODES, PairNorm
-from pairnorm.nn.propagate import KINDS, propagation
-from pairnorm.nn.sparse import SparseMatrix
+from pairnorm.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Hop
+from pairnorm.nn.ops.activation.plain import ACTIVATIONS
+from pairnorm.nn.ops.dropout.keys import draw_keys
+from pairnorm.nn.ops.dropout.plain import dropout
+from pairnorm.nn.ops.linear.plain import trial_linear
+from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.pair_norm import MODES, Mode, PairNorm
+from pairnorm.nn.propagate import KINDS, Kind, propagation, states
 
-ORDERS = ("after", "before")
+Order = Literal["after", "before"]
+ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
@@ -34,23 +38,21 @@ class _DeepModel(nn.Module):
     """What SGC, GCN and GAT share: checked settings, the trial axis, initial weights by seed."""
 
     def __init__(
-        self, in_features: int, classes: int, depth: int, norm: str | None, scale: float, dropout: float,
-        adjacency: str, trials: int | None,
+        self, in_features: int, classes: int, depth: int, norm: Mode | None, scale: float, dropout: float,
+        adjacency: Kind, trials: int | None,
     ) -> None:  # fmt: skip
         super().__init__()
-        for name, value, least in (
-            ("in_features", in_features, 1),
-            ("classes", classes, 1),
-            ("depth", depth, 1),
-            ("trials", 1 if trials is None else trials, 1),
-        ):
-            if value < least:
-                raise PairNormError(f"{name} is {value}; expected at least {least}")
-        if not 0 <= dropout < 1:
-            raise PairNormError(f"dropout is {dropout}; expected a rate from 0 to below 1")
+        whole_number("in_features", in_features, least=1)
+        whole_number("classes", classes, least=1)
+        whole_number("depth", depth, least=1)
+        whole_number("trials", 1 if trials is None else trials, least=1)
+        real_number("dropout", dropout, least=0, below=1)
         self.in_features, self.depth, self.dropout, self.trials = in_features, depth, dropout, trials
-        self.adjacency = one_of("adjacency", adjacency, KINDS)
-        self.norm = None if norm is None else PairNorm(scale, one_of("norm", norm, MODES))
+        one_of("adjacency", adjacency, KINDS)
+        self.adjacency = adjacency
+        if norm is not None:
+            one_of("norm", norm, MODES)
+        self.norm = None if norm is None else PairNorm(scale, norm)
 
     def propagation(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
         """Normalise an adjacency as this model wants it; do it once and pass the result to ``forward``."""
@@ -66,7 +68,12 @@ class _DeepModel(nn.Module):
         generators: list[torch.Generator | None] = [None] * (self.trials or 1)
         if seeds is not None:
             if len(seeds) != len(generators):
-                raise PairNormError(f"{len(seeds)} seeds for {len(generators)} trials; expected one for each")
+                raise PairNormError(
+                    f"{len(seeds)} seeds for {len(generators)} trials",
+                    code="wrong-shape",
+                    value=len(seeds),
+                    expected="one for each",
+                )
             generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -90,8 +97,10 @@ class _DeepModel(nn.Module):
         if not fits or not dtype.is_floating_point:
             wanted = "" if self.trials is None else f" or [nodes, {trials}, {self.in_features}]"
             raise PairNormError(
-                f"x has shape {list(shape)} and dtype {dtype}; "
-                f"expected floating-point [nodes, {self.in_features}]{wanted}"
+                f"x has shape {list(shape)} and dtype {dtype}",
+                code="wrong-shape",
+                value=list(shape),
+                expected=f"floating-point [nodes, {self.in_features}]{wanted}",
             )
         if isinstance(x, Tensor) and x.dim() == 2:
             x = x.unsqueeze(1)
@@ -100,7 +109,10 @@ class _DeepModel(nn.Module):
             adjacency = self.propagation(adjacency, nodes)
         if adjacency.pattern.shape[0] != nodes:
             raise PairNormError(
-                f"the adjacency has {adjacency.pattern.shape[0]} nodes, the features {nodes}; expected equal"
+                f"the adjacency has {adjacency.pattern.shape[0]} nodes",
+                code="wrong-shape",
+                value=adjacency.pattern.shape[0],
+                expected=f"{nodes}, as many as there are rows of features",
             )
         return x, adjacency
 
@@ -113,8 +125,10 @@ class _DeepModel(nn.Module):
             return draw_keys(*shape, device=device)
         if keys.shape != shape or keys.dtype != torch.int32:
             raise PairNormError(
-                f"keys have shape {list(keys.shape)} and dtype {keys.dtype}; "
-                f"expected {list(shape)} and torch.int32"
+                f"keys have shape {list(keys.shape)} and dtype {keys.dtype}",
+                code="wrong-shape",
+                value=list(keys.shape),
+                expected=f"{list(shape)} and torch.int32",
             )
         return keys
 
@@ -128,15 +142,14 @@ class _DeepGNN(_DeepModel):
     activation: str
 
     def __init__(
-        self, in_features: int, classes: int, depth: int, norm: str | None, scale: float, dropout: float,
-        adjacency: str, trials: int | None, hidden: int, skip: int, order: str,
+        self, in_features: int, classes: int, depth: int, norm: Mode | None, scale: float, dropout: float,
+        adjacency: Kind, trials: int | None, hidden: int, skip: int, order: Order,
     ) -> None:  # fmt: skip
         super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials)
-        if hidden < 1:
-            raise PairNormError(f"hidden is {hidden}; expected at least 1")
-        if skip < 0:
-            raise PairNormError(f"skip is {skip}; expected 0 (none) or the number of layers to skip over")
-        self.skip, self.order = skip, one_of("order", order, ORDERS)
+        whole_number("hidden", hidden, least=1)
+        whole_number("skip", skip)
+        one_of("order", order, ORDERS)
+        self.skip, self.order = skip, order
         self.convolutions = nn.ModuleList()
 
     def _activation(self, layer: int) -> str:
@@ -216,9 +229,9 @@ class GCN(_DeepGNN):
     activation = "relu"
 
     def __init__(
-        self, in_features: int, classes: int, depth: int = 2, hidden: int = 32, norm: str | None = None,
-        scale: float = 1.0, skip: int = 0, dropout: float = 0.6, adjacency: str = "rw", order: str = "after",
-        trials: int | None = None,
+        self, in_features: int, classes: int, depth: int = 2, hidden: int = 32, norm: Mode | None = None,
+        scale: float = 1.0, skip: int = 0, dropout: float = 0.6, adjacency: Kind = "rw",
+        order: Order = "after", trials: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order
@@ -256,15 +269,18 @@ class GAT(_DeepGNN):
 
     def __init__(
         self, in_features: int, classes: int, depth: int = 2, hidden: int = 64, heads: int = 1,
-        norm: str | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
-        adjacency: str = "rw", order: str = "after", trials: int | None = None,
+        norm: Mode | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
+        adjacency: Kind = "rw", order: Order = "after", trials: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order
         )
-        if heads < 1 or hidden % heads:
+        if hidden % whole_number("heads", heads, least=1):
             raise PairNormError(
-                f"hidden is {hidden} and heads is {heads}; expected hidden to be a multiple of heads"
+                f"hidden is {hidden} and heads is {heads}",
+                code="out-of-range",
+                value=heads,
+                expected="hidden to be a multiple of heads",
             )
         for layer in range(depth):
             width = in_features if layer == 0 else hidden
@@ -297,8 +313,8 @@ class SGC(_DeepModel):
     """
 
     def __init__(
-        self, in_features: int, classes: int, depth: int = 2, norm: str | None = None, scale: float = 1.0,
-        dropout: float = 0.0, adjacency: str = "rw", trials: int | None = None,
+        self, in_features: int, classes: int, depth: int = 2, norm: Mode | None = None, scale: float = 1.0,
+        dropout: float = 0.0, adjacency: Kind = "rw", trials: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials)
         self.hop = Hop()
@@ -306,17 +322,27 @@ class SGC(_DeepModel):
         self.bias = nn.Parameter(torch.empty(trials or 1, classes))
         self.reset_parameters()
 
+    @classmethod
+    def from_weights(cls, weight: Tensor, bias: Tensor, **settings: Any) -> "SGC":
+        """Build an SGC around weights that were found elsewhere.
+
+        Args:
+            weight: ``[trials, features, classes]``.
+            bias: ``[trials, classes]``.
+            settings: ``depth``, ``norm``, ``scale``, ``dropout`` and ``adjacency``.
+        """
+        trials, width, classes = weight.shape
+        model = cls(width, classes, trials=trials, **settings)
+        with torch.no_grad():
+            model.weight.copy_(weight)
+            model.bias.copy_(bias)
+        return model
+
     def hidden(self, x: Features, adjacency: Tensor | SparseMatrix) -> Tensor:
         """Return the propagated features ``[nodes, 1 or trials, features]``."""
         x, adjacency = self._prepare(x, adjacency)
-        if isinstance(x, SparseMatrix):
-            x = x.to_dense()
-            x = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1).contiguous()
-        h = x if self.norm is None else self.norm(x)
-        for _ in range(self.depth):
-            h = self.hop(h, adjacency)
-            h = h if self.norm is None else self.norm(h)
-        return h
+        walk = states(x, adjacency, self.norm, lambda adjacency, h: self.hop(h, adjacency))
+        return next(islice(walk, self.depth, None))
 
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
         """Return logits; arguments as for ``GCN``, ``keys`` ``[1, 2, trials]``."""

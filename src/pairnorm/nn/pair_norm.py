@@ -1,24 +1,22 @@
 """PairNorm: centre node representations, then rescale them to a constant total pairwise squared distance."""
 
-import inspect
-import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from pairnorm.errors import PairNormError, one_of
-from pairnorm.nn import blocks
-from pairnorm.nn.backends import kernels
-from pairnorm.nn.statistics import Groups
+from pairnorm.errors import PairNormError, one_of, real_number
+from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.ops.pair_norm.plain import centre_and_scale, scale_and_centre
 
-MODES = ("PN", "PN-SI", "PN-SCS")
+Mode = Literal["PN", "PN-SI", "PN-SCS"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def pair_norm(
     x: Tensor,
     scale: float = 1.0,
-    mode: str = "PN",
+    mode: Mode = "PN",
     eps: float = 1e-6,
     batch: Tensor | None = None,
     batch_size: int | None = None,
@@ -60,18 +58,39 @@ def pair_norm(
                 [ 1.0000,  0.0000]])
     """
     _check_settings(scale, mode, eps)
+    return _pair_norm(x, scale, mode, eps, batch, batch_size)
+
+
+def _pair_norm(
+    x: Tensor, scale: float, mode: Mode, eps: float, batch: Tensor | None, batch_size: int | None
+) -> Tensor:
+    if x.layout != torch.strided:
+        raise PairNormError(
+            f"x has layout {x.layout}",
+            code="wrong-type",
+            value=x.layout,
+            expected="a dense tensor",
+            remedy="Call x.to_dense() first.",
+        )
     if not x.is_floating_point():
-        raise PairNormError(f"x has dtype {x.dtype}; expected a floating-point tensor: call x.float() first")
+        raise PairNormError(
+            f"x has dtype {x.dtype}",
+            code="wrong-type",
+            value=x.dtype,
+            expected="a floating-point tensor",
+            remedy="Call x.float() first.",
+        )
     if x.dim() < 2:
         raise PairNormError(
-            f"x has shape {list(x.shape)}; expected [nodes, features] or [nodes, ..., features]"
+            f"x has shape {list(x.shape)}",
+            code="wrong-shape",
+            value=list(x.shape),
+            expected="[nodes, features] or [nodes, ..., features]",
         )
     groups = Groups.of(x, batch, batch_size)
     if mode == "PN-SCS":
-        wide = x.to(_accumulator(x))
-        rows = _normalise(x, groups, scale, eps, individually=True, centre=False)
-        return (rows - groups.spread(groups.mean(wide))).to(x.dtype)
-    return _normalise(x, groups, scale, eps, individually=mode == "PN-SI", centre=True)
+        return scale_and_centre(x, groups, scale, eps)
+    return centre_and_scale(x, groups, scale, eps, individually=mode == "PN-SI")
 
 
 class PairNorm(nn.Module):
@@ -87,144 +106,36 @@ class PairNorm(nn.Module):
         PairNorm(scale=10, mode='PN-SI', eps=1e-06)
     """
 
-    def __init__(self, scale: float = 1.0, mode: str = "PN", eps: float = 1e-6) -> None:
+    def __init__(self, scale: float = 1.0, mode: Mode = "PN", eps: float = 1e-6) -> None:
         super().__init__()
         _check_settings(scale, mode, eps)
         self.scale, self.mode, self.eps = scale, mode, eps
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``pair_norm`` for the arguments."""
-        return pair_norm(x, self.scale, self.mode, self.eps, batch, batch_size)
+        return _pair_norm(x, self.scale, self.mode, self.eps, batch, batch_size)
+
+    if TYPE_CHECKING:
+
+        def __call__(  # noqa: D102
+            self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
+        ) -> Tensor: ...
 
     def __repr__(self) -> str:
         return f"PairNorm(scale={self.scale}, mode={self.mode!r}, eps={self.eps})"
 
 
-def joins_kernels(norm: PairNorm, x: Tensor) -> bool:
-    """Say whether the kernels that come before ``norm`` can do it at the same time."""
-    return norm.mode != "PN-SCS" and not blocks.supports(x) and not torch.compiler.is_compiling()
-
-
-def _check_settings(scale: float, mode: str, eps: float) -> None:
+def _check_settings(scale: Any, mode: Any, eps: Any) -> None:
     one_of("mode", mode, MODES)
     for name, value in (("scale", scale), ("eps", eps)):
-        if not 0 < value < math.inf:  # false for NaN too; torch.compile cannot trace math.isfinite
-            raise PairNormError(f"{name} is {value}; expected a positive finite number")
-
-
-def _accumulator(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _normalise(
-    x: Tensor, groups: Groups, scale: float, eps: float, individually: bool, centre: bool
-) -> Tensor:
-    if torch.compiler.is_compiling():  # the compiler fuses the formula and derives its gradient itself
-        return _formula(x, groups, scale, eps, individually, centre)[0]
-    y: Tensor = _Normalise.apply(x, groups, scale, eps, individually, centre)[0]
-    return y
-
-
-def _formula(
-    x: Tensor, groups: Groups, scale: float, eps: float, individually: bool, centre: bool
-) -> tuple[Tensor, Tensor]:
-    """Return s·c/r and the length r that rows, or whole graphs, are divided by."""
-    centred = x.to(_accumulator(x))
-    if centre:
-        centred = groups.centre(centred)
-    square = centred.square().sum(-1, keepdim=True)
-    if not individually:
-        square = groups.spread(groups.mean(square))
-    length = (square + eps).sqrt()
-    return (centred * (scale / length)).to(x.dtype), length
-
-
-def formula_gradient(
-    grad: Tensor,
-    grad_length: Tensor | None,
-    y: Tensor,
-    length: Tensor,
-    groups: Groups,
-    scale: float,
-    individually: bool,
-    centre: bool,
-) -> Tensor:
-    """Return dL/dx from dL/dy, dL/dr, y and r.
-
-    From y = s·c/r follow dL/dc = (s/r)·dL/dy + y/(s·m)·dL/dr with dL/dr = -Σ dL/dy·y / r, where Σ runs over
-    what shares one r and m counts its rows; centring is its own adjoint. Only y and r are needed, so only
-    they are saved.
-    """
-    grad, y_wide = grad.to(length.dtype), y.to(length.dtype)
-    pull = -(grad * y_wide).sum(-1, keepdim=True) / length
-    if not individually:
-        pull = groups.spread(groups.mean(pull))
-    if grad_length is not None:
-        pull = pull + (grad_length if individually else groups.spread(groups.mean(grad_length)))
-    result = grad * (scale / length) + y_wide * (pull / scale)
-    if centre:
-        result = groups.centre(result)
-    return result.to(y.dtype)
-
-
-class _Normalise(torch.autograd.Function):
-    """``_formula`` with a gradient that saves one tensor of the input's size.
-
-    The length is returned beside y because both are saved: as outputs they stay connected to x, which is what
-    makes the gradient of the gradient right.
-    """
-
-    @staticmethod
-    def forward(
-        x: Tensor, groups: Groups, scale: float, eps: float, individually: bool, centre: bool
-    ) -> tuple[Tensor, Tensor]:
-        backend = _backend(x, groups, centre)
-        if backend is None:
-            return _formula(x, groups, scale, eps, individually, centre)
-        result: tuple[Tensor, Tensor] = backend.forward(x, scale, eps, individually)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, ctx.groups, ctx.scale, _, ctx.individually, ctx.centre = inputs
-        ctx.save_for_backward(*output)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, *settings: Any
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """What ``torch.vmap`` runs over is one more trial axis."""
-        return _Normalise.apply(x.movedim(in_dims[0] or 0, 1), *settings), (1, 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_length: Tensor | None) -> tuple[Tensor | None, ...]:
-        y, length = ctx.saved_tensors
-        if grad is None:
-            if grad_length is None:
-                return (None,) * 6
-            grad = torch.zeros_like(y)
-        backend = None
-        if grad_length is None and not torch.is_grad_enabled():
-            backend = _backend(y, ctx.groups, ctx.centre)
-        if backend is None:
-            result = formula_gradient(
-                grad, grad_length, y, length, ctx.groups, ctx.scale, ctx.individually, ctx.centre
+        if isinstance(value, Tensor):
+            raise PairNormError(
+                f"{name} is a tensor of shape {list(value.shape)}",
+                code="not-a-number",
+                value=value,
+                expected="a number",
+                remedy="Call its item(); to learn a scale, multiply the result by it.",
             )
-        else:
-            result = backend.backward(grad, y, length, ctx.scale, ctx.individually)
-        return result, None, None, None, None, None
-
-
-# torch binds the arguments of every call to this signature; without it here, it would be derived anew each
-# time.
-_Normalise.forward.__signature__ = inspect.signature(_Normalise.forward)  # type: ignore[attr-defined]
-
-
-def _backend(x: Tensor, groups: Groups, centre: bool) -> Any:
-    """Return the module with a fused version for this input, or None for the plain formula."""
-    if groups.batch is not None or not centre:
-        return None
-    if blocks.supports(x):
-        return blocks
-    return kernels("pair_norm", x)
+    real_number("scale", scale, above=0)
+    # In single precision, where the statistics are, a smaller one is zero and a zero row is divided by it.
+    real_number("eps", eps, least=torch.finfo(torch.float32).tiny)

@@ -1,7 +1,8 @@
 """PairNorm put into any GNN from outside: no change to its code, its parameters or its ``state_dict``."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -10,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from pairnorm.errors import PairNormError
-from pairnorm.nn.find import graph_convolutions
-from pairnorm.nn.pair_norm import PairNorm
+from pairnorm.errors import PairNormError, one_of
+from pairnorm.nn.pair_norm import Mode, PairNorm
 
 # Left out: sigmoid and softmax, which are gates and attention more often than activations, and functions in
 # place such as relu_, whose result nobody need read.
@@ -23,8 +23,17 @@ _ACTIVATIONS: frozenset[Any] = frozenset(
 )
 
 
+_LIBRARIES = ("torch_geometric.", "dgl.")
+_POOLING = ("torch_geometric.nn.pool", "dgl.nn.pytorch.glob")
+# What a hand-written convolution calls the graph among its arguments, and what it calls itself.
+_GRAPH_ARGUMENTS = frozenset(
+    ("adj", "adj_t", "adj_matrix", "adjacency", "adjacency_matrix", "edge_index", "edges", "g", "graph")
+)
+_CLASS_NAMES = re.compile(r"Conv$|Convolution$|(Graph|GCN|GAT|GIN|SAGE)\w*Layer$")
+
+
 def add_pair_norm(
-    model: nn.Module, scale: float = 1.0, mode: str = "PN-SI", layers: Sequence[str] | None = None
+    model: nn.Module, scale: float = 1.0, mode: Mode = "PN-SI", layers: Sequence[str] | None = None
 ) -> "PairNormPatch":
     """Put PairNorm after every graph convolution of ``model`` but the last; return a handle that removes it.
 
@@ -49,7 +58,7 @@ def add_pair_norm(
     is a model that has PairNorm already. Copies of the model have a patch of their own.
 
     Args:
-        model: any module with graph convolutions; see ``pairnorm.nn.find.graph_convolutions``.
+        model: any module with graph convolutions; see ``graph_convolutions``.
         scale: the paper's s.
         mode: ``"PN"``, ``"PN-SI"`` (the paper's choice for GCN and GAT) or ``"PN-SCS"``.
         layers: the dotted names of the convolutions, where they are not recognised.
@@ -75,14 +84,26 @@ def add_pair_norm(
     for name, module in model.named_modules():
         where = f"{name!r} of {type(model).__name__}" if name else type(model).__name__
         if type(module).__module__ == "pairnorm.nn.models":
-            raise PairNormError(f"{where} is a model of this package; build it with norm={mode!r} instead.")
+            raise PairNormError(
+                f"{where} is a model of this package",
+                code="already-normalised",
+                value=name,
+                remedy="Build it with {norm} instead.",
+                norm=mode,
+            )
         if any(base.__name__ == "PairNorm" for base in type(module).__mro__):
             raise PairNormError(
-                f"{where} is PairNorm already; build the model without it, or leave it as it is."
+                f"{where} is PairNorm already",
+                code="already-normalised",
+                value=name,
+                remedy="Build the model without it, or leave it as it is.",
             )
         if _patch_of(module):
             raise PairNormError(
-                f"{where} is patched already; call remove() of its handle or remove_pair_norm."
+                f"{where} is patched already",
+                code="already-normalised",
+                value=name,
+                remedy="Call remove() of its handle or remove_pair_norm.",
             )
     return PairNormPatch(model, PairNorm(scale, mode), convolutions)
 
@@ -156,9 +177,12 @@ class PairNormPatch:
                 calls, places = self._pass.end()
         if calls[-1] != self._last:
             raise PairNormError(
-                f"the last graph convolution to run in {type(model).__name__} was {calls[-1]}; expected "
-                f"{self._last}, which PairNorm left alone. A model must end in the same one in every pass, "
-                "and must have run once before torch.compile if that is not the one registered last."
+                f"the last graph convolution to run in {type(model).__name__} was {calls[-1]}",
+                code="other-order",
+                value=calls[-1],
+                expected=f"{self._last}, which PairNorm left alone",
+                remedy="A model must end in the same one in every pass, and must have run once before "
+                "torch.compile if that is not the one registered last.",
             )
         self._settled, self._rewind, self.places = True, None, places
         return output
@@ -177,7 +201,10 @@ class PairNormPatch:
         if torch._C._current_graph_task_id() == -1:
             raise PairNormError(
                 f"{self._names[module]} ran outside the forward of {type(self.model).__name__}, where "
-                "PairNorm cannot follow; call the model itself, or remove the patch first."
+                "PairNorm cannot follow",
+                code="outside-forward",
+                value=self._names[module],
+                remedy="Call the model itself, or remove the patch first.",
             )
         return None
 
@@ -246,7 +273,10 @@ class _Pass(TorchFunctionMode):
             if not fresh or not any(value is fresh[0] for value in values):
                 raise PairNormError(
                     f"{name} takes no single tensor that could be normalised, and no activation function was "
-                    "recognised before it. Let one of torch's follow the convolution before."
+                    "recognised before it",
+                    code="no-place",
+                    value=name,
+                    remedy="Let one of torch's follow the convolution before.",
                 )
             x, y = fresh[0], self.normalise(fresh[0], f"before {name}")
             self.inputs = inputs
@@ -297,3 +327,97 @@ class _Rewind:
 def _dense_tensors(values: Iterable[Any]) -> list[Tensor]:
     flat = (item for value in values for item in (value if isinstance(value, (tuple, list)) else (value,)))
     return [x for x in flat if isinstance(x, Tensor) and x.is_floating_point() and x.layout == torch.strided]
+
+
+def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) -> dict[str, nn.Module]:
+    """Return the graph convolutions inside ``model`` by dotted name, in order of registration.
+
+    Recognised are, without importing any of these libraries:
+
+    - the convolutions of this package, of PyG (``MessagePassing`` and all named ``...Conv``) and of DGL, and
+      any class that declares ``is_graph_convolution = True``. Where one contains another, as ``DirGNNConv``
+      and ``GPSConv`` do, the *outermost* counts: the inner one is part of how it computes;
+    - hand-written modules whose ``forward`` takes a graph beside the features (``adj``, ``edge_index``, ...)
+      or, if the class is named like a convolution, any two inputs. Where one contains another convolution,
+      the *innermost* counts: the outer one is a block around it, as ``DeepGCNLayer`` is.
+
+    A module used in several places appears once, under its first name; ``model`` itself and the scoring
+    convolutions of pooling layers are left out.
+
+    Args:
+        model: any module.
+        layers: the dotted names of the convolutions, for a model whose convolutions are not recognised.
+
+    >>> class Convolution(nn.Module):
+    ...     def forward(self, x, adjacency):
+    ...         return adjacency @ x
+    >>> list(graph_convolutions(nn.ModuleList([Convolution(), nn.ReLU(), Convolution()])))
+    ['0', '2']
+    """
+    if layers is not None:
+        return _named(model, layers)
+    first_names: dict[nn.Module, str] = {}
+    for name, convolution in _inside(model, ""):
+        first_names.setdefault(convolution, name)
+    found = {name: convolution for convolution, name in first_names.items()}
+    if not found:
+        children = [f"  {name}: {type(child).__name__}" for name, child in model.named_children()]
+        raise PairNormError(
+            f"no graph convolution was recognised in {type(model).__name__}, whose children are\n"
+            + ("\n".join(children) or "  (none)")
+            + "\n",
+            code="no-convolution",
+            remedy="Name the convolutions by their dotted names, {layers}, or declare "
+            "is_graph_convolution = True in their class.",
+            layers=["encoder.0", "encoder.1"],
+        )
+    return found
+
+
+def _named(model: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
+    modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+    if isinstance(layers, str) or not layers:
+        raise PairNormError(
+            f"layers is {layers!r}",
+            code="unknown-choice",
+            value=layers,
+            expected=f"a list of dotted module names such as {list(modules)[:2]}",
+        )
+    return {name: modules[one_of("a name in layers", name, list(modules))] for name in layers}
+
+
+def _inside(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the convolutions among the descendants of ``module``, depth first, shared ones at every place."""
+    for name, child in module._modules.items():
+        if child is None or _is_from(child, _POOLING):
+            continue
+        path = f"{prefix}{name}"
+        if _is_convolution(child):
+            yield path, child
+        elif inner := list(_inside(child, f"{path}.")):
+            yield from inner
+        elif _resembles_convolution(child):
+            yield path, child
+
+
+def _is_from(module: nn.Module, packages: tuple[str, ...]) -> bool:
+    return type(module).__module__.startswith(packages)
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    return bool(getattr(module, "is_graph_convolution", False)) or any(
+        base.__module__.startswith(_LIBRARIES)
+        and (base.__name__ == "MessagePassing" or base.__name__.endswith("Conv"))
+        for base in type(module).__mro__
+    )
+
+
+def _resembles_convolution(module: nn.Module) -> bool:
+    if _is_from(module, (*_LIBRARIES, "torch.")):
+        return False
+    arguments = list(inspect.signature(type(module).forward).parameters)[1:]
+    if len(arguments) < 2:
+        return False
+    return any(name.lower() in _GRAPH_ARGUMENTS for name in arguments) or bool(
+        _CLASS_NAMES.search(type(module).__name__)
+    )

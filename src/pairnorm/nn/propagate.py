@@ -1,16 +1,22 @@
-"""The normalised adjacency of a graph, which moves every node's representation to its neighbours."""
+"""The adjacency of a graph, read from whatever a caller has; normalised; and SGC's walk over it."""
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of
-from pairnorm.nn.sparse import Pattern, SparseMatrix
+from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 
-KINDS = ("rw", "sym")
+Kind = Literal["rw", "sym"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def propagation(
-    adjacency: Tensor | SparseMatrix, kind: str = "rw", num_nodes: int | None = None
+    adjacency: Tensor | SparseMatrix, kind: Kind = "rw", num_nodes: int | None = None
 ) -> SparseMatrix:
     r"""Normalise an adjacency matrix with self-loops, $\tilde{\mathbf{A}} = \mathbf{A} + \mathbf{I}$.
 
@@ -20,10 +26,10 @@ def propagation(
     $$
 
     Args:
-        adjacency: A torch sparse tensor ``[nodes, nodes]`` whose row i holds what node i receives from, or an
-            ``edge_index`` ``[2, edges]`` of (source, target) pairs as in PyG. Weights count; a self-loop that
-            is there keeps its weight. Of a directed graph every node averages over the nodes that point at
-            it.
+        adjacency: A matrix ``[nodes, nodes]``, sparse or dense, whose row i holds what node i receives from,
+            or an ``edge_index`` ``[2, edges]`` of (source, target) pairs as in PyG. Weights count; a
+            self-loop that is there keeps its weight. Of a directed graph every node averages over the nodes
+            that point at it.
         kind: ``"rw"`` (what the paper's experiments used) or ``"sym"``.
         num_nodes: Needed with an ``edge_index`` when the last nodes are isolated.
 
@@ -34,7 +40,8 @@ def propagation(
                 [2.]])
     """
     one_of("kind", kind, KINDS)
-    nodes, row, column, weight = _entries(adjacency, num_nodes)
+    nodes, row, column, weight = entries(adjacency, num_nodes)
+    weight = weight.float()
     looped = torch.zeros(nodes, dtype=torch.bool, device=row.device).index_fill_(0, row[row == column], True)
     missing = (~looped).nonzero().squeeze(1)
     row, column = torch.cat([row, missing]), torch.cat([column, missing])
@@ -46,7 +53,10 @@ def propagation(
     degree = weight.new_zeros(nodes).index_add_(0, row, weight)
     for node in (~((degree > 0) & degree.isfinite())).nonzero()[:1, 0].tolist():
         raise PairNormError(
-            f"the weights of node {node} add up to {degree[node]:g}; expected a positive finite sum"
+            f"the weights of node {node} add up to {degree[node]:g}",
+            code="out-of-range",
+            value=float(degree[node]),
+            expected="a positive finite sum",
         )
     if kind == "rw":
         weight = weight / degree[row]
@@ -57,24 +67,96 @@ def propagation(
     return SparseMatrix(Pattern(crow, column.int(), (nodes, nodes)), weight)
 
 
-def _entries(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> tuple[int, Tensor, Tensor, Tensor]:
-    """Return the number of nodes and row, column and weight of every entry."""
-    if isinstance(adjacency, SparseMatrix) or adjacency.layout != torch.strided:
-        matrix = adjacency if isinstance(adjacency, SparseMatrix) else SparseMatrix.from_torch(adjacency)
-        nodes, columns = matrix.pattern.shape
-        if nodes != columns:
-            raise PairNormError(f"adjacency has shape [{nodes}, {columns}]; expected a square matrix")
-        return nodes, matrix.pattern.row.long(), matrix.pattern.column.long(), matrix.values.float()
-    if adjacency.dim() != 2 or adjacency.size(0) != 2 or adjacency.is_floating_point():
-        raise PairNormError(
-            f"adjacency has shape {list(adjacency.shape)} and dtype {adjacency.dtype}; "
-            "expected an integer edge_index [2, edges] or a sparse tensor [nodes, nodes]"
+def states(
+    x: Tensor | SparseMatrix,
+    adjacency: SparseMatrix,
+    norm: Callable[[Tensor], Tensor] | None = None,
+    hop: Callable[[SparseMatrix, Tensor], Tensor] = operator.matmul,
+) -> Iterator[Tensor]:
+    """Yield the state of SGC at depth 0, 1, 2, ...: features, normalised, propagated, normalised, ...
+
+    Args:
+        x: Features ``[nodes, features]`` or ``[nodes, trials, features]``; sparse ones become
+            ``[nodes, 1 or trials, features]``.
+        adjacency: The normalised adjacency.
+        norm: What comes on the input and after every step, a ``PairNorm`` for instance; None for nothing.
+        hop: What a step is, where it is not the product.
+
+    Example:
+        >>> walk = states(torch.tensor([[1.0], [3.0]]), propagation(torch.tensor([[0, 1], [1, 0]])))
+        >>> [next(walk).flatten().tolist() for depth in range(2)]
+        [[1.0, 3.0], [2.0, 2.0]]
+    """
+    if isinstance(x, SparseMatrix):
+        x = x.to_dense()
+        x = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1).contiguous()
+    while True:
+        x = x if norm is None else norm(x)
+        yield x
+        x = hop(adjacency, x)
+
+
+def entries(
+    adjacency: Tensor | SparseMatrix, num_nodes: int | None = None
+) -> tuple[int, Tensor, Tensor, Tensor]:
+    """Return the number of nodes, and row, column and weight of every entry of an adjacency matrix.
+
+    A row is a node that receives, a column one that it receives from: the target and the source of an edge.
+
+    Args:
+        adjacency: see ``propagation``.
+        num_nodes: see ``propagation``.
+    """
+    if isinstance(adjacency, Tensor) and is_edge_index(adjacency):
+        return _edge_index_entries(adjacency, num_nodes)
+    if isinstance(adjacency, Tensor) and adjacency.dim() == 2 and _is_matrix(adjacency):
+        adjacency = SparseMatrix.from_torch(adjacency)
+    matrix = adjacency if isinstance(adjacency, SparseMatrix) else None
+    if matrix is None or matrix.pattern.shape[0] != matrix.pattern.shape[1] or matrix.values.dim() != 1:
+        given = (
+            f"has shape {list(adjacency.shape)} and dtype {adjacency.dtype}"
+            if isinstance(adjacency, Tensor)
+            else f"is {adjacency!r}"
         )
-    needed = int(adjacency.max()) + 1 if adjacency.numel() else 0
-    nodes = needed if num_nodes is None else num_nodes
-    if nodes < needed:
-        raise PairNormError(f"edge_index names node {needed - 1}, but there are only {nodes} nodes")
-    if adjacency.numel() and adjacency.min() < 0:
-        raise PairNormError(f"edge_index names node {int(adjacency.min())}; expected numbers from 0")
-    source, target = adjacency.long()
-    return nodes, target, source, torch.ones(source.numel(), device=adjacency.device)
+        raise PairNormError(
+            f"adjacency {given}",
+            code="wrong-shape",
+            value=list(getattr(adjacency, "shape", ()) if matrix is None else matrix.pattern.shape),
+            expected="a floating-point matrix [nodes, nodes], sparse or dense, or an integer edge_index "
+            "[2, edges]",
+        )
+    pattern = matrix.pattern
+    return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
+
+
+def _is_matrix(adjacency: Tensor) -> bool:
+    return adjacency.layout != torch.strided or adjacency.is_floating_point()
+
+
+def is_edge_index(value: object) -> bool:
+    """Return whether ``value`` is a dense integer tensor [2, edges].
+
+    >>> is_edge_index(torch.tensor([[0, 1], [1, 2]])), is_edge_index(torch.eye(2))
+    (True, False)
+    """
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.dim() == 2
+        and value.size(0) == 2
+        and value.dtype in (torch.int64, torch.int32)
+    )
+
+
+def _edge_index_entries(edge_index: Tensor, num_nodes: int | None) -> tuple[int, Tensor, Tensor, Tensor]:
+    least, most = (int(end) for end in edge_index.aminmax()) if edge_index.numel() else (0, -1)
+    nodes = most + 1 if num_nodes is None else num_nodes
+    if least < 0 or most >= nodes:
+        raise PairNormError(
+            f"edge_index names node {least if least < 0 else most}",
+            code="out-of-range",
+            value=least if least < 0 else most,
+            expected="numbers from 0" if least < 0 else f"numbers below {nodes}, the number of nodes",
+        )
+    source, target = edge_index.long()
+    return nodes, target, source, torch.ones(source.numel(), device=edge_index.device)

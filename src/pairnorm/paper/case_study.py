@@ -1,8 +1,8 @@
-"""The figures of the case study: distances of node pairs by layer, their means and their distributions."""
+"""The case study: distances of node pairs by layer, measured, kept beside the store, and drawn."""
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from pairnorm.nn import SGC
 from pairnorm.paper.experiments import Experiment
 from pairnorm.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.train import Spec
-from pairnorm.train.trainers import GNNRun
+from pairnorm.train.trainers import GNNTrainer
 from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
@@ -70,16 +70,15 @@ def measure_layers(
     """
     accuracy = None
     if spec.model == "SGC":
-        norm = None if spec.norm == "none" else spec.norm
         model: torch.nn.Module = SGC(
-            graph.num_features, graph.num_classes, spec.depth, norm, spec.scale, adjacency=spec.adjacency
+            graph.num_features, graph.num_classes, spec.depth, spec.mode, spec.scale, adjacency=spec.adjacency
         )
         model = model.eval().to(device)
         values = features_after(graph, scaling=spec.scaling).values
         inputs: tuple[Any, ...] = (values.to(device), graph.adjacency.to(device))
     else:
-        run = GNNRun(graph, [(spec, seed)], device)
-        run.run(tick)
+        run = GNNTrainer(graph, [(spec, seed)], device)
+        run.fit(tick)
         accuracy = float(run.problem.metrics(run.evaluate()[1])["test_accuracy"])
         model, inputs = run.model, (run.problem.features, run.problem.adjacency)
     probe = Probe(model, measures=("apd", "apsd"), adjacency=graph.adjacency.to(device))
@@ -117,9 +116,14 @@ def _rounded(value: float) -> float:
 
 
 def file_beside(store: str | os.PathLike[str]) -> Path:
-    """Return where the case study of a store lies."""
+    """Return where the case study of a store, or of its export, lies.
+
+    >>> file_beside("results/r.a.sqlite").name, file_beside("r.a.csv.gz").name
+    ('r.a.case-study.json', 'r.a.case-study.json')
+    """
     path = Path(store)
-    return path.with_name(f"{path.name.split('.')[0]}.case-study.json")
+    stem = path.name.removesuffix(".gz").removesuffix(".csv").removesuffix(".sqlite")
+    return path.with_name(f"{stem or path.name}.case-study.json")
 
 
 def read_layers(path: Path) -> dict[Spec, Layers]:
@@ -131,7 +135,10 @@ def read_layers(path: Path) -> dict[Spec, Layers]:
         return {Spec.parse(text): Layers(**values) for text, values in found.items()}
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
         raise PairNormError(
-            f"{path} is no case study ({error}); remove it and run case-study again."
+            f"{path} is no case study ({error})",
+            code="file-damaged",
+            value=path,
+            remedy="Remove it and run case-study again.",
         ) from None
 
 
@@ -154,7 +161,7 @@ MARKERS = {"connected": "s", "random": "o"}
 RIDGES = 10
 
 
-def studied(layers: dict[Spec, Layers], experiment: Experiment, model: str) -> dict[str, Layers]:
+def studied(layers: Mapping[Spec, Layers], experiment: Experiment, model: str) -> dict[str, Layers]:
     """Return what was measured of a model, by norm."""
     specs = [spec for place in experiment.places() for spec in experiment.candidates(place)]
     return {spec.norm: layers[spec] for spec in specs if spec.model == model and spec in layers}

@@ -1,11 +1,12 @@
-"""Which experiments a command is about, made smaller where it asks for that."""
+"""The experiments as data: grids of methods, graphs and missing rates, and how to make them smaller."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.errors import PairNormError, one_of, whole_number
 from pairnorm.train import Spec
 
 Settings = Mapping[str, Any]
@@ -69,20 +70,9 @@ class Experiment:
         """Return the seeds of the runs at a missing rate."""
         return range(self.missing[percent])
 
-    def candidates(self, place: Place) -> list[Spec]:
+    def candidates(self, place: Place) -> tuple[Spec, ...]:
         """Return the specs of a place, the shallow ones first: of equals the first is chosen."""
-        settings = {**self.methods[place.method], **self.settings}
-        choices = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
-        choices = {"depth": tuple(sorted(choices.pop("depth"))), **choices}
-        specs = (
-            Spec(
-                dataset=place.dataset,
-                missing_rate=place.missing_percent / 100,
-                **dict(zip(choices, values, strict=True)),
-            )
-            for values in product(*choices.values())
-        )
-        return list(dict.fromkeys(specs))
+        return _candidates(self, place)
 
     def pairs(self) -> Iterator[tuple[Spec, int]]:
         """Yield every (spec, seed) to train; of a search, its first stage."""
@@ -92,42 +82,24 @@ class Experiment:
                 for seed in seeds:
                     yield spec, seed
 
-    def narrowed(
-        self,
-        *,
-        datasets: Sequence[str] | None = None,
-        runs: int | None = None,
-        epochs: int | None = None,
-        depths: Sequence[int] | None = None,
-        missing: Sequence[int] | None = None,
-    ) -> Self | None:
-        """Return a smaller version of the experiment, or None if nothing of it is left.
+    def narrowed(self, **options: Any) -> "Experiment | None":
+        """Return a smaller version, or None if nothing is left; options as those of a ``Selection``."""
+        return Selection((self.name,), **options).narrow(self)
 
-        Args:
-            datasets: only these.
-            runs: so many runs at every missing rate.
-            epochs: so many epochs.
-            depths: these depths instead of the paper's.
-            missing: only these percentages.
-        """
-        for name in datasets or ():
-            one_of("dataset", name, DATASETS)
-        for what, values in (("runs", [runs]), ("epochs", [epochs]), ("depths", depths or ())):
-            for value in values:
-                if value is not None and value < 1:
-                    raise PairNormError(f"{what} is {value}; expected 1 or more.")
-        rates = {
-            percent: self.missing[percent] if runs is None else runs
-            for percent in self.missing
-            if missing is None or percent in missing
-        }
-        kept = tuple(name for name in self.datasets if datasets is None or name in datasets)
-        if not rates or not kept:
-            return None
-        changes: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
-        if depths is not None:
-            changes["depth"] = tuple(sorted(set(depths)))
-        return replace(self, missing=rates, datasets=kept, settings={**self.settings, **changes})
+    def __hash__(self) -> int:  # of what is hashable: settings are mappings
+        return hash((self.name, self.datasets, *self.missing.items()))
+
+
+@cache  # to check the fields of 50,000 specs takes a second
+def _candidates(experiment: Experiment, place: Place) -> tuple[Spec, ...]:
+    settings = {**experiment.methods[place.method], **experiment.settings}
+    choices = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
+    choices = {"depth": tuple(sorted(choices.pop("depth"))), **choices}
+    common: dict[str, Any] = {"dataset": place.dataset, "missing_rate": place.missing_percent / 100}
+    specs = (
+        Spec(**common, **dict(zip(choices, values, strict=True))) for values in product(*choices.values())
+    )
+    return tuple(dict.fromkeys(specs))
 
 
 SCALES = (0.1, 1.0, 10.0, 50.0, 100.0)
@@ -144,22 +116,20 @@ SGC_METHODS = {
     "SGC": SGC,
     "SGC-PN": {**SGC, "norm": "PN", "scale": SCALES},
 }
-GCN_METHODS = {
-    "GCN": GCN,
-    "GCN-PN": {**GCN, "norm": "PN-SI"},
-    "GCN-t1": {**GCN, "skip": 1},
-    "GCN-t1-PN": {**GCN, "skip": 1, "norm": "PN-SI"},
-    "GCN-t2": {**GCN, "skip": 2},
-    "GCN-t2-PN": {**GCN, "skip": 2, "norm": "PN-SI"},
-}
-GAT_METHODS = {
-    "GAT": GAT,
-    "GAT-PN": {**GAT, "norm": "PN-SI"},
-    "GAT-t1": {**GAT, "skip": 1},
-    "GAT-t1-PN": {**GAT, "skip": 1, "norm": "PN-SI"},
-    "GAT-t2": {**GAT, "skip": 2},
-    "GAT-t2-PN": {**GAT, "skip": 2, "norm": "PN-SI"},
-}
+
+
+def _with_skips(model: Settings) -> dict[str, Settings]:
+    """Return a model without skips and with skips of one and two layers, each plain and with PairNorm-SI."""
+    skips: dict[str, Settings] = {"": {}, "-t1": {"skip": 1}, "-t2": {"skip": 2}}
+    norms: dict[str, Settings] = {"": {}, "-PN": {"norm": "PN-SI"}}
+    return {
+        f"{model['model']}{step}{suffix}": {**model, **skip, **norm}
+        for step, skip in skips.items()
+        for suffix, norm in norms.items()
+    }
+
+
+GCN_METHODS, GAT_METHODS = _with_skips(GCN), _with_skips(GAT)
 PLAIN_OR_NORMALISED = {
     name: {**SGC_METHODS, **GCN_METHODS, **GAT_METHODS}[name]
     for name in ("SGC", "SGC-PN", "GCN", "GCN-PN", "GAT", "GAT-PN")
@@ -276,7 +246,7 @@ CASE_STUDY = Experiment(
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
-        TABLE1, TABLE2, TABLE3, FIGURE1, FIGURE3, FIGURE4, BARS, TUNED, ABLATION, SCALING, CASE_STUDY
+        TABLE1, TABLE2, TABLE3, FIGURE1, FIGURE3, FIGURE4, BARS, CASE_STUDY, TUNED, ABLATION, SCALING
     )
 }  # fmt: skip
 NAMES = ("table1", "table2", "table3", "figure1", "figure2", "figure3", "figure4", "bars", "case-study",
@@ -312,23 +282,27 @@ class Selection:
         """Return the experiments; complain if nothing of what was asked for by name is left."""
         for name in self.what:
             one_of("what to reproduce", name, NAMES)
-        asked = (
-            list(EXPERIMENTS) if "all" in self.what else [name for name in self.what if name in EXPERIMENTS]
-        )
-        found = [
-            experiment for name in dict.fromkeys(asked) if (experiment := self.narrow(EXPERIMENTS[name]))
-        ]
+        asked = [EXPERIMENTS[name] for name in dict.fromkeys(self.names()) if name in EXPERIMENTS]
+        found = [small for experiment in asked if (small := self.narrow(experiment))]
+        rates = sorted({percent for experiment in asked for percent in experiment.missing})
         for percent in self.missing or ():
-            if asked and not any(percent in EXPERIMENTS[name].missing for name in asked):
-                rates = sorted({rate for name in asked for rate in EXPERIMENTS[name].missing})
+            if asked and percent not in rates:
                 raise PairNormError(
-                    f"missing is {percent}; {', '.join(self.what)} has {', '.join(map(str, rates))}%."
+                    f"missing is {percent}",
+                    code="out-of-range",
+                    value=percent,
+                    expected=f"one of {', '.join(map(str, rates))}, which {', '.join(self.what)} has",
                 )
         if asked and not found:
-            known = EXPERIMENTS[asked[0]]
+            graphs = dict.fromkeys(name for experiment in asked for name in experiment.datasets)
             raise PairNormError(
-                f"nothing of {', '.join(self.what)} is left. {known.name} has the graphs "
-                f"{', '.join(known.datasets)} and {', '.join(map(str, known.missing))}% missing."
+                f"nothing of {', '.join(self.what)} is left",
+                code="nothing-selected",
+                value=self.what,
+                expected=f"some of {', '.join(graphs)} and of {', '.join(map(str, rates))}% missing",
+                remedy="Leave out {dataset} or {missing}.",
+                dataset=...,
+                missing=...,
             )
         return found
 
@@ -338,13 +312,25 @@ class Selection:
 
     def narrow(self, experiment: Experiment) -> Experiment | None:
         """Return an experiment as small as asked for, None if nothing of it is left."""
-        return experiment.narrowed(
-            datasets=self.datasets,
-            runs=self.runs,
-            epochs=self.epochs,
-            depths=self.depths,
-            missing=self.missing,
-        )
+        for name in self.datasets or ():
+            one_of("dataset", name, DATASETS)
+        for what, values in (("runs", [self.runs]), ("epochs", [self.epochs]), ("depths", self.depths or ())):
+            for value in values:
+                if value is not None:
+                    whole_number(what, value, least=1)
+        missing = {
+            percent: runs if self.runs is None else self.runs
+            for percent, runs in experiment.missing.items()
+            if self.missing is None or percent in self.missing
+        }
+        kept = tuple(name for name in experiment.datasets if self.datasets is None or name in self.datasets)
+        if not missing or not kept:
+            return None
+        changes: dict[str, Any] = {} if self.epochs is None else {"epochs": self.epochs}
+        if self.depths is not None:
+            changes["depth"] = tuple(sorted(set(self.depths)))
+        settings = {**experiment.settings, **changes}
+        return replace(experiment, missing=missing, datasets=kept, settings=settings)
 
     @property
     def options(self) -> str:
@@ -381,4 +367,9 @@ def split_numbers(what: str, text: str | None) -> list[int] | None:
     try:
         return [int(word.strip().removesuffix("%")) for word in text.split(",")]
     except ValueError:
-        raise PairNormError(f"{what} is {text!r}; expected whole numbers with commas, such as 2,4.") from None
+        raise PairNormError(
+            f"{what} is {text!r}",
+            code="not-a-whole-number",
+            value=text,
+            expected="whole numbers with commas, such as 2,4",
+        ) from None

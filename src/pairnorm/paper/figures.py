@@ -146,6 +146,16 @@ def figure1(results: Results, experiment: Experiment, dataset: str) -> "Figure |
         return figure
 
 
+def figure3(results: Results, experiment: Experiment, dataset: str) -> "Figure | None":
+    """Draw GCN and GAT against depth, nothing missing."""
+    return against_depth(results, experiment, dataset, ("GCN", "GAT"), 0)
+
+
+def figure4(results: Results, experiment: Experiment, dataset: str) -> "Figure | None":
+    """Draw all models against depth, all vectors missing, and the depths that validation chooses."""
+    return against_depth(results, experiment, dataset, ("SGC", "GCN", "GAT"), 100, mark_best=True)
+
+
 def against_depth(
     results: Results,
     experiment: Experiment,
@@ -182,7 +192,8 @@ def against_depth(
             # Last, so that no line covers a diamond.
             for line in (PLAIN, NORMALISED):
                 if mark_best and (curve := curves.get((model, line))):
-                    _mark(axis, best(curve))
+                    found = best(curve)
+                    axis.plot(found.spec.depth, found.mean("test_accuracy"), zorder=5, **DIAMOND)
             axis.set_title(model)
             axis.set_xlabel("Layers")
             whole_ticks(axis)
@@ -248,26 +259,9 @@ def _draw_parts(axis: "Axes", curve: Curve, metric: str, line: Line) -> None:
 
 
 def _draw(axis: "Axes", curve: Curve, name: str, colour: str, line: Line, marker: str) -> None:
-    hollow = "white" if line == PLAIN else colour
-    depths = [found.spec.depth for found in curve]
-    axis.plot(
-        depths,
-        [found.mean(name) for found in curve],
-        color=colour,
-        linestyle=line,
-        marker=marker,
-        markerfacecolor=hollow,
-        markeredgewidth=1.0,
-    )
-
-
-def _mark(axis: "Axes", found: Summary) -> None:
-    axis.plot(
-        found.spec.depth,
-        found.mean("test_accuracy"),
-        zorder=5,
-        **DIAMOND,
-    )
+    depths, means = [found.spec.depth for found in curve], [found.mean(name) for found in curve]
+    axis.plot(depths, means, color=colour, linestyle=line, marker=marker, markeredgewidth=1.0,
+              markerfacecolor="white" if line == PLAIN else colour)  # fmt: skip
 
 
 def _logarithmic_if_wide(axis: "Axes") -> None:

@@ -2,12 +2,17 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
+from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pairnorm.paper import case_study, figures
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
@@ -18,20 +23,17 @@ from pairnorm.paper.experiments import (
     EXPERIMENTS,
     NAMES,
     TABLE1,
-    TUNED,
     Experiment,
     Place,
     Selection,
 )
-from pairnorm.paper.figures import figure2
 from pairnorm.paper.results import Chosen, Results, opened, reported
 from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown
 from pairnorm.plotting import save
-from pairnorm.train import Spec
+from pairnorm.train import Spec, Store, Trial
 from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
 
 
@@ -166,18 +168,31 @@ def _recommendation(found: dict[Place, Chosen], model: str, percents: Sequence[i
 
 
 FIGURES = "figures"
-MODELS = {"table1": "SGC", "table2": "GCN", "table3": "GAT"}
-TUNED_SETTINGS = ("scale", "learning_rate", "weight_decay", "dropout")
+NO_FIGURES = "There are no figures: matplotlib is not installed."
+Drawing = tuple[str, str, "Figure | None"]
+"""Name of the file, caption, and the figure, None where nothing has been run."""
 
 
 @dataclass
 class Outputs:
-    """What has been written: tables by name, captions of figures by file name, and all files."""
+    """What has been written: tables by name, captions of figures by file name, and all files.
+
+    Args:
+        out: the folder.
+        pool: draws figures in other processes. Default: they are drawn here.
+    """
 
     out: Path
+    pool: Executor | None = None
     tables: dict[str, Table] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
+    drawing: list[Future[list[Path]]] = field(default_factory=list)
+
+    @cached_property
+    def note(self) -> str:
+        """What is to be said about them: that figures cannot be drawn here."""
+        return "" if find_spec("matplotlib") else NO_FIGURES
 
     def add_table(self, table: Table, settings: Sequence[str] = ()) -> None:
         """Write a table, if any place of it has been run."""
@@ -187,11 +202,17 @@ class Outputs:
         self.write(f"{table.name}.csv", csv_text(table, settings))
         self.write(f"{table.name}.tex", latex(table))
 
-    def add_figure(self, name: str, caption: str, figure: "Figure | None") -> None:
-        """Write a figure, if there is one."""
-        if figure is not None:
-            self.captions[name] = caption
-            self.files += save(figure, self.out / FIGURES, name)
+    def add_figures(self, drawings: Iterable[Drawing]) -> None:
+        """Write the figures that there are."""
+        for name, caption, figure in () if self.note else drawings:
+            if figure is not None:
+                self.captions[name] = caption
+                folder = self.out / FIGURES
+                if self.pool is None:
+                    save(figure, folder, name)
+                else:
+                    self.drawing.append(self.pool.submit(save, figure, folder, name))
+                self.files += [folder / f"{name}.{suffix}" for suffix in ("png", "pdf")]
 
     def write(self, name: str, text: str) -> Path:
         """Write a text file."""
@@ -203,7 +224,12 @@ class Outputs:
 
 
 def write_outputs(
-    what: Iterable[str], results: Results, layers: dict[Spec, Layers], selection: Selection, out: Path
+    what: Iterable[str],
+    results: Results,
+    layers: dict[Spec, Layers],
+    selection: Selection,
+    out: Path,
+    pool: Executor | None = None,
 ) -> Outputs:
     """Write what belongs to the named experiments and has been run.
 
@@ -213,106 +239,97 @@ def write_outputs(
         layers: of the case study.
         selection: how much of the experiments is wanted.
         out: the folder.
+        pool: draws the figures in other processes; they are there when its work is done.
     """
-    outputs, names = Outputs(out), list(what)
+    outputs, names = Outputs(out, pool), list(what)
     for name in names:
         if name == "figure2":
-            outputs.add_figure(name, "Figure 2. The two steps of PairNorm, on papers of Cora.", figure2())
-        elif (experiment := selection.narrow(EXPERIMENTS[name])) is not None:
-            if name == "case-study":
-                _case_study(outputs, layers, experiment)
-            else:
-                _WRITE.get(name, _table)(outputs, results, experiment, selection)
-                if name in MODELS and "figure4" not in names:
-                    _depth_figures(outputs, results, experiment, MODELS[name])
+            outputs.add_figures(_figure2())
+        elif experiment := selection.narrow(EXPERIMENTS[name]):
+            if name == "tuned":
+                _add_tuned(outputs, results, experiment, selection.narrow(TABLE1))
+            elif name == "case-study":
+                outputs.add_figures(_case_study(layers, experiment))
+            elif name not in PER_GRAPH:
+                outputs.add_table(Table.of(results, experiment))
+            if name in DRAWN and not (name in MODELS and "figure4" in names):
+                outputs.add_figures(DRAWN[name](results, experiment))
     return outputs
 
 
-def _table(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
-    outputs.add_table(Table.of(results, experiment))
+def _add_tuned(outputs: Outputs, results: Results, tuned: Experiment, untuned: Experiment | None) -> None:
+    """Add the table of tuned optimisers, below the rows of Table 1."""
+    if Table.of(results, tuned).filled:
+        both = (tuned,) if untuned is None else (untuned, tuned)
+        settings = ("scale", *tuned.searched)
+        outputs.add_table(Table.of(results, *both, name=tuned.name, title=tuned.title), settings)
 
 
-def _depth_figures(outputs: Outputs, results: Results, experiment: Experiment, model: str) -> None:
+MODELS = {"table1": "SGC", "table2": "GCN", "table3": "GAT"}
+
+
+def _depth_figures(results: Results, experiment: Experiment) -> Iterator[Drawing]:
     """Draw what a table chooses from: its model's panel of Figure 4."""
+    model = MODELS[experiment.name]
     for dataset in experiment.datasets if 100 in experiment.missing else ():
-        figure = figures.against_depth(results, experiment, dataset, (model,), 100, mark_best=True)
         caption = f"{model} on {TITLES[dataset]} with all vectors outside the training set missing."
-        outputs.add_figure(f"depth-{model.lower()}-{dataset}", caption, figure)
+        figure = figures.against_depth(results, experiment, dataset, (model,), 100, mark_best=True)
+        yield f"depth-{model.lower()}-{dataset}", caption, figure
 
 
-def _tuned(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
-    untuned = selection.narrow(TABLE1)
-    both = (experiment,) if untuned is None else (untuned, experiment)
-    if Table.of(results, experiment).filled:
-        outputs.add_table(Table.of(results, *both, name=TUNED.name, title=TUNED.title), TUNED_SETTINGS)
-
-
-def _figure1(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
+def _per_graph(results: Results, experiment: Experiment) -> Iterator[Drawing]:
+    """Draw a figure of the paper, which has one graph, for every graph."""
+    draw, caption = PER_GRAPH[experiment.name]
     for dataset in experiment.datasets:
-        caption = (
-            f"Figure 1{_twin(dataset)}. SGC on {TITLES[dataset]} without PairNorm (dashed) and with it "
-            "(solid), split 3 / 10 / 87%."
-        )
-        outputs.add_figure(f"figure1-{dataset}", caption, figures.figure1(results, experiment, dataset))
+        number = experiment.name[-1] + ("" if dataset == "cora" else ", appendix")
+        figure = draw(results, experiment, dataset)
+        yield f"{experiment.name}-{dataset}", f"Figure {number}. {caption.format(TITLES[dataset])}", figure
 
 
-def _figure3(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
-    for dataset in experiment.datasets:
-        figure = figures.against_depth(results, experiment, dataset, ("GCN", "GAT"), 0)
-        caption = (
-            f"Figure 3{_twin(dataset)}. GCN and GAT on {TITLES[dataset]} without PairNorm-SI (dashed) and "
-            "with it (solid)."
-        )
-        outputs.add_figure(f"figure3-{dataset}", caption, figure)
+def _figure2() -> Iterator[Drawing]:
+    yield "figure2", "Figure 2. The two steps of PairNorm, on papers of Cora.", figures.figure2()
 
 
-def _figure4(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
-    for dataset in experiment.datasets:
-        models = ("SGC", "GCN", "GAT")
-        figure = figures.against_depth(results, experiment, dataset, models, 100, mark_best=True)
-        caption = (
-            f"Figure 4{_twin(dataset)}. {TITLES[dataset]} with all vectors outside the training set missing, "
-            "without PairNorm (dashed) and with it (solid); diamonds mark the depths that validation chooses."
-        )
-        outputs.add_figure(f"figure4-{dataset}", caption, figure)
-
-
-def _bars(outputs: Outputs, results: Results, experiment: Experiment, selection: Selection) -> None:
-    outputs.add_table(Table.of(results, experiment))
+def _bars(results: Results, experiment: Experiment) -> Iterator[Drawing]:
     for model in ("GCN", "GAT"):
         caption = (
             f"{model} with skip connections (t1, t2) and PairNorm-SI (PN) by missing rate: test accuracy and "
             "chosen depth. 70, 80 and 90%: fewer runs, as in the paper."
         )
-        outputs.add_figure(f"bars-{model.lower()}", caption, figures.bars(results, experiment, model))
+        yield f"bars-{model.lower()}", caption, figures.bars(results, experiment, model)
 
 
-def _case_study(outputs: Outputs, layers: dict[Spec, Layers], experiment: Experiment) -> None:
+def _case_study(layers: dict[Spec, Layers], experiment: Experiment) -> Iterator[Drawing]:
     for model in ("SGC", "GCN"):
         found = case_study.studied(layers, experiment, model)
         name = f"case-study-{model.lower()}"
         what = "SGC" if model == "SGC" else "a trained 12-layer GCN (without its last layer, the logits)"
-        outputs.add_figure(
-            name, f"Distances of node pairs by layer in {what}.", case_study.mean_distances(found, model)
-        )
-        outputs.add_figure(
-            f"{name}-distributions",
-            f"Distributions of these distances, {model}.",
-            case_study.distributions(found, model),
-        )
+        yield name, f"Distances of node pairs by layer in {what}.", case_study.mean_distances(found, model)
+        caption = f"Distributions of these distances, {model}."
+        yield f"{name}-distributions", caption, case_study.distributions(found, model)
 
 
-def _twin(dataset: str) -> str:
-    return "" if dataset == "cora" else ", appendix"
-
-
-_WRITE: dict[str, Callable[[Outputs, Results, Experiment, Selection], None]] = {
-    "tuned": _tuned,
-    "figure1": _figure1,
-    "figure3": _figure3,
-    "figure4": _figure4,
+PER_GRAPH = {
+    "figure1": (
+        figures.figure1,
+        "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%.",
+    ),
+    "figure3": (
+        figures.figure3,
+        "GCN and GAT on {} without PairNorm-SI (dashed) and with it (solid).",
+    ),
+    "figure4": (
+        figures.figure4,
+        "{} with all vectors outside the training set missing, without PairNorm (dashed) and with it "
+        "(solid); diamonds mark the depths that validation chooses.",
+    ),
+}
+DRAWN: dict[str, Callable[[Results, Experiment], Iterator[Drawing]]] = {
+    **dict.fromkeys(MODELS, _depth_figures),
+    **dict.fromkeys(PER_GRAPH, _per_graph),
     "bars": _bars,
 }
+"""The figures of an experiment, by its name."""
 
 
 NOTES = "notes.md"
@@ -322,7 +339,10 @@ LARGE = 0.05
 
 
 def write_report(
-    store: str | os.PathLike[str], out: str | os.PathLike[str], selection: Selection | None = None
+    store: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    selection: Selection | None = None,
+    workers: int = 1,
 ) -> Outputs:
     """Write all tables and figures of what has been run, and ``report.md``; return what was written.
 
@@ -332,37 +352,41 @@ def write_report(
         store: the store, or its export as ``.csv`` or ``.csv.gz``.
         out: the folder.
         selection: how much of the experiments is wanted. Default: the paper's.
+        workers: processes that draw the figures. More than one need a main module that can be imported.
     """
-    selection = selection or Selection()
-    with opened(store) as found:
-        results, frame = Results(found.cells()), found.frame()
-    layers = read_layers(file_beside(store))
-    outputs = write_outputs([name for name in NAMES if name != "all"], results, layers, selection, Path(out))
-    decided = verdicts(Evidence(results, layers, selection))
-    sections = [
-        "# The paper, reproduced\n",
-        _summary(outputs, decided),
-        _what_was_run(frame, selection, Path(store).name),
-        *(_table_section(outputs, name) for name in ("table1", "table2", "table3") if name in outputs.tables),
-        _differences(outputs),
-        _notes(Path(out)),
-        scaling_section(outputs.tables.get("scaling")),
-        gain_section(outputs.tables.get("tuned")),
-        ablation_section(results, selection, outputs.tables.get("ablation")),
-        _claims(decided),
-        _figures(outputs),
-    ]
-    outputs.write("report.md", "\n".join(section for section in sections if section))
+    selection, folder = selection or Selection(), Path(out)
+    pool = ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else None
+    with pool or nullcontext():
+        with opened(store) as found:
+            cells = found.cells()
+            origins = _origins(found, cells)
+        results, layers = Results(cells), read_layers(file_beside(store))
+        names = [name for name in NAMES if name != "all"]
+        outputs = write_outputs(names, results, layers, selection, folder, pool)
+        decided = verdicts(Evidence(results, layers, selection))
+        tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
+        notes = folder / NOTES
+        sections = [
+            "# The paper, reproduced\n",
+            _summary(tables, decided),
+            _what_was_run(cells, origins, selection, Path(store).name),
+            *map(_table_section, tables),
+            _differences(tables),
+            notes.read_text(encoding="utf-8") if notes.exists() else "",
+            scaling_section(outputs.tables.get("scaling")),
+            gain_section(outputs.tables.get("tuned")),
+            ablation_section(results, selection, outputs.tables.get("ablation")),
+            _claims(decided),
+            _figures(outputs),
+        ]
+        for drawn in outputs.drawing:
+            drawn.result()
+        outputs.write("report.md", "\n".join(section for section in sections if section))
     return outputs
 
 
-def _summary(outputs: Outputs, decided: Sequence[Verdict]) -> str:
-    filled = sum(
-        entry.ours is not None and entry.paper is not None
-        for name in ("table1", "table2", "table3")
-        if name in outputs.tables
-        for entry in outputs.tables[name].entries
-    )
+def _summary(tables: Sequence[Table], decided: Sequence[Verdict]) -> str:
+    filled = sum(entry.difference is not None for table in tables for entry in table.entries)
     words = {
         "holds": "hold",
         "holds so far": "hold so far",
@@ -378,49 +402,7 @@ def _summary(outputs: Outputs, decided: Sequence[Verdict]) -> str:
     )
 
 
-def _what_was_run(frame: "pandas.DataFrame", selection: Selection, store: str) -> str:
-    devices = sorted(set(frame["device"]))
-    columns = ["Command", "What", "Trials", "of", *devices]
-    lines = [
-        "## What was run\n",
-        f"| {' | '.join(columns)} |",
-        f"|---|---|{'---:|' * (len(columns) - 2)}",
-    ]
-    keys = frame.set_index(["hash", "seed"]).index
-    for experiment in EXPERIMENTS.values():
-        narrowed = selection.narrow(experiment)
-        if narrowed is None or experiment.name == "case-study":
-            continue
-        wanted = {(spec.hash, seed) for spec, seed in narrowed.pairs()}
-        done = frame[keys.isin(wanted)]
-        times = {device: _duration(_busy_seconds(trials)) for device, trials in done.groupby("device")}
-        cells = [
-            f"`pairnorm reproduce {experiment.name}{selection.options}`",
-            _capital(experiment.title),
-            f"{len(done):,}",
-            f"{len(wanted):,}",
-            *(times.get(device, "") for device in devices),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
-    lines.append(
-        "Experiments share trials: a trial that several of them need is trained once and counted in each. "
-        "Times are those in which at least one of an experiment's trials was being trained."
-    )
-    if len(frame):
-        lines.append("")
-        lines += [f"- {name}: {_listed(frame[column])}" for name, column in _ORIGINS.items()]
-        lines.append(
-            f"- Trials in the store: {len(frame):,}, of which diverged: {int(frame['diverged'].sum()):,}"
-        )
-        lines += [
-            f"- Time in which something was trained on {device}: {_duration(_busy_seconds(trials))}, "
-            f"{len(trials):,} trials"
-            for device, trials in frame.groupby("device")
-        ]
-        lines.append(f"- From {frame['finished'].min()} to {frame['finished'].max()}")
-    lines.append(f"- This report: `pairnorm report --store {store}{selection.options}`")
-    return "\n".join(lines) + "\n"
+Cells = Mapping[Spec, Sequence[Trial]]
 
 
 _ORIGINS = {
@@ -431,62 +413,115 @@ _ORIGINS = {
 }
 
 
-def _busy_seconds(frame: "pandas.DataFrame") -> float:
-    """Return the length of the union of all jobs' times: a job ends when it says and began so long before."""
-    jobs = set(zip(frame["finished"], frame["seconds"], strict=True))
-    ends = {text: datetime.fromisoformat(text).timestamp() for text, _ in jobs}
-    spans = sorted((ends[text] - seconds, ends[text]) for text, seconds in jobs)
+def _origins(store: Store, cells: Cells) -> dict[tuple[Spec, int], Any]:
+    """Return where each trial comes from; nothing where pandas, which the store lists it with, is absent."""
+    if find_spec("pandas") is None:
+        return {}
+    rows = store.frame()[["device", "finished", "seconds", *_ORIGINS.values()]].itertuples(index=False)
+    # Both are sorted by spec and seed.
+    trials = ((spec, trial.seed) for spec, trials in cells.items() for trial in trials)
+    return dict(zip(trials, rows, strict=True))
+
+
+def _what_was_run(
+    cells: Cells, origins: Mapping[tuple[Spec, int], Any], selection: Selection, store: str
+) -> str:
+    devices = sorted({ran.device for ran in origins.values()})
+    columns = ["Command", "What", "Trials", "of", *devices]
+    lines = [
+        "## What was run\n",
+        f"| {' | '.join(columns)} |",
+        f"|---|---|{'---:|' * (len(columns) - 2)}",
+    ]
+    seeds = {spec: {trial.seed for trial in trials} for spec, trials in cells.items()}
+    for experiment in EXPERIMENTS.values():
+        narrowed = selection.narrow(experiment)
+        if narrowed is None or experiment.name == "case-study":
+            continue
+        wanted = set(narrowed.pairs())
+        done = [(spec, seed) for spec, seed in wanted if seed in seeds.get(spec, ())]
+        times = _busy(origins[key] for key in done if key in origins)
+        cells_of_row = [
+            f"`pairnorm reproduce {experiment.name}{selection.options}`",
+            experiment.title[:1].upper() + experiment.title[1:],
+            f"{len(done):,}",
+            f"{len(wanted):,}",
+            *(times.get(device, "") for device in devices),
+        ]
+        lines.append(f"| {' | '.join(cells_of_row)} |")
+    lines += [
+        "",
+        "Experiments share trials: a trial that several of them need is trained once and counted in each. "
+        "Times are those in which at least one of an experiment's trials was being trained.",
+    ]
+    trials = [trial for found in cells.values() for trial in found]
+    if trials:
+        ran = list(origins.values())
+        diverged = sum(trial.diverged for trial in trials)
+        lines += [
+            "",
+            *(
+                f"- {name}: {_listed(getattr(one, column) for one in ran)}"
+                for name, column in _ORIGINS.items()
+            ),
+            f"- Trials in the store: {len(trials):,}, of which diverged: {diverged:,}",
+        ]
+        counts, times = Counter(one.device for one in ran), _busy(ran)
+        lines += [
+            f"- Time in which something was trained on {device}: {times[device]}, {counts[device]:,} trials"
+            for device in devices
+        ]
+        if ran:
+            finished = [one.finished for one in ran]
+            lines.append(f"- From {min(finished)} to {max(finished)}")
+    lines.append(f"- This report: `pairnorm report --store {store}{selection.options}`")
+    return "\n".join(lines) + "\n"
+
+
+def _busy(ran: Iterable[Any]) -> dict[str, str]:
+    """Return by device how long at least one job ran: it ends when it says and began so long before."""
+    jobs: dict[str, set[tuple[str, float]]] = {}
+    for one in ran:
+        jobs.setdefault(one.device, set()).add((one.finished, one.seconds))
+    return {device: _duration(_union(found)) for device, found in jobs.items()}
+
+
+def _union(jobs: Iterable[tuple[str, float]]) -> float:
+    ends = [(datetime.fromisoformat(text).timestamp(), seconds) for text, seconds in jobs]
     total, reached = 0.0, float("-inf")
-    for start, end in spans:
+    for start, end in sorted((end - seconds, end) for end, seconds in ends):
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total
 
 
-def _table_section(outputs: Outputs, name: str) -> str:
-    table = outputs.tables[name]
-    return (
-        f"## Table {name[-1]}: {table.title}\n\n{markdown(table)}\n[CSV]({name}.csv), [LaTeX]({name}.tex)\n"
-    )
+def _table_section(table: Table) -> str:
+    name, title = table.name, table.title
+    return f"## Table {name[-1]}: {title}\n\n{markdown(table)}\n[CSV]({name}.csv), [LaTeX]({name}.tex)\n"
 
 
-def _differences(outputs: Outputs) -> str:
-    entries = [
-        entry
-        for name in ("table1", "table2", "table3")
-        if name in outputs.tables
-        for entry in outputs.tables[name].entries
-        if entry.difference is not None
-    ]
-    if not entries:
+def _differences(tables: Sequence[Table]) -> str:
+    entries = [(entry, entry.difference) for table in tables for entry in table.entries]
+    known = [(entry, difference) for entry, difference in entries if difference is not None]
+    if not known:
         return ""
-    large = sorted(
-        (entry for entry in entries if abs(entry.difference or 0) > LARGE),
-        key=lambda entry: -abs(entry.difference or 0),
-    )
-    mean = sum(abs(entry.difference or 0) for entry in entries) / len(entries)
+    large = [(entry, difference) for entry, difference in known if abs(difference) > LARGE]
+    mean = fmean(abs(difference) for _, difference in known)
     lines = [
         "## Where we differ from the paper\n",
-        f"On average over {len(entries)} numbers we differ by {mean:.3f}; {len(large)} differ by more than "
+        f"On average over {len(known)} numbers we differ by {mean:.3f}; {len(large)} differ by more than "
         f"{LARGE}:\n",
         "| Graph | Method | Missing | Ours | Paper | Difference |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for entry in large:
+    for entry, difference in sorted(large, key=lambda pair: -abs(pair[1])):
         dataset, method, percent = entry.place
-        assert entry.ours is not None
-        assert entry.paper is not None
-        ours = f"{entry.ours.accuracy:.3f} @ {entry.ours.layers}"
-        paper = f"{entry.paper.accuracy:.3f} @ {entry.paper.layers}"
-        lines.append(
-            f"| {TITLES[dataset]} | {method} | {percent}% | {ours} | {paper} | {entry.difference:+.3f} |"
-        )
+        values = [
+            f"{one.accuracy:.3f} @ {one.layers}" for one in (entry.ours, entry.paper) if one is not None
+        ]
+        cells = [TITLES[dataset], method, f"{percent}%", *values, f"{difference:+.3f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _notes(out: Path) -> str:
-    path = out / NOTES
-    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _claims(decided: Sequence[Verdict]) -> str:
@@ -519,7 +554,7 @@ def _details(verdict: Verdict) -> Iterable[str]:
 
 def _figures(outputs: Outputs) -> str:
     if not outputs.captions:
-        return ""
+        return outputs.note and f"{outputs.note}\n"
     lines = ["## Figures\n"]
     for name, caption in outputs.captions.items():
         lines.append(f"![{caption}]({FIGURES}/{name}.png)\n\n{caption} [PDF]({FIGURES}/{name}.pdf)\n")
@@ -535,7 +570,3 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""What the store says about an experiment: means over runs, and the candidates that validation chooses."""
+"""What a store says about an experiment, and what the paper does: means over runs, the candidates chosen."""
 
 import csv
 import gzip
@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from math import isnan, nan
 from pathlib import Path
@@ -62,7 +62,7 @@ class Summary:
         values = self._values(name)
         return stdev(values) if len(values) > 1 and not any(map(isnan, values)) else nan
 
-    @property
+    @cached_property
     def validation(self) -> float:
         """The mean validation accuracy, by which candidates compare; a NaN loses.
 
@@ -105,8 +105,9 @@ class Chosen:
 class Results:
     """The trials of a store, by spec."""
 
-    def __init__(self, cells: Mapping[Spec, Sequence[Trial]]) -> None:
+    def __init__(self, cells: Mapping[Spec, Iterable[Trial]]) -> None:
         self._trials = {spec: {trial.seed: trial for trial in trials} for spec, trials in cells.items()}
+        self._candidates: dict[tuple[Experiment, Place], tuple[list[Summary], bool]] = {}
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Results":
@@ -133,14 +134,27 @@ class Results:
 
         Of a search, the candidates are those with the searched settings that did best in its first runs.
         """
-        specs, seeds = experiment.candidates(place), experiment.seeds(place.missing_percent)
-        if experiment.search_runs is not None:
-            first = self._summaries(specs, seeds[: experiment.search_runs])
-            if len(first) < len(specs):  # a search that has not seen every candidate has no winner
-                return [], False
-            specs = same_settings(specs, best(first).spec, experiment.searched)
-        found = self._summaries(specs, seeds)
-        return found, len(found) == len(specs)
+        key = (experiment, place)
+        if key not in self._candidates:
+            specs, seeds = self._finalists(experiment, place), experiment.seeds(place.missing_percent)
+            found = self._summaries(specs, seeds)
+            self._candidates[key] = found, bool(specs) and len(found) == len(specs)
+        return self._candidates[key]
+
+    def _finalists(self, experiment: Experiment, place: Place) -> Sequence[Spec]:
+        """Return the candidates that get all runs; of a search that has not seen every candidate, none."""
+        specs = experiment.candidates(place)
+        if experiment.search_runs is None:
+            return specs
+        first = self._summaries(specs, experiment.seeds(place.missing_percent)[: experiment.search_runs])
+        if len(first) < len(specs):
+            return ()
+        winner = best(first).spec
+        return [
+            spec
+            for spec in specs
+            if all(getattr(spec, name) == getattr(winner, name) for name in experiment.searched)
+        ]
 
     def chosen(self, experiment: Experiment, place: Place) -> Chosen | None:
         """Return what is reported at a place, or None where nothing has been run."""
@@ -163,15 +177,10 @@ class Results:
 
     def second_stage(self, experiment: Experiment) -> Iterator[tuple[Spec, int]]:
         """Yield the (spec, seed) pairs with which a search goes on where its first stage is complete."""
-        if experiment.search_runs is None:
-            return
-        for place in experiment.places():
-            specs, seeds = experiment.candidates(place), experiment.seeds(place.missing_percent)
-            first = self._summaries(specs, seeds[: experiment.search_runs])
-            if len(first) == len(specs):
-                for spec in same_settings(specs, best(first).spec, experiment.searched):
-                    for seed in seeds:
-                        yield spec, seed
+        for place in experiment.places() if experiment.search_runs is not None else ():
+            for spec in self._finalists(experiment, place):
+                for seed in experiment.seeds(place.missing_percent):
+                    yield spec, seed
 
     def _summaries(self, specs: Iterable[Spec], seeds: Sequence[int]) -> list[Summary]:
         return [found for spec in specs if (found := self.summary(spec, seeds)) is not None]
@@ -186,7 +195,12 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Store]:
             yield store
         return
     if not source.is_file():
-        raise PairNormError(f"there is no export at {source}; check the path, or run an experiment first.")
+        raise PairNormError(
+            f"there is no export at {source}",
+            code="file-missing",
+            value=source,
+            remedy="Check the path, or run an experiment first.",
+        )
     with TemporaryDirectory() as folder:
         if source.suffix == ".gz":
             plain = Path(folder) / source.stem
@@ -201,11 +215,6 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Store]:
 def best(candidates: Sequence[Summary]) -> Summary:
     """Return the candidate with the best mean validation accuracy, of equals the first."""
     return max(candidates, key=lambda candidate: candidate.validation)
-
-
-def same_settings(specs: Iterable[Spec], model: Spec, names: Sequence[str]) -> list[Spec]:
-    """Return the specs that agree with ``model`` in the named fields."""
-    return [spec for spec in specs if all(getattr(spec, name) == getattr(model, name) for name in names)]
 
 
 def _grouped(candidates: Iterable[Summary], name: str) -> dict[float, list[Summary]]:

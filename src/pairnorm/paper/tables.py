@@ -1,18 +1,14 @@
-"""Our numbers beside the paper's: one table, written for the terminal, as Markdown, CSV and LaTeX."""
+"""Our numbers beside the paper's: one table, written for the terminal, as CSV, Markdown and LaTeX."""
 
 import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import TYPE_CHECKING
 
 from pairnorm.data import datasets
 from pairnorm.paper.experiments import Experiment, Place
 from pairnorm.paper.results import Chosen, Reported, Results, reported
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 TITLES = {dataset.name: dataset.title for dataset in datasets()}
 NOT_RUN = "not run"
@@ -58,33 +54,30 @@ class Table:
             title: likewise.
         """
         found = {
+            # The paper's tables have the public splits.
             place: (
                 results.chosen(experiment, place),
-                # The paper's tables have the public splits.
                 None if "split" in experiment.settings else reported().get(place),
             )
             for experiment in experiments
             for place in experiment.places()
         }
-        order = {dataset: number for number, dataset in enumerate(TITLES)}
-        accuracies: dict[tuple[str, int], float] = {}
+        top: dict[tuple[str, int], float] = {}
         for place, (ours, _) in found.items():
-            if ours is not None:
-                column = (place.dataset, place.missing_percent)
-                accuracies[column] = max(accuracies.get(column, 0.0), round(ours.accuracy, 3))
-        entries = (
+            column = (place.dataset, place.missing_percent)
+            top[column] = max(top.get(column, 0.0), round(ours.accuracy, 3) if ours else 0.0)
+        entries = [
             Entry(
                 place,
                 ours,
                 paper,
-                ours is not None
-                and round(ours.accuracy, 3) == accuracies[place.dataset, place.missing_percent],
+                ours is not None and round(ours.accuracy, 3) == top[place.dataset, place.missing_percent],
             )
             for place, (ours, paper) in found.items()
-        )
-        first = experiments[0]
-        listed = tuple(sorted(entries, key=lambda entry: order[entry.place.dataset]))
-        return cls(name or first.name, title or first.title, listed)
+        ]
+        order = list(TITLES)
+        entries.sort(key=lambda entry: order.index(entry.place.dataset))
+        return cls(name or experiments[0].name, title or experiments[0].title, tuple(entries))
 
     @property
     def percents(self) -> list[int]:
@@ -95,6 +88,11 @@ class Table:
     def filled(self) -> int:
         """How many entries have a number of ours."""
         return sum(entry.ours is not None for entry in self.entries)
+
+    @property
+    def against_paper(self) -> bool:
+        """Whether the paper reports any of its places."""
+        return any(entry.paper for entry in self.entries)
 
     @property
     def partial(self) -> bool:
@@ -147,7 +145,7 @@ def markdown(table: Table) -> str:
         lines.append(f"| {title} | {method} | {' | '.join(map(_markdown_cell, entries))} |")
         previous = dataset
     legend = "Ours: mean test accuracy ± standard deviation over the runs, @ layers chosen by validation."
-    if any(entry.paper for entry in table.entries):
+    if table.against_paper:
         legend += " Below: the paper's, and ours minus the paper's."
     legend += " Bold: the best of ours on a graph."
     return "\n".join([*lines, "", legend + (f" {PARTIAL}." if table.partial else "")]) + "\n"
@@ -156,12 +154,11 @@ def markdown(table: Table) -> str:
 def latex(table: Table) -> str:
     """Return the table as LaTeX (booktabs), under each method the paper's numbers and the differences."""
     percents = table.percents
+    missing = "".join(rf" & \multicolumn{{2}}{{c}}{{{percent}\% missing}}" for percent in percents)
     lines = [
         rf"\begin{{tabular}}{{ll{'rr' * len(percents)}}}",
         r"\toprule",
-        r"Graph & Method"
-        + "".join(rf" & \multicolumn{{2}}{{c}}{{{percent}\% missing}}" for percent in percents)
-        + r" \\",
+        rf"Graph & Method{missing} \\",
         " & " + r" & Acc & \#L" * len(percents) + r" \\",
     ]
     previous = ""
@@ -169,50 +166,39 @@ def latex(table: Table) -> str:
         if dataset != previous:
             lines.append(r"\midrule")
         title = TITLES[dataset] if dataset != previous else ""
-        lines.append(f"{title} & {method} & " + " & ".join(map(_latex_ours, entries)) + r" \\")
+        lines.append(rf"{title} & {method} & {' & '.join(map(_latex_ours, entries))} \\")
         if any(entry is not None and entry.paper for entry in entries):
-            lines.append(r" & \quad paper & " + " & ".join(map(_latex_paper, entries)) + r" \\")
+            lines.append(rf" & \quad paper & {' & '.join(map(_latex_paper, entries))} \\")
         previous = dataset
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def terminal(table: Table) -> "RichTable":
-    """Return the table for the terminal, a line for each place."""
-    from rich import box
-    from rich.table import Table as RichTable
-
-    against = any(entry.paper for entry in table.entries)
-    shown = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title=table.title)
-    for heading in ("Graph", "Method"):
-        shown.add_column(heading)
-    numbers = ["Missing", "Ours", "Layers", *(["Paper", "Layers", "Difference"] if against else [])]
-    for heading in numbers:
-        shown.add_column(heading, justify="right")
-    previous: tuple[str, str] = ("", "")
+def terminal(table: Table) -> str:
+    """Return the table for the terminal, a line for each place, marked up as rich does it."""
+    headings = ["", "Missing", "Ours", "Layers", *(["Paper", "Layers", "Difference"] * table.against_paper)]
+    lines, marks = [headings], [""]
+    previous = ("", "")
     for entry in table.entries:
         dataset, method, percent = entry.place
-        if previous[0] not in ("", dataset):
-            shown.add_section()
-        ours, paper = entry.ours, entry.paper
-        cells = [
-            TITLES[dataset] if dataset != previous[0] else "",
-            method if (dataset, method) != previous else "",
-            f"{percent}%",
-            f"[dim]{NOT_RUN}[/]"
-            if ours is None
-            else f"[bold]{_value(ours)}[/]"
-            if entry.best
-            else _value(ours),
-            "" if ours is None else str(ours.layers),
-        ]
-        if against:
-            cells += ["", ""] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
-            cells.append("" if entry.difference is None else f"{entry.difference:+.3f}")
-        shown.add_row(*cells)
+        ours, paper, difference = entry.ours, entry.paper, entry.difference
+        if dataset != previous[0]:
+            lines.append([TITLES[dataset], *[""] * (len(headings) - 1)])
+            marks.append("")
+        cells = [f"  {method}" if (dataset, method) != previous else "", f"{percent}%"]
+        cells += [NOT_RUN, ""] if ours is None else [_value(ours), str(ours.layers)]
+        cells += ["", ""] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
+        cells.append("" if difference is None else f"{difference:+.3f}")
+        lines.append(cells[: len(headings)])
+        marks.append("dim" if ours is None else "bold" if entry.best else "")
         previous = (dataset, method)
-    if table.partial:
-        shown.caption = PARTIAL
-    return shown
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [table.title, ""]
+    for (name, *numbers), mark in zip(lines, marks, strict=True):
+        padded = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        if mark:
+            padded[1] = f"[{mark}]{padded[1]}[/]"
+        text.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
+    return "\n".join([*text, *([PARTIAL] if table.partial else [])]) + "\n"
 
 
 def _value(ours: Chosen) -> str:
@@ -223,16 +209,13 @@ def _value(ours: Chosen) -> str:
 def _markdown_cell(entry: Entry | None) -> str:
     if entry is None:
         return ""
-    if entry.ours is None:
-        text = NOT_RUN
-    else:
-        text = f"**{_value(entry.ours)}**" if entry.best else _value(entry.ours)
-        text += f" @ {entry.ours.layers}"
+    text = NOT_RUN
+    if entry.ours is not None:
+        value = _value(entry.ours)
+        text = f"{f'**{value}**' if entry.best else value} @ {entry.ours.layers}"
     if entry.paper is not None:
         text += f"<br>{entry.paper.accuracy:.3f} @ {entry.paper.layers}"
-    if entry.difference is not None:
-        text += f", {entry.difference:+.3f}"
-    return text
+    return text if entry.difference is None else f"{text}, {entry.difference:+.3f}"
 
 
 def _latex_ours(entry: Entry | None) -> str:
@@ -240,9 +223,8 @@ def _latex_ours(entry: Entry | None) -> str:
         return " & "
     if entry.ours is None:
         return rf"\multicolumn{{2}}{{c}}{{{NOT_RUN}}}"
-    value = _value(entry.ours).replace(" ± ", r"{\scriptsize$\,\pm\,$") + (
-        "" if isnan(entry.ours.accuracy_std) else "}"
-    )
+    number, plus_minus, spread = _value(entry.ours).partition(" ± ")
+    value = rf"{number}{{\scriptsize$\,\pm\,${spread}}}" if plus_minus else number
     return (rf"\textbf{{{value}}}" if entry.best else value) + f" & {entry.ours.layers}"
 
 

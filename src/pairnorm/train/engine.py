@@ -5,24 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pairnorm import measure
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of
+from pairnorm.measure.functional import MEASURES
 from pairnorm.nn import GAT, GCN, SGC
 from pairnorm.train.jobs import Job, Pair, plan
-from pairnorm.train.loop import Loop
-from pairnorm.train.result import Trial
+from pairnorm.train.loop import Loop, on_device
+from pairnorm.train.result import Trial, check_seed
 from pairnorm.train.spec import Spec
-from pairnorm.train.trainers import GNNRun, SGCRun
-
-MEASURES: dict[str, Callable[[Tensor], Tensor]] = {
-    "row_diff": measure.row_diff,  # type: ignore[dict-item]
-    "col_diff": measure.col_diff,  # type: ignore[dict-item]
-    "tpsd": measure.tpsd,
-    "effective_rank": measure.effective_rank,
-}
-DEGREES = {"row_diff": 1, "col_diff": 0, "tpsd": 2, "effective_rank": 0}
-"""States that are s times as large have measures that are s to this power times as large."""
+from pairnorm.train.trainers import GNNTrainer, SGCTrainer
 
 
 def train(
@@ -44,7 +35,8 @@ def train(
         spec: what to train; its ``dataset`` and ``split`` only name the graph.
         seeds: one for each trial.
         device: ``"auto"`` for CUDA where there is one, else the CPU.
-        measures: of the last hidden representation: ``row_diff``, ``col_diff``, ``tpsd``, ``effective_rank``.
+        measures: of the last hidden representation, by their names in ``pairnorm.measure``: ``row_diff``,
+            ``col_diff``, ``tpsd``, ``mean_average_distance``, ``effective_rank``.
         curves: keep training loss and validation accuracy of every epoch.
 
     Example:
@@ -57,7 +49,7 @@ def train(
     where = find_device(device)
     found: dict[Pair, Trial] = {}
     for job in plan(graph, [(spec, seed) for seed in dict.fromkeys(seeds)], where):
-        found.update(execute(graph, job, where, measures=measures, curves=curves))
+        found.update(train_job(graph, job, where, measures=measures, curves=curves))
     return [found[spec, seed] for seed in seeds]
 
 
@@ -76,42 +68,59 @@ def fit(
         One module in evaluation mode, with a trial for each seed; logits are ``[nodes, trials, classes]``.
     """
     where = find_device(device)
-    pairs = [(spec, seed) for seed in seeds]
-    if spec.model != "SGC":
-        run = GNNRun(graph, pairs, where)
-        run.run(lambda epochs: None)
-        return run.model
-    (fitted,) = SGCRun(graph, pairs, [spec.depth], [spec.scale], where).run(lambda epochs: None)
-    model = SGC(
-        graph.num_features,
-        graph.num_classes,
+    pairs = [(spec, check_seed(seed)) for seed in seeds]
+    with on_device(where):
+        return _fit_gnn(graph, pairs, where) if spec.model != "SGC" else _fit_sgc(graph, pairs, where)
+
+
+def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> GCN | GAT:
+    trainer = GNNTrainer(graph, pairs, device)
+    trainer.fit()
+    return trainer.model
+
+
+def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
+    spec = pairs[0][0]
+    (fitted,) = SGCTrainer(graph, pairs, [spec.depth], [spec.scale], device).fit()
+    weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # of the scales, there is one
+    model = SGC.from_weights(
+        weight,
+        bias,
         depth=spec.depth,
-        norm=None if spec.norm == "none" else spec.norm,
+        norm=spec.mode,
         scale=spec.scale,
         dropout=spec.dropout,
         adjacency=spec.adjacency,
-        trials=len(seeds),
-    ).to(where)
-    with torch.no_grad():
-        for parameter, kept in zip((model.weight, model.bias), fitted.loop.kept, strict=True):
-            parameter.copy_(kept.squeeze(1))  # of the scales, there is one
-    return model.eval()
+    )
+    return model.to(device).eval()
 
 
 def find_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device of a name; ``"auto"`` is CUDA where there is one."""
+    """Return the device of a name, if torch can use it here; ``"auto"`` is CUDA where there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
-    except RuntimeError as error:
-        raise PairNormError(f"device is {device!r}; expected 'auto', 'cpu' or 'cuda'") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise PairNormError(f"device is {device!r}, but torch finds no CUDA device; use 'auto' or 'cpu'")
+        torch.ones(1, device=found).item()  # a name may be known, and there be no such device
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise PairNormError(
+            f"device is {device!r}",
+            code="unknown-device",
+            value=device,
+            expected="a device that torch finds here",
+            remedy="Pass {device}.",
+            device="auto",
+        ) from error
     return found
 
 
-def execute(
+def check_measures(names: Sequence[str]) -> None:
+    """Raise an error unless all are names of measures."""
+    for name in names:
+        one_of("measure", name, tuple(MEASURES))
+
+
+def train_job(
     graph: Graph,
     job: Job,
     device: torch.device,
@@ -132,14 +141,14 @@ def execute(
         tick: is told how much of ``job.cost`` has been done since it was last told.
         emit: is given the trials as they finish: those of a depth of SGC, or all.
     """
-    for name in measures:
-        one_of("measure", name, list(MEASURES))
+    check_measures(measures)
     found: dict[Pair, Trial] = {}
     try:
-        results = _execute_sgc if job.pairs[0][0].model == "SGC" else _execute_gnn
-        for part in results(graph, job, device, measures, curves, tick):
-            emit(part)
-            found |= part
+        results = _train_sgc if job.pairs[0][0].model == "SGC" else _train_gnn
+        with on_device(device):
+            for part in results(graph, job, device, measures, curves, tick):
+                emit(part)
+                found |= part
         return found
     except torch.cuda.OutOfMemoryError:
         halves = Job(tuple(pair for pair in job.pairs if pair not in found)).halves()
@@ -147,7 +156,7 @@ def execute(
             raise
     torch.cuda.empty_cache()
     for half in halves:
-        found |= execute(graph, half, device, measures=measures, curves=curves, tick=tick, emit=emit)
+        found |= train_job(graph, half, device, measures=measures, curves=curves, tick=tick, emit=emit)
     return found
 
 
@@ -155,32 +164,33 @@ Results = Iterator[dict[Pair, Trial]]
 Tick = Callable[[int], None]
 
 
-def _execute_gnn(
+def _train_gnn(
     graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
 ) -> Results:
-    run = GNNRun(graph, job.pairs, device, curves)
+    trainer = GNNTrainer(graph, job.pairs, device, curves)
     layers = len(job.pairs) * job.pairs[0][0].depth
-    run.run(lambda epochs: tick(epochs * layers))
-    hidden, logits = run.evaluate()
-    values = {name: MEASURES[name](hidden) for name in measures}
-    trials = _trials(job.pairs, run.loop, run.problem.metrics(logits), values)
+    trainer.fit(lambda epochs: tick(epochs * layers))
+    hidden, logits = trainer.evaluate()
+    values = {name: MEASURES[name].function(hidden) for name in measures}
+    trials = _trials(job.pairs, trainer.loop, trainer.problem.metrics(logits), values)
     yield dict(zip(job.pairs, trials, strict=True))
 
 
-def _execute_sgc(
+def _train_sgc(
     graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
 ) -> Results:
     trials, scales, wanted = job.trials, job.scales, set(job.pairs)
-    run = SGCRun(graph, trials, job.depths, scales, device, curves)
-    factors = torch.tensor(run.factors, device=device)
-    for fitted in run.run(lambda epochs: tick(epochs * len(trials))):
+    trainer = SGCTrainer(graph, trials, job.depths, scales, device, curves)
+    factors = torch.tensor(trainer.factors, device=device)
+    for fitted in trainer.fit(lambda epochs: tick(epochs * len(trials))):
         values = {
-            name: MEASURES[name](fitted.state).unsqueeze(-1) * factors ** DEGREES[name] for name in measures
+            name: MEASURES[name].function(fitted.state).unsqueeze(-1) * factors ** MEASURES[name].degree
+            for name in measures
         }
         pairs = [
             (spec.replace(depth=fitted.depth, scale=scale), seed) for spec, seed in trials for scale in scales
         ]
-        found = _trials(pairs, fitted.loop, run.problem.metrics(fitted.logits), values)
+        found = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), values)
         yield {pair: trial for pair, trial in zip(pairs, found, strict=True) if pair in wanted}
 
 

@@ -9,6 +9,7 @@ import torch
 
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
+from pairnorm.train.result import check_seed
 from pairnorm.train.spec import Spec
 
 Pair = tuple[Spec, int]
@@ -31,9 +32,7 @@ class Job:
     @property
     def trials(self) -> list[Pair]:
         """The trials side by side. Depths and scales of SGC are no trials: they share a propagation."""
-        if self.pairs[0][0].model != "SGC":
-            return list(self.pairs)
-        return list(dict.fromkeys((spec.replace(depth=1, scale=1.0), seed) for spec, seed in self.pairs))
+        return list(dict.fromkeys(map(_trial, self.pairs)))
 
     @property
     def depths(self) -> list[int]:
@@ -69,10 +68,12 @@ def plan(graph: Graph, pairs: Iterable[Pair], device: torch.device) -> list[Job]
         device: where it will run.
     """
     if graph.num_features == 0:
-        raise PairNormError(f"graph {graph.name!r} has no features; expected at least one.")
+        raise PairNormError(
+            f"graph {graph.name!r} has no features", code="no-features", value=0, expected="at least one"
+        )
     groups: dict[Spec, list[Pair]] = defaultdict(list)
     for spec, seed in pairs:
-        groups[_architecture(spec)].append((spec, seed))
+        groups[_architecture(spec)].append((spec, check_seed(seed)))
     jobs = []
     for spec, group in groups.items():
         size = _side_by_side(graph, spec, device)
@@ -91,15 +92,19 @@ def _architecture(spec: Spec) -> Spec:
     return shared.replace(depth=1, scale=spec.scale if spec.norm == "PN-SCS" else 1.0)
 
 
+def _trial(pair: Pair) -> Pair:
+    spec, seed = pair
+    return (spec.replace(depth=1, scale=1.0), seed) if spec.model == "SGC" else pair
+
+
 def _cut(pairs: Sequence[Pair], size: int) -> list[Job]:
     """Cut into jobs of at most ``size`` trials, as even as can be."""
     trials = Job(tuple(pairs)).trials
     count = -(-len(trials) // size)
     number = {trial: position * count // len(trials) for position, trial in enumerate(trials)}
     parts: dict[int, list[Pair]] = defaultdict(list)
-    for spec, seed in pairs:
-        trial = (spec.replace(depth=1, scale=1.0), seed) if spec.model == "SGC" else (spec, seed)
-        parts[number[trial]].append((spec, seed))
+    for pair in pairs:
+        parts[number[_trial(pair)]].append(pair)
     return [Job(tuple(part)) for part in parts.values()]
 
 

@@ -3,7 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -47,14 +47,14 @@ class Loop:
         curves: bool = False,
     ) -> None:
         self._models, self._loss, self._accuracy = [model.detach() for model in models], loss, accuracy
-        device = parameters[0].device
+        self._device = device = parameters[0].device
         self.cuda = device.type == "cuda"
         self._adam = torch.optim.Adam(
             parameters, lr=learning_rate, weight_decay=weight_decay, fused=True, capturable=self.cuda
         )
         self._epoch_number = torch.zeros((), dtype=torch.int32, device=device)
         self.kept = [model.clone() for model in self._models]
-        with torch.no_grad():
+        with torch.no_grad(), on_device(device):
             shape = accuracy().shape
         self.best_accuracy = torch.full(shape, -1.0, device=device)
         self.best_epoch = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -77,10 +77,11 @@ class Loop:
         if self.curves is not None:
             self.curves = []
 
-    def run(self, epochs: int, tick: Callable[[int], None] = lambda epochs: None) -> None:
+    def train(self, epochs: int, tick: Callable[[int], None] = lambda epochs: None) -> None:
         """Train; ``tick`` is told, every so often, how many epochs have passed since it was last told."""
         if self.cuda:
-            self._run_captured(epochs, tick)
+            with on_device(self._device):
+                self._train_captured(epochs, tick)
             return
         with _tiny_as_zero():
             for epoch in range(1, epochs + 1):
@@ -90,10 +91,10 @@ class Loop:
                     tick(EPOCHS_PER_SYNC)
         tick(epochs % EPOCHS_PER_SYNC)
 
-    def _run_captured(self, epochs: int, tick: Callable[[int], None]) -> None:
-        here = torch.cuda.current_stream()
+    def _train_captured(self, epochs: int, tick: Callable[[int], None]) -> None:
+        here, default = torch.cuda.current_stream(self._device), torch.cuda.default_stream(self._device)
         if self._stream is None:  # the default stream cannot be captured
-            self._stream = here if here != torch.cuda.default_stream() else torch.cuda.Stream()
+            self._stream = here if here != default else torch.cuda.Stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
             warm = 0 if self._captured else min(3, epochs)
@@ -164,6 +165,11 @@ class Loop:
     def _record(self) -> None:
         if self.curves is not None:
             self.curves.append(self._latest.clone())
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a CUDA device the current one: kernels and captures go to the current device's streams."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

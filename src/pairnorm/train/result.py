@@ -1,20 +1,30 @@
-"""A row of the store: a spec, the trial it gave and where that comes from, under named columns."""
+"""A result: a spec, the trial it gave and the origin of that trial; and tables of results."""
 
+import csv
+import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 import torch
 
-import pairnorm
-from pairnorm.errors import PairNormError
-from pairnorm.train.spec import Spec
+from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.train.spec import LATER, Spec
+from pairnorm.version import __version__
+
+if TYPE_CHECKING:
+    import pandas
+
+LARGEST = 2**63 - 1
+"""The largest whole number that SQLite keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +55,34 @@ class Trial:
 
     def __post_init__(self) -> None:
         # Numbers may arrive as tensors; what is kept can be pickled, stored and compared anywhere.
-        for entry in fields(self):
-            if entry.type in (bool, int, float):
+        for name, kind in _NUMBERS.items():
+            value = getattr(self, name)
+            if type(value) is not kind or value == 0:
                 # Adding zero makes 0.0 of -0.0, whose sign SQLite does not keep.
-                value = entry.type(getattr(self, entry.name))
-                object.__setattr__(self, entry.name, value + 0.0 if entry.type is float else value)
+                object.__setattr__(self, name, kind(kind(value) + 0))
         object.__setattr__(self, "measures", {name: float(value) for name, value in self.measures.items()})
         if self.curves is not None:
             curves = {name: [float(value) for value in curve] for name, curve in self.curves.items()}
             object.__setattr__(self, "curves", curves)
-        if not 0 <= self.seed < 2**63:
-            raise PairNormError(f"seed is {self.seed}; expected a whole number from 0 to 2**63 - 1.")
-        if self.best_epoch < 0:
-            raise PairNormError(f"best_epoch is {self.best_epoch}; expected 0 or more.")
+        check_seed(self.seed)
+        whole_number("best_epoch", self.best_epoch, most=LARGEST)
+        for name in self.measures.keys() & TYPES.keys():
+            raise PairNormError(
+                f"a measure is named {name!r}, as is a column of the store",
+                code="name-taken",
+                value=name,
+                remedy="Rename the measure.",
+            )
+
+
+_NUMBERS: dict[str, Any] = {
+    field.name: field.type for field in fields(Trial) if field.type in (bool, int, float)
+}
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed that a store can keep, or raise an error."""
+    return whole_number("seed", seed, most=LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +111,17 @@ class Origin:
     git_commit: str | None
     finished: str
 
+    def __post_init__(self) -> None:
+        real_number("seconds", self.seconds, least=0)
+        whole_number("shared_by", self.shared_by, most=LARGEST)
+
     @classmethod
     def here(cls, *, seconds: float, shared_by: int, device: torch.device | str) -> Self:
         """Return the origin of what this process has just computed."""
         return cls(
             seconds=float(seconds),
             shared_by=shared_by,
-            pairnorm_version=pairnorm.__version__,
+            pairnorm_version=__version__,
             torch_version=str(torch.__version__),
             python_version=platform.python_version(),
             device=device_name(device),
@@ -140,36 +169,139 @@ def _output(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
-Row = dict[str, Any]
-"""Values by column: numbers and strings, ``measures`` and ``curves`` as dictionaries."""
+class Result(NamedTuple):
+    """What one spec gave with one seed, and how it was computed."""
+
+    spec: Spec
+    trial: Trial
+    origin: Origin
 
 
 def _types(kind: type) -> dict[str, Any]:
-    return {field.name: getattr(field.type, "__origin__", field.type) for field in fields(kind)}
+    """Return the type of every field; what is one of a few texts is a text."""
+    found = {field.name: getattr(field.type, "__origin__", field.type) for field in fields(kind)}
+    return {name: str if get_args(hint) and kind is Spec else hint for name, hint in found.items()}
 
 
 SPEC, TRIAL, ORIGIN = tuple(_types(Spec)), tuple(_types(Trial)), tuple(_types(Origin))
 TYPES: dict[str, Any] = {"hash": str, **_types(Spec), **_types(Trial), **_types(Origin)}
-COLUMNS = tuple(TYPES)
+"""The type of every column."""
+
+_PARTS = {"hash": "spec"}
+for _part, _columns in (("spec", SPEC), ("trial", TRIAL), ("origin", ORIGIN)):
+    _PARTS |= dict.fromkeys(_columns, _part)
+_FIXED = tuple(name for name in TYPES if name != "measures")
 
 
-def row(spec: Spec, trial: Trial, origin: Origin) -> Row:
-    """Return the row of a trial."""
-    clash = sorted(set(trial.measures) & set(COLUMNS))
-    if clash:
+def table(results: Sequence[Result]) -> dict[str, list[Any]]:
+    """Return the columns of a table of results; each measure has one of its own, after the others."""
+    columns = {name: list(map(attrgetter(f"{_PARTS[name]}.{name}"), results)) for name in _FIXED}
+    measures = [result.trial.measures for result in results]
+    for name in sorted({name for some in measures for name in some}):
+        columns[name] = [some.get(name) for some in measures]
+    return columns
+
+
+def frame(results: Sequence[Result]) -> "pandas.DataFrame":
+    """Return the table of results as a data frame, without the curves."""
+    import pandas
+
+    columns = table(results)
+    del columns["curves"]
+    # Types are given, so that a table without rows has them too.
+    types = {name: TYPES.get(name, float) for name in columns}
+    numeric = {name: kind for name, kind in types.items() if kind in (bool, int, float)}
+    return pandas.DataFrame(columns).astype(numeric)
+
+
+def write_parquet(results: Sequence[Result], path: Path) -> None:
+    """Write the ``frame`` of results as Parquet."""
+    try:
+        frame(results).to_parquet(path, index=False)
+    except ImportError as error:
         raise PairNormError(
-            f"a measure is named {clash[0]!r}, as is a column of the store; rename the measure."
+            "Parquet needs pyarrow",
+            code="not-installed",
+            value="pyarrow",
+            remedy="Install it, or export as .csv.",
+        ) from error
+
+
+def write_csv(results: Sequence[Result], path: Path) -> None:
+    """Write results as CSV: numbers with all their digits, ``nan`` for NaN, nothing for what is absent."""
+    columns = table(results)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_write(value) for value in row] for row in zip(*columns.values(), strict=True))
+
+
+def read_csv(path: Path) -> list[Result]:
+    """Read what ``write_csv`` wrote; a column that is not the store's own is a measure."""
+    with _long_fields(), path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            absent = [name for name in _FIXED if name not in (reader.fieldnames or ()) and name not in LATER]
+            if absent:
+                raise _no_export(f"there is no column {absent[0]!r}", "unknown-column", absent[0]).within(
+                    str(path)
+                )
+            return [_read_row(values, f"{path}, line {reader.line_num}") for values in reader]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise _no_export(f"{path} cannot be read as CSV ({error})", "file-damaged", path) from error
+
+
+def _no_export(problem: str, code: str, value: Any) -> PairNormError:
+    return PairNormError(problem, code=code, value=value, expected="a CSV export of a store")
+
+
+def _write(value: Any) -> str:
+    if value is None:
+        return ""
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
+
+
+def _read_row(texts: dict[str, str], place: str) -> Result:
+    try:
+        if None in texts or None in texts.values():
+            raise _no_export("more or fewer values than there are columns", "file-damaged", len(texts))
+        values = {
+            name: _read(name, text) for name, text in ({**LATER, **texts}).items() if text or name in TYPES
+        }
+        measures = {name: value for name, value in values.items() if name not in TYPES}
+        result = Result(
+            Spec(**{name: values[name] for name in SPEC}),
+            Trial(**{name: values[name] for name in TRIAL if name != "measures"}, measures=measures),
+            Origin(**{name: values[name] for name in ORIGIN}),
         )
-    parts = (spec, trial, origin)
-    values = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
-    return {"hash": spec.hash, **values}
+        if values["hash"] != result.spec.hash:
+            raise _no_export(
+                f"hash is {values['hash']!r}, but the spec's {result.spec.hash!r}",
+                "wrong-hash",
+                values["hash"],
+            )
+    except PairNormError as error:
+        raise error.within(place) from None
+    return result
 
 
-def spec_of(values: Mapping[str, Any]) -> Spec:
-    """Return the spec of a row."""
-    return Spec(**{name: values[name] for name in SPEC})
+def _read(name: str, text: str) -> Any:
+    kind = TYPES.get(name, float)
+    try:
+        if kind is bool:
+            return {"False": False, "True": True}[text]
+        if kind in (int, float, str):
+            return kind(text)
+        return (json.loads(text) if name == "curves" else text) if text else None
+    except (KeyError, ValueError):
+        raise _no_export(f"{name} is {text!r}", "wrong-value", text) from None
 
 
-def trial_of(values: Mapping[str, Any]) -> Trial:
-    """Return the trial of a row."""
-    return Trial(**{name: values[name] for name in TRIAL})
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let a CSV field be as long as the curves of many epochs are; the limit is global, so it is put back."""
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)

@@ -1,48 +1,23 @@
 """Running many cells: what the store lacks is planned, trained, and written as it finishes."""
 
-import ctypes
-import multiprocessing
 import os
-import signal
-import sys
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from pairnorm.data import Graph, load
-from pairnorm.errors import PairNormError
-from pairnorm.train.engine import execute, find_device
+from pairnorm.errors import PairNormError, whole_number
+from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
-from pairnorm.train.result import Trial
+from pairnorm.train.pools import Pool, Processes, Streams, ThisProcess, Told
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
-# Parameters of mallopt in glibc's malloc.h; the second is the largest value that it takes.
-TRIM_THRESHOLD, MMAP_THRESHOLD = (-1, 2**30), (-3, 2**25)
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep what is freed; by default it goes back to the system and comes page by page.
-
-    This is for processes that train and then end. Where there is no glibc it does nothing.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(*TRIM_THRESHOLD)
-        mallopt(*MMAP_THRESHOLD)
-
-
 POLL_SECONDS = 0.2
-Found = dict[Pair, Trial]
-Write = Callable[[Found, float], None]
 
 
 @dataclass(frozen=True)
@@ -87,41 +62,29 @@ def run(
         should_stop: is asked before every job; once it says so, no more are started and those under way
             finish.
     """
-    if workers is not None and workers < 1:
-        raise PairNormError(f"workers is {workers}; expected 1 or more.")
+    if workers is not None:
+        whole_number("workers", workers, least=1)
     where = find_device(device)
+    check_measures(measures)
     lacking = _lacking(pairs, store)
     jobs = list(_plan(lacking, where, root, graphs or {}))
-    total, done, trained = sum(job.cost for _, job in jobs), 0, 0
-    options: dict[str, Any] = {"measures": tuple(measures), "curves": curves}
-    label = "starting"
+    total, done, trained, label = sum(job.cost for _, job in jobs), 0, 0, "starting"
 
-    def report(units: int) -> None:
-        nonlocal done
-        done += units
-        progress(Progress(done, total, len(lacking), label))
+    def hear(told: Told) -> None:
+        nonlocal done, trained, label
+        if isinstance(told, int):
+            done += told
+            progress(Progress(done, total, len(lacking), label))
+        else:
+            store.add_results(told)
+            trained, label = trained + len(told), str(told[0].spec)
 
-    def write(found: Found, seconds: float) -> None:
-        nonlocal trained, label
-        cells: dict[Spec, list[Trial]] = defaultdict(list)
-        for (spec, _), trial in found.items():
-            cells[spec].append(trial)
-        store.add_cells(cells, seconds=seconds, device=where)
-        trained, label = trained + len(found), str(next(iter(found))[0])
-
-    report(0)
+    hear(0)
     if jobs:
+        store.check_writable()  # better now than when the first job has been trained
         label = str(jobs[0][1].pairs[0][0])
-    if where.type == "cuda":
-        _run_in_pool(
-            _Streams(min(CUDA_STREAMS, max(len(jobs), 1)), where), jobs, options, write, report, should_stop
-        )
-        return trained
-    count = workers or os.cpu_count() or 1
-    if count == 1 or len(jobs) < 2:
-        _run_here(jobs, where, options, write, report, should_stop)
-    else:
-        _run_in_pool(_Processes(min(count, len(jobs))), jobs, options, write, report, should_stop)
+        pool = _pool(where, workers or os.cpu_count() or 1, len(jobs), hear)
+        _drive(pool, jobs, {"measures": tuple(measures), "curves": curves}, hear, should_stop)
     return trained
 
 
@@ -148,47 +111,22 @@ def _plan(
             yield graph, job
 
 
-def _timed(write: Write) -> Callable[[Found], None]:
-    """Add to what is found the time it took: since this call, or since it was last told."""
-    since = time.perf_counter()
-
-    def emit(found: Found) -> None:
-        nonlocal since
-        now = time.perf_counter()
-        write(found, now - since)
-        since = now
-
-    return emit
+def _pool(device: torch.device, workers: int, jobs: int, hear: Callable[[Told], None]) -> Pool:
+    if device.type == "cuda":
+        return Streams(min(CUDA_STREAMS, jobs), device, hear)
+    if device.type == "cpu" and min(workers, jobs) > 1:
+        return Processes(min(workers, jobs), hear)
+    return ThisProcess(device, hear)
 
 
-def _run_here(
-    jobs: Iterable[tuple[Graph, Job]],
-    device: torch.device,
-    options: dict[str, Any],
-    write: Write,
-    report: Callable[[int], None],
-    should_stop: Callable[[], bool],
-) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a process of a pool: threads that wait for one another gain little here
-    try:
-        for graph, job in jobs:
-            if should_stop():
-                break
-            execute(graph, job, device, tick=report, emit=_timed(write), **options)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _run_in_pool(
-    pool: "_Processes | _Streams",
+def _drive(
+    pool: Pool,
     jobs: Iterable[tuple[Graph, Job]],
     options: dict[str, Any],
-    write: Write,
-    report: Callable[[int], None],
+    hear: Callable[[Told], None],
     should_stop: Callable[[], bool],
 ) -> None:
-    seen = 0
+    """Have a pool do all jobs; after an error, or Ctrl-C, what has finished still goes into the store."""
     waiting = iter(jobs)
     pending: set[Future[None]] = set()
     try:
@@ -199,135 +137,20 @@ def _run_in_pool(
             if not pending:
                 break
             finished = wait(pending, POLL_SECONDS, FIRST_COMPLETED).done
-            _write_all(pool, write)
+            pool.listen()
+            hear(0)
             for future in finished:
                 pending.remove(future)
                 future.result()
-            units = pool.ticks - seen
-            seen += units
-            report(units)
+    except BrokenExecutor as error:
+        pool.abandon()
+        raise PairNormError(
+            "a worker process was killed, or ran out of memory",
+            code="worker-died",
+            remedy="Fewer need less memory: pass {workers}. What had finished is in the store.",
+            workers=1,
+        ) from error
     except BaseException:
-        # Ctrl-C, or a job that failed: what runs now is lost, what has finished goes into the store.
-        pool.abandon(lambda: _write_all(pool, write))
+        pool.abandon()
         raise
     pool.close()
-
-
-def _write_all(pool: "_Processes | _Streams", write: Write) -> None:
-    while not pool.found.empty():
-        write(*pool.found.get())
-
-
-class _Streams:
-    """Threads, each with a CUDA stream of its own: jobs that do not fill the device share it."""
-
-    def __init__(self, workers: int, device: torch.device) -> None:
-        self.workers, self.ticks = workers, 0
-        self._device = device
-        self._pool = ThreadPoolExecutor(workers)
-        # torch hands out streams in rotation, the same ones again after a while: two jobs must not share one,
-        # or one would run into the other's capture. So there are just as many as workers, and they go around.
-        self._streams: SimpleQueue[torch.cuda.Stream] = SimpleQueue()
-        for _ in range(workers):
-            self._streams.put(torch.cuda.Stream(device))
-        self.found: SimpleQueue[tuple[Found, float]] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._abandoned = False
-
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        return self._pool.submit(self._work, graph, job, options)
-
-    def close(self) -> None:
-        self._pool.shutdown()
-
-    def abandon(self, write: Callable[[], None]) -> None:
-        self._abandoned = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        write()
-
-    def _work(self, graph: Graph, job: Job, options: dict[str, Any]) -> None:
-        stream = self._streams.get()
-        emit = _timed(lambda *found: self.found.put(found))
-        try:
-            with torch.cuda.device(self._device), torch.cuda.stream(stream):
-                execute(graph, job, self._device, tick=self._tick, emit=emit, **options)
-        finally:
-            self._streams.put(stream)
-
-    def _tick(self, units: int) -> None:
-        if self._abandoned:
-            raise KeyboardInterrupt
-        with self._lock:
-            self.ticks += units
-
-
-class _Processes:
-    """Processes of one thread each, one for each core."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        context = multiprocessing.get_context("spawn")
-        self._ticks = context.Value("q", 0)
-        self.found = context.SimpleQueue()
-        self._pool = ProcessPoolExecutor(workers, context, _start_worker, (self._ticks, self.found))
-
-    @property
-    def ticks(self) -> int:
-        return int(self._ticks.value)
-
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        with _interrupts_held_back():
-            return self._pool.submit(_work, graph, job, options)
-
-    def close(self) -> None:
-        self._pool.shutdown()
-
-    def abandon(self, write: Callable[[], None]) -> None:
-        processes = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        write()  # before the end of a worker could cut off what it is telling
-        for process in processes:
-            process.terminate()
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Let processes start with Ctrl-C blocked, or it would break off their imports with a traceback each."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_ticks: Any = None
-_found: Any = None
-
-
-def _start_worker(ticks: Any, found: Any) -> None:
-    global _ticks, _found
-    _ticks, _found = ticks, found
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this worker when the parent was killed: nobody would take its results, or ever tell it to stop."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-    os._exit(1)
-
-
-def _tick(units: int) -> None:
-    with _ticks.get_lock():
-        _ticks.value += units
-
-
-def _work(graph: Graph, job: Job, options: dict[str, Any]) -> None:
-    emit = _timed(lambda *found: _found.put(found))
-    execute(graph, job, torch.device("cpu"), tick=_tick, emit=emit, **options)

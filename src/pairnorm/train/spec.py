@@ -1,71 +1,46 @@
 """A cell of an experiment, written down: everything that decides what is trained, except the seed."""
 
-import operator
 import shlex
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import cached_property, lru_cache, partial
 from hashlib import sha256
-from math import inf
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from pairnorm.data.features import SCALINGS
-from pairnorm.errors import PairNormError, one_of
-from pairnorm.nn.models import ORDERS
-from pairnorm.nn.pair_norm import MODES
-from pairnorm.nn.propagate import KINDS
+from pairnorm.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.nn.models import ORDERS, Order
+from pairnorm.nn.pair_norm import MODES, Mode
+from pairnorm.nn.propagate import KINDS, Kind
 
 # The paper's hidden widths; SGC has no hidden layer.
 HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
-NORMS = ("none", *MODES)
+Norm = Literal["none"] | Mode
+NORMS: tuple[Norm, ...] = ("none", *MODES)
 MISSING_KINDS = ("vectors", "nodes", "entries", "given")
 LATER = {"scaling": "rows"}
 """Fields that there were not from the beginning, and what they had been before."""
 
-Check = Callable[[str, Any], Any]
 
-
-def _text(what: str, value: Any) -> str:
+def _name(what: str, value: Any) -> str:
     if isinstance(value, str) and value and value.isprintable():
         return value
     raise PairNormError(
-        f"{what} is {value!r}; expected a name: a string that is not empty and can be printed."
+        f"{what} is {value!r}",
+        code="not-a-name",
+        value=value,
+        expected="a name: a string that is not empty and can be printed",
     )
 
 
-def _choice(allowed: tuple[str, ...]) -> Check:
-    return lambda what, value: one_of(what, value, allowed)
+def _choice(*allowed: str) -> Callable[[str, Any], str]:
+    return partial(one_of, allowed=allowed)
 
 
-def _whole(minimum: int) -> Check:
-    def check(what: str, value: Any) -> int:
-        try:
-            number = None if isinstance(value, bool) else operator.index(value)
-        except TypeError:
-            number = None
-        if number is None or number < minimum:
-            raise PairNormError(f"{what} is {value!r}; expected a whole number, {minimum} or more.")
-        return number
-
-    return check
-
-
-def _real(expected: str, holds: Callable[[float], bool]) -> Check:
-    def check(what: str, value: Any) -> float:
-        try:
-            number = None if isinstance(value, bool | str) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = None
-        if number is None or not holds(number):
-            raise PairNormError(f"{what} is {value!r}; expected a number {expected}.")
-        return number + 0.0  # -0.0 becomes 0.0: equal specs have equal texts
-
-    return check
-
-
-_fraction = _real("from 0 to 1 (a fraction, not a percentage)", lambda value: 0 <= value <= 1)
-_probability = _real("from 0 up to, but not including, 1", lambda value: 0 <= value < 1)
-_positive = _real("above 0", lambda value: 0 < value < inf)
-_not_negative = _real("of 0 or more", lambda value: 0 <= value < inf)
+# Beyond a billion a number is a slip, and beyond 2**63 no store could keep it.
+_from_0, _from_1 = (partial(whole_number, least=least, most=10**9) for least in (0, 1))
+_positive, _not_negative = partial(real_number, above=0), partial(real_number, least=0)
+_fraction, _probability = partial(real_number, least=0, most=1), partial(real_number, least=0, below=1)
 
 
 @dataclass(frozen=True)
@@ -110,30 +85,38 @@ class Spec:
     True
     """
 
-    dataset: Annotated[str, _text]
-    model: Annotated[str, _choice(tuple(HIDDEN))]
-    depth: Annotated[int, _whole(1)]
+    dataset: Annotated[str, _name]
+    model: Annotated[str, _choice(*HIDDEN)]
+    depth: Annotated[int, _from_1]
     _: KW_ONLY
-    hidden: Annotated[int, _whole(0)] = 0
-    heads: Annotated[int, _whole(1)] = 1
-    norm: Annotated[str, _choice(NORMS)] = "none"
+    hidden: Annotated[int, _from_0] = 0
+    heads: Annotated[int, _from_1] = 1
+    norm: Annotated[Norm, _choice(*NORMS)] = "none"
     scale: Annotated[float, _positive] = 1.0
-    order: Annotated[str, _choice(ORDERS)] = "after"
-    skip: Annotated[int, _whole(0)] = 0
+    order: Annotated[Order, _choice(*ORDERS)] = "after"
+    skip: Annotated[int, _from_0] = 0
     dropout: Annotated[float, _probability] = 0.6
-    adjacency: Annotated[str, _choice(KINDS)] = "rw"
+    adjacency: Annotated[Kind, _choice(*KINDS)] = "rw"
     missing_rate: Annotated[float, _fraction] = 0.0
-    missing_kind: Annotated[str, _choice(MISSING_KINDS)] = "vectors"
-    split: Annotated[str, _text] = "default"
+    missing_kind: Annotated[str, _choice(*MISSING_KINDS)] = "vectors"
+    split: Annotated[str, _name] = "default"
     learning_rate: Annotated[float, _positive] = 0.005
     weight_decay: Annotated[float, _not_negative] = 5e-4
-    epochs: Annotated[int, _whole(1)] = 1000
-    scaling: Annotated[str, _choice(SCALINGS)] = "rows"
+    epochs: Annotated[int, _from_1] = 1000
+    scaling: Annotated[str, _choice(*SCALINGS)] = "rows"
 
     def __post_init__(self) -> None:
-        values = {name: hint.__metadata__[0](name, getattr(self, name)) for name, hint in _HINTS.items()}
+        values = {}
+        for name in _HINTS:
+            value = getattr(self, name)
+            values[name] = (_check if type(value) in (str, int, float) else _check.__wrapped__)(name, value)
         for name, value in (values | _without_meaning(values)).items():
             object.__setattr__(self, name, value)
+
+    @property
+    def mode(self) -> Mode | None:
+        """PairNorm's mode, None without a norm."""
+        return None if self.norm == "none" else self.norm
 
     @property
     def text(self) -> str:
@@ -146,7 +129,7 @@ class Spec:
             tuple(name for name in _HINTS if name not in LATER or getattr(self, name) != LATER[name])
         )
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """The name of the cell in the store: 16 hexadecimal digits of the SHA-256 of ``text``."""
         return sha256(self.text.encode()).hexdigest()[:16]
@@ -168,23 +151,20 @@ class Spec:
         try:
             dataset, model, *options = shlex.split(text)
         except ValueError:
-            raise PairNormError(
-                f"spec is {text!r}; expected dataset, model and options, such as 'cora GCN depth=2 norm=PN'."
-            ) from None
+            raise _malformed(text, f"spec is {text!r}") from None
         values: dict[str, Any] = {"dataset": dataset, "model": model}
         for option in options:
             name, equals, value = option.partition("=")
             one_of("field", name, tuple(_HINTS))
             if not equals or name in values:
-                raise PairNormError(
-                    f"option {option!r} of spec {text!r}: expected {name}=value, and {name} once."
-                )
+                raise _malformed(text, f"option {option!r} of spec {text!r} has no value, or {name} a second")
             try:
-                values[name] = _HINTS[name].__origin__(value)
+                kind = _HINTS[name].__origin__
+                values[name] = kind(value) if kind in (int, float) else value
             except ValueError:
                 values[name] = value  # the field's own check says what it expects instead
         if "depth" not in values:
-            raise PairNormError(f"spec {text!r} has no depth; add for example depth=2.")
+            raise _malformed(text, f"spec {text!r} has no depth")
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
@@ -197,6 +177,16 @@ class Spec:
 _HINTS: dict[str, Any] = {
     field.name: get_type_hints(Spec, include_extras=True)[field.name] for field in fields(Spec)
 }
+
+
+@lru_cache(4096, typed=True)  # a store has tens of thousands of specs, made of the same few values
+def _check(name: str, value: Any) -> Any:
+    return _HINTS[name].__metadata__[0](name, value)
+
+
+def _malformed(text: str, problem: str) -> PairNormError:
+    expected = "dataset, model and options, each once, such as 'cora GCN depth=2 norm=PN'"
+    return PairNormError(problem, code="malformed-spec", value=text, expected=expected)
 
 
 def _without_meaning(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,82 +1,49 @@
-"""The results store: one SQLite file with a row per trial that survives ``kill -9`` and travels."""
+"""The results store: one SQLite file of trials that survives ``kill -9`` and travels."""
 
-import csv
 import json
 import os
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from importlib.resources import files
 from math import nan
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pairnorm.errors import PairNormError, one_of
-from pairnorm.train.result import COLUMNS, SPEC, TRIAL, TYPES, Origin, Row, Trial, row, spec_of, trial_of
-from pairnorm.train.spec import LATER, Spec
+from pairnorm.train.result import (
+    ORIGIN,
+    SPEC,
+    TRIAL,
+    TYPES,
+    Origin,
+    Result,
+    Trial,
+    frame,
+    read_csv,
+    write_csv,
+    write_parquet,
+)
+from pairnorm.train.spec import Spec
 from pairnorm.writing import whole_file, writable
 
 if TYPE_CHECKING:
     import pandas
     import torch
 
-
 APPLICATION = int.from_bytes(b"Pair", "big")
 """SQLite's ``application_id`` of a store."""
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    # NULL stands for NaN in the metrics: SQLite keeps no NaN.
-    (
-        """
-    CREATE TABLE trials (
-        "hash" TEXT NOT NULL,
-        "dataset" TEXT NOT NULL,
-        "model" TEXT NOT NULL,
-        "depth" INTEGER NOT NULL,
-        "hidden" INTEGER NOT NULL,
-        "heads" INTEGER NOT NULL,
-        "norm" TEXT NOT NULL,
-        "scale" REAL NOT NULL,
-        "order" TEXT NOT NULL,
-        "skip" INTEGER NOT NULL,
-        "dropout" REAL NOT NULL,
-        "adjacency" TEXT NOT NULL,
-        "missing_rate" REAL NOT NULL,
-        "missing_kind" TEXT NOT NULL,
-        "split" TEXT NOT NULL,
-        "learning_rate" REAL NOT NULL,
-        "weight_decay" REAL NOT NULL,
-        "epochs" INTEGER NOT NULL,
-        "seed" INTEGER NOT NULL,
-        "diverged" INTEGER NOT NULL,
-        "best_epoch" INTEGER NOT NULL,
-        "train_loss" REAL,
-        "train_accuracy" REAL,
-        "validation_loss" REAL,
-        "validation_accuracy" REAL,
-        "test_loss" REAL,
-        "test_accuracy" REAL,
-        "measures" TEXT NOT NULL,
-        "curves" TEXT,
-        "seconds" REAL NOT NULL,
-        "shared_by" INTEGER NOT NULL,
-        "pairnorm_version" TEXT NOT NULL,
-        "torch_version" TEXT NOT NULL,
-        "python_version" TEXT NOT NULL,
-        "device" TEXT NOT NULL,
-        "git_commit" TEXT,
-        "finished" TEXT NOT NULL,
-        PRIMARY KEY ("hash", "seed")
-    )
-    """,
-    ),
-    ("ALTER TABLE trials ADD COLUMN \"scaling\" TEXT NOT NULL DEFAULT 'rows'",),
-)
-"""Entry i lifts a store from schema version i to i + 1; a new store starts at 0. Append, never edit."""
-
 BUSY_SECONDS = 60
 """How long a process waits for others that write."""
+
+_FILES = sorted((files("pairnorm.train") / "migrations").iterdir(), key=lambda file: file.name)
+MIGRATIONS: tuple[tuple[str, ...], ...] = tuple(
+    tuple(file.read_text(encoding="utf-8").strip().removesuffix(";").split(";\n")) for file in _FILES
+)
+"""Entry i lifts a store from schema version i to i + 1; a new store starts at 0. Append, never edit."""
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -88,36 +55,37 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     file is complete and can be copied, and it can be read from a folder where nothing may be written.
     """
     if read_only and not path.exists():
-        raise PairNormError(f"there is no store at {path}; check the path, or run an experiment first.")
+        raise _no_store(
+            path, "file-missing", "there is no store at", "Check the path, or run an experiment first."
+        )
     if path.exists() and not path.is_file():
-        raise PairNormError(f"{path} is not a file; expected the path of a store, such as results.sqlite.")
+        raise _no_store(path, "not-a-file", "not a file:", "Name a store, such as results.sqlite.")
     # Less than a page is no database, though SQLite would take a single byte for an empty one and use it.
     if path.exists() and 0 < path.stat().st_size < 512:
-        raise PairNormError(_foreign(path))
+        raise _foreign(path)
     with writable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     # A reader also opens for writing where it may, so that it can undo what a killed writer left half done.
     mode = "rwc" if not read_only else "rw" if os.access(path, os.W_OK) else "ro"
     connection = None
     try:
-        uri = f"{path.absolute().as_uri()}?mode={mode}"
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-        # One look, not several: another process may be making the store right now.
-        with transaction(connection, "DEFERRED"):
-            version = _version(connection, path)
-        if read_only:
-            if version == 0:
-                raise PairNormError(f"{path} is an empty file; run an experiment first.")
-            if version < len(MIGRATIONS):
-                connection = _lifted_copy(connection, path)
-            connection.execute("PRAGMA query_only = ON")
-        elif version < len(MIGRATIONS):
-            _lift(connection, path)
-    except BaseException as error:
+        with faults(path):
+            uri = f"{path.absolute().as_uri()}?mode={mode}"
+            connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+            # One look, not several: another process may be making the store right now.
+            with transaction(connection, "DEFERRED"):
+                version = _version(connection, path)
+            if read_only:
+                if version == 0:
+                    raise _no_store(path, "empty-store", "an empty file:", "Run an experiment first.")
+                if version < len(MIGRATIONS):
+                    connection = _lifted_copy(connection, path)
+                connection.execute("PRAGMA query_only = ON")
+            elif version < len(MIGRATIONS):
+                _lift(connection, path)
+    except BaseException:
         if connection is not None:
             connection.close()
-        if isinstance(error, sqlite3.Error):
-            raise PairNormError(_unreadable(path, error)) from error
         raise
     return connection
 
@@ -142,16 +110,20 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
         for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
     )
     if application != APPLICATION and (application or version or tables):
-        raise PairNormError(f"{path} is the SQLite file of another program; choose another path.")
+        raise _no_store(path, "not-a-store", "the SQLite file of another program:", "Choose another path.")
     if version > len(MIGRATIONS):
         raise PairNormError(
-            f"{path} was written by a newer pairnorm (schema version {version}; "
-            f"this one reads up to {len(MIGRATIONS)}); upgrade pairnorm."
+            f"{path} was written by a newer pairnorm (schema version {version})",
+            code="newer-store",
+            value=version,
+            expected=f"up to {len(MIGRATIONS)}",
+            remedy="Upgrade pairnorm.",
         )
     return version
 
 
 def _lift(connection: sqlite3.Connection, path: Path) -> None:
+    connection.create_function("hash_number", 1, _hash_number, deterministic=True)
     with transaction(connection):
         # The version is read again: another process may have been first.
         for version in range(_version(connection, path), len(MIGRATIONS)):
@@ -169,126 +141,77 @@ def _lifted_copy(connection: sqlite3.Connection, path: Path) -> sqlite3.Connecti
     return copy
 
 
-def _unreadable(path: Path, error: sqlite3.Error) -> str:
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
-        return _foreign(path)
-    journal = path.with_name(f"{path.name}-journal")
-    if journal.exists():
-        return f"{path} cannot be opened ({error}); copy it with {journal.name} to where you may write."
-    return f"{path} cannot be opened ({error}); check that it is whole and that you may read and write there."
-
-
-def _foreign(path: Path) -> str:
-    return f"{path} is not a store, nor any SQLite file; choose another path."
-
-
-# Each measure has a column of its own, after the others.
-_FIXED = tuple(name for name in COLUMNS if name != "measures")
-
-
-def measure_names(rows: Sequence[Row]) -> list[str]:
-    """Return the names of all measures in the rows, sorted."""
-    return sorted({name for row in rows for name in row["measures"]})
-
-
-def frame(rows: Sequence[Row]) -> "pandas.DataFrame":
-    """Return the rows as a data frame, a column for each measure, without the curves."""
-    import pandas
-
-    names = [name for name in _FIXED if name != "curves"]
-    columns = {name: [row[name] for row in rows] for name in names}
-    columns |= {name: [row["measures"].get(name, nan) for row in rows] for name in measure_names(rows)}
-    # Types are given, so that a table without rows has them too.
-    numeric = {
-        name: TYPES.get(name, float) for name in columns if TYPES.get(name, float) in (bool, int, float)
-    }
-    return pandas.DataFrame(columns).astype(numeric)
-
-
-def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """Write the ``frame`` of the rows as Parquet."""
-    try:
-        frame(rows).to_parquet(path, index=False)
-    except ImportError as error:
-        raise PairNormError("Parquet needs pyarrow; pip install pyarrow, or export as .csv.") from error
-
-
-def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """Write the rows as CSV: numbers with all their digits, ``nan`` for NaN, nothing for what is absent."""
-    measures = measure_names(rows)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*_FIXED, *measures])
-        for row in rows:
-            values = [row[name] for name in _FIXED] + [row["measures"].get(name) for name in measures]
-            writer.writerow([_write(value) for value in values])
-
-
-def read_csv(path: Path) -> list[Row]:
-    """Read what ``write_csv`` wrote; a column that is not the store's own is a measure."""
-    with _long_fields(), path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            absent = [name for name in _FIXED if name not in (reader.fieldnames or ()) and name not in LATER]
-            if absent:
-                raise PairNormError(f"{path} has no column {absent[0]!r}; expected a CSV export of a store.")
-            return [_read_row(values, f"{path}, line {reader.line_num}") for values in reader]
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise PairNormError(
-                f"{path} cannot be read as CSV ({error}); expected an export of a store."
-            ) from error
-
-
-def _write(value: Any) -> str:
-    if value is None:
-        return ""
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
-
-
-def _read_row(values: dict[str, str], place: str) -> Row:
-    if None in values or None in values.values():
-        raise PairNormError(f"{place} has more or fewer values than there are columns.")
-    values = {**LATER, **values}
-    row: Row = {name: _read(name, values[name], place) for name in _FIXED}
-    extra = {name: value for name, value in values.items() if name not in TYPES and value}
-    row["measures"] = {name: _read(name, value, place) for name, value in extra.items()}
-    if row["hash"] != spec_of(row).hash:
-        raise PairNormError(
-            f"{place}: the spec has the hash {spec_of(row).hash}, not {row['hash']}; was it edited?"
-        )
-    return row
-
-
-def _read(name: str, value: str, place: str) -> Any:
-    kind = TYPES.get(name, float)
-    try:
-        if kind is bool:
-            return {"False": False, "True": True}[value]
-        if kind in (int, float, str):
-            return kind(value)
-        return (json.loads(value) if name == "curves" else value) if value else None
-    except (KeyError, ValueError):
-        raise PairNormError(
-            f"{place}: {name} is {value!r}; expected a value as the store writes it."
-        ) from None
+def _hash_number(digits: str) -> int:
+    return int.from_bytes(bytes.fromhex(digits), "big", signed=True)
 
 
 @contextmanager
-def _long_fields() -> Iterator[None]:
-    """Let a CSV field be as long as the curves of many epochs are; the limit is global, so it is put back."""
-    limit = csv.field_size_limit(2**31 - 1)
+def faults(path: Path) -> Iterator[None]:
+    """Say what went wrong with a store's file, in place of SQLite's own errors."""
     try:
         yield
-    finally:
-        csv.field_size_limit(limit)
+    except sqlite3.Error as error:
+        if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
+            raise  # a mistake of ours, such as a wrong number of values
+        raise _fault(path, error, getattr(error, "sqlite_errorcode", 0) & 0xFF) from error
 
 
-_ALL = ", ".join(f'"{name}"' for name in COLUMNS)
-_SORTED = ", ".join(f'"{name}"' for name in (*SPEC, "seed"))
-_INSERT = f"""
-    INSERT INTO trials ({_ALL}) VALUES ({", ".join("?" * len(COLUMNS))})
-    ON CONFLICT ("hash", "seed") DO NOTHING
-"""
+def _fault(path: Path, error: Exception, code: int = 0) -> PairNormError:
+    if code == sqlite3.SQLITE_NOTADB:
+        return _foreign(path)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return PairNormError(
+            f"{path} has been locked by another process for {BUSY_SECONDS} seconds",
+            code="store-locked",
+            value=path,
+            remedy="Wait until that one ends, or end it; the same command then goes on.",
+        )
+    journal = path.with_name(f"{path.name}-journal")
+    if code in _NOT_WRITABLE:
+        remedy = "Make room, or choose a place where you may write."
+        if journal.exists():
+            remedy = f"Make room, or copy it with {journal.name} to where you may write."
+        return PairNormError(
+            f"{path} cannot be opened or written ({error})", code="not-writable", value=path, remedy=remedy
+        )
+    return PairNormError(
+        f"{path} is damaged ({error})",
+        code="store-damaged",
+        value=path,
+        remedy="Restore a copy; `sqlite3 FILE .recover` saves what can be read.",
+    )
+
+
+_NOT_WRITABLE = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+)
+
+
+def _no_store(path: Path, code: str, what: str, remedy: str) -> PairNormError:
+    return PairNormError(f"{what} {path}", code=code, value=path, remedy=remedy)
+
+
+def _foreign(path: Path) -> PairNormError:
+    return _no_store(path, "not-a-store", "neither a store nor any SQLite file:", "Choose another path.")
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+_VARIED = ("depth", "scale", "missing_rate")
+_PROTOCOL = tuple(name for name in SPEC if name not in _VARIED)
+_METRICS = tuple(name for name in TRIAL if TYPES[name] is float)
+_SPECS = "specs JOIN protocols ON protocols.id = specs.protocol"
+_TRIALS = f"trials JOIN ({_SPECS}) USING (hash) JOIN origins ON origins.id = trials.origin"
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({_names(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
 class Merged(NamedTuple):
@@ -300,14 +223,14 @@ class Merged(NamedTuple):
 
 
 class Store:
-    """Results in one SQLite file, a row per trial.
+    """Results in one SQLite file.
 
     Several processes may write at once, each through a ``Store`` of its own. A cell is written in full or not
     at all, whatever happens meanwhile, and a trial that is there is never overwritten. The file can be copied
-    to another machine, added to there and merged back.
+    to another machine, added to there and merged back. Its view ``results`` has a row per trial.
 
     Args:
-        path: the file; it is created, with its folder, if there is none.
+        path: the file; if there is none it is made, with its folder, when something is first written.
         read_only: refuse to write or to create; also so for a file that may not be written.
 
     >>> import tempfile
@@ -324,18 +247,45 @@ class Store:
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
         self.path = Path(path)
         self.read_only = read_only or (self.path.exists() and not os.access(self.path, os.W_OK))
-        self._connection = connect(self.path, read_only=self.read_only)
+        self._connection: sqlite3.Connection | None = None
+        self._connect(create=self.read_only)
+
+    def _connect(self, *, create: bool) -> sqlite3.Connection | None:
+        """Open the file; one that is not there is made, or refused, only where ``create`` asks for it."""
+        if self._connection is None and (create or self.path.exists()):
+            self._connection = connect(self.path, read_only=self.read_only)
+        return self._connection
+
+    def _query(self, query: str, condition: str = "", values: Sequence[Any] = ()) -> list[Any]:
+        connection = self._connect(create=False)
+        with faults(self.path):
+            # Fetched at once: an open query would hold up the writers.
+            found = connection.execute(query.replace("%s", condition), values) if connection else None
+            return found.fetchall() if found else []
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         if self.read_only:
-            raise PairNormError(f"{self.path} is open for reading only; copy it to where you may write.")
-        with transaction(self._connection):
-            yield self._connection
+            raise PairNormError(
+                f"{self.path} is open for reading only",
+                code="read-only",
+                value=self.path,
+                remedy="Copy it to where you may write.",
+            )
+        connection = self._connect(create=True)
+        assert connection is not None
+        with faults(self.path), transaction(connection):
+            yield connection
+
+    def check_writable(self) -> None:
+        """Write the file as it is, made if there is none: what cannot be written is better known early."""
+        with self._transaction() as connection:
+            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -350,11 +300,11 @@ class Store:
 
     def __len__(self) -> int:
         """Return the number of trials."""
-        return int(self._connection.execute("SELECT count(*) FROM trials").fetchone()[0])
+        return sum(count for (count,) in self._query("SELECT count(*) FROM trials"))
 
     def missing(self, spec: Spec, seeds: Iterable[int]) -> list[int]:
         """Return the seeds for which there is no trial of this spec yet, in the order given."""
-        found = self._connection.execute('SELECT "seed" FROM trials WHERE "hash" = ?', [spec.hash]).fetchall()
+        found = self._query("SELECT seed FROM trials WHERE %s", *_condition({"hash": spec.hash}))
         present = {seed for (seed,) in found}
         return [seed for seed in dict.fromkeys(seeds) if seed not in present]
 
@@ -367,7 +317,7 @@ class Store:
     def add_cells(
         self, cells: Mapping[Spec, Iterable[Trial]], *, seconds: float, device: "torch.device | str" = "cpu"
     ) -> int:
-        """Write cells that were computed together, all or nothing, and return how many trials are new.
+        """Write cells that this process computed together, and return how many trials are new.
 
         Args:
             cells: the trials of each spec.
@@ -376,23 +326,32 @@ class Store:
         """
         pairs = [(spec, trial) for spec, trials in cells.items() for trial in trials]
         origin = Origin.here(seconds=seconds, shared_by=len(pairs), device=device)
-        rows = [row(spec, trial, origin) for spec, trial in pairs]
+        return self.add_results(Result(spec, trial, origin) for spec, trial in pairs)
+
+    def add_results(self, results: Iterable[Result]) -> int:
+        """Write results, all or nothing, and return how many are new."""
+        given = list(results)
         with self._transaction() as connection:
-            return sum(connection.execute(_INSERT, _encode(values)).rowcount for values in rows)
+            return _add(connection, given)
 
     def trials(self, spec: Spec) -> list[Trial]:
         """Return the trials of a spec by seed."""
-        return [trial_of(values) for values in self._rows(hash=spec.hash)]
+        return self.cells(hash=spec.hash).get(spec, [])
 
     def cells(self, **where: Any) -> dict[Spec, list[Trial]]:
         """Return the trials of every spec, sorted; ``where`` narrows a column to a value or a list."""
-        groups = groupby(self._rows(**where), key=lambda values: values["hash"])
-        listed = [list(group) for _, group in groups]
-        return {spec_of(group[0]): [trial_of(values) for values in group] for group in listed}
+        return {spec: [trial for trial, _ in found] for spec, found in self._read(where)}
+
+    def results(self, **where: Any) -> list[Result]:
+        """Return all results, sorted by spec and seed; ``where`` as in ``cells``."""
+        cells = list(self._read(where))
+        found = self._query(f"SELECT id, {_names(ORIGIN)} FROM origins")
+        origins = {number: Origin(**dict(zip(ORIGIN, values, strict=True))) for number, *values in found}
+        return [Result(spec, trial, origins[origin]) for spec, trials in cells for trial, origin in trials]
 
     def frame(self, **where: Any) -> "pandas.DataFrame":
         """Return the trials as a data frame, a column for each measure; ``where`` as in ``cells``."""
-        return frame(self._rows(**where))
+        return frame(self.results(**where))
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write all trials as ``.csv``, which ``merge`` reads, or as ``.parquet``, without curves.
@@ -403,9 +362,9 @@ class Store:
         suffix = one_of("suffix of the export", target.suffix, (".csv", ".parquet"))
         with whole_file(target) as draft:
             if suffix == ".csv":
-                write_csv(self._rows(), draft)
+                write_csv(self.results(), draft)
             else:
-                write_parquet(self._rows(), draft)
+                write_parquet(self.results(), draft)
         return target
 
     def merge(self, other: str | os.PathLike[str]) -> Merged:
@@ -415,44 +374,108 @@ class Store:
             theirs = read_csv(source)
         else:
             with Store(source, read_only=True) as store:
-                theirs = store._rows()
+                theirs = store.results()
         with self._transaction() as connection:
-            ours = {(values["hash"], values["seed"]): _outcome(values) for values in self._rows()}
-            added = same = 0
-            for values in theirs:
-                if connection.execute(_INSERT, _encode(values)).rowcount:
-                    added += 1
-                else:
-                    same += ours.get((values["hash"], values["seed"])) == _outcome(values)
+            ours = {
+                (spec, trial.seed): _outcome(trial)
+                for spec, trials in self.cells().items()
+                for trial in trials
+            }
+            added = _add(connection, theirs)
+            same = sum(ours.get((spec, trial.seed)) == _outcome(trial) for spec, trial, _ in theirs)
         return Merged(added, same, len(theirs) - added - same)
 
-    def _rows(self, **where: Any) -> list[Row]:
-        conditions, values = ["1"], []
-        for name, wanted in where.items():
-            choices = list(wanted) if isinstance(wanted, list | tuple | set | range) else [wanted]
-            conditions.append(f'"{one_of("column", name, COLUMNS)}" IN ({", ".join("?" * len(choices))})')
-            values += choices
-        query = f"SELECT {_ALL} FROM trials WHERE {' AND '.join(conditions)} ORDER BY {_SORTED}"
-        # Fetched at once: an open query would hold up the writers.
-        return [_decode(found) for found in self._connection.execute(query, values).fetchall()]
+    def _read(self, where: Mapping[str, Any]) -> Iterator[tuple[Spec, list[tuple[Trial, int]]]]:
+        """Yield the specs, sorted, with their trials by seed and the numbers of these trials' origins.
+
+        A spec is made once, however many trials it has.
+        """
+        of_spec = {name: value for name, value in where.items() if name in ("hash", *SPEC)}
+        # In the order of the file: nothing is sorted.
+        trial_query = f"SELECT hash, origin, {_names(TRIAL)} FROM {_TRIALS} WHERE %s ORDER BY hash, seed"
+        trial_rows = self._query(trial_query, *_condition(where))
+        spec_query = f"SELECT hash, {_names(SPEC)} FROM {_SPECS} WHERE %s ORDER BY {_names(SPEC)}"
+        spec_rows = self._query(spec_query, *_condition(of_spec))
+        trials: dict[int, list[tuple[Trial, int]]] = defaultdict(list)
+        try:
+            for number, origin, *values in trial_rows:
+                trials[number].append((_trial(values), origin))
+            for number, *values in spec_rows:
+                if number in trials:
+                    yield Spec(**dict(zip(SPEC, values, strict=True))), trials[number]
+        except (TypeError, ValueError) as error:
+            raise _fault(self.path, error) from error
 
 
-def _encode(values: Row) -> list[Any]:
-    ordered = [values[name] for name in COLUMNS]
-    return [json.dumps(value, sort_keys=True) if isinstance(value, dict) else value for value in ordered]
+def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """Return what SQL asks of a row, and the values for its question marks."""
+    parts = ["1"]
+    values: list[Any] = []
+    for name, wanted in where.items():
+        choices = list(wanted) if isinstance(wanted, list | tuple | set | range) else [wanted]
+        parts.append(f'"{one_of("column", name, tuple(TYPES))}" IN ({", ".join("?" * len(choices))})')
+        values += map(_hash_number, choices) if name == "hash" else choices
+    return " AND ".join(parts), values
 
 
-def _decode(found: tuple[Any, ...]) -> Row:
-    values = dict(zip(COLUMNS, found, strict=True))
-    for name, value in values.items():
-        if TYPES[name] is float and value is None:
+def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
+    """Insert the trials that are new, and what of their protocols, specs and origins is; return how many."""
+    protocols, origins = (
+        _Rows(connection, *table) for table in (("protocols", _PROTOCOL), ("origins", ORIGIN))
+    )
+    numbers: dict[Spec, int] = {}
+    added = 0
+    for spec, trial, origin in results:
+        if spec not in numbers:
+            numbers[spec] = _hash_number(spec.hash)
+        key = [numbers[spec], trial.seed]
+        if connection.execute("SELECT 1 FROM trials WHERE hash = ? AND seed = ?", key).fetchone():
+            continue
+        varied = [getattr(spec, name) for name in _VARIED]
+        connection.execute(
+            f"{_insert('specs', ('hash', 'protocol', *_VARIED))} ON CONFLICT DO NOTHING",
+            [numbers[spec], protocols.number(spec), *varied],
+        )
+        values = [_encode(value) for value in (vars(trial) | {"measures": trial.measures or None}).values()]
+        connection.execute(
+            _insert("trials", ("hash", *TRIAL, "origin")), [numbers[spec], *values, origins.number(origin)]
+        )
+        added += 1
+    return added
+
+
+class _Rows:
+    """The rows of a table that many others refer to by number."""
+
+    def __init__(self, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> None:
+        self._connection, self._columns, self._insert = connection, columns, _insert(table, columns)
+        found = connection.execute(f"SELECT id, {_names(columns)} FROM {table}")
+        self._numbers: dict[tuple[Any, ...], int] = {tuple(values): number for number, *values in found}
+
+    def number(self, part: Spec | Origin) -> int:
+        """Return the number of the row with the values of ``part``, which is added if there is none."""
+        values = tuple(getattr(part, name) for name in self._columns)
+        if values not in self._numbers:
+            number = self._connection.execute(self._insert, values).lastrowid
+            assert number is not None
+            self._numbers[values] = number
+        return self._numbers[values]
+
+
+def _encode(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+
+
+def _trial(found: Sequence[Any]) -> Trial:
+    values = dict(zip(TRIAL, found, strict=True))
+    for name in _METRICS:
+        if values[name] is None:
             values[name] = nan
-    values["diverged"] = bool(values["diverged"])
-    values["measures"] = json.loads(values["measures"])
+    values["measures"] = json.loads(values["measures"]) if values["measures"] else {}
     values["curves"] = json.loads(values["curves"]) if values["curves"] else None
-    return values
+    return Trial(**values)
 
 
-def _outcome(values: Row) -> str:
+def _outcome(trial: Trial) -> str:
     # Text, since NaN differs from itself and must not here.
-    return json.dumps({name: values[name] for name in TRIAL}, sort_keys=True)
+    return json.dumps(vars(trial), sort_keys=True)

@@ -1,13 +1,14 @@
-"""Training SGC: one propagation serves every depth and every scale, and the epochs are a small regression.
+"""Training GCN, GAT and SGC: the problem that trials side by side solve, and a trainer for either kind.
 
-PairNorm commutes with its scale: with scale s every state is s times the state with scale 1 (up to eps). So
-the states are made once, with scale 1, and s multiplies the logits before the bias. PN-SCS does not commute;
-there every scale is propagated.
+PairNorm commutes with its scale: with scale s every state of an SGC is s times the state with scale 1 (up to
+eps). So the states are made once, with scale 1, for all depths, and s multiplies the logits before the bias.
+PN-SCS does not commute; there every scale is propagated.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +23,10 @@ from pairnorm.data import (
     missing_vectors,
 )
 from pairnorm.errors import PairNormError
-from pairnorm.nn import GAT, GCN, SparseMatrix, pair_norm, propagation
-from pairnorm.nn.dropout import dropout, keys_from_seeds, step_keys
+from pairnorm.nn import GAT, GCN, PairNorm, SparseMatrix, propagation, states
 from pairnorm.nn.models import glorot
+from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
+from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.train.loop import Loop
 from pairnorm.train.spec import Spec
 
@@ -48,7 +50,11 @@ class Problem:
         if not graph.train.any() or not graph.validation.any():
             raise PairNormError(
                 f"graph {graph.name!r} has {int(graph.train.sum())} training and "
-                f"{int(graph.validation.sum())} validation nodes; expected some of both: give it a split"
+                f"{int(graph.validation.sum())} validation nodes",
+                code="no-split",
+                value=graph.name,
+                expected="some of both",
+                remedy="Give it a split.",
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
         adjacency = propagation(graph.adjacency, trials[0][0].adjacency)
@@ -110,7 +116,12 @@ def _features(
     """
     masks = [_missing(graph, spec, seed) for spec, seed in trials]
     if len({mask.kind == "entries" for mask in masks}) > 1:
-        raise PairNormError("trials that lose entries and trials that lose vectors cannot train side by side")
+        raise PairNormError(
+            "trials that lose entries and trials that lose vectors cannot train side by side",
+            code="mixed-kinds",
+            value=sorted({mask.kind for mask in masks}),
+            expected="one kind",
+        )
     mask = torch.cat([mask.mask for mask in masks], 1)
     alike = torch.equal(mask, mask[:, :1].expand_as(mask))
     mask = mask[:, :1] if alike else mask
@@ -134,13 +145,13 @@ def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
 ) -> GCN | GAT:
     """Build the model of a spec with a trial for each seed, which alone decides its first weights."""
-    kind = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
+    kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
     model: GCN | GAT = kind(
         num_features,
         num_classes,
         depth=spec.depth,
         hidden=spec.hidden,
-        norm=None if spec.norm == "none" else spec.norm,
+        norm=spec.mode,
         scale=spec.scale,
         skip=spec.skip,
         dropout=spec.dropout,
@@ -152,7 +163,7 @@ def build(
     return model.to(device)
 
 
-class GNNRun:
+class GNNTrainer:
     """One architecture, many (spec, seed) pairs that differ in seed and in what is missing."""
 
     def __init__(
@@ -184,9 +195,9 @@ class GNNRun:
         )
         self._epochs = spec.epochs
 
-    def run(self, tick: Callable[[int], None]) -> None:
+    def fit(self, tick: Callable[[int], None] = lambda epochs: None) -> None:
         """Train to the end and put the kept weights into the model."""
-        self.loop.run(self._epochs, tick)
+        self.loop.train(self._epochs, tick)
         self.loop.restore()
         self.model.eval()
 
@@ -213,7 +224,7 @@ class Fitted:
     logits: Tensor
 
 
-class SGCRun:
+class SGCTrainer:
     """All depths and scales of (spec, seed) pairs that differ in nothing else but seed and what is missing.
 
     Args:
@@ -243,24 +254,27 @@ class SGCRun:
         """What the states are multiplied by, for every scale."""
         return [1.0] if self.spec.norm == "PN-SCS" else self.scales
 
-    def run(self, tick: Callable[[int], None]) -> Iterator[Fitted]:
+    def fit(self, tick: Callable[[int], None] = lambda epochs: None) -> Iterator[Fitted]:
         """Propagate, and fit at every depth on the way."""
         own_scale = 1.0
         if self.spec.norm == "PN-SCS":
             (own_scale,) = self.scales
-        state = self._normalise(_dense(self.problem.features), own_scale)
-        fit = _Fit(self.problem, state.size(1), self.spec, self.seeds, self.factors, self._curves)
-        for depth in range(1, self.depths[-1] + 1):
-            state = self._normalise(self.problem.adjacency @ state, own_scale)
+        mode, features = self.spec.mode, self.problem.features
+        if isinstance(features, Tensor) and features.dim() == 2:
+            features = features.unsqueeze(1)
+        norm = None if mode is None else PairNorm(own_scale, mode)
+        walk = states(features, self.problem.adjacency, norm)
+        state = next(walk)
+        regressions = _Regressions(
+            self.problem, state.size(1), self.spec, self.seeds, self.factors, self._curves
+        )
+        for depth, state in zip(range(1, self.depths[-1] + 1), walk, strict=False):
             if depth in self.depths:
-                loop, logits = fit(state, tick)
+                loop, logits = regressions.fit(state, tick)
                 yield Fitted(depth, loop, state, logits)
 
-    def _normalise(self, state: Tensor, scale: float) -> Tensor:
-        return state if self.spec.norm == "none" else pair_norm(state, scale, self.spec.norm)
 
-
-class _Fit:
+class _Regressions:
     """Regressions on one state after the other, by one loop: on CUDA, an epoch is captured only once."""
 
     def __init__(
@@ -298,14 +312,14 @@ class _Fit:
         )
 
     @torch.no_grad()
-    def __call__(self, state: Tensor, tick: Callable[[int], None]) -> tuple[Loop, Tensor]:
+    def fit(self, state: Tensor, tick: Callable[[int], None]) -> tuple[Loop, Tensor]:
         """Fit to ``[nodes, 1 or trials, features]``; return the loop and the logits of all nodes."""
         self._rows.copy_(state[self._train].transpose(0, 1))
         self._columns.copy_(state[self._validation].permute(1, 2, 0))
         self._regression.weight.copy_(self._first)
         self._regression.bias.zero_()
         self._loop.begin_again()
-        self._loop.run(self._epochs, tick)
+        self._loop.train(self._epochs, tick)
         self._loop.restore()
         return self._loop, self._regression.logits(state.permute(1, 2, 0))
 
@@ -365,17 +379,9 @@ class _Regression:
             rows = dropout(rows, self._rate, keys)
         likely = self._by_class(rows.permute(1, 2, 0)).log_softmax(2)
         index = labels.expand(*likely.shape[:2], 1, -1)
-        slopes = likely.exp()
-        slopes.scatter_add_(2, index, slopes.new_full((), -1.0).expand_as(index))
-        slopes /= len(labels)
-        self.bias.grad = slopes.sum(-1)
-        self.weight.grad = torch.bmm((slopes * self._scale).flatten(1, 2), rows.transpose(0, 1))
+        gradient = likely.exp()
+        gradient.scatter_add_(2, index, gradient.new_full((), -1.0).expand_as(index))
+        gradient /= len(labels)
+        self.bias.grad = gradient.sum(-1)
+        self.weight.grad = torch.bmm((gradient * self._scale).flatten(1, 2), rows.transpose(0, 1))
         return -likely.gather(2, index).mean((2, 3))
-
-
-def _dense(features: Tensor | SparseMatrix) -> Tensor:
-    """Return ``[nodes, 1 or trials, features]``."""
-    if isinstance(features, SparseMatrix):
-        features = features.to_dense()
-        return features.unsqueeze(1) if features.dim() == 2 else features.transpose(0, 1).contiguous()
-    return features.unsqueeze(1) if features.dim() == 2 else features

@@ -1,0 +1,33 @@
+"""What ``fit`` chooses among and what the report compares with: a family a file, all of one interface."""
+
+from pairnorm.classify.candidates.base import Candidate, Family, Fitted, Network, Task, check_size, is_large
+from pairnorm.classify.candidates.gnn import GNNFamily
+from pairnorm.classify.candidates.label_propagation import LabelPropagation, Spreading
+from pairnorm.classify.candidates.logistic_regression import Linear, LogisticRegression
+from pairnorm.classify.candidates.most_frequent import Frequencies, MostFrequent
+from pairnorm.classify.candidates.sgc import SGCFamily
+
+KINDS: dict[str, type[Fitted]] = {
+    "SGC": Network,
+    "GCN": Network,
+    "GAT": Network,
+    "label propagation": Spreading,
+    "logistic regression": Linear,
+    "most frequent class": Frequencies,
+}
+"""What a fitted candidate is, by ``Candidate.model``."""
+
+__all__ = [
+    "KINDS",
+    "Candidate",
+    "Family",
+    "Fitted",
+    "GNNFamily",
+    "LabelPropagation",
+    "LogisticRegression",
+    "MostFrequent",
+    "SGCFamily",
+    "Task",
+    "check_size",
+    "is_large",
+]

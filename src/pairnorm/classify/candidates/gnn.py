@@ -1,0 +1,81 @@
+"""GCN and GAT: a trial for every seed, trained side by side, while the budget allows."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from pairnorm.classify.candidates.base import Build, Candidate, Found, Network, Task, Tick
+from pairnorm.classify.holdout import ClassifierWarning
+from pairnorm.train.spec import Spec
+from pairnorm.train.trainers import GNNTrainer
+
+
+class OutOfTime(Exception):
+    """Raised from inside an epoch loop once the budget is spent."""
+
+
+@dataclass(frozen=True)
+class GNNFamily:
+    """GCNs and GATs; the accuracy of one is the mean over its seeds.
+
+    Args:
+        specs: architectures and how to train them, in the order of trying.
+        seeds: one for each trial.
+        seconds: after so long, none is begun or gone on with.
+        required: train the first however long it takes, since there is no other candidate.
+        name: of the family.
+    """
+
+    specs: Sequence[Spec]
+    seeds: Sequence[int]
+    seconds: float = inf
+    required: bool = False
+    name: str = "GCN and GAT"
+
+    @property
+    def steps(self) -> int:
+        """One for every architecture."""
+        return len(self.specs)
+
+    def fit(self, task: Task, tick: Tick) -> Found:
+        """Yield a network for every spec that there was time for; say how many there was none for."""
+        left = 0
+        for place, spec in enumerate(self.specs):
+            allowed = inf if self.required and place == 0 else self.seconds
+
+            def watch(_: int, allowed: float = allowed) -> None:
+                if time.perf_counter() - task.began > allowed:
+                    raise OutOfTime
+
+            try:
+                watch(0)
+                yield _train(task, spec, self.seeds, watch)
+            except OutOfTime:
+                left += 1
+            tick(f"{spec.model}, depth {spec.depth}")
+        if left:
+            warnings.warn(
+                f"the budget of {self.seconds:.0f} s was spent when {left} of {len(self.specs)} GCNs and GATs"
+                " were left to try, the deepest among them. Allow more time, or name a model and depths.",
+                ClassifierWarning,
+                stacklevel=4,
+            )
+
+
+def _train(
+    task: Task, spec: Spec, seeds: Sequence[int], watch: Callable[[int], None]
+) -> tuple[Candidate, Build]:
+    graph, spec = task.graph.replace(features=task.features), spec.replace(scaling="none")
+    trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device)
+    trainer.fit(watch)
+    _, logits = trainer.evaluate()
+    judged = task.judge(logits[graph.validation.to(logits.device)])
+    scale = 1.0 if spec.norm == "none" else spec.scale
+    setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
+    return Candidate(spec.model, spec.norm, spec.depth, scale, *judged, setting), lambda: Network(
+        trainer.model
+    )

@@ -1,0 +1,160 @@
+"""Which labelled nodes to learn from, choose by and report on, where the user has not said."""
+
+from __future__ import annotations
+
+import warnings
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pairnorm.data import Graph, Split
+from pairnorm.data.random import Stream
+from pairnorm.errors import PairNormError
+
+HELD_OUT = 0.2
+FEW = 30
+
+
+class ClassifierWarning(UserWarning):
+    """Something about a user's graph that limits what can be learnt or known from it."""
+
+
+def complete_split(graph: Graph, seed: int = 0) -> Split:
+    """Return the graph's split with the parts it lacks drawn from labelled nodes, class by class.
+
+    Without any split, 60 / 20 / 20 percent of every class; the first node of a class goes to train, the
+    second to validation, the third to test. With a train part only, validation and test share the labelled
+    nodes outside it; if there are none, a fifth of train becomes validation.
+
+    Args:
+        graph: with labels of two classes or more.
+        seed: the same seed gives the same split on every machine.
+    """
+    _check_labels(graph)
+    train, validation, test = (mask.clone() for mask in graph.split)
+    free = graph.labelled & ~train & ~validation & ~test
+    if not (train | validation | test).any():
+        train, validation, test = _parts(graph.labels, free, seed, HELD_OUT, HELD_OUT)
+    elif not train.any():
+        train = free
+    elif not validation.any() and not test.any() and free.any():
+        _, validation, test = _parts(graph.labels, free, seed, 0.5, 0.5, train_first=False)
+    elif not validation.any():
+        if free.any():
+            validation = free
+        else:
+            train, validation, _ = _parts(graph.labels, train, seed, HELD_OUT, 0.0)
+    elif not test.any():
+        test = free
+    split = Split(train, validation, test)
+    _check_train(graph, split)
+    _warn(graph, split)
+    return split
+
+
+def fingerprints(names: NDArray[Any]) -> NDArray[np.int64]:
+    """Return 64 bits of each name, the same on every machine; a number counts as its text.
+
+    Args:
+        names: of nodes.
+    """
+    digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in names.tolist())
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+
+
+def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return bool [n]: the labelled nodes that a model has neither learnt from nor been chosen by.
+
+    Args:
+        graph: the one that the model was fitted on, or another; nodes are told apart by their names.
+        seen: the fingerprints of those that it has.
+    """
+    mask = graph.labelled.cpu().numpy()
+    mask[mask] = ~np.isin(fingerprints(graph.node_names[mask]), seen)
+    return mask
+
+
+def _parts(
+    labels: Tensor, among: Tensor, seed: int, validation: float, test: float, train_first: bool = True
+) -> Split:
+    """Deal the nodes of every class out in random order: one to train, then to validation, then to test."""
+    order = Stream(seed, "classify split").order(len(labels))
+    order = order[among.cpu().numpy()[order]]
+    classes = labels.cpu().numpy()[order]
+    part = np.zeros(len(labels), dtype=np.int64)
+    for number in np.unique(classes):
+        nodes = order[classes == number]
+        least = 1 if train_first else 0
+        for_validation = _share(len(nodes) - least, len(nodes) * validation)
+        for_test = _share(len(nodes) - least - for_validation, len(nodes) * test)
+        part[nodes[:for_validation]] = 1
+        part[nodes[for_validation : for_validation + for_test]] = 2
+
+    def mask(number: int) -> Tensor:
+        return among & torch.from_numpy(part == number).to(among.device)
+
+    return Split(mask(0), mask(1), mask(2))
+
+
+def _share(left: int, wanted: float) -> int:
+    return 0 if wanted == 0 else max(0, min(left, max(1, round(wanted))))
+
+
+def _check_labels(graph: Graph) -> None:
+    found = torch.unique(graph.labels[graph.labelled])
+    if len(found) == 0:
+        raise PairNormError(
+            f"graph {graph.name!r}: no node has a label",
+            code="no-labels",
+            value=graph.name,
+            remedy="Label some nodes of every class.",
+        )
+    if len(found) == 1:
+        raise PairNormError(
+            f"graph {graph.name!r}: all labels are {graph.class_names[int(found)]!r}",
+            code="one-class",
+            value=graph.class_names[int(found)],
+            remedy="Label some nodes of another.",
+        )
+
+
+def _counts(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
+    counts: NDArray[np.int64] = torch.bincount(graph.labels[mask], minlength=graph.num_classes).cpu().numpy()
+    return counts
+
+
+def _check_train(graph: Graph, split: Split) -> None:
+    lacking = (_counts(graph, split.train) == 0) & (_counts(graph, graph.labelled) > 0)
+    if lacking.any():
+        name = graph.class_names[int(lacking.argmax())]
+        raise PairNormError(
+            f"class {name!r} has no training node",
+            code="class-without-training",
+            value=name,
+            remedy="Put one of its nodes in the training set.",
+        )
+
+
+def _warn(graph: Graph, split: Split) -> None:
+    held_out, chosen_by = int(split.test.sum()), int(split.validation.sum())
+    if not chosen_by:
+        _say("no labelled node is left to choose a model by: depth and scale are set by rule.")
+    if not held_out:
+        _say("no labelled node is left to test on: how accurate the predictions are is not known.")
+    elif held_out < FEW:
+        _say(
+            f"only {held_out} labelled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
+            "the interval around the accuracy is wide. Label more nodes to know more."
+        )
+    unseen = (_counts(graph, split.test) == 0) & (_counts(graph, split.train) > 0)
+    if held_out and unseen.any():
+        names = ", ".join(repr(graph.class_names[number]) for number in np.flatnonzero(unseen)[:5])
+        _say(f"no test node is of class {names}: its accuracy is not known.")
+
+
+def _say(text: str) -> None:
+    warnings.warn(text, ClassifierWarning, stacklevel=5)

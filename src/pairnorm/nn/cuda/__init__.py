@@ -1,1 +1,0 @@
-"""The operations as Triton kernels; they equal the plain torch forms, up to rounding."""

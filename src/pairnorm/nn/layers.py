@@ -1,0 +1,153 @@
+"""The graph convolutions of GCN, GAT and SGC, for many trials at once."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pairnorm.nn.ops.activation.plain import activate
+from pairnorm.nn.ops.attention.plain import attend
+from pairnorm.nn.ops.gcn_layer.plain import gcn_layer
+from pairnorm.nn.ops.linear.plain import trial_linear, trial_linear_with_scores
+from pairnorm.nn.ops.sparse_linear.plain import sparse_linear
+from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.pair_norm import PairNorm
+
+Features = Tensor | SparseMatrix
+
+
+class GraphConvolution(nn.Module):
+    """A linear map of every node, an exchange with its neighbours, bias and activation.
+
+    Subclasses say which exchange, in ``forward``. Parameters are stacked along a leading trial axis:
+    ``weight`` is ``[trials, in, out]``, ``bias`` ``[trials, out]``.
+
+    Args:
+        in_features: Features per node that come in.
+        out_features: Features per node that go out.
+        trials: How many models stand side by side.
+        activation: ``"relu"``, ``"elu"`` or ``"none"``.
+    """
+
+    is_graph_convolution: ClassVar[bool] = True
+
+    def __init__(self, in_features: int, out_features: int, trials: int, activation: str = "none") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(trials, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(trials, out_features))
+        self.activation = activation
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``repr``."""
+        trials, width, out = self.weight.shape
+        return f"{width}, {out}, trials={trials}, activation={self.activation!r}"
+
+
+class GCNConvolution(GraphConvolution):
+    r"""Averages neighbours, $\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}$, then the activation."""
+
+    def forward(
+        self,
+        x: Features,
+        adjacency: SparseMatrix,
+        rate: float = 0.0,
+        keys: Tensor | None = None,
+        norm: PairNorm | None = None,
+    ) -> Tensor:
+        """Return ``[nodes, trials, out]``.
+
+        Args:
+            x: Features ``[nodes, trials or 1, in]``, or sparse ones.
+            adjacency: The normalised adjacency.
+            rate: Rate of dropout.
+            keys: Dropout keys ``[2, trials]``: for features, for attention. None for no dropout.
+            norm: A PairNorm to be applied to the result, which costs less here than afterwards.
+        """
+        feature_keys = None if keys is None else keys[0]
+        if isinstance(x, SparseMatrix):
+            z = sparse_linear(x, self.weight, rate, feature_keys)
+            return gcn_layer(adjacency, z, self.bias, self.activation, norm)
+        return gcn_layer(adjacency, x, self.bias, self.activation, norm, self.weight, rate, feature_keys)
+
+
+class GATConvolution(GraphConvolution):
+    r"""Attention over the neighbours and the node itself, then the activation.
+
+    $$
+    \mathbf{z}_i = \mathbf{W} \mathbf{x}_i, \qquad
+    \mathbf{x}'_i = \sum_j \alpha_{ij} \mathbf{z}_j + \mathbf{b}, \qquad
+    \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}
+        (\mathbf{a}_s^\top \mathbf{z}_j + \mathbf{a}_t^\top \mathbf{z}_i)
+    $$
+
+    Of the adjacency only the pattern counts. Heads are concatenated, or averaged without ``concat``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        trials: int,
+        activation: str = "none",
+        heads: int = 1,
+        concat: bool = True,
+    ) -> None:
+        super().__init__(in_features, heads * out_features, trials, activation)
+        self.heads, self.concat = heads, concat
+        self.source = nn.Parameter(torch.empty(trials, heads, out_features))
+        self.target = nn.Parameter(torch.empty(trials, heads, out_features))
+        if not concat:
+            self.bias = nn.Parameter(torch.empty(trials, out_features))
+
+    def forward(
+        self,
+        x: Features,
+        adjacency: SparseMatrix,
+        rate: float = 0.0,
+        keys: Tensor | None = None,
+        norm: PairNorm | None = None,
+    ) -> Tensor:
+        """Return ``[nodes, trials, out]``; arguments as for ``GCNConvolution``."""
+        feature_keys, attention_keys = (None, None) if keys is None else (keys[0], keys[1])
+        if isinstance(x, SparseMatrix):
+            z = sparse_linear(x, self.weight, rate, feature_keys)
+            scores = trial_linear(z, self._ends())
+        else:
+            z, scores = trial_linear_with_scores(x, self.weight, self._ends(), rate, feature_keys)
+        nodes, trials, width = z.size(0), z.size(1), self.source.size(-1)
+        if attention_keys is not None and self.heads > 1:  # every head drops attention of its own
+            heads = torch.arange(self.heads, dtype=torch.int32, device=z.device)
+            attention_keys = (attention_keys.unsqueeze(1) + heads).flatten()
+        z = z.reshape(nodes, trials * self.heads, width)
+        scores = scores.reshape(nodes, trials * self.heads, 2)
+        if self.heads == 1:
+            return attend(
+                adjacency.pattern, scores, z, self.bias, self.activation, rate, attention_keys, norm
+            )
+        if self.concat:
+            bias = self.bias.view(trials * self.heads, width)
+            y = attend(adjacency.pattern, scores, z, bias, self.activation, rate, attention_keys)
+            y = y.reshape(nodes, trials, self.bias.size(-1))
+        else:
+            y = attend(adjacency.pattern, scores, z, rate=rate, keys=attention_keys)
+            y = activate(y.reshape(nodes, trials, self.heads, width).mean(2), self.bias, self.activation)
+        return y if norm is None else norm(y)
+
+    def _ends(self) -> Tensor:
+        """Return what makes scores of z, ``[trials, heads · out, heads · 2]``: a head sees its own part."""
+        trials, heads, width = self.source.shape
+        ends = torch.stack([self.source, self.target], -1)
+        if heads > 1:
+            own = torch.eye(heads, dtype=ends.dtype, device=ends.device)
+            ends = ends.unsqueeze(3) * own[:, None, :, None]
+        return ends.reshape(trials, heads * width, heads * 2)
+
+
+class Hop(nn.Module):
+    """One parameterless propagation; a module so that a ``pairnorm.Probe`` sees every step."""
+
+    is_graph_convolution: ClassVar[bool] = True
+
+    def forward(self, x: Tensor, adjacency: SparseMatrix) -> Tensor:
+        """Return ``adjacency @ x``."""
+        return adjacency @ x

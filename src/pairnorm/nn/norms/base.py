@@ -1,0 +1,146 @@
+"""What the norms share: their protocol, a readable ``repr``, checks of their input, means over each graph."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from pairnorm.errors import PairNormError, real_number, whole_number
+
+
+@runtime_checkable
+class Norm(Protocol):
+    """A norm of node representations: the modules of this room, PyG's that take ``batch``, your own."""
+
+    def __call__(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+        """Return ``x`` normalised.
+
+        Args:
+            x: ``[nodes, features]``, or ``[nodes, trials, features]``: every trial is normalised on its own.
+            batch: the graph of each node, in any order; None for one graph.
+            batch_size: the number of graphs; given, it saves a device synchronisation.
+        """
+        ...
+
+
+class BaseNorm(nn.Module):
+    """A norm whose ``repr`` is the call that makes it: each argument is kept under its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __repr__(self) -> str:
+        settings = (f"{name}={getattr(self, name)!r}" for name in inspect.signature(type(self)).parameters)
+        return f"{type(self).__name__}({', '.join(settings)})"
+
+
+class ParametricNorm(BaseNorm):
+    """A norm with parameters: of shape ``[features]``, or ``[trials, features]`` where trials have their own.
+
+    Args:
+        features: the width of a node's representation.
+        eps: added to variances, inside the root.
+        trials: how many trials are normalised side by side; None for the ordinary module.
+    """
+
+    def __init__(self, features: int, eps: float, trials: int | None) -> None:
+        super().__init__()
+        self.features = whole_number("features", features, least=1)
+        self.eps = real_number("eps", eps, above=0)
+        self.trials = None if trials is None else whole_number("trials", trials, least=1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What one node has: ``[features]`` or ``[trials, features]``."""
+        return (self.features,) if self.trials is None else (self.trials, self.features)
+
+    def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
+        """Set every ``bias`` to zero and every other parameter to one.
+
+        Args:
+            seeds: one for each trial, for norms that draw their parameters; see ``DiffGroupNorm``.
+        """
+        for name, parameter in self.named_parameters():
+            nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+
+    def check(self, x: Tensor) -> None:
+        """Raise an error unless ``x`` holds what this norm was made for."""
+        check(x)
+        if x.shape[1:] != self.shape:
+            wanted = ", ".join(map(str, self.shape))
+            raise PairNormError(
+                f"x has shape {list(x.shape)}",
+                code="wrong-shape",
+                value=list(x.shape),
+                expected=f"[nodes, {wanted}]",
+                remedy="Make the norm with {features} and {trials} of the states it is given.",
+                features=x.shape[-1],
+                trials=x.shape[1] if x.dim() == 3 else None,
+            )
+
+
+def check(x: Tensor) -> None:
+    """Raise an error unless ``x`` is a floating-point tensor ``[nodes, ..., features]``."""
+    if not x.is_floating_point():
+        raise PairNormError(
+            f"x has dtype {x.dtype}",
+            code="wrong-dtype",
+            value=x.dtype,
+            expected="a floating-point tensor",
+            remedy="Call x.float() first.",
+        )
+    if x.dim() < 2:
+        raise PairNormError(
+            f"x has shape {list(x.shape)}",
+            code="wrong-shape",
+            value=list(x.shape),
+            expected="[nodes, features] or [nodes, trials, features]",
+        )
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return ``x`` in the dtype that statistics accumulate in: float32, float64 for float64."""
+    return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+class Graphs:
+    """Means over the nodes of each graph, handed back to these nodes.
+
+    Args:
+        x: states ``[nodes, ..., features]``.
+        batch: the graph of each node; None: all nodes are one graph.
+        batch_size: the number of graphs, where it is known.
+    """
+
+    def __init__(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> None:
+        self.index = None if batch is None else batch.long()
+        if self.index is None:
+            return
+        if self.index.shape != x.shape[:1]:
+            raise PairNormError(
+                f"batch has shape {list(self.index.shape)}",
+                code="wrong-shape",
+                value=list(self.index.shape),
+                expected=f"[{len(x)}], the graph of each node",
+            )
+        if batch_size is None:
+            batch_size = int(self.index.max()) + 1 if len(x) else 0
+        self.count = self.index.new_zeros(batch_size).index_add(0, self.index, torch.ones_like(self.index))
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Return each node's mean over its graph, ``[nodes, ...]``; of a single graph, ``[1, ...]``."""
+        if self.index is None:
+            return x.mean(0, keepdim=True)
+        total = x.new_zeros(len(self.count), *x.shape[1:]).index_add(0, self.index, x)
+        return (total / self.count.clamp(min=1).view(-1, *[1] * (x.dim() - 1)))[self.index]
+
+    def centre(self, x: Tensor) -> Tensor:
+        """Subtract from every node the mean of its graph.
+
+        Done twice: the second mean is what rounding left of the first, and matters where a large common
+        offset hides small differences, as in an oversmoothed state.
+        """
+        x = x - self.mean(x)
+        return x - self.mean(x)

@@ -1,0 +1,97 @@
+"""PairNorm for the symmetric adjacency: centred about the state that it falls towards, √degree."""
+
+from typing import Literal, Self
+
+from torch import Tensor
+
+from pairnorm.errors import PairNormError, one_of, real_number
+from pairnorm.nn.norms.base import BaseNorm, Graphs, check, widen
+
+MODES = ("PN", "PN-SI")
+
+
+class DegreePairNorm(BaseNorm):
+    r"""PairNorm with degree-weighted centring, for propagation by the symmetric adjacency.
+
+    Of a connected graph, $\mathbf{D}^{-1/2} \mathbf{A} \mathbf{D}^{-1/2}$ has the dominant eigenvector
+    $\mathbf{D}^{1/2} \mathbf{1}$. The states of a deep network fall towards its multiples, in which nodes
+    differ by the root of their degree: a plain mean does not remove it. Its projection is subtracted instead,
+
+    $$
+    \begin{aligned}
+    \mathbf{x}^c_i &= \mathbf{x}_i
+        - \sqrt{d_i} \, \tfrac{\sum_j \sqrt{d_j} \, \mathbf{x}_j}{\sum_j d_j} \\
+    \text{PN:} \quad
+        & s \, \mathbf{x}^c_i
+        \Big/ \sqrt{\tfrac{1}{n} \textstyle\sum_j \|\mathbf{x}^c_j\|_2^2 + \epsilon} \\
+    \text{PN-SI:} \quad & s \, \mathbf{x}^c_i \Big/ \sqrt{\|\mathbf{x}^c_i\|_2^2 + \epsilon}
+    \end{aligned}
+    $$
+
+    In $\mathbf{z}_i = \mathbf{x}_i / \sqrt{d_i}$ this is the centring by the weighted mean
+    $\bar{\mathbf{z}} = \sum_j d_j \mathbf{z}_j / \sum_j d_j$, since
+    $\mathbf{x}^c_i = \sqrt{d_i} (\mathbf{z}_i - \bar{\mathbf{z}})$. The total pairwise squared distance,
+    nodes weighted by degree, is $\sum_{ij} d_i d_j \|\mathbf{z}_i - \mathbf{z}_j\|_2^2 = 2 (\sum_j d_j)
+    \|\mathbf{X}^c\|_F^2$; after ``PN`` it is the constant $2 n s^2 \sum_j d_j$. Equal degrees give PairNorm.
+
+    A graph of several components has one such eigenvector each: with the components as ``batch``, every one
+    is normalised on its own, and all these go.
+
+    Args:
+        scale: The paper's s.
+        mode: ``"PN"`` or ``"PN-SI"`` (every row scaled individually).
+        eps: Added inside the root.
+
+    Example:
+        >>> import torch
+        >>> degree = torch.tensor([1.0, 4.0])
+        >>> DegreePairNorm().bind(degree)(degree.sqrt().unsqueeze(1))
+        tensor([[0.],
+                [0.]])
+    """
+
+    def __init__(self, scale: float = 1.0, mode: Literal["PN", "PN-SI"] = "PN", eps: float = 1e-6) -> None:
+        super().__init__()
+        self.scale, self.eps = real_number("scale", scale, above=0), real_number("eps", eps, above=0)
+        self.mode = one_of("mode", mode, MODES)
+        self.degree: Tensor | None = None  # no buffer: it is the graph's, and half precision would round it
+
+    def bind(self, degree: Tensor) -> Self:
+        """Take the graph's degrees and return the norm.
+
+        Args:
+            degree: The row sums of the adjacency, self-loops included where it has them, ``[nodes]``.
+        """
+        if degree.dim() != 1 or not bool((degree > 0).all() & degree.isfinite().all()):
+            raise PairNormError(
+                f"degree has shape {list(degree.shape)} and values from {float(degree.min()):g}",
+                code="out-of-range",
+                value=float(degree.min()),
+                expected="a positive finite number for each node",
+                remedy="Count self-loops: without them an isolated node has none.",
+            )
+        self.degree = degree
+        return self
+
+    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+        """Normalise ``x``; see ``Norm`` for the arguments."""
+        check(x)
+        if self.degree is None or len(self.degree) != len(x):
+            known = "none" if self.degree is None else f"those of {len(self.degree)} nodes"
+            raise PairNormError(
+                f"x has {len(x)} nodes, and the degrees known are {known}",
+                code="not-fitted",
+                value=len(x),
+                expected="the degree of each node",
+                remedy="Call .bind(degree) with those of this graph.",
+            )
+        self.degree = self.degree.to(x.device)
+        graphs, centred = Graphs(x, batch, batch_size), widen(x)
+        root = self.degree.to(centred).sqrt().view(-1, *[1] * (x.dim() - 1))
+        share = root / graphs.mean(root.square())
+        for _ in range(2):  # as in Graphs.centre: the second projection is the rounding of the first
+            centred = centred - share * graphs.mean(root * centred)
+        square = centred.square().sum(-1, keepdim=True)
+        if self.mode == "PN":
+            square = graphs.mean(square)
+        return (centred * (self.scale * (square + self.eps).rsqrt())).to(x.dtype)

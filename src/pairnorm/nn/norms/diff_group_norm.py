@@ -1,0 +1,145 @@
+"""DiffGroupNorm: nodes are softly assigned to groups, and each group is batch-normalised."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.nn.norms.base import ParametricNorm, widen
+from pairnorm.nn.norms.batch_norm import check_several
+
+
+class DiffGroupNorm(ParametricNorm):
+    r"""Normalise soft groups of nodes apart.
+
+    Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable Group Normalization").
+
+    $$
+    \mathbf{X} + \lambda \textstyle\sum_g \text{BatchNorm}_g(\mathbf{u}_g \odot \mathbf{X}), \qquad
+    \mathbf{U} = \text{softmax}(\mathbf{X} \mathbf{W})
+    $$
+
+    As in ``BatchNorm``, statistics are over all nodes at hand in training and the running ones in evaluation;
+    ``batch`` makes no difference. The products $\mathbf{u}_g \odot \mathbf{X}$ are never formed: with
+    $\boldsymbol\delta = \mathbf{X} - \bar{\mathbf{x}}$ and
+    $\boldsymbol\upsilon = \mathbf{U} - \bar{\mathbf{u}}$ their means and variances are matrix products of
+    $\boldsymbol\upsilon, \boldsymbol\upsilon^2$ with $\boldsymbol\delta, \boldsymbol\delta^2$, so that memory
+    grows with features plus groups, not their product. About the means, because a variance from raw squares
+    cancels on an oversmoothed state.
+
+    Args:
+        features: The width of a node's representation.
+        groups: The number of groups.
+        balance: The paper's λ.
+        eps: Added to variances.
+        momentum: The share of new statistics in the running ones.
+        trials: Train this many trials side by side; None for an ordinary module.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        groups: int = 10,
+        balance: float = 0.01,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        trials: int | None = None,
+    ) -> None:
+        super().__init__(features, eps, trials)
+        self.groups = whole_number("groups", groups, least=1)
+        self.balance = real_number("balance", balance, least=0)
+        self.momentum = real_number("momentum", momentum, least=0, most=1)
+        shape = (*self.shape[:-1], self.groups, self.features)
+        self.assignment = nn.Parameter(torch.empty(*self.shape, self.groups))
+        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.register_buffer("running_mean", torch.zeros(shape))
+        self.register_buffer("running_var", torch.ones(shape))
+        self.reset_parameters()
+
+    def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
+        """Draw the assignment from ±1/√features, as ``torch.nn.Linear`` does, and forget the statistics.
+
+        Args:
+            seeds: One for each trial, which its assignment then depends on alone; without them, torch's
+                generator draws.
+        """
+        super().reset_parameters()
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+        trials = self.trials or 1
+        if seeds is not None and len(seeds) != trials:
+            raise PairNormError(
+                f"there are {len(seeds)} seeds",
+                code="wrong-shape",
+                value=len(seeds),
+                expected=f"one for each of {trials} trials",
+            )
+        bound = 1 / math.sqrt(self.features)
+        with torch.no_grad():
+            for trial in range(trials):
+                generator = None if seeds is None else torch.Generator().manual_seed(seeds[trial])
+                drawn = torch.empty(self.features, self.groups).uniform_(-bound, bound, generator=generator)
+                self.assignment.view(trials, self.features, self.groups)[trial] = drawn
+
+    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+        """Normalise ``x``; see ``Norm`` for the arguments."""
+        self.check(x)
+        with torch.autocast(x.device.type, enabled=False):
+            wide = widen(x).view(len(x), self.trials or 1, self.features)
+            assignment, weight, bias, running_mean, running_var = (
+                tensor.to(wide.dtype).view(self.trials or 1, *tensor.shape[-2:])
+                for tensor in (self.assignment, self.weight, self.bias, self.running_mean, self.running_var)
+            )
+            share = _product(wide, assignment).softmax(-1)
+            if self.training:
+                check_several(x)
+                normalised = self._in_training(wide, share, weight)
+            else:
+                scale = weight * (running_var + self.eps).rsqrt()
+                normalised = wide * _product(share, scale) - (running_mean * scale).sum(1)
+            return (wide + self.balance * (normalised + bias.sum(1))).view_as(x).to(x.dtype)
+
+    def _in_training(self, x: Tensor, share: Tensor, weight: Tensor) -> Tensor:
+        """Return Σ_g γ_g (u_g ⊙ x − its mean) / its deviation, and update the running statistics."""
+        nodes, _, features = x.shape
+        x_mean, share_mean = x.mean(0), share.mean(0).unsqueeze(-1)
+        delta, upsilon = x - x_mean, share - share_mean.squeeze(-1)
+        moments: Tensor = torch.einsum(
+            "ntg,ntf->tgf",
+            torch.cat([upsilon, upsilon.square()], -1),
+            torch.cat([delta, delta.square()], -1),
+        ).div(nodes)
+        first, second = moments.split(self.groups, 1)
+        covariance, with_square = first.split(features, -1)
+        of_square, squares = second.split(features, -1)
+        by_x = x_mean.unsqueeze(1)
+        variance = (
+            share_mean.square() * delta.square().mean(0).unsqueeze(1)
+            + by_x.square() * upsilon.square().mean(0).unsqueeze(-1)
+            + 2 * share_mean * by_x * covariance
+            + 2 * share_mean * with_square
+            + 2 * by_x * of_square
+            + squares
+            - covariance.square()
+        ).clamp(min=0)
+        scale = weight * (variance + self.eps).rsqrt()
+        with torch.no_grad():
+            mean = share_mean * by_x + covariance
+            for running, new in (
+                (self.running_mean, mean),
+                (self.running_var, variance * (nodes / (nodes - 1))),
+            ):
+                running.lerp_(new.view_as(running).to(running.dtype), self.momentum)
+        by_feature, by_group = delta * _product(share, scale), x_mean * _product(upsilon, scale)
+        normalised: Tensor = by_feature + by_group - (covariance * scale).sum(1)
+        return normalised
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    product: Tensor = torch.einsum("nti,tij->ntj", x, weight)
+    return product

@@ -1,0 +1,57 @@
+"""LayerNorm: one mean and one variance for all features of a graph, or of a node."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pairnorm.errors import one_of
+from pairnorm.nn.norms.base import Graphs, ParametricNorm, widen
+
+MODES = ("graph", "node")
+
+
+class LayerNorm(ParametricNorm):
+    r"""Standardise all features of a graph, or of a node, together (Ba et al. 2016, "Layer Normalization").
+
+    $$
+    \boldsymbol\gamma \odot (\mathbf{x}_i - \mu) \big/ \sqrt{\sigma^2 + \epsilon} + \boldsymbol\beta
+    $$
+
+    - ``"graph"``: $\mu$ and $\sigma^2$ are over all nodes and features of a graph, as is PyG's default.
+    - ``"node"``: over the features of one node, as in ``torch.nn.LayerNorm``.
+
+    PyG adds eps to $\sigma$ instead where it is given no ``batch``; here it is always in the root.
+
+    Args:
+        features: The width of a node's representation.
+        mode: ``"graph"`` or ``"node"``.
+        eps: Added to the variance.
+        trials: Train this many trials side by side; None for an ordinary module.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        mode: Literal["graph", "node"] = "node",
+        eps: float = 1e-5,
+        trials: int | None = None,
+    ) -> None:
+        super().__init__(features, eps, trials)
+        self.mode = one_of("mode", mode, MODES)
+        self.weight, self.bias = nn.Parameter(torch.ones(self.shape)), nn.Parameter(torch.zeros(self.shape))
+
+    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+        """Normalise ``x``; see ``Norm`` for the arguments."""
+        self.check(x)
+        wide = widen(x)
+        if self.mode == "node":
+            y = F.layer_norm(wide, wide.shape[-1:], eps=self.eps)
+        else:
+            graphs = Graphs(x, batch, batch_size)
+            for _ in range(2):  # as in Graphs.centre: the second mean is the rounding of the first
+                wide = wide - graphs.mean(wide.mean(-1, keepdim=True))
+            variance = graphs.mean(wide.square().mean(-1, keepdim=True))
+            y = wide * (variance + self.eps).rsqrt()
+        return (y * self.weight + self.bias).to(x.dtype)

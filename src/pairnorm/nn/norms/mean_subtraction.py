@@ -1,0 +1,21 @@
+"""Mean subtraction: PairNorm's first half alone."""
+
+from torch import Tensor
+
+from pairnorm.nn.norms.base import BaseNorm, Graphs, check, widen
+
+
+class MeanSubtraction(BaseNorm):
+    r"""Subtract from every node the mean of its graph.
+
+    Yang et al. (2020, "Revisiting Over-smoothing in Deep GCNs").
+
+    $$
+    \mathbf{x}_i - \tfrac{1}{n} \textstyle\sum_j \mathbf{x}_j
+    $$
+    """
+
+    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+        """Normalise ``x``; see ``Norm`` for the arguments."""
+        check(x)
+        return Graphs(x, batch, batch_size).centre(widen(x)).to(x.dtype)

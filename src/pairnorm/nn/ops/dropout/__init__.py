@@ -1,0 +1,1 @@
+"""Dropout by key."""

@@ -1,0 +1,81 @@
+"""The keyed dropout of ``plain`` as one Triton kernel, equal to it bit for bit."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pairnorm.nn.ops.dropout.keys import dropped_levels
+from pairnorm.nn.ops.kernels import on_device
+
+BLOCK = 1024
+
+
+def serves(x: Tensor) -> bool:
+    """Say whether this type is served."""
+    return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+
+
+@on_device
+def forward(x: Tensor, rate: float, keys: Tensor) -> Tensor:
+    """Drop entries of ``[nodes, trials, features]``."""
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    nodes, trials, features = x.shape
+    columns = min(BLOCK, triton.next_power_of_2(features))
+    rows = BLOCK // columns
+    grid = (triton.cdiv(nodes * trials, rows), triton.cdiv(features, columns))
+    _dropout[grid](
+        x, keys, result, nodes * trials, trials, features, *x.stride(), dropped_levels(rate), rows, columns,
+        num_warps=4,
+    )  # fmt: skip
+    return result
+
+
+@triton.jit
+def keep_factors(position, key, dropped):  # type: ignore[no-untyped-def]
+    """Return 0, or 1 / (1 - rate), for both 16-bit words of the hash of (key, position)."""
+    first: tl.constexpr = 0x7FEB352D
+    second: tl.constexpr = 0x846CA68B
+    bits = position.to(tl.uint32) + 1
+    bits = (bits ^ (bits >> 16)) * first
+    bits = (bits ^ (bits >> 15)) * second
+    bits = (bits ^ (bits >> 16)) ^ key.to(tl.uint32)
+    bits = bits * first
+    bits = (bits ^ (bits >> 15)) * second
+    bits = bits ^ (bits >> 16)
+    kept = 65536.0 / (65536 - dropped)
+    low = tl.where((bits & 0xFFFF).to(tl.int32) >= dropped, kept, 0.0)
+    high = tl.where((bits >> 16).to(tl.int32) >= dropped, kept, 0.0)
+    return low, high
+
+
+@triton.jit
+def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
+    """Return the factor of word ``half`` alone."""
+    low, high = keep_factors(position, key, dropped)
+    return tl.where(half == 0, low, high)
+
+
+@triton.jit
+def _dropout(  # type: ignore[no-untyped-def]
+    x, keys, result, rows, trials, features, node_stride, trial_stride, feature_stride, dropped,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    feature = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (feature < features)[None, :]
+    node, trial = row // trials, row % trials
+    words = (features + 1) // 2
+    key = tl.load(keys + trial, row < rows, other=0)
+    factor = keep_factor(
+        (node * words)[:, None] + (feature % words)[None, :],
+        key[:, None],
+        (feature // words)[None, :],
+        dropped,
+    )
+    start = node.to(tl.int64) * node_stride + trial.to(tl.int64) * trial_stride
+    value = tl.load(x + start[:, None] + (feature * feature_stride)[None, :], inside, other=0.0).to(
+        tl.float32
+    )
+    place = row.to(tl.int64)[:, None] * features + feature[None, :]
+    tl.store(result + place, (value * factor).to(result.dtype.element_ty), inside)

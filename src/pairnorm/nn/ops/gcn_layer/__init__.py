@@ -1,0 +1,1 @@
+"""A whole layer of GCN."""

@@ -1,0 +1,1 @@
+"""Dropout and linear map of many trials."""

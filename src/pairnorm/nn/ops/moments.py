@@ -1,0 +1,121 @@
+"""The one reduction that PairNorm is made of: count, mean and squares about it, of the nodes of a graph."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pairnorm.errors import PairNormError
+from pairnorm.nn.ops.kernels import is_transformed
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What is known of the rows of each graph, or of each part of one.
+
+    Args:
+        count: how many rows, ``[parts, ..., 1]`` or what broadcasts to it.
+        mean: of the rows, ``[parts, ..., features]``.
+        squares: distances from the mean, squared and summed, ``[parts, ..., 1]``.
+    """
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def merge(self) -> "Moments":
+        """Merge the parts of one graph: blocks of a tensor, or what several machines have gathered.
+
+        As Chan, Golub and LeVeque do, about the mean of all: Σx² - n·mean² would cancel to nothing on
+        oversmoothed states.
+        """
+        count = self.count.sum(0, keepdim=True)
+        mean = (self.count * self.mean).sum(0, keepdim=True) / count
+        between = (self.count * (self.mean - mean).square()).sum(0, keepdim=True).sum(-1, keepdim=True)
+        return Moments(count, mean, self.squares.sum(0, keepdim=True) + between)
+
+    @property
+    def mean_square(self) -> Tensor:
+        """The mean squared distance from the mean; zero where there are no rows."""
+        return self.squares / self.count
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which graph each node belongs to; without ``batch`` all nodes are one graph.
+
+    ``mean`` reduces ``[nodes, ...]`` to ``[graphs, ...]`` and ``spread`` hands every node its graph's value
+    back, so a formula written with the two serves one graph and a batch of graphs alike.
+    """
+
+    num_nodes: int
+    batch: Tensor | None = None
+    size: int = 1
+
+    @classmethod
+    def of(cls, x: Tensor, batch: Tensor | None, batch_size: int | None) -> "Groups":
+        """Read the graphs of the nodes of ``x`` from a PyG-style ``batch`` vector, checked."""
+        if batch is None:
+            return cls(x.size(0))
+        if batch.dim() != 1 or batch.size(0) != x.size(0):
+            raise PairNormError(
+                f"batch has shape {list(batch.shape)}",
+                code="wrong-shape",
+                value=list(batch.shape),
+                expected=f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes",
+            )
+        if batch.dtype not in (torch.int64, torch.int32):
+            raise PairNormError(
+                f"batch has dtype {batch.dtype}",
+                code="wrong-type",
+                value=batch.dtype,
+                expected="torch.int64",
+                remedy="Call batch.long().",
+            )
+        # To look at the numbers is a device sync on CUDA and a graph break under torch.compile: with
+        # batch_size, neither happens.
+        looked = batch_size is None or (batch.device.type == "cpu" and not torch.compiler.is_compiling())
+        if looked and batch.numel() and not is_transformed():
+            least, most = (int(end) for end in batch.aminmax())
+            limit = most + 1 if batch_size is None else batch_size
+            if least < 0 or most >= limit:
+                graph = least if least < 0 else most
+                raise PairNormError(
+                    f"batch names graph {graph}",
+                    code="out-of-range",
+                    value=graph,
+                    expected="numbers from 0"
+                    + ("" if batch_size is None else f" to below batch_size, {limit}"),
+                )
+            batch_size = limit
+        return cls(x.size(0), batch, batch_size or 0)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum ``[nodes, ...]`` over the nodes of each graph: ``[graphs, ...]``."""
+        if self.batch is None:
+            return x.sum(0, keepdim=True)
+        flat = x.flatten(1)
+        graph = self.batch.long().unsqueeze(1).expand_as(flat)
+        # scatter_add, because for its gradient index_add would keep x.
+        return x.new_zeros(self.size, flat.size(1)).scatter_add(0, graph, flat).view(self.size, *x.shape[1:])
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Average over the nodes of each graph; a graph without nodes has mean zero."""
+        if self.batch is None:
+            return self.sum(x) / max(self.num_nodes, 1)
+        ones = torch.ones_like(self.batch).unsqueeze(1)  # integers: exact beyond 2²⁴ nodes
+        count = self.sum(ones).clamp(min=1)
+        return self.sum(x) / count.view(-1, *[1] * (x.dim() - 1))
+
+    def spread(self, statistic: Tensor) -> Tensor:
+        """Hand each node its graph's statistic: ``[graphs, ...]`` to what fits ``[nodes, ...]``."""
+        return statistic if self.batch is None else statistic.index_select(0, self.batch)
+
+    def centre(self, x: Tensor) -> Tensor:
+        """Subtract from every node the mean of its graph.
+
+        Done twice: the second mean is what rounding left of the first, which matters when a large common
+        offset hides small differences, the very state of an oversmoothed representation.
+        """
+        x = x - self.spread(self.mean(x))
+        return x - self.spread(self.mean(x))

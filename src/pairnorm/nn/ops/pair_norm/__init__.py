@@ -1,0 +1,1 @@
+"""PairNorm's centring and scaling."""

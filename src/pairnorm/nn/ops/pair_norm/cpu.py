@@ -1,0 +1,163 @@
+"""PairNorm in numba, for tensors that fit the cache; ``blocks`` serves larger ones."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from pairnorm.nn.ops.simd import LANES, empty, fill, load, store, total, widen
+
+HALF = np.float32(0.5)
+# Of four squares of this size, the sum is still a number.
+LARGEST_SQUARE = np.float32(8e37)
+# Norms beyond the range of single precision divide in two steps.
+FIRST_STEP = np.float32(2.0**-64)
+
+
+def serves(x: Tensor) -> bool:
+    """Say whether this type is served."""
+    return x.dtype == torch.float32
+
+
+def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Tensor, Tensor]:
+    """Return s·c/r and r; see ``_formula`` in ``plain``."""
+    stacked = _stacked(x)
+    y = empty(stacked.shape)
+    norm = empty(stacked.size(1), stacked.size(0) if individually else 1)
+    _forward(stacked.numpy(), scale, eps, y.numpy(), norm.numpy())
+    return y.view(x.shape), norm.t().reshape(-1, *x.shape[1:-1], 1)
+
+
+def backward(grad: Tensor, y: Tensor, norm: Tensor, scale: float, individually: bool) -> Tensor:
+    """Return dL/dx; see ``formula_gradient`` in ``plain``."""
+    stacked = _stacked(y)
+    result = empty(stacked.shape)
+    norms = norm.detach().reshape(-1, stacked.size(1)).t().contiguous().numpy()
+    _backward(_stacked(grad).numpy(), stacked.numpy(), norms, scale, result.numpy())
+    return result.view(y.shape)
+
+
+def _stacked(x: Tensor) -> Tensor:
+    """View as ``[nodes, trials, features]``."""
+    return x.detach().contiguous().view(x.size(0), -1, x.size(-1))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _forward(x: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
+    sums = np.empty((1, x.shape[2]), np.float64)
+    for trial in range(x.shape[1]):
+        column_sums(x[:, trial], sums)
+        normalise(x[:, trial], sums, scale, eps, y[:, trial], norm[trial])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _backward(grad: Any, y: Any, norm: Any, scale: float, result: Any) -> None:
+    for trial in range(y.shape[1]):
+        mean = gradient(grad[:, trial], y[:, trial], norm[trial], scale, result[:, trial])
+        for start in range(0, y.shape[2], LANES):
+            shift = load(mean, 0, start)
+            for row in range(y.shape[0]):
+                store(result[:, trial], row, start, load(result[:, trial], row, start) - shift)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def column_sums(x: Any, sums: Any) -> None:
+    """Add up every column, in float64: a large common offset leaves the small differences alone."""
+    for start in range(0, x.shape[1], LANES):
+        column = widen(load(x, 0, start))
+        for row in range(1, x.shape[0]):
+            column = column + widen(load(x, row, start))
+        store(sums, 0, start, column)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
+    """Write s·c/r of ``x`` whose columns add up to ``sums``; ``norm`` has one r, or one for every row.
+
+    Half of c is worked with, which is as exact: the difference of two of the largest numbers is none.
+    """
+    rows, features = x.shape
+    individually = len(norm) == rows
+    mean = sums / (2 * rows)
+    high = mean.astype(np.float32)
+    low = (mean - high).astype(np.float32)
+    squares: Any = 0.0
+    for row in range(rows):
+        products = fill(np.float32(0))
+        for start in range(0, features, LANES):
+            centred = load(x, row, start) * HALF - load(high, 0, start) - load(low, 0, start)
+            store(y, row, start, centred)
+            products = products + centred * centred
+        square = total(products)
+        if individually:
+            if square < LARGEST_SQUARE:
+                norm[row] = np.sqrt(np.float32(4) * square + np.float32(eps))
+                rescale(y, row, np.float32(2 * scale) / norm[row])
+            else:
+                norm[row] = rescale_wide(y, row, row + 1, scale, eps)
+        squares += square
+    if not individually:
+        if squares < np.inf:
+            norm[0] = np.sqrt(4 * squares / rows + eps)
+            for row in range(rows):
+                rescale(y, row, np.float32(2 * scale) / norm[0])
+        else:
+            norm[0] = rescale_wide(y, 0, rows, scale, eps)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def rescale_wide(y: Any, first: int, last: int, scale: float, eps: float) -> Any:
+    """Divide rows by their common norm, which is returned, where squares leave single precision."""
+    squares: Any = 0.0
+    for row in range(first, last):
+        for start in range(0, y.shape[1], LANES):
+            wide = widen(load(y, row, start))
+            squares += total(wide * wide)
+    root = np.sqrt(4 * squares / (last - first) + eps)
+    factor = np.float32(2 * scale / FIRST_STEP / root)
+    for row in range(first, last):
+        rescale(y, row, FIRST_STEP)
+        rescale(y, row, factor)
+    return np.float32(root)
+
+
+@njit(inline="always")
+def rescale(x: Any, row: int, factor: Any) -> None:
+    """Multiply a row by a number."""
+    for start in range(0, x.shape[1], LANES):
+        store(x, row, start, load(x, row, start) * factor)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def gradient(grad: Any, y: Any, norm: Any, scale: float, result: Any) -> Any:
+    """Write dL/dc to ``result``; return its mean over the rows, ``[1, features]``, still to be subtracted."""
+    rows, features = y.shape
+    individually = len(norm) == rows
+    pull = np.float32(0)
+    if not individually:
+        product = 0.0
+        for row in range(rows):
+            product += dot(grad, y, row)
+        pull = np.float32(product / (norm[0] * scale * rows))
+    for row in range(rows):
+        root = norm[row if individually else 0]
+        if individually:
+            pull = dot(grad, y, row) / (root * np.float32(scale))
+        factor = np.float32(scale) / root
+        for start in range(0, features, LANES):
+            value = load(grad, row, start) * factor - load(y, row, start) * pull
+            store(result, row, start, value)
+    sums = np.empty((1, features), np.float64)
+    column_sums(result, sums)
+    return (sums / rows).astype(np.float32)
+
+
+@njit(inline="always")
+def dot(a: Any, b: Any, row: int) -> Any:
+    """Return the inner product of two matrices' rows."""
+    products = fill(np.float32(0))
+    for start in range(0, a.shape[1], LANES):
+        products = products + load(a, row, start) * load(b, row, start)
+    return total(products)

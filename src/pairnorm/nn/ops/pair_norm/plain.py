@@ -1,0 +1,196 @@
+"""PairNorm's centring and scaling, with gradients that keep one tensor of the input's size."""
+
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pairnorm.nn.ops.kernels import choose, is_transformed
+from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.ops.pair_norm import blocks
+
+
+class Norm(Protocol):
+    """A PairNorm, as the kernels see it that end in one."""
+
+    @property
+    def mode(self) -> str:
+        """``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``."""
+
+    @property
+    def scale(self) -> float:
+        """The paper's s."""
+
+    @property
+    def eps(self) -> float:
+        """What is added inside the root."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """Normalise."""
+
+
+def fuses(norm: Norm, x: Tensor) -> bool:
+    """Say whether the kernels that come before ``norm`` can do it at the same time."""
+    return norm.mode != "PN-SCS" and not blocks.serves(x) and not torch.compiler.is_compiling()
+
+
+class Kernels(Protocol):
+    """``_formula`` and ``formula_gradient`` for one graph, in as few passes over memory as they allow."""
+
+    def serves(self, x: Tensor) -> bool:
+        """Say whether this type and size is served."""
+
+    def forward(self, x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Tensor, Tensor]:
+        """Return s·c/r and r."""
+
+    def backward(self, grad: Tensor, y: Tensor, norm: Tensor, scale: float, individually: bool) -> Tensor:
+        """Return dL/dx."""
+
+
+@cache
+def _load(device: str) -> Kernels:
+    if device == "cpu":
+        from pairnorm.nn.ops.pair_norm import cpu
+
+        return cpu
+    from pairnorm.nn.ops.pair_norm import cuda
+
+    return cuda
+
+
+def _choose(x: Tensor, groups: Groups) -> Kernels | None:
+    if groups.batch is not None or is_transformed():
+        return None
+    return blocks if blocks.serves(x) else choose(_load, x)
+
+
+def centre_and_scale(x: Tensor, groups: Groups, scale: float, eps: float, individually: bool) -> Tensor:
+    """Return s·c/r, where c is centred and r is the norm of every row, or of all rows together."""
+    if torch.compiler.is_compiling() or is_transformed():  # which derive the gradient themselves
+        return _formula(x, groups, scale, eps, individually)[0]
+    y: Tensor = _CentreAndScale.apply(x, groups, scale, eps, individually)[0]
+    return y
+
+
+def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> Tensor:
+    """Return s·x/r, where r is the norm of every row, minus the mean of x."""
+    if torch.compiler.is_compiling() or is_transformed():
+        return _scale_and_centre(x, groups, scale, eps)[0]
+    y: Tensor = _ScaleAndCentre.apply(x, groups, scale, eps)
+    return y
+
+
+def _accumulator(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _formula(
+    x: Tensor, groups: Groups, scale: float, eps: float, individually: bool
+) -> tuple[Tensor, Tensor]:
+    """Return s·c/r and the norm r that rows, or whole graphs, are divided by."""
+    centred = groups.centre(x.to(_accumulator(x)))
+    square = centred.square().sum(-1, keepdim=True)
+    if not individually:
+        square = groups.spread(groups.mean(square))
+    norm = (square + eps).sqrt()
+    return (centred * (scale / norm)).to(x.dtype), norm
+
+
+def formula_gradient(
+    grad: Tensor,
+    grad_norm: Tensor | None,
+    y: Tensor,
+    norm: Tensor,
+    groups: Groups,
+    scale: float,
+    individually: bool,
+) -> Tensor:
+    """Return dL/dx from dL/dy, dL/dr, y and r.
+
+    From y = s·c/r follow dL/dc = (s/r)·dL/dy + y/(s·m)·dL/dr with dL/dr = -Σ dL/dy·y / r, where Σ runs over
+    what shares one r and m counts its rows; centring is its own adjoint. Only y and r are needed, so only
+    they are saved.
+    """
+    grad, y_wide = grad.to(norm.dtype), y.to(norm.dtype)
+    pull = -(grad * y_wide).sum(-1, keepdim=True) / norm
+    if not individually:
+        pull = groups.spread(groups.mean(pull))
+    if grad_norm is not None:
+        pull = pull + (grad_norm if individually else groups.spread(groups.mean(grad_norm)))
+    result = grad * (scale / norm) + y_wide * (pull / scale)
+    return groups.centre(result).to(y.dtype)
+
+
+class _CentreAndScale(torch.autograd.Function):
+    """``_formula``, by kernels where they serve.
+
+    The norm is returned beside y because both are saved: as outputs they stay connected to x, which is what
+    makes the gradient of the gradient right.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, groups: Groups, scale: float, eps: float, individually: bool
+    ) -> tuple[Tensor, Tensor]:
+        kernels = _choose(x, groups)
+        if kernels is None:
+            y, norm = _wide_enough(_formula, x, groups, scale, eps, individually)
+        else:
+            y, norm = kernels.forward(x, scale, eps, individually)
+        ctx.groups, ctx.scale, ctx.individually = groups, scale, individually
+        ctx.save_for_backward(y, norm)
+        ctx.set_materialize_grads(False)
+        return y, norm
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_norm: Tensor | None) -> tuple[Tensor | None, ...]:
+        y, norm = ctx.saved_tensors
+        if grad is None:
+            if grad_norm is None:
+                return (None,) * 5
+            grad = torch.zeros_like(y)
+        kernels = None
+        if grad_norm is None and not torch.is_grad_enabled():
+            kernels = _choose(y, ctx.groups)
+        if kernels is None:
+            result = formula_gradient(grad, grad_norm, y, norm, ctx.groups, ctx.scale, ctx.individually)
+        else:
+            result = kernels.backward(grad, y, norm, ctx.scale, ctx.individually)
+        return result, None, None, None, None
+
+
+def _wide_enough(
+    formula: Any, x: Tensor, groups: Groups, scale: float, eps: float, *rest: bool
+) -> tuple[Tensor, Tensor]:
+    """Do it in double precision where squares leave single; on a CPU only, where a look costs little."""
+    y, norm = formula(x, groups, scale, eps, *rest)
+    if x.device.type == "cpu" and x.dtype != torch.float64 and not bool(norm.isfinite().all()):
+        wide, wide_norm = formula(x.double(), groups, scale, eps, *rest)
+        return wide.to(x.dtype), wide_norm.to(norm.dtype)
+    return y, norm
+
+
+def _scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> tuple[Tensor, Tensor]:
+    wide = x.to(_accumulator(x))
+    norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
+    return (wide * (scale / norm) - groups.spread(groups.mean(wide))).to(x.dtype), norm
+
+
+class _ScaleAndCentre(torch.autograd.Function):
+    """All in float32 until the end: half precision would round the rows before the mean is taken off."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: Groups, scale: float, eps: float) -> Tensor:
+        ctx.groups, ctx.scale, ctx.eps = groups, scale, eps
+        ctx.save_for_backward(x)
+        return _wide_enough(_scale_and_centre, x, groups, scale, eps)[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (x,) = ctx.saved_tensors
+        grad, wide = grad.to(_accumulator(x)), x.to(_accumulator(x))
+        norm = (wide.square().sum(-1, keepdim=True) + ctx.eps).sqrt()
+        unit = wide / norm
+        result = (grad - unit * (grad * unit).sum(-1, keepdim=True)) * (ctx.scale / norm)
+        return (result - ctx.groups.spread(ctx.groups.mean(grad))).to(x.dtype), None, None, None

@@ -1,0 +1,57 @@
+"""Sparse products in numba: every row gathers its columns into a sum that stays in registers."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.simd import CODES, LANES, activated, empty, load, store, zeros
+
+
+def serves(dense: Tensor) -> bool:
+    """Say whether this type is served."""
+    return dense.dtype == torch.float32
+
+
+def forward(
+    pattern: Pattern, values: Tensor, dense: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    """Return the product with ``dense`` ``[columns, ..., features]``, plus bias, activated.
+
+    ``values`` are ``[entries]`` or ``[trials, entries]``.
+    """
+    result = empty(pattern.shape[0], *dense.shape[1:])
+    dense = dense.detach().contiguous()
+    shape = (len(dense), len(values) if values.dim() == 2 else 1, -1)
+    offset = zeros(dense[0].shape) if bias is None else bias.detach()
+    _multiply(
+        pattern.crow.numpy(), pattern.column.numpy(), torch.atleast_2d(values.detach()).contiguous().numpy(),
+        dense.view(shape).numpy(), offset.reshape(shape[1:]).contiguous().numpy(), CODES[activation],
+        result.view(len(result), *shape[1:]).numpy(),
+    )  # fmt: skip
+    return result
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _multiply(
+    crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any
+) -> None:
+    for trial in range(dense.shape[1]):
+        gather(
+            crow, column, values[trial], dense[:, trial], bias[trial : trial + 1], activation,
+            result[:, trial],
+        )  # fmt: skip
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def gather(crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any) -> None:
+    """Write activation(matrix @ dense + bias) to ``result``."""
+    for start in range(0, result.shape[1], LANES):
+        for row in range(result.shape[0]):
+            total = load(bias, 0, start)
+            for entry in range(np.uint32(crow[row]), np.uint32(crow[row + 1])):
+                total = total + load(dense, column[entry], start) * values[entry]
+            store(result, row, start, activated(total, activation))

@@ -1,0 +1,31 @@
+"""Torch's CSR tensors, made in one place: unchecked, for the checks are ours, and without torch's warnings."""
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def sparse_csr(crow: Tensor, column: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the ``torch.sparse_csr`` matrix of its pieces, which must be sound.
+
+    Args:
+        crow: where the entries of every row begin.
+        column: of every entry.
+        values: of every entry.
+        shape: rows and columns.
+    """
+    quieten()
+    return torch.sparse_csr_tensor(crow, column, values, tuple(shape), check_invariants=False)
+
+
+@cache
+def quieten() -> None:
+    """Make a first CSR tensor: torch says once in a process that they are in beta and go unchecked."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.eye(1).to_sparse_csr().to_sparse_coo().coalesce()
+        zero, one = torch.tensor([0, 1]), torch.tensor([0])
+        torch.sparse_csr_tensor(zero, one, torch.ones(1), (1, 1), check_invariants=False)

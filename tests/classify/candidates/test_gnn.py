@@ -1,0 +1,52 @@
+import pytest
+import torch
+
+from pairnorm.classify import ClassifierWarning
+from pairnorm.classify.candidates import GNNFamily, Task
+from pairnorm.data import Graph
+from pairnorm.train import Spec
+
+CPU = torch.device("cpu")
+
+
+def nothing(_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("model", ["GCN", "GAT"])
+@pytest.mark.parametrize("layout", ["sparse", "dense"])
+def test_a_gnn_is_judged_on_scaled_features(small: Graph, task: Task, model: str, layout: str) -> None:
+    if layout == "dense":
+        task = Task(small, 100 * task.features.to_dense(), "rw", CPU)
+    spec = Spec("own", model, 2, norm="PN-SI", epochs=30)
+    ((candidate, build),) = GNNFamily([spec], [0, 1]).fit(task, nothing)
+    logits = build().logits(small, task.features, CPU)
+    right = (logits.argmax(-1) == small.labels[:, None])[small.validation].double().mean()
+    assert candidate.validation_accuracy == pytest.approx(float(right), abs=1e-6)
+    assert candidate.name == f"{model}-PN-SI, depth 2, scale 1"
+
+
+@pytest.mark.parametrize("model", ["GCN", "GAT"])
+def test_a_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
+    """Divided by their sum, which large columns of noise decide, these features would tell nothing."""
+    generator = torch.Generator().manual_seed(0)
+    noise = 1e4 * torch.rand(small.num_nodes, 20, generator=generator)
+    classes = torch.nn.functional.one_hot(small.labels).float()
+    graph = small.replace(features=torch.cat([classes, noise], 1))
+    scaled = Task(graph, torch.cat([classes, 0 * noise], 1), "rw", CPU)
+    ((candidate, _),) = GNNFamily([Spec("own", model, 2, epochs=60)], [0, 1]).fit(scaled, nothing)
+    assert candidate.validation_accuracy > 0.95
+
+
+@pytest.mark.parametrize(("required", "trained"), [(True, [2]), (False, [])])
+def test_a_spent_budget_trains_one_at_most_and_says_so(
+    task: Task, required: bool, trained: list[int]
+) -> None:
+    specs, told = [Spec("own", "GCN", depth, epochs=5) for depth in (2, 3)], []
+    family = GNNFamily(specs, [0], seconds=0.0, required=required)
+    with pytest.warns(
+        ClassifierWarning, match=rf"budget of 0 s was spent when {2 - len(trained)} of 2 GCNs and GATs"
+    ):
+        found = [candidate.depth for candidate, _ in family.fit(task, told.append)]
+    assert found == trained
+    assert len(told) == family.steps == 2

@@ -1,0 +1,15 @@
+import torch
+
+from pairnorm.classify.candidates import MostFrequent, Task
+from pairnorm.data import Graph
+
+CPU = torch.device("cpu")
+
+
+def test_frequencies_are_those_of_the_training_nodes(small: Graph, task: Task) -> None:
+    ones = (small.labels == 1) & small.train
+    zeros = small.train & ~ones & (torch.cumsum((small.train & ~ones).int(), 0) <= 5)
+    graph = small.replace(train=ones | zeros)
+    ((_, build),) = MostFrequent().fit(Task(graph, task.features, "rw", CPU), lambda done: None)
+    chances = build().logits(graph, task.features, CPU).softmax(-1)
+    torch.testing.assert_close(chances, torch.tensor([5 / 25, 20 / 25]).expand(300, 1, 2))

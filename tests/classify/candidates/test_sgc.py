@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pairnorm.classify import Scaling
+from pairnorm.classify.candidates import SGCFamily, Task
+from pairnorm.classify.candidates import sgc as module
+from pairnorm.classify.search import search
+from pairnorm.data import Graph
+
+CPU = torch.device("cpu")
+SCALES = (1.0, 10.0)
+
+
+def on(graph: Graph, adjacency: str = "rw") -> Task:
+    return Task(graph, Scaling.of(graph)(graph), adjacency, CPU)
+
+
+def nothing(_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("norm", ["none", "PN", "PN-SI", "PN-SCS"])
+@pytest.mark.parametrize("adjacency", ["rw", "sym"])
+def test_a_candidates_network_is_as_good_as_it_says(small: Graph, norm: str, adjacency: str) -> None:
+    task, told = on(small, adjacency), []
+    family = SGCFamily([norm], (1, 4), SCALES)
+    found = list(family.fit(task, told.append))
+    assert len(told) == family.steps
+    tried = {(candidate.depth, candidate.scale) for candidate, _ in found}
+    assert tried == {(depth, scale) for depth in (1, 4) for scale in SCALES}
+    for candidate, build in found:
+        fitted = build()
+        assert fitted.module.depth == candidate.depth
+        predicted = fitted.logits(small, task.features, CPU)[:, 0].argmax(1)
+        accuracy = float((predicted == small.labels)[small.validation].double().mean())
+        assert accuracy == pytest.approx(candidate.validation_accuracy, abs=1e-6)
+
+
+def test_missing_vectors_change_the_coordinates_but_not_the_answer(blanked_cora: Graph, monkeypatch) -> None:
+    task, family = on(blanked_cora), SGCFamily(["PN"], (5,), (10.0,))
+    ((reduced, build),) = family.fit(task, nothing)
+    monkeypatch.setattr(module, "span", lambda features: (None, features))
+    ((full, build_full),) = family.fit(task, nothing)
+    assert reduced.validation_accuracy == pytest.approx(full.validation_accuracy, abs=0.005)
+    logits, full_logits = (make().logits(blanked_cora, task.features, CPU) for make in (build, build_full))
+    assert (logits - full_logits).abs().max() < 0.01
+
+
+def test_depth_pays_with_pair_norm_where_vectors_are_missing(blanked_cora: Graph) -> None:
+    best = {}
+    for norm in ("none", "PN"):
+        family = SGCFamily([norm], (2, 30), (30.0, 100.0))
+        found = [candidate for candidate, _ in family.fit(on(blanked_cora), nothing)]
+        for depth in (2, 30):
+            best[norm, depth] = max(one.validation_accuracy for one in found if one.depth == depth)
+    assert best["PN", 30] > best["PN", 2] + 0.1
+    assert best["PN", 30] > best["none", 30] + 0.1
+
+
+def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: Task, monkeypatch) -> None:
+    monkeypatch.setattr(module, "ENOUGH", 10)
+    few = module._fewer(task)
+    counts = torch.bincount(task.graph.labels[few.graph.train])
+    assert counts.tolist() == [5, 6]  # ten, and the first of each class
+    assert not (few.graph.train & ~task.graph.train).any()
+    tried, best, fitted = search(task, [SGCFamily(["none", "PN"], (1, 4), (3.0, 30.0))])
+    assert len(tried) == 8 + 1
+    chosen = max(tried[:8], key=lambda candidate: candidate.rank)
+    assert (best.norm, best.depth, best.scale) == (chosen.norm, chosen.depth, chosen.scale)
+    monkeypatch.setattr(module, "ENOUGH", 4000)
+    ((whole, build),) = SGCFamily([best.norm], [best.depth], [best.scale]).fit(task, nothing)
+    assert whole == best
+    assert torch.equal(fitted.module.weight, build().module.weight)
+
+
+def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
+    first = int((task.graph.labels == 1).nonzero()[0])
+    rare = (task.graph.labels == 0) & ~task.graph.validation & ~task.graph.test
+    rare[first] = True
+    graph = task.graph.replace(
+        train=rare, validation=task.graph.validation & ~rare, test=task.graph.test & ~rare
+    )
+    monkeypatch.setattr(module, "ENOUGH", 5)
+    few = module._fewer(replace(task, graph=graph)).graph
+    assert few.train[first]
+    assert int(few.train.sum()) <= 7

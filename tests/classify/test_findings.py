@@ -1,0 +1,120 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.classify import Candidate, NodeClassifier
+from pairnorm.classify.candidates.base import Network
+from pairnorm.classify.findings import STEPS, Findings, Rival
+from pairnorm.data import Graph
+
+
+@pytest.fixture(scope="module")
+def findings(small: Graph) -> Findings:
+    missing = torch.arange(small.num_nodes) % 3 == 0
+    graph = small.replace(features=small.features.to_dense() * ~missing[:, None], missing=missing)
+    told: list[str] = []
+    found = Findings.of(NodeClassifier(depth=(1, 4)).fit(graph), graph, told.append)
+    assert len(told) == STEPS
+    return found
+
+
+def test_groups_with_and_without_features_make_up_the_held_out_nodes(findings: Findings) -> None:
+    groups = findings.groups()
+    assert list(groups) == ["all held-out nodes", "with features", "without features"]
+    everyone, *parts = (scores.confusion for scores in groups.values())
+    assert np.array_equal(sum(parts), everyone)
+    assert groups["all held-out nodes"].count == 174
+    test = findings.test & findings.graph.missing_vectors.numpy()
+    assert groups["without features"].count == test.sum()
+
+
+def test_without_missing_vectors_there_is_one_group(findings: Findings) -> None:
+    nobody = torch.zeros_like(findings.graph.train)
+    assert list(replace(findings, graph=findings.graph.replace(missing=nobody)).groups()) == [
+        "all held-out nodes"
+    ]
+
+
+def test_rivals_start_with_the_model_itself(findings: Findings) -> None:
+    rivals = findings.comparison()
+    assert next(iter(rivals)) == findings.classifier.best_.name
+    assert rivals[findings.classifier.best_.name].accuracy == findings.classifier.held_out_.accuracy
+    assert len(rivals) == 5
+
+
+def test_who_is_confident_is_mostly_right(findings: Findings) -> None:
+    confident = findings.test & (findings.probabilities.max(1) >= 0.9)
+    count, right = findings.confident()
+    assert count == confident.sum() > 20
+    assert right == (findings.predicted == findings.graph.labels.numpy())[confident].mean()
+    assert right > 0.8
+
+
+def rival(findings: Findings, wrong: float) -> Findings:
+    """The findings with one rival, which is wrong on a share of the test nodes."""
+    labels = findings.graph.labels.numpy().copy()
+    places = np.flatnonzero(findings.test)
+    labels[places[: round(wrong * len(places))]] ^= 1
+    return replace(findings, rivals=[Rival("a guess", Candidate("a guess"), 1, labels)])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "opening"), [(0.9, "**It earns its keep.**"), (0.0, "**A simpler method does better.**")]
+)
+def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, opening: str) -> None:
+    verdict = rival(findings, wrong).verdict()
+    assert verdict.startswith(opening)
+    assert "a guess" in verdict
+    assert f"{100 * findings.classifier.held_out_.accuracy:.1f}%" in verdict
+
+
+def test_a_draw_is_called_a_draw(findings: Findings) -> None:
+    same = replace(findings, rivals=[Rival("a twin", Candidate("a twin"), 1, findings.predicted)])
+    assert same.verdict().startswith("**No clear gain.**")
+    assert "The difference of +0.0 points" in same.verdict()
+
+
+def test_too_little_held_out_is_said(findings: Findings) -> None:
+    few = torch.zeros_like(findings.graph.test)
+    few[findings.graph.test.nonzero()[:5].squeeze(1)] = True
+    assert "is right on " in (found := replace(findings, graph=findings.graph.replace(test=few)).verdict())
+    assert found.startswith("**Too little is held out to tell.**")
+    nobody = findings.graph.replace(test=torch.zeros_like(few))
+    assert "the model was chosen by them: expect less" in replace(findings, graph=nobody).verdict()
+
+
+def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None:
+    accuracy = {
+        rival.name: findings.scores(rival.predicted, findings.test).accuracy for rival in findings.rivals
+    }
+    assert accuracy.pop("most frequent class") < 0.6
+    assert min(accuracy.values()) > 0.6, accuracy
+    tried = {rival.name: rival.tried for rival in findings.rivals}
+    assert tried == {
+        "most frequent class": 1,
+        "label propagation": 3,
+        "logistic regression": 6,
+        "GCN, 2 layers": 4,
+    }
+
+
+def test_the_model_is_asked_about_the_graph_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, logits = [], Network.logits
+
+    def count(self: Network, *arguments: object) -> torch.Tensor:
+        asked.append(type(self.module).__name__)
+        return logits(self, *arguments)
+
+    monkeypatch.setattr(Network, "logits", count)
+    classifier = NodeClassifier(depth=(1, 4)).fit(small)
+    findings = Findings.of(classifier, small)
+    assert asked.count("SGC") == 1
+    assert np.array_equal(findings.probabilities, classifier.predict_proba(small))
+
+
+def test_findings_are_about_the_graph_that_was_fitted_on(small: Graph, tmp_path, raises) -> None:
+    NodeClassifier(depth=1, norm="PN").fit(small).save(tmp_path)
+    with raises("not-fitted", value="csbm"):
+        Findings.of(NodeClassifier.load(tmp_path), small)

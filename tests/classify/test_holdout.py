@@ -1,0 +1,97 @@
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.classify import ClassifierWarning, complete_split
+from pairnorm.classify.holdout import fingerprints, unseen
+from pairnorm.data import Graph
+
+
+def graph(labels: list[int], **parts: list[int]) -> Graph:
+    nodes = len(labels)
+    masks = {name: torch.zeros(nodes, dtype=torch.bool) for name in parts}
+    for name, chosen in parts.items():
+        masks[name][chosen] = True
+    return Graph.from_edges([[0], [1]], torch.ones(nodes, 1), labels, **masks)
+
+
+def sizes(graph: Graph, seed: int = 0) -> list[list[int]]:
+    """How many nodes of each class are in train, validation and test; nobody is in two of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClassifierWarning)
+        split = complete_split(graph, seed)
+    assert int(sum(mask.int() for mask in split).max()) <= 1
+    assert not any((mask & ~graph.labelled).any() for mask in split)
+    return [torch.bincount(graph.labels[mask], minlength=graph.num_classes).tolist() for mask in split]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((100, 50), [[60, 30], [20, 10], [20, 10]]),
+        ((1, 1), [[1, 1], [0, 0], [0, 0]]),
+        ((2, 2), [[1, 1], [1, 1], [0, 0]]),
+        ((3, 3), [[1, 1], [1, 1], [1, 1]]),
+        ((1, 10), [[1, 6], [0, 2], [0, 2]]),
+    ],
+)
+def test_every_class_is_dealt_out_on_its_own(counts: tuple[int, int], expected: list[list[int]]) -> None:
+    labels = [0] * counts[0] + [1] * counts[1] + [-1] * 7
+    assert sizes(graph(labels)) == expected
+
+
+def test_a_users_parts_stay_and_lacking_ones_come_from_the_other_labelled_nodes() -> None:
+    labels = [0, 1] * 10 + [-1]
+    given = graph(labels, train=[0, 1, 2, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClassifierWarning)
+        split = complete_split(given)
+    assert torch.equal(split.train, given.train)
+    assert sizes(given) == [[2, 2], [4, 4], [4, 4]]
+    assert sizes(graph(labels, train=[0, 1], validation=[2, 3])) == [[1, 1], [1, 1], [8, 8]]
+    assert sizes(graph(labels, train=[0, 1], test=[2, 3])) == [[1, 1], [8, 8], [1, 1]]
+    assert sizes(graph(labels, validation=[0, 1], test=[2, 3])) == [[8, 8], [1, 1], [1, 1]]
+
+
+def test_validation_is_taken_from_train_where_nothing_else_is_labelled() -> None:
+    assert sizes(graph([0, 1] * 10, train=list(range(20)))) == [[8, 8], [2, 2], [0, 0]]
+
+
+def test_the_seed_decides() -> None:
+    labelled = graph([0, 1] * 100)
+    first, again, other = (complete_split(labelled, seed).train for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_what_cannot_be_learnt_from_is_refused(raises) -> None:
+    with raises("no-labels"):
+        complete_split(graph([-1, -1]))
+    with raises("one-class", value="1"):
+        complete_split(graph([1, 1, -1]))
+    with raises("class-without-training", value="1"):
+        complete_split(graph([0, 0, 1, 1], train=[0], validation=[1, 2], test=[3]))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1], "no labelled node is left to choose a model by"),
+        ([0, 1], "no labelled node is left to test on"),
+        ([0, 0, 0, 1, 1, 1], "only 2 labelled nodes are left to test on: the interval .* is wide"),
+        ([0] * 20 + [1], "no test node is of class '1'"),
+    ],
+)
+def test_few_labels_are_a_warning(labels: list[int], message: str) -> None:
+    with pytest.warns(ClassifierWarning) as caught:
+        complete_split(graph(labels))
+    assert any(re.search(message, str(warning.message)) for warning in caught)
+
+
+def test_nodes_are_known_again_by_name_on_every_machine() -> None:
+    assert fingerprints(np.array(["c1", "7"])).tolist() == [5653263758500360259, -9038873097560174361]
+    again = graph([0, 1, -1, 1]).replace(node_names=np.array([7, 8, 9, 10]))
+    assert unseen(again, fingerprints(np.array(["c1", "7"]))).tolist() == [False, True, False, True]

@@ -1,0 +1,170 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairnorm.data import (
+    Graph,
+    Missing,
+    features_after,
+    given_missing,
+    missing_entries,
+    missing_nodes,
+    missing_vectors,
+)
+from pairnorm.data.features import stored_rows
+
+
+def brute_force(features: torch.Tensor) -> torch.Tensor:
+    rows = [row / row.abs().sum() if row.abs().sum() > 0 else row for row in features.double()]
+    return torch.stack(rows)
+
+
+@pytest.fixture(params=["dense", "sparse"])
+def graph(small: Graph, request: pytest.FixtureRequest) -> Graph:
+    return small if request.param == "dense" else small.replace(features=small.features.to_sparse_csr())
+
+
+def test_features_as_they_are(graph: Graph, raises: Callable) -> None:
+    missing = missing_vectors(graph, 0.5, trials=2)
+    found = features_after(graph, missing, scaling="none").dense()
+    torch.testing.assert_close(found, graph.features.to_dense()[:, None] * ~missing.mask[..., None])
+    with raises("unknown-choice", value="columns"):
+        features_after(graph, scaling="columns")
+
+
+def test_rows_are_normalised_before_they_are_erased(graph: Graph) -> None:
+    missing = missing_vectors(graph, 0.67, trials=4)
+    found = features_after(graph, missing)
+    expected = brute_force(graph.features.to_dense())[:, None] * ~missing.mask[..., None]
+    torch.testing.assert_close(found.dense().double(), expected)
+    for trial in range(4):
+        seen = found.trial(trial)
+        assert seen.layout == graph.features.layout
+        torch.testing.assert_close(seen.to_dense().double(), expected[:, trial])
+
+
+def test_what_is_left_of_a_row_keeps_its_values_when_entries_go(graph: Graph) -> None:
+    missing = missing_entries(graph, 0.5, trials=3)
+    found = features_after(graph, missing)
+    whole = brute_force(graph.features.to_dense())[:, None].expand(-1, 3, -1)
+    dense = found.dense().double()
+    assert ((dense == 0) | torch.isclose(dense, whole)).all()
+    stored = 8 if graph.features.layout == torch.sparse_csr else 15
+    assert missing.mask.sum(0).tolist() == [round(0.5 * stored)] * 3
+    assert found.trials == 3
+
+
+def test_sparse_features_share_one_matrix_and_mask_its_entries(cora: Graph) -> None:
+    missing = missing_vectors(cora, 1.0, trials=2)
+    found = features_after(cora, missing)
+    assert found.keep.shape == (cora.features.values().numel(), 2)
+    assert torch.equal(found.keep[:, 0], cora.train[stored_rows(cora.features)])
+
+
+def test_nothing_missing_is_one_whole_trial(graph: Graph) -> None:
+    found = features_after(graph)
+    torch.testing.assert_close(found.dense()[:, 0].double(), brute_force(graph.features.to_dense()))
+
+
+def test_the_graph_is_not_edited(graph: Graph) -> None:
+    before = graph.features.to_dense().clone()
+    features_after(graph, missing_vectors(graph, 1.0)).dense()
+    assert torch.equal(graph.features.to_dense(), before)
+
+
+def test_a_mask_of_another_graph_is_refused(graph: Graph, raises: Callable) -> None:
+    other = Missing("vectors", 0.5, 0, torch.zeros(7, 1, dtype=torch.bool))
+    with raises("wrong-shape", value=7):
+        features_after(graph, other)
+
+
+RATES = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_exactly_the_rate_of_nodes_outside_train_lose_their_vectors(cora: Graph, rate: float) -> None:
+    missing = missing_vectors(cora, rate, trials=3)
+    assert missing.mask.sum(0).tolist() == [round(rate * (2708 - 140))] * 3
+    assert not missing.mask[cora.train].any()
+
+
+def test_at_rate_one_all_but_the_training_nodes_are_missing(cora: Graph) -> None:
+    assert torch.equal(missing_vectors(cora, 1.0).mask[:, 0], ~cora.train)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 50))
+def test_a_lower_rate_misses_a_part_of_what_a_higher_one_does(first: float, second: float, seed: int) -> None:
+    graph = Graph.from_edges([[0], [1]], num_nodes=40, features=torch.ones(40, 2))
+    for draw in (missing_vectors, missing_nodes, missing_entries):
+        low, high = (draw(graph, rate, seed=seed).mask for rate in sorted((first, second)))
+        assert not (low & ~high).any()
+
+
+def test_a_trial_depends_on_its_own_seed_alone(cora: Graph) -> None:
+    together = missing_vectors(cora, 0.4, trials=5, seed=10).mask
+    for trial in range(5):
+        assert torch.equal(together[:, trial], missing_vectors(cora, 0.4, seed=10 + trial).mask[:, 0])
+    assert len({tuple(mask) for mask in together.T.tolist()}) == 5
+
+
+def test_masks_are_pinned(cora: Graph) -> None:
+    # The same seed must give the same mask on every machine, under every numpy.
+    assert missing_vectors(cora, 0.003).mask[:, 0].nonzero().flatten().tolist() == [
+        623,
+        846,
+        900,
+        1190,
+        1713,
+        2349,
+        2524,
+        2601,
+    ]
+
+
+def test_the_mask_tells_nothing_about_the_random_split(cora: Graph) -> None:
+    graph = cora.with_split("random", seed=0)
+    mask = missing_vectors(graph, 0.5, seed=0).mask[:, 0]
+    share = mask[graph.validation].double().mean()
+    assert abs(share - 0.5) < 0.1
+
+
+def test_nodes_are_drawn_from_all(cora: Graph) -> None:
+    missing = missing_nodes(cora, 0.5, trials=2)
+    assert missing.mask.sum(0).tolist() == [1354, 1354]
+    assert missing.mask[cora.train].any()
+
+
+def test_entries_are_the_stored_ones_of_sparse_features(cora: Graph) -> None:
+    missing = missing_entries(cora, 0.25)
+    assert missing.mask.shape == (49216, 1)
+    assert int(missing.mask.sum()) == 12304
+
+
+def test_given_is_what_the_data_lacks(small: Graph) -> None:
+    lacking = torch.tensor([False, True, False, False, True])
+    missing = given_missing(small.replace(missing=lacking), trials=3)
+    assert torch.equal(missing.mask, lacking[:, None].expand(-1, 3))
+    assert missing.rate == 0.4
+    assert missing.seed is None
+
+
+def test_it_tells_what_it_is(cora: Graph) -> None:
+    assert repr(missing_vectors(cora, 0.6, trials=5, seed=3)) == (
+        "Missing(kind='vectors', rate=0.6, seed=3, trials=5: 1,541 of 2,708 nodes)"
+    )
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+def test_a_rate_is_a_fraction(small: Graph, rate: float, raises: Callable) -> None:
+    with raises("not-a-number"):
+        missing_vectors(small, rate)
+
+
+def test_there_is_at_least_one_trial(small: Graph, raises: Callable) -> None:
+    with raises("not-a-whole-number", value=0):
+        missing_vectors(small, 0.5, trials=0)
+    with raises("not-a-whole-number", value=-1):
+        missing_vectors(small, 0.5, seed=-1)

@@ -1,0 +1,167 @@
+"""What holds for every norm of the registry."""
+
+import copy
+import inspect
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+from torch_geometric.nn import GCN
+
+from pairnorm.nn.norms import REMEDIES, DegreePairNorm, Norm, make_norm
+from pairnorm.nn.pair_norm import PairNorm
+
+every = pytest.mark.parametrize("name", REMEDIES)
+# Statistics over all nodes of a mini-batch are what these two are named for, and made of.
+OVER_GRAPHS = ("BatchNorm", "DiffGroupNorm")
+
+
+def make(name, trials=None, features=5, nodes=12, **settings):
+    """A norm with random parameters, in float64."""
+    norm = make_norm(name, features, trials, **settings).double()
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    return bind(norm, nodes)
+
+
+def bind(norm, nodes, order=slice(None)):
+    if isinstance(norm, DegreePairNorm):
+        degree = torch.rand(nodes, generator=torch.Generator().manual_seed(5)) * 9 + 1
+        norm.bind(degree[order])
+    return norm
+
+
+def alone(norm, name, trial):
+    """The ordinary module that holds the parameters and statistics of one trial."""
+    single = make(name)
+    single.load_state_dict({key: value[trial].clone() for key, value in norm.state_dict().items()})
+    return single
+
+
+@every
+@pytest.mark.parametrize("trials", [1, 3])
+def test_trials_equal_modules(name, trials, batch, near):
+    norm = make(name, trials)
+    singles = [alone(norm, name, trial) for trial in range(trials)]
+    for _ in range(2):
+        x = torch.randn(12, trials, 5, dtype=torch.float64) + 1
+        y = norm(x, batch)
+        for trial, single in enumerate(singles):
+            near(y[:, trial], single(x[:, trial], batch))
+    near(norm.eval()(x), torch.stack([single.eval()(x[:, i]) for i, single in enumerate(singles)], 1))
+
+
+@every
+def test_gradients(name, batch):
+    norm = make(name, 2)
+    x = torch.randn(12, 2, 5, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda x, *_: norm(x, batch), (x, *norm.parameters()))
+
+
+@every
+def test_the_order_of_nodes_does_not_matter(name, batch, near):
+    norm = make(name)
+    x, order = torch.randn(12, 5, dtype=torch.float64), torch.randperm(12)
+    moved = bind(copy.deepcopy(norm), 12, order)
+    near(moved(x[order], batch if batch is None else batch[order]), norm(x, batch)[order])
+
+
+@pytest.mark.parametrize("name", [name for name in REMEDIES if name not in OVER_GRAPHS])
+def test_graphs_are_normalised_on_their_own(name, batch, near):
+    if batch is None:
+        return
+    norm = make(name)
+    x = torch.randn(12, 5, dtype=torch.float64)
+    y = norm(x, batch, 7)
+    near(norm(x, batch.int()), y)
+    for graph in batch.unique():
+        nodes = batch == graph
+        near(y[nodes], bind(copy.deepcopy(norm), 12, nodes)(x[nodes]))
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("how", ["mixed", "autocast", "all"])
+def test_half_precision_is_summed_in_single(name, dtype, how):
+    norm = make_norm(name, 64, 2)
+    norm = bind(norm.to(dtype) if how == "all" else norm, 50)
+    x = (torch.randn(50, 2, 64) * 300).to(dtype)  # squares are beyond float16
+    wide = copy.deepcopy(norm).double()
+    expected = wide(x.double())
+    with torch.autocast("cpu", dtype, enabled=how == "autocast"):
+        y = norm(x)
+    assert y.dtype == dtype
+    last_bit = torch.finfo(dtype).eps * expected.abs().max()
+    assert (y.double() - expected).abs().max() <= last_bit
+    for ours, theirs in zip(norm.buffers(), wide.buffers(), strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=torch.finfo(dtype).eps, atol=1e-3)
+
+
+@every
+def test_repr_makes_the_same_norm(name):
+    norm = make_norm(name, 5, 3)
+    names = {kind.__name__: kind for kind in (remedy.kind for remedy in REMEDIES.values())}
+    assert repr(eval(repr(norm), names)) == repr(norm)
+    for argument, value in inspect.signature(type(norm)).parameters.items():
+        assert f"{argument}={getattr(norm, argument)!r}" in repr(norm), value
+
+
+@every
+def test_the_one_parameter_is_tuned_over_four_values_and_matters(name):
+    remedy = REMEDIES[name]
+    if remedy.parameter is None:
+        assert remedy.grid == ()
+        return
+    assert len(set(remedy.grid)) == 4
+    x = torch.randn(12, 5) + 1
+    results = []
+    for value in remedy.grid:
+        torch.manual_seed(0)
+        norm = bind(make_norm(name, 5, **{remedy.parameter: value}), 12)
+        assert getattr(norm, remedy.parameter) == value
+        results.append(norm(x))
+    assert all(not torch.allclose(a, b, rtol=1e-4) for a, b in itertools.pairwise(results))
+
+
+@every
+def test_drops_into_a_model_of_pyg(name, edge_index):
+    """PyG copies a norm for every layer, resets it and gives it the batch."""
+    norm = bind(make_norm(name, 8), 20)
+    assert isinstance(norm, Norm)
+    model = GCN(5, 8, num_layers=3, out_channels=2, norm=norm)
+    batch = torch.tensor([0] * 10 + [1] * 10)
+    model(torch.randn(20, 5), edge_index, batch=batch).square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@every
+def test_compiles_without_a_graph_break(name, near):
+    norm = make(name, 3)
+    x, batch = torch.randn(12, 3, 5, dtype=torch.float64), torch.arange(12) % 3
+    # ContraNorm walks over the graphs of a batch, whose sizes only the data tells.
+    for given in [(x,)] if name == "ContraNorm" else [(x,), (x, batch, 3)]:
+        near(torch.compile(copy.deepcopy(norm), backend="eager", fullgraph=True)(*given), norm(*given))
+
+
+@every
+def test_strides_do_not_matter(name, near):
+    norm = make(name, 3)
+    x = torch.randn(6, 12, 5, dtype=torch.float64).transpose(0, 1)[:, ::2]
+    near(norm(x), norm(x.contiguous()))
+
+
+@every
+def test_equal_rows_stay_finite(name):
+    x = torch.full((12, 5), 3.0, requires_grad=True)
+    norm = bind(make_norm(name, 5), 12)
+    norm(x).square().sum().backward()
+    assert norm(x).isfinite().all()
+    assert x.grad.isfinite().all()
+
+
+def test_names(raises):
+    assert isinstance(make_norm("PN-SI", 5), PairNorm)
+    with raises("unknown-choice", value="batchnorm"):
+        make_norm("batchnorm", 5)

@@ -1,0 +1,116 @@
+import pytest
+import torch
+
+from pairnorm.nn.ops.attention import cuda
+from pairnorm.nn.ops.attention.plain import NEGATIVE_SLOPE, _one_by_one, attend
+from pairnorm.nn.ops.double_backward import Compiled
+from pairnorm.nn.ops.dropout.keys import draw_keys
+from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import cuda as sparse_product
+from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.pair_norm import PairNorm, pair_norm
+
+# Of lanes beyond the end of a row, whose results are never stored.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+
+
+def by_kernels(pattern, scores, z, bias, activation, rate=0.0, keys=None, norm=None):
+    settings = (pattern, activation, NEGATIVE_SLOPE, rate, keys, norm)
+    return Compiled.apply(cuda, _one_by_one, settings, scores, z, bias)
+
+
+def assert_equal_with_gradients(pattern, tensors, activation, rate, keys, norm=None):
+    y = by_kernels(pattern, *tensors, activation, rate, keys, norm)
+    wide = [tensor.double() for tensor in tensors]  # which no kernel serves
+    plain = attend(pattern, *wide, activation, rate, keys, norm)
+    torch.testing.assert_close(y.double(), plain, rtol=1e-4, atol=1e-5)
+    grad = torch.randn_like(y)
+    slopes = torch.autograd.grad(y, tensors, grad)
+    for slope, other in zip(slopes, torch.autograd.grad(plain, tensors, grad.double()), strict=True):
+        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+
+
+def inputs(nodes, trials, features, device, scale=1.0):
+    shapes = (nodes, trials, 2), (nodes, trials, features), (trials, features)
+    scores, z, bias = (torch.randn(shape, device=device) for shape in shapes)
+    return [tensor.requires_grad_() for tensor in (scale * scores, z, bias)]
+
+
+@pytest.mark.parametrize(("trials", "features"), [(1, 1), (3, 7)])
+@pytest.mark.parametrize("rate", [None, 0.6])
+@pytest.mark.parametrize("activation", ["none", "elu"])
+def test_equals_the_plain_form(trials, features, rate, activation, adjacency, device):
+    keys = None if rate is None else draw_keys(trials, device=device)
+    tensors = inputs(20, trials, features, device)
+    assert_equal_with_gradients(adjacency.pattern.to(device), tensors, activation, rate or 0.0, keys)
+
+
+@pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+@pytest.mark.parametrize("activation", ["relu", "elu"])
+def test_with_pair_norm_equals_the_plain_form(activation, mode, adjacency, device):
+    tensors, keys = inputs(20, 3, 7, device), draw_keys(3, device=device)
+    norm = PairNorm(scale=3.0, mode=mode)
+    assert_equal_with_gradients(adjacency.pattern.to(device), tensors, activation, 0.6, keys, norm)
+
+
+@pytest.mark.parametrize("norm", [None, PairNorm()])
+def test_a_bias_that_is_not_learned(norm, adjacency, device):
+    scores, z, bias = inputs(20, 2, 3, device)
+    tensors = [scores, z, bias.detach()]
+    y = by_kernels(adjacency.pattern.to(device), *tensors, "relu", 0.0, None, norm)
+    plain = attend(adjacency.pattern.to(device), *(tensor.double() for tensor in tensors), "relu", norm=norm)
+    grad = torch.randn_like(y)
+    slopes = [
+        torch.autograd.grad(*pair, retain_graph=True)
+        for pair in ((y, (scores, z), grad), (plain, (scores, z), grad.double()))
+    ]
+    for ours, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_in_pieces_and_many_trials(adjacency, device, monkeypatch):
+    monkeypatch.setattr(sparse_product, "PIECE", 3)
+    tensors, keys = inputs(20, 18, 16, device), draw_keys(18, device=device)
+    pattern = adjacency.pattern.to(device)
+    pattern = Pattern(pattern.crow.clone(), pattern.column.clone(), pattern.shape)  # not cut before
+    assert_equal_with_gradients(pattern, tensors, "elu", 0.6, keys)
+
+
+def test_without_bias(adjacency, device):
+    pattern, (scores, z, bias) = adjacency.pattern.to(device), inputs(20, 2, 3, device)
+    plain = by_kernels(pattern, scores, z, None, "none", 0.0, None)
+    torch.testing.assert_close(plain + bias, by_kernels(pattern, scores, z, bias, "none", 0.0, None))
+    normed = by_kernels(pattern, scores, z, None, "none", 0.0, None, PairNorm())
+    torch.testing.assert_close(normed, pair_norm(plain))
+    for y in (plain, normed):
+        slopes = torch.autograd.grad(y.square().sum(), (scores, z))
+        assert all(slope.isfinite().all() for slope in slopes)
+
+
+def test_extreme_scores(adjacency, device):
+    pattern, tensors = adjacency.pattern.to(device), inputs(20, 2, 3, device, scale=1e4)
+    y = by_kernels(pattern, *tensors, "none", 0.0, None)
+    assert y.isfinite().all()
+    assert all(slope.isfinite().all() for slope in torch.autograd.grad(y.sum(), tensors))
+
+
+def test_rows_without_entries_get_zeros(device):
+    dense = torch.tensor([[0.0, 1, 1], [0, 0, 0], [1, 0, 0]])
+    pattern = SparseMatrix.from_torch(dense).pattern.to(device)
+    assert_equal_with_gradients(pattern, inputs(3, 2, 4, device), "relu", 0.0, None)
+
+
+def test_gradients_of_gradients(adjacency, device):
+    """Bug: on CUDA they were refused."""
+    pattern, tensors = adjacency.pattern.to(device), inputs(20, 2, 3, device)
+    wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+    def second(y, tensors):
+        first = torch.autograd.grad(y.pow(3).sum(), tensors, create_graph=True)
+        return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), tensors)
+
+    expected = second(attend(pattern, *wide, "elu", norm=PairNorm()), wide)
+    largest = max(gradient.abs().max().item() for gradient in expected)
+    ours = second(by_kernels(pattern, *tensors, "elu", norm=PairNorm()), tensors)
+    for gradient, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-2, atol=1e-4 * largest)

@@ -1,0 +1,23 @@
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU")
+def test_kernels_in_the_interpreter():
+    files = sorted(Path(__file__).parent.glob("*/test_cuda.py"))
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, files)],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout[-20000:] + process.stderr[-2000:]
+    assert " passed" in process.stdout

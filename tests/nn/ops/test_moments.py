@@ -1,0 +1,101 @@
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from pairnorm.nn.ops.moments import Groups, Moments
+
+BATCH = torch.tensor([3, 0, 3, 1, 0, 3])
+
+
+def groups(x, batch):
+    return Groups.of(x, batch, None if batch is None else 5)
+
+
+@pytest.mark.parametrize("batch", [None, BATCH, BATCH.int()], ids=["one graph", "batch", "int32"])
+@pytest.mark.parametrize("middle", [(), (2,), (2, 3)])
+def test_sums_and_means_equal_a_loop(batch, middle):
+    x = torch.randn(6, *middle, 4, dtype=torch.float64)
+    graph = torch.zeros(6, dtype=torch.long) if batch is None else batch
+    total, mean = groups(x, batch).sum(x), groups(x, batch).mean(x)
+    assert total.shape == mean.shape == (1 if batch is None else 5, *middle, 4)
+    for number in range(len(total)):
+        rows = x[graph == number]
+        torch.testing.assert_close(total[number], rows.sum(0))
+        torch.testing.assert_close(
+            mean[number], rows.mean(0) if len(rows) else torch.zeros(*middle, 4).double()
+        )
+
+
+@pytest.mark.parametrize("batch", [None, BATCH])
+def test_centring_is_a_projection_that_is_its_own_adjoint(batch):
+    x, y = torch.randn(2, 6, 3, dtype=torch.float64)
+    centre = groups(x, batch).centre
+    torch.testing.assert_close(centre(centre(x)), centre(x))
+    torch.testing.assert_close((centre(x) * y).sum(), (x * centre(y)).sum())
+    assert groups(x, batch).sum(centre(x)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("batch", [None, BATCH])
+def test_spread_hands_back_what_mean_took(batch):
+    x = torch.randn(6, 2, 3)
+    statistic = groups(x, batch).mean(x)
+    spread = groups(x, batch).spread(statistic).expand(6, 2, 3)
+    for node in range(6):
+        assert torch.equal(spread[node], statistic[0 if batch is None else batch[node]])
+
+
+def test_sums_add_up_over_parts_of_a_graph():
+    x = torch.randn(6, 4, dtype=torch.float64)
+    parts = [groups(x[part], BATCH[part]).sum(x[part]) for part in (slice(0, 2), slice(2, 6))]
+    torch.testing.assert_close(sum(parts), groups(x, BATCH).sum(x))
+
+
+@pytest.mark.parametrize("operation", ["sum", "mean", "centre"])
+def test_gradients(operation):
+    x = torch.randn(6, 2, 2, dtype=torch.float64, requires_grad=True)
+    function = getattr(groups(x, BATCH), operation)
+    assert gradcheck(function, x)
+    assert gradgradcheck(lambda x: function(x).pow(2), x)
+
+
+def test_batch_size_is_read_from_the_batch_where_not_given():
+    assert Groups.of(torch.randn(6, 2), BATCH, None).size == 4
+    assert Groups.of(torch.randn(0, 2), BATCH[:0], None).size == 0
+    assert Groups.of(torch.randn(6, 2), None, 7).size == 1
+
+
+def test_large_means_lose_nothing_small():
+    x = 1e6 + torch.arange(8.0).view(8, 1)
+    assert torch.equal(Groups(8).centre(x), torch.arange(8.0).view(8, 1) - 3.5)
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(5), torch.zeros(5, dtype=torch.bool)])
+def test_batch_of_another_type(batch, raises):
+    with raises("wrong-type", value=batch.dtype):
+        Groups.of(torch.randn(5, 2), batch, None)
+
+
+class TestMoments:
+    @pytest.mark.parametrize("sizes", [(6,), (1, 5), (2, 3, 1), (1, 1, 1, 1, 1, 1)])
+    @pytest.mark.parametrize("offset", [0.0, 1e8])
+    def test_merged_parts_are_those_of_the_whole(self, sizes, offset):
+        x = offset + torch.randn(6, 2, 4, dtype=torch.float64)
+        merged = moments(x.split(sizes)).merge()
+        whole = moments([x])
+        assert merged.count.item() == 6
+        torch.testing.assert_close(merged.mean, whole.mean, rtol=1e-12, atol=0)
+        torch.testing.assert_close(merged.squares, whole.squares, rtol=1e-6, atol=0)
+        torch.testing.assert_close(merged.mean_square, merged.squares / 6)
+
+    def test_a_part_without_rows_changes_nothing(self):
+        x = torch.randn(4, 1, 3, dtype=torch.float64)
+        parts = moments([x[:3], x[3:], x[:1]])
+        empty = Moments(torch.tensor([3.0, 1.0, 0.0]).view(3, 1, 1), parts.mean, parts.squares)
+        torch.testing.assert_close(empty.merge().squares, moments([x]).squares)
+
+
+def moments(parts):
+    means = torch.cat([part.mean(0, keepdim=True) for part in parts])
+    squares = [(part - part.mean(0)).square().sum((0, -1)).view(1, -1, 1) for part in parts]
+    count = torch.tensor([float(len(part)) for part in parts]).view(-1, 1, 1)
+    return Moments(count, means, torch.cat(squares))

@@ -1,0 +1,135 @@
+"""The wheel, tried in clean environments: with its core alone, and with everything.
+
+An environment is filled by links to what is installed here, following the requirements that the wheel itself
+declares: nothing is downloaded, and what is not declared is not there.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = "from hatchling.build import build_wheel; import sys; print(build_wheel(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, check=True, capture_output=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def required(
+    distribution: Distribution, extra: str, seen: dict[str, Distribution]
+) -> dict[str, Distribution]:
+    """Add all that a distribution needs, and what that needs in turn."""
+    for line in distribution.requires or []:
+        requirement = Requirement(line)
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        extras = requirement.extras or {""}
+        if name == "pairnorm":
+            for wanted in extras:
+                required(distribution, wanted, seen)
+        elif name not in seen:
+            try:
+                seen[name] = Distribution.from_name(requirement.name)
+            except PackageNotFoundError:  # such as CUDA's libraries beside a torch that was built for CPUs
+                continue
+            for wanted in extras:
+                required(seen[name], wanted, seen)
+    return seen
+
+
+def install(wheel: Path, extra: str, folder: Path) -> Path:
+    """Make an environment and return its Python."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    (metadata,) = packages.glob("pairnorm-*.dist-info")
+    for distribution in required(PathDistribution(metadata), extra, {}).values():
+        tops = {
+            file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")
+        }
+        for top in tops:
+            place = packages / top
+            if not place.exists():
+                place.symlink_to(Path(str(distribution.locate_file(top))))
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, "", tmp_path_factory.mktemp("core"))
+
+
+@pytest.fixture(scope="session")
+def everything(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, "all", tmp_path_factory.mktemp("all"))
+
+
+def run(python: Path, *words: str, folder: Path, code: int = 0) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, *words], cwd=folder, capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_core_gives_the_layer_the_patch_the_measures_and_the_models(core: Path, tmp_path: Path) -> None:
+    script = """
+import sys, warnings
+warnings.simplefilter("error")
+import torch
+import pairnorm
+from pairnorm import Graph, PairNorm, Probe, add_pair_norm, load, pair_norm
+from pairnorm.measure import row_diff
+from pairnorm.nn import GAT, GCN, SGC
+for name in ("pandas", "sklearn", "torch_geometric", "rich", "matplotlib", "pydantic"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    raise SystemExit(f"{name} is in the core")
+graph = load("cora")
+model = GCN(graph.num_features, graph.num_classes, depth=4, norm="PN-SI").eval()
+with Probe(model) as probe:
+    logits = model(graph.features, graph.adjacency)
+print(float(row_diff(PairNorm()(torch.randn(5, 3)))) > 0, logits.shape[0], len(probe.records))
+"""
+    assert run(core, "-c", script, folder=tmp_path).split() == ["True", "2708", "4"]
+
+
+def test_the_core_reproduces_a_table(core: Path, tmp_path: Path) -> None:
+    words = "reproduce table1 --dataset cora --runs 1 --epochs 2 --depths 1,2 --missing 100 --workers 1"
+    shown = run(core, "-m", "pairnorm", *words.split(), folder=tmp_path)
+    assert "SGC-PN" in shown
+    assert (tmp_path / "reproduction" / "table1.csv").is_file()
+
+
+def test_a_command_that_lacks_a_library_names_the_extra(core: Path, tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("id,x,y\na,1,u\nb,2,v\n")
+    (tmp_path / "e.csv").write_text("source,target\na,b\n")
+    words = "fit --nodes n.csv --edges e.csv --label y"
+    assert "pairnorm[all]" in run(core, "-m", "pairnorm", *words.split(), folder=tmp_path, code=1)
+
+
+def test_all_of_it_labels_a_graph(everything: Path, tmp_path: Path) -> None:
+    nodes = "".join(f"n{i},{i % 2 + 0.01 * (i % 7)},{'uv'[i % 2]}\n" for i in range(60))
+    (tmp_path / "n.csv").write_text("id,x,y\n" + nodes)
+    (tmp_path / "e.csv").write_text("source,target\n" + "".join(f"n{i},n{(i + 2) % 60}\n" for i in range(60)))
+    words = "fit --nodes n.csv --edges e.csv --label y --out run"
+    run(everything, "-m", "pairnorm", *words.split(), folder=tmp_path)
+    assert (tmp_path / "run" / "predictions.csv").read_text().startswith("id,predicted,p_u,p_v")
