@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from pairnorm import __version__
-from pairnorm.commands import console, datasets, demo, diagnose, fit, predict, report, reproduce
+from pairnorm.commands import console, datasets, demo, diagnose, fit, pack, predict, report, reproduce
 from pairnorm.commands.options import Command, Parser
 from pairnorm.errors import PairNormError, closest
 
-COMMANDS = (demo, datasets, fit, predict, diagnose, reproduce, report)
+COMMANDS = (demo, datasets, fit, predict, diagnose, pack, reproduce, report)
 DONE, UNUSABLE, WRONG, FAULT, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141
 
 

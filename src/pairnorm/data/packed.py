@@ -1,8 +1,9 @@
-"""Graphs larger than memory, packed: arrays that are mapped from disk, so that only what is looked at is loaded.
+"""Graphs larger than memory, packed: arrays mapped from disk, of which only what is looked at is loaded.
 
-A packed graph is a folder: ``graph.json`` (what it holds), ``crow`` and ``column`` (the adjacency as CSR, both
-directions of every edge, sorted), ``weight`` where edges have weights, ``features-*`` (blocks of columns, NaN
-where missing), ``labels``, ``split`` and ``ids.parquet``. ``pairnorm.data.pack`` writes it.
+A packed graph is a folder: ``graph.json`` (what it holds), ``crow`` and ``column`` (the adjacency as CSR,
+both directions of every edge, sorted), ``weight`` where edges have weights, ``features-*`` (blocks of
+columns, NaN where missing), ``missing``, ``labels``, ``split`` and ``ids.parquet``. It is written by
+``pairnorm.data.packing``.
 """
 
 from __future__ import annotations
@@ -18,83 +19,104 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.errors import PairNormError
+from pairnorm.data.encoder import Encoder
+from pairnorm.errors import PairNormError, one_of, whole_number
 
 FORMAT = 1
 FACTS = "graph.json"
-ROWS_PER_BATCH = 2**17
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of features: where it is from, its category if it is one, and its moments over known values."""
-
-    source: str
-    category: str | None
-    known: int
-    mean: float
-    deviation: float
-
-    @property
-    def name(self) -> str:
-        """What to call it."""
-        return self.source if self.category is None else f"{self.source}={self.category}"
+MOST_NODES = 2**31 - 1
+ROWS_PER_BATCH = 2**16
+DTYPES = ("float32", "float16")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What ``graph.json`` says."""
+    """What ``graph.json`` says.
+
+    Args:
+        nodes: how many there are.
+        entries: of the adjacency, two for every edge.
+        weighted: whether edges have weights.
+        dtype: of the features on disk.
+        block: how many columns of features lie together.
+        missing: how many nodes have no features at all, and how many lack some.
+        encoder: what the columns of the nodes are.
+        known: of every feature, how many nodes have it.
+        mean: of what is known.
+        deviation: likewise.
+        classes: their names.
+        notes: what was odd.
+        format: of the folder.
+    """
 
     nodes: int
     entries: int
     weighted: bool
     dtype: str
     block: int
-    columns: tuple[Column, ...]
+    missing: tuple[int, int]
+    encoder: Encoder
+    known: tuple[int, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
     classes: tuple[str, ...]
     notes: tuple[str, ...]
     format: int = FORMAT
 
     @property
+    def features(self) -> int:
+        """How many features a node has."""
+        return len(self.known)
+
+    @property
     def blocks(self) -> list[range]:
         """The columns of every block of features."""
-        count = len(self.columns)
-        return [range(start, min(start + self.block, count)) for start in range(0, count, self.block)]
+        return blocks(self.features, self.block)
 
     def write(self, folder: Path) -> None:
-        """Write ``graph.json``, the last of a folder's files: with it the graph is complete."""
+        """Write ``graph.json``, the last of a folder's files."""
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
         (folder / FACTS).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Facts:
-        """Read ``graph.json``."""
+        """Read ``graph.json``; what does not fit together is refused."""
         try:
             found = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-            columns = tuple(Column(**column) for column in found.pop("columns"))
-            classes, notes = tuple(found.pop("classes")), tuple(found.pop("notes"))
-            facts = cls(**found, columns=columns, classes=classes, notes=notes)
+            if found["format"] != FORMAT:
+                raise ValueError(f"its format is {found['format']!r}, expected {FORMAT}")
+            encoder = Encoder.from_json(found.pop("encoder"))
+            lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+            facts = cls(**(found | lists), encoder=encoder)
+            whole_number("nodes", facts.nodes, 1, MOST_NODES)
+            whole_number("entries", facts.entries)
+            whole_number("block", facts.block, 1)
+            one_of("dtype", facts.dtype, DTYPES)
+            widths = {len(part) for part in (facts.known, facts.mean, facts.deviation, encoder.feature_names)}
+            if len(widths) != 1 or len(facts.missing) != 2:
+                raise ValueError("its lists of features differ in length")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PairNormError(
                 f"{folder}: this is no packed graph ({error})",
                 code="file-damaged",
                 value=str(folder),
-                remedy="Name the folder that `pairnorm pack` wrote.",
+                remedy="Name the folder that `pairnorm pack` wrote, or pack the graph again.",
             ) from error
-        if facts.format != FORMAT:
-            raise PairNormError(
-                f"{folder}: its format is {facts.format!r}",
-                code="unknown-format",
-                value=facts.format,
-                expected=str(FORMAT),
-                remedy="Pack the graph again with this version.",
-            )
         return facts
+
+
+def blocks(count: int, width: int) -> list[range]:
+    """Share out columns into blocks.
+
+    >>> blocks(5, 2)
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    return [range(start, min(start + width, count)) for start in range(0, count, width)]
 
 
 @dataclass(frozen=True, eq=False)
 class PackedGraph:
-    """A packed graph, opened.
+    """A packed graph, opened: its arrays are mapped, not read.
 
     Args:
         folder: where it is.
@@ -112,27 +134,42 @@ class PackedGraph:
             folder: the folder.
         """
         graph = cls(Path(folder), Facts.read(Path(folder)))
-        for name, size in graph._sizes().items():
+        for name, expected in graph._sizes().items():
             path = graph.folder / name
             held = path.stat().st_size if path.is_file() else 0
-            if held != size:
-                raise PairNormError(
-                    f"{path}: it has {held:,} bytes",
-                    code="file-damaged",
-                    value=held,
-                    expected=f"{size:,}",
-                    remedy="Pack the graph again.",
-                )
+            if held != expected:
+                raise _damaged(path, f"it has {held:,} bytes", f"{expected:,}")
+        if graph.crow[0] != 0 or graph.crow[-1] != graph.facts.entries:
+            raise _damaged(graph.folder / "crow", "its ends do not fit", f"0 and {graph.facts.entries:,}")
         return graph
+
+    def check(self) -> None:
+        """Read the adjacency once, and refuse one that would lead a kernel outside of its arrays."""
+        nodes, step = self.facts.nodes, 2**22
+        for start in range(0, nodes, step):
+            if (np.diff(self.crow[start : start + step + 1]) < 0).any():
+                raise _damaged(self.folder / "crow", "a row ends before it starts", "rising numbers")
+        for start in range(0, self.facts.entries, step):
+            part = self.column[start : start + step]
+            if part.min() < 0 or part.max() >= nodes:
+                raise _damaged(self.folder / "column", "a neighbour is not there", f"0 to {nodes - 1:,}")
+        for name, labels, count in (
+            ("labels", self.labels, len(self.facts.classes)),
+            ("split", self.split, 3),
+        ):
+            if labels.min() < -1 or labels.max() >= count:
+                raise _damaged(self.folder / name, "a number is out of range", f"-1 to {count - 1}")
 
     def _sizes(self) -> dict[str, int]:
         nodes, entries = self.facts.nodes, self.facts.entries
         width = np.dtype(self.facts.dtype).itemsize * nodes
         sizes = {"crow": 8 * (nodes + 1), "column": 4 * entries, "labels": 4 * nodes, "split": nodes}
+        sizes["missing"] = nodes
         if self.facts.weighted:
             sizes["weight"] = 4 * entries
-        blocks = enumerate(self.facts.blocks)
-        return sizes | {f"features-{number:04d}": width * len(columns) for number, columns in blocks}
+        return sizes | {
+            f"features-{number:04d}": width * len(columns) for number, columns in enumerate(self.facts.blocks)
+        }
 
     def _array(self, name: str, dtype: str, *shape: int) -> NDArray[Any]:
         if 0 in shape:  # an empty file cannot be mapped
@@ -164,22 +201,61 @@ class PackedGraph:
         """int8 [n]: 0 train, 1 validation, 2 test, -1 none."""
         return self._array("split", "i1", self.facts.nodes)
 
-    def features(self, number: int) -> NDArray[Any]:
-        """Return a block of columns as it was packed, [n, columns]; NaN where missing."""
-        columns = self.facts.blocks[number]
-        return self._array(f"features-{number:04d}", self.facts.dtype, self.facts.nodes, len(columns))
+    @cached_property
+    def missing(self) -> NDArray[np.int8]:
+        """int8 [n]: 0 where all features are known, 1 where some are missing, 2 where all are."""
+        return self._array("missing", "i1", self.facts.nodes)
+
+    def features(self, rows: slice, columns: range) -> NDArray[np.float32]:
+        """Return features as they were packed, float32 [rows, columns]; NaN where missing.
+
+        Args:
+            rows: a range of nodes.
+            columns: of the features, in whatever blocks they lie.
+        """
+        width, parts = self.facts.block, []
+        for number in range(columns.start // width, -(-columns.stop // width)):
+            held = self.facts.blocks[number]
+            block = self._array(f"features-{number:04d}", self.facts.dtype, self.facts.nodes, len(held))
+            low, high = max(columns.start, held.start), min(columns.stop, held.stop)
+            parts.append(block[rows, low - held.start : high - held.start].astype(np.float32))
+        return np.concatenate(parts, 1) if len(parts) > 1 else parts[0]
 
     def ids(self) -> Iterator[NDArray[Any]]:
-        """Yield the names of the nodes, batch by batch."""
+        """Yield the names of the nodes, whole numbers or texts, batch by batch."""
         from pyarrow import parquet
 
         with parquet.ParquetFile(self.folder / "ids.parquet") as file:
             for batch in file.iter_batches(ROWS_PER_BATCH):
                 yield batch.column(0).to_numpy(zero_copy_only=False)
 
+    def describe(self) -> list[tuple[str, str]]:
+        """Return what is inside: a list of what it is about, and a text."""
+        facts = self.facts
+        labelled = int(np.count_nonzero(self.labels >= 0))
+        return [
+            ("nodes", f"{facts.nodes:,}"),
+            ("edges", f"{facts.entries // 2:,} undirected, {facts.entries / facts.nodes:.1f} per node"),
+            ("features", f"{facts.features:,} as {facts.dtype}"),
+            ("classes", f"{len(facts.classes)}"),
+            ("labelled", f"{labelled:,} ({100 * labelled / facts.nodes:.3g}%)"),
+            ("missing", f"{facts.missing[0]:,} vectors, and single entries of {facts.missing[1]:,} nodes"),
+            *(("note", note) for note in facts.notes),
+        ]
+
     def __repr__(self) -> str:
         facts = self.facts
         return (
             f"PackedGraph({str(self.folder)!r}: {facts.nodes:,} nodes, {facts.entries // 2:,} edges, "
-            f"{len(facts.columns):,} features, {len(facts.classes)} classes)"
+            f"{facts.features:,} features, {len(facts.classes)} classes)"
         )
+
+
+def _damaged(path: Path, problem: str, expected: str) -> PairNormError:
+    return PairNormError(
+        f"{path}: {problem}",
+        code="file-damaged",
+        value=str(path),
+        expected=expected,
+        remedy="Pack the graph again.",
+    )
