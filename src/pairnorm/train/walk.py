@@ -1,225 +1,379 @@
 r"""SGC over a packed graph: the columns of a state do not meet, so they are walked a block at a time.
 
-With PairNorm (PN) the state of depth k is $s_k \mathbf{C}_k$, where $\mathbf{C}_k$ is the walk that is centred after
-every step and never rescaled. Its columns are independent; the scale is one number per depth, which follows
-afterwards from the mean squared row norm $t_k$ over all columns:
+With PairNorm (PN) the state of depth k is $s_k \mathbf{C}_k$, where $\mathbf{C}_k$ is the walk that is
+centred after every step and never rescaled. Its columns are independent; the scale is one number per depth,
+which follows afterwards from the mean squared row norm $t_k$ over all columns:
 
 $$
 \mathbf{C}_k = \text{centre}(\tilde{\mathbf{A}}_{rw} \mathbf{C}_{k-1}), \qquad
 s_k = s_{k-1} \Big/ \sqrt{s_{k-1}^2 t_k + \epsilon}
 $$
 
-A walk keeps of every depth the rows that are asked for. Predictions need classes instead of features:
-$\mathbf{C}_K \mathbf{W}$ is the walk of $\mathbf{X} \mathbf{W}$.
+PN-SI needs the norm of every row at every depth: its blocks go step by step together, their states on disk,
+and the n numbers of every depth are kept. A walk keeps of every depth the rows that are asked for.
+Predictions need classes instead of features: the state times $\mathbf{W}$ is the walk of
+$\mathbf{X} \mathbf{W}$.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.data.packed import PackedGraph
+from pairnorm.data.packed import PackedGraph, blocks
 from pairnorm.errors import PairNormError, one_of
+from pairnorm.memory import size
 from pairnorm.nn.ops.hop import cpu
+from pairnorm.writing import whole_file
 
-NORMS = ("none", "PN")
+FILLS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
-ROWS = 2**17
+SMALL = 2.0**-40
+FILL_STEPS = 40
+ROWS = 2**14
+WIDEST = 64
+# A cache line holds 16 columns: narrower blocks waste it.
+LINE = 16
+# Python, torch and numba with its kernels.
+BASE = 400 * 10**6
 
 Tick = Callable[[str], None]
 Array = NDArray[np.float32]
 
 
-def bytes_needed(graph: PackedGraph, width: int, rows: int, depths: int) -> int:
-    """Return the memory that a walk takes besides what is mapped: two states, and the rows that are kept.
+@dataclass(frozen=True)
+class Plan:
+    r"""How much memory a walk takes, said before the work; mapped pages, which can be dropped, do not count.
 
-    bytes = 8 · nodes · B + 4 · rows · depths · B + 4 · nodes for the means and sums of a block of B columns.
+    $$\text{bytes} = 8 n (B + 1) + 16 n + 4 B r k + 32 F r + 4 \cdot 10^8$$
+
+    for n nodes, blocks of B of the F columns, and r rows that are kept of k depths: two states; the numbers
+    of every node that fills and PN-SI need; the kept rows of a block; what the regression works on; Python.
+
+    Args:
+        nodes: n.
+        features: F.
+        rows: r.
+        depths: k.
+        memory: the bytes that may be taken.
     """
-    return 8 * graph.facts.nodes * width + 4 * rows * depths * width + 4 * graph.facts.nodes
 
+    nodes: int
+    features: int
+    rows: int
+    depths: int
+    memory: int
 
-def widest(graph: PackedGraph, memory: int, rows: int, depths: int) -> int:
-    """Return how many columns a block may have within ``memory`` bytes; a cache line holds 16 of them."""
-    least = bytes_needed(graph, 1, rows, depths)
-    if least > memory:
+    def peak(self, width: int) -> int:
+        """Return the bytes taken at most with blocks of so many columns."""
+        states = 8 * self.nodes * (width + 1) + 16 * self.nodes
+        return states + 4 * width * self.rows * self.depths + 32 * self.features * self.rows + BASE
+
+    @cached_property
+    def width(self) -> int:
+        """The widest block that fits."""
+        most = max(1, min(WIDEST, self.features))
+        tried = (
+            most,
+            *range(most // LINE * LINE, 0, -LINE),
+            *(width for width in (8, 4, 2, 1) if width < most),
+        )
+        for width in tried:
+            if self.peak(width) <= self.memory:
+                return width
         raise PairNormError(
-            f"a walk over {graph.facts.nodes:,} nodes that keeps {rows:,} rows of {depths} depths takes "
-            f"{least / 2**30:.1f} GiB for a single column",
-            code="too-large", value=least, expected=f"at most {memory / 2**30:.1f} GiB",
-            remedy="Allow more {memory}, or keep fewer rows or depths.", memory=f"{least / 2**30:.0f}GB",
-        )  # fmt: skip
-    per_column = bytes_needed(graph, 2, rows, depths) - least
-    width = 1 + (memory - least) // per_column
-    return int(min(width, 64) if width < 16 else min(width // 16 * 16, 64))
+            f"a walk over {self.nodes:,} nodes that keeps {self.rows:,} rows of {self.depths} depths takes "
+            f"{size(self.peak(1))} for a single column",
+            code="too-large",
+            value=self.peak(1),
+            expected=f"at most {size(self.memory)}",
+            remedy="Allow {memory}, or keep fewer depths.",
+            memory=size(1.1 * self.peak(1)),
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """What a walk has kept: the chosen rows of every chosen depth, and the scale of each.
+    """SGC's walk over the features of a packed graph. What is finished is a file: a killed walk goes on.
 
     Args:
-        rows: int64 [r], the nodes.
-        depths: rising.
-        states: float32 [depths, r, features], the centred walk, or the plain one without a norm.
-        scales: float64 [depths], what multiplies them.
-        shares: float32 [depths, r]: the known mass that reached each row, 1 where nothing is missing.
+        graph: the graph.
+        folder: where files are kept.
+        rows: int64 [r], the nodes whose states are kept, such as the labelled ones.
+        depths: at which they are kept, rising.
+        width: how many columns a block has.
+        fill: what stands in for missing vectors: ``"zero"``, the mean of a column; ``"mass"``, which divides
+            what arrives by the known mass that arrived (``norm="none"`` only); ``"fp"``, feature propagation.
+        norm: ``"none"``, ``"PN"`` or ``"PN-SI"``.
+        tick: is told of every step.
     """
 
+    graph: PackedGraph
+    folder: Path
     rows: NDArray[np.int64]
     depths: tuple[int, ...]
-    states: NDArray[np.float32]
-    scales: NDArray[np.float64]
+    width: int
+    fill: str = "zero"
+    norm: str = "PN"
+    tick: Tick = field(default=lambda done: None)
+
+    def __post_init__(self) -> None:
+        one_of("fill", self.fill, FILLS)
+        one_of("norm", self.norm, ("none",) if self.fill == "mass" else NORMS)
+        if self.fill != "zero" and self.graph.facts.missing[1]:
+            raise PairNormError(
+                f"{self.graph.facts.missing[1]:,} nodes lack single features",
+                code="entries-missing",
+                value=self.fill,
+                expected="nodes that lack all features or none",
+                remedy="Pass {fill}.",
+                fill="zero",
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @cached_property
+    def _path(self) -> Callable[[str], Path]:
+        """Where a file of this very walk is: a walk of another graph, or of other rows, has another name."""
+        facts = (self.graph.folder / "graph.json").read_bytes()
+        told = repr((self.depths, self.width, self.fill, self.norm, EPS, FILL_STEPS)).encode()
+        mark = blake2b(facts + told + self.rows.tobytes(), digest_size=8).hexdigest()
+        return lambda name: self.folder / f"{self.fill}-{self.norm}-{mark}-{name}"
+
+    @property
+    def steps(self) -> int:
+        """How often ``tick`` is called by a walk that starts anew."""
+        return len(self._blocks) * (max(self.depths) + 1)
+
+    @cached_property
+    def _blocks(self) -> list[range]:
+        return blocks(self.graph.facts.features, self.width)
+
+    @cached_property
+    def _roots(self) -> Array | None:
+        return cpu.degree_roots(self.graph.crow, self.graph.weight) if self.fill == "fp" else None
+
+    def run(self) -> None:
+        """Walk what is not finished yet."""
+        if self.norm == "PN-SI":
+            self._run_together()
+            return
+        for number, columns in enumerate(self._blocks):
+            path = self._path(f"{number:04d}.npz")
+            if path.exists():
+                continue
+            kept: dict[str, Any] = {}
+            squares, units = np.zeros((2, max(self.depths) + 1))
+            steps = self._steps(self._start(columns), max(self.depths))
+            for depth, (state, unit, square) in enumerate(steps):
+                squares[depth], units[depth] = square, unit
+                if depth in self.depths:
+                    kept[f"depth-{depth}"] = _divided(state[self.rows], len(columns))
+                self.tick(f"columns {columns.start + 1} to {columns.stop}, depth {depth}")
+            del state, steps
+            with whole_file(path) as draft, open(draft, "wb") as file:
+                np.savez(file, squares=squares, units=units, **kept)
 
     def state(self, depth: int) -> Array:
-        """Return the normalised state of the kept rows at a depth."""
-        place = self.depths.index(depth)
-        return (self.states[place] * self.scales[place]).astype(np.float32)
+        """Return the normalised state of the kept rows at a depth, [r, features]."""
+        parts = []
+        for number in range(len(self._blocks)):
+            if self.norm == "PN-SI":
+                parts.append(np.load(self._path(f"{number:04d}-{depth}.npy"), allow_pickle=False))
+            else:
+                with np.load(self._path(f"{number:04d}.npz"), allow_pickle=False) as found:
+                    factor = np.float32(found["units"][depth] * self._scales[depth])
+                    parts.append(found[f"depth-{depth}"] * factor)
+        return np.concatenate(parts, 1)
+
+    def logits(self, weight: Array, bias: Array, depth: int, out: Path) -> Array:
+        """Return the logits of every node, mapped from a file, [n, classes]: after ``run``.
+
+        Args:
+            weight: [features, classes].
+            bias: [classes].
+            depth: how deep; not beyond the deepest that is kept.
+            out: the file.
+        """
+        nodes, every = self.graph.facts.nodes, range(self.graph.facts.features)
+        result: Array = np.memmap(out, "<f4", "w+", shape=(nodes, weight.shape[1]))
+        for classes in blocks(weight.shape[1], self.width):
+            part, place = weight[:, classes.start : classes.stop], slice(classes.start, classes.stop)
+            state = np.empty((nodes, len(classes) + (self.fill == "mass")), np.float32)
+            for rows in _slices(nodes):
+                state[rows, : len(classes)] = self._standardised(rows, every) @ part
+            found, unit = state, 1.0
+            for k, (found, unit, _) in enumerate(self._steps(self._filled(state), depth)):  # noqa: B007
+                self.tick(f"classes {classes.start + 1} to {classes.stop}, depth {k}")
+            factor = np.float32(unit * self._scales[depth])
+            for rows in _slices(nodes):
+                result[rows, place] = _divided(found[rows], len(classes)) * factor + bias[place]
+            del state, found
+        return result
+
+    @cached_property
+    def _scales(self) -> NDArray[np.float64]:
+        """What multiplies the states of every depth."""
+        scales, last = np.ones(max(self.depths) + 1), 1.0
+        if self.norm == "PN":
+            total = np.zeros(len(scales))
+            for number in range(len(self._blocks)):
+                with np.load(self._path(f"{number:04d}.npz"), allow_pickle=False) as found:
+                    total += found["squares"]
+            for depth, square in enumerate(total):
+                scales[depth] = last = last / np.sqrt(last**2 * square + EPS)
+        return scales
+
+    def _start(self, columns: range) -> Array:
+        """Return the features to start from, filled, and for the mass fill a last column of what is known."""
+        nodes, width = self.graph.facts.nodes, len(columns)
+        state = np.empty((nodes, width + (self.fill == "mass")), np.float32)
+        for rows in _slices(nodes):
+            state[rows, :width] = self._standardised(rows, columns)
+        return self._filled(state)
+
+    def _standardised(self, rows: slice, columns: range) -> Array:
+        """Return features, each column standardised over what is known of it, zero where missing."""
+        facts = self.graph.facts
+        mean, deviation = (
+            np.array(part)[columns.start : columns.stop] for part in (facts.mean, facts.deviation)
+        )
+        deviation = np.where(deviation > 1e-6 * np.abs(mean) + 1e-12, deviation, 1)
+        values = self.graph.features(rows, columns)
+        values -= mean.astype(np.float32)
+        values /= deviation.astype(np.float32)
+        return np.nan_to_num(values, copy=False, nan=0.0)
+
+    def _filled(self, state: Array) -> Array:
+        if self.fill == "mass":
+            state[:, -1] = self.graph.missing != 2
+        if self.fill == "fp":
+            other = np.empty_like(state)
+            for step in range(FILL_STEPS):
+                # Every second time what is known is set back in the array that holds it already.
+                source, result = (state, other) if step % 2 == 0 else (other, state)
+                self._hop(source, result, self._roots)
+                for rows in _slices(len(state)):
+                    known = self.graph.missing[rows] != 2
+                    result[rows][known] = source[rows][known]
+        return state
+
+    def _hop(self, state: Array, other: Array, roots: Array | None = None) -> None:
+        cpu.hop(self.graph.crow, self.graph.column, self.graph.weight, state, other, roots)
+
+    def _steps(self, state: Array, depth: int) -> Iterator[tuple[Array, float, float]]:
+        """Yield the walk at every depth from 0: state, unit, and t of its columns; the walk is state · unit.
+
+        A long walk would fall below what float32 can hold: now and then the state is brought back to about 1,
+        by a power of two. Arrays are used again: look at a state before the next.
+        """
+        other, unit = np.empty_like(state), 1.0
+        for k in range(depth + 1):
+            if k:
+                self._hop(state, other)
+                state, other = other, state
+            square = 0.0 if self.norm == "none" else _centre(state)
+            if self.norm == "PN-SI":
+                factors = self._row_factors(k)
+                for rows in _slices(len(state)):
+                    state[rows] *= factors[rows, None]
+            elif 0 < square < SMALL * state.shape[1]:
+                up = 2.0 ** (-np.floor(np.log2(square / state.shape[1])) // 2)
+                np.multiply(state, np.float32(up), out=state)
+                unit, square = unit / up, square * up**2
+            yield state, unit, square * unit**2
+
+    def _row_factors(self, depth: int) -> Array:
+        return np.memmap(self._path(f"rows-{depth}"), "<f4", "r")
+
+    def _run_together(self) -> None:
+        """Walk all blocks step by step; the states of a depth are files until those of the next are whole."""
+        nodes, deepest = self.graph.facts.nodes, max(self.depths)
+        done = max((k for k in range(deepest + 1) if self._path(f"rows-{k}").exists()), default=-1)
+        for depth in range(done + 1, deepest + 1):
+            squares = np.zeros(nodes)
+            for number, columns in enumerate(self._blocks):
+                if depth == 0:
+                    state = self._start(columns)
+                else:
+                    before, factors = self._mapped(depth - 1, number), self._row_factors(depth - 1)
+                    state, scaled = (np.empty((nodes, len(columns)), np.float32) for _ in range(2))
+                    for rows in _slices(nodes):
+                        np.multiply(before[rows], factors[rows, None], out=scaled[rows])
+                    self._hop(scaled, state)
+                    del scaled
+                _centre(state)
+                cpu.row_squares(state, squares)
+                state.tofile(self._path(f"state-{depth % 2}-{number:04d}"))
+                del state
+                self.tick(f"columns {columns.start + 1} to {columns.stop}, depth {depth}")
+            found = (1 / np.sqrt(squares + EPS)).astype("<f4")
+            if depth in self.depths:
+                for number in range(len(self._blocks)):
+                    kept = self._mapped(depth, number)[self.rows] * found[self.rows, None]
+                    np.save(self._path(f"{number:04d}-{depth}.npy"), kept)
+            with whole_file(self._path(f"rows-{depth}")) as draft:  # with it, the depth is whole
+                found.tofile(draft)
+        for path in (
+            self._path(f"state-{k}-{number:04d}") for k in (0, 1) for number in range(len(self._blocks))
+        ):
+            path.unlink(missing_ok=True)
+
+    def _mapped(self, depth: int, number: int) -> Array:
+        shape = (self.graph.facts.nodes, len(self._blocks[number]))
+        return np.memmap(self._path(f"state-{depth % 2}-{number:04d}"), "<f4", "r", shape=shape)
 
 
-def standardised(graph: PackedGraph, number: int, out: Array) -> None:
-    """Write a block of features, each column standardised over what is known, zero where missing, to ``out``."""
-    columns = [graph.facts.columns[place] for place in graph.facts.blocks[number]]
-    mean = np.array([column.mean for column in columns], np.float32)
-    deviation = np.array([column.deviation for column in columns], np.float64)
-    tiny = 1e-6 * np.abs(mean) + 1e-12
-    factor = (1 / np.where(deviation > tiny, deviation, 1)).astype(np.float32)
-    block = graph.features(number)
-    for start in range(0, len(out), ROWS):
-        part = (block[start : start + ROWS].astype(np.float32) - mean) * factor
-        np.nan_to_num(part, copy=False, nan=0.0)
-        out[start : start + ROWS] = part
+def label_propagation(
+    graph: PackedGraph, labels: NDArray[Any], alpha: float, rounds: int, width: int, out: Path
+) -> Array:
+    r"""Return $F \leftarrow \alpha S F + (1 - \alpha) Y$ after some rounds, mapped from a file, [n, classes].
 
-
-def steps(
-    graph: PackedGraph, state: Array, depth: int, norm: str, symmetric: bool = False
-) -> Iterator[tuple[Array, float, float]]:
-    """Yield the walk of every depth from 0: the state, t (summed over its columns), and the power of two it is short of.
-
-    The state is scaled by a power of two now and then, lest a long walk fall below what float32 can hold; true is
-    state · 2^-exponent. The arrays are reused: look at a state before the next.
+    Args:
+        graph: the graph.
+        labels: int [n], those to spread, -1 elsewhere.
+        alpha: how much a node listens to its neighbours.
+        rounds: how many.
+        width: how many classes at a time.
+        out: the file.
     """
-    one_of("norm", norm, NORMS)
-    other, exponent = np.empty_like(state), 0.0
-    squares = _centred(state) if norm == "PN" else 0.0
-    yield state, squares, exponent
-    for _ in range(depth):
-        cpu.hop(graph.crow, graph.column, graph.weight, state, other, symmetric)
-        state, other = other, state
-        if norm == "PN":
-            squares = _centred(state)
-            mean_square = squares / state.shape[1]
-            if 0 < mean_square < 2.0**-40:
-                up = int(-np.floor(np.log2(mean_square)) // 2)
-                np.multiply(state, np.float32(2.0**up), out=state)
-                exponent, squares = exponent + up, squares * 4.0**up
-        yield state, squares * 4.0**-exponent, exponent
+    roots, classes = cpu.degree_roots(graph.crow, graph.weight), len(graph.facts.classes)
+    result: Array = np.memmap(out, "<f4", "w+", shape=(graph.facts.nodes, classes))
+    for block in blocks(classes, width):
+        state, other = (np.zeros((graph.facts.nodes, len(block)), np.float32) for _ in range(2))
+        taught = np.flatnonzero((labels >= block.start) & (labels < block.stop))
+        place = labels[taught] - block.start
+        state[taught, place] = 1
+        for _ in range(rounds):
+            cpu.hop(graph.crow, graph.column, graph.weight, state, other, roots)
+            np.multiply(other, np.float32(alpha), out=other)
+            other[taught, place] += np.float32(1 - alpha)
+            state, other = other, state
+        result[:, block.start : block.stop] = state
+    return result
 
 
-def _centred(state: Array) -> float:
-    """Centre in place and return the mean squared row norm, the second mean being what rounding left of the first."""
+def _slices(rows: int) -> Iterator[slice]:
+    """Yield ranges of rows that are small beside a state."""
+    return (slice(start, min(start + ROWS, rows)) for start in range(0, rows, ROWS))
+
+
+def _centre(state: Array) -> float:
+    """Centre in place and return the mean squared row norm; rounding leaves a mean, taken off as well."""
     nodes = len(state)
     cpu.centre(state, cpu.column_sums(state) / nodes)
     return float(cpu.centre(state, cpu.column_sums(state) / nodes).sum()) / nodes
 
 
-def walk(
-    graph: PackedGraph,
-    rows: NDArray[np.int64],
-    depths: Sequence[int],
-    folder: Path,
-    *,
-    norm: str = "PN",
-    symmetric: bool = False,
-    tick: Tick = lambda done: None,
-) -> Walk:
-    """Walk all features of a packed graph, block by block, and keep some rows; a block that is a file is not walked again.
-
-    Args:
-        graph: the graph.
-        rows: int64 [r], the nodes to keep, such as the labelled ones.
-        depths: which depths to keep.
-        folder: where finished blocks are written, and found by a later call.
-        norm: ``"PN"`` or ``"none"``.
-        symmetric: D̃^(-1/2) Ã D̃^(-1/2) instead of D̃⁻¹ Ã.
-        tick: is told of every step.
-    """
-    kept = tuple(sorted(set(depths)))
-    folder.mkdir(parents=True, exist_ok=True)
-    deepest = kept[-1]
-    found: list[NDArray[np.float32]] = []
-    totals = np.zeros(deepest + 1)
-    for number, columns in enumerate(graph.facts.blocks):
-        path = folder / f"{norm}-{'sym' if symmetric else 'rw'}-{deepest}-{number:04d}.npz"
-        if not path.exists():
-            states = np.empty((len(kept), len(rows), len(columns)), np.float32)
-            squares = np.empty(deepest + 1)
-            start = np.empty((graph.facts.nodes, len(columns)), np.float32)
-            standardised(graph, number, start)
-            for depth, (state, square, exponent) in enumerate(steps(graph, start, deepest, norm, symmetric)):
-                squares[depth] = square
-                if depth in kept:
-                    states[kept.index(depth)] = state[rows] * np.float32(2.0**-exponent)
-                tick(f"columns {columns.start + 1} to {columns.stop}, depth {depth}")
-            del start, state
-            draft = path.with_suffix(".partial.npz")
-            np.savez(draft, states=states, squares=squares)
-            draft.replace(path)
-        with np.load(path, allow_pickle=False) as block:
-            found.append(block["states"])
-            totals += block["squares"]
-    scales = np.ones(deepest + 1)
-    if norm == "PN":
-        scales = pair_norm_scales(totals)
-    return Walk(rows, kept, np.concatenate(found, 2), scales[list(kept)])
-
-
-def pair_norm_scales(squares: NDArray[np.float64], eps: float = EPS) -> NDArray[np.float64]:
-    """Return s_k of every depth from t_k, the mean squared row norm of the centred walk."""
-    scales, last = np.empty(len(squares)), 1.0
-    for depth, square in enumerate(squares):
-        last = last / np.sqrt(last**2 * square + eps)
-        scales[depth] = last
-    return scales
-
-
-def logits(
-    graph: PackedGraph,
-    weight: Array,
-    bias: Array,
-    depth: int,
-    scale: float,
-    *,
-    norm: str = "PN",
-    symmetric: bool = False,
-    tick: Tick = lambda done: None,
-) -> Array:
-    """Return the logits of every node, [n, classes]: the walk of X·W, whose columns are classes, not features.
-
-    Args:
-        graph: the graph.
-        weight: [features, classes].
-        bias: [classes].
-        depth: how deep.
-        scale: s_depth of the walk of the features (of ``Walk.scales``).
-        norm: as the features were walked.
-        symmetric: likewise.
-        tick: is told of every step.
-    """
-    state = np.zeros((graph.facts.nodes, weight.shape[1]), np.float32)
-    block: Any = None
-    for number, columns in enumerate(graph.facts.blocks):
-        if block is None or block.shape[1] != len(columns):
-            block = np.empty((graph.facts.nodes, len(columns)), np.float32)
-        standardised(graph, number, block)
-        state += block @ weight[columns.start : columns.stop]
-    del block
-    for number, (state, _, exponent) in enumerate(steps(graph, state, depth, norm, symmetric)):
-        tick(f"predicting, depth {number}")
-    state *= np.float32(scale * 2.0**-exponent)
-    state += bias
-    return state
+def _divided(state: Array, width: int) -> Array:
+    """Return the first columns of a state, divided by the last where there is one more: the mass."""
+    if state.shape[1] == width:
+        return state
+    mass = state[:, width:]
+    return state[:, :width] / np.where(mass > np.finfo(np.float32).tiny, mass, np.float32(1))

@@ -1,4 +1,4 @@
-"""The step in numba, threads sharing out the rows: what a node gathers lies far apart, so it is memory that limits."""
+"""A step over mapped arrays in numba, threads sharing out the rows: what a node gathers lies far apart."""
 
 import os
 from collections.abc import Callable
@@ -10,21 +10,36 @@ from numba import njit
 from numpy.typing import NDArray
 
 ROWS_PER_TASK = 2**16
+NONE = np.empty(0, np.float32)
+
+Array = NDArray[np.float32]
 
 
 def hop(
-    crow: NDArray[np.int64], column: NDArray[np.int32], weight: NDArray[np.float32] | None, x: NDArray[np.float32],
-    y: NDArray[np.float32], symmetric: bool = False,
-) -> None:  # fmt: skip
-    """Write D̃⁻¹ Ã x, or D̃^(-1/2) Ã D̃^(-1/2) x, to ``y``; weights may be None for ones."""
-    values = np.empty(0, np.float32) if weight is None else weight
-    factors = roots(crow, values) if symmetric else np.empty(0, np.float32)
+    crow: NDArray[np.int64],
+    column: NDArray[np.int32],
+    weight: Array | None,
+    x: Array,
+    y: Array,
+    roots: Array | None = None,
+) -> None:
+    """Write D̃⁻¹ Ã x, or with ``roots`` D̃^(-1/2) Ã D̃^(-1/2) x, to ``y``.
+
+    Args:
+        crow: [n + 1].
+        column: [entries].
+        weight: [entries]; None for ones.
+        x: [n, columns].
+        y: [n, columns].
+        roots: [n], D̃^(-1/2).
+    """
+    values, factors = NONE if weight is None else weight, NONE if roots is None else roots
     share_out(len(x), lambda start, stop: _hop(crow, column, values, factors, x, y, start, stop))
 
 
-def roots(crow: NDArray[np.int64], values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return 1 / sqrt(degree) of every node, the self-loop counted."""
-    result = np.empty(len(crow) - 1, np.float32)
+def degree_roots(crow: NDArray[np.int64], weight: Array | None) -> Array:
+    """Return D̃^(-1/2) [n], the self-loop counted."""
+    result, values = np.empty(len(crow) - 1, np.float32), NONE if weight is None else weight
     share_out(len(result), lambda start, stop: _roots(crow, values, result, start, stop))
     return result
 
@@ -107,3 +122,17 @@ def _centre(x: Any, high: Any, low: Any, result: Any, start: int, stop: int) -> 
             value = x[row, place] - high[place] - low[place]
             x[row, place] = value
             result[place] += np.float64(value) * value
+
+
+def row_squares(x: NDArray[np.float32], result: NDArray[np.float64]) -> None:
+    """Add the squared norm of every row to ``result``."""
+    share_out(len(x), lambda start, stop: _row_squares(x, result, start, stop))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _row_squares(x: Any, result: Any, start: int, stop: int) -> None:
+    for row in range(start, stop):
+        total = 0.0
+        for place in range(x.shape[1]):
+            total += np.float64(x[row, place]) * x[row, place]
+        result[row] += total
