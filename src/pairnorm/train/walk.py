@@ -278,7 +278,7 @@ class Walk:
             if k:
                 self._hop(state, other)
                 state, other = other, state
-            square = 0.0 if self.norm == "none" else _centre(state)
+            square = 0.0 if self.norm == "none" else _centre(state, self.norm)
             if self.norm == "PN-SI":
                 factors = self._row_factors(k)
                 for rows in _slices(len(state)):
@@ -308,7 +308,7 @@ class Walk:
                         np.multiply(before[rows], factors[rows, None], out=scaled[rows])
                     self._hop(scaled, state)
                     del scaled
-                _centre(state)
+                _centre(state, self.norm)
                 cpu.row_squares(state, squares)
                 state.tofile(self._path(f"state-{depth % 2}-{number:04d}"))
                 del state
@@ -364,11 +364,17 @@ def _slices(rows: int) -> Iterator[slice]:
     return (slice(start, min(start + ROWS, rows)) for start in range(0, rows, ROWS))
 
 
-def _centre(state: Array) -> float:
-    """Centre in place and return the mean squared row norm; rounding leaves a mean, taken off as well."""
+def _centre(state: Array, norm: str) -> float:
+    """Centre in place and return the mean squared row norm.
+
+    Rounding leaves a mean. A walk that is never rescaled would keep it, while all else fades: for PN it is
+    taken off as well. PN-SI would enlarge what that does to rows that are zero.
+    """
     nodes = len(state)
-    cpu.centre(state, cpu.column_sums(state) / nodes)
-    return float(cpu.centre(state, cpu.column_sums(state) / nodes).sum()) / nodes
+    squares = cpu.centre(state, cpu.column_sums(state) / nodes)
+    if norm == "PN":
+        squares = cpu.centre(state, cpu.column_sums(state) / nodes)
+    return float(squares.sum()) / nodes
 
 
 def _divided(state: Array, width: int) -> Array:
