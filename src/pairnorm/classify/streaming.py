@@ -16,8 +16,9 @@ from pairnorm.classify.candidates.sgc import ENOUGH, SCALES
 from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabilities
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.regression import regressions
+from pairnorm.classify.search import DEEPEST, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.errors import PairNormError
+from pairnorm.errors import PairNormError, real_number, whole_number
 from pairnorm.memory import size
 from pairnorm.train.trainers import part_accuracies, part_losses
 from pairnorm.train.walk import Plan, Walk, label_propagation
@@ -56,14 +57,10 @@ class Rows:
         """Take the split of the graph, and draw what it lacks."""
         labelled = np.flatnonzero(graph.labels >= 0)
         labels, split = graph.labels[labelled].astype(np.int64), graph.split[labelled]
-        given = dict(
-            zip(
-                ("train", "validation", "test"), (torch.from_numpy(split == k) for k in range(3)), strict=True
-            )
-        )
+        train, validation, test = (torch.from_numpy(split == part) for part in range(3))
         few = Graph.from_edges(
             np.zeros((2, 0), np.int64), labels=labels, num_nodes=len(labels), name=graph.folder.name,
-            class_names=graph.facts.classes, **given,
+            class_names=graph.facts.classes, train=train, validation=validation, test=test,
         )  # fmt: skip
         parts = [mask.numpy() for mask in complete_split(few, seed)]
         if not parts[1].any():
@@ -74,11 +71,11 @@ class Rows:
             )
         taught = np.full(graph.facts.nodes, -1, np.int32)
         taught[labelled[parts[0]]] = labels[parts[0]]
-        train, validation = (
+        learnt, held = (
             labelled[part][_sample(labels[part], most)]
             for part, most in zip(parts, (MOST_TAUGHT, MOST_VALIDATED), strict=False)
         )
-        return cls(train, validation, labelled[parts[2]], taught)
+        return cls(learnt, held, labelled[parts[2]], taught)
 
 
 def _sample(labels: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -156,7 +153,9 @@ class Outcome:
         """Return what was done and how far to trust it, as Markdown."""
         scores, rows = self.scores, self.rows
         low, high = scores.interval
-        tried = sorted(self.tried, key=lambda candidate: candidate.rank, reverse=True)[:15]
+        best: dict[tuple[str, ...], Candidate] = {}  # of every method
+        for one in sorted(self.tried, key=lambda candidate: candidate.rank, reverse=True):
+            best.setdefault((one.model, one.norm, one.setting), one)
         lines = [
             f"# {self.graph.folder.name}", "",
             *(f"- {what}: {text}" for what, text in self.graph.describe()), "",
@@ -171,7 +170,7 @@ class Outcome:
             f"its share; candidates were compared on {min(ENOUGH, len(rows.train)):,}).", "",
             "| candidate | setting | validation accuracy | loss |", "| --- | --- | ---: | ---: |",
             *(f"| {one.name} | {one.setting} | {one.validation_accuracy:.1%} | {one.validation_loss:.3f} |"
-              for one in tried), "",
+              for one in best.values()), "",
             "## Not tried", "", *(f"- {what}" for what in self.left_out), "",
             "## Memory", "",
             f"At most {size(self.plan.peak(self.plan.width))} were planned, in blocks of {self.plan.width} "
@@ -224,6 +223,8 @@ class Streaming:
                 label=...,
             )
         graph.check()
+        depths = sorted({whole_number("depth", depth, 1, DEEPEST) for depth in depths})
+        scales = [real_number("scale", scale, least=LEAST_SCALE, most=LARGEST_SCALE) for scale in scales]
         self.graph, self.work, self.scales, self.tell = graph, work, sorted(scales), tell
         self.rows = Rows.of(graph, seed)
         kept = np.concatenate([self.rows.train, self.rows.validation])
@@ -233,11 +234,11 @@ class Streaming:
         if whole:
             methods += [("mass", "none")] if "none" in norms else []
             methods += [("fp", norm) for norm in norms if norm != "none"]
-        self.left_out = LEFT_OUT
+        self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
             self.left_out += ("the mass fill and feature propagation, as single features are missing",)
         self.walks = [
-            Walk(graph, work, kept, tuple(sorted(set(depths))), self.plan.width, fill, norm, tell)
+            Walk(graph, work, kept, tuple(depths), self.plan.width, fill, norm, tell)
             for fill, norm in (methods if graph.facts.features else [])
         ]
 

@@ -122,7 +122,7 @@ def run(options: Namespace) -> None:
 def _run_packed(options: Namespace) -> None:
     """Fit a graph that is larger than memory; what a killed run had finished is taken up."""
     from pairnorm.classify import ClassifierWarning
-    from pairnorm.classify.streaming import DEPTHS, NORMS, SCALES, Streaming
+    from pairnorm.classify.streaming import Streaming
     from pairnorm.classify.summary import has_parquet, whole_folder
     from pairnorm.data import Graph
     from pairnorm.memory import free_memory, parse_memory, size
@@ -132,9 +132,11 @@ def _run_packed(options: Namespace) -> None:
         problem = "there are tables beside the packed graph"
         raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
     one_of("model", options.model, ("auto", "SGC"))
-    chosen = {"depths": _listed(options.depth, int), "norms": _listed(options.norm, str)}
-    chosen["scales"] = _listed(options.scale, float)
-    usual = {"depths": DEPTHS, "norms": NORMS, "scales": SCALES}
+    chosen: dict[str, Any] = {
+        "depths": _listed(options.depth, int),
+        "norms": _listed(options.norm, str),
+        "scales": _listed(options.scale, float),
+    }
     graph = Graph.open(options.graph)
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
     console.facts(graph.describe())
@@ -143,7 +145,7 @@ def _run_packed(options: Namespace) -> None:
         warnings.simplefilter("always", ClassifierWarning)
         search = Streaming(
             graph, work, free_memory() if options.memory is None else parse_memory(options.memory),
-            **{name: usual[name] if value == "auto" else value for name, value in chosen.items()},
+            **{name: value for name, value in chosen.items() if value != "auto"},
             seed=whole_number("seed", options.seed, 0, 2**62),
             tell=lambda what: tell("Walking", min(next(steps), search.steps), search.steps, what),
         )  # fmt: skip

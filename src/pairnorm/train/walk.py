@@ -35,7 +35,7 @@ from pairnorm.writing import whole_file
 
 FILLS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
-SMALL = 2.0**-40
+SMALL, TINY = 2.0**-40, np.finfo(np.float32).tiny
 FILL_STEPS = 40
 ROWS = 2**14
 WIDEST = 64
@@ -80,14 +80,10 @@ class Plan:
     def width(self) -> int:
         """The widest block that fits."""
         most = max(1, min(WIDEST, self.features))
-        tried = (
-            most,
-            *range(most // LINE * LINE, 0, -LINE),
-            *(width for width in (8, 4, 2, 1) if width < most),
-        )
-        for width in tried:
+        lines = range(most // LINE * LINE, 0, -LINE)
+        for width in [most, *lines, *(narrow for narrow in (8, 4, 2, 1) if narrow < most)]:
             if self.peak(width) <= self.memory:
-                return width
+                return int(width)
         raise PairNormError(
             f"a walk over {self.nodes:,} nodes that keeps {self.rows:,} rows of {self.depths} depths takes "
             f"{size(self.peak(1))} for a single column",
@@ -382,4 +378,5 @@ def _divided(state: Array, width: int) -> Array:
     if state.shape[1] == width:
         return state
     mass = state[:, width:]
-    return state[:, :width] / np.where(mass > np.finfo(np.float32).tiny, mass, np.float32(1))
+    result: Array = np.divide(state[:, :width], np.where(mass > TINY, mass, np.float32(1)), dtype=np.float32)
+    return result

@@ -26,7 +26,7 @@ def test_hop_is_the_product(weighted, kind, monkeypatch):
 
 
 def test_rows_beyond_two_to_the_31_are_found():
-    """Row starts that do not fit 32 bits: the entries lie at the end of a mapped file that is mostly a hole."""
+    """Row starts that do not fit 32 bits, over neighbours that are one number seen two billion times."""
     first = 2**31 + 10
     column = np.lib.stride_tricks.as_strided(np.zeros(1, np.int32), (first,), (0,))
     crow, x, y = np.array([0, first, first]), np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)

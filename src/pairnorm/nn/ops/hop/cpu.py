@@ -56,7 +56,7 @@ def _roots(crow: Any, values: Any, result: Any, start: int, stop: int) -> None:
     for row in range(start, stop):
         degree = np.float64(crow[row + 1] - crow[row])
         if len(values):
-            degree = 0.0
+            degree = np.float64(0)
             for entry in range(crow[row], crow[row + 1]):
                 degree += values[entry]
         result[row] = 1.0 / np.sqrt(degree + 1.0)
