@@ -17,8 +17,10 @@ from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabili
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.regression import regressions
 from pairnorm.classify.search import DEEPEST, LARGEST_SCALE, LEAST_SCALE
+from pairnorm.classify.summary import write_rows
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.escaping import markdown
 from pairnorm.memory import size
 from pairnorm.train.trainers import part_accuracies, part_losses
 from pairnorm.train.walk import Plan, Walk, label_propagation
@@ -120,8 +122,14 @@ class Outcome:
         predicted = self.logits[self.rows.test].argmax(1)
         return Scores.of(labels, predicted, len(self.graph.facts.classes))
 
-    def write(self, folder: Path, parquet: bool = True) -> None:
-        """Write the predictions batch by batch, and the report."""
+    def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
+        """Write the predictions batch by batch, and the report.
+
+        Args:
+            folder: where to.
+            parquet: as Parquet too.
+            spreadsheet_safe: see ``write_rows``.
+        """
         import pandas
 
         start, writer, classes = 0, None, np.array(self.graph.facts.classes)
@@ -140,7 +148,7 @@ class Outcome:
                             "labelled": self.graph.labels[rows] >= 0,
                         }
                     )
-                    frame.to_csv(file, index=False, header=start == 0, float_format="%.6g")
+                    write_rows(frame, file, spreadsheet_safe, header=start == 0)
                     if parquet:
                         writer = _append(writer, frame, folder / "predictions.parquet")
                     start = rows.stop
@@ -157,8 +165,8 @@ class Outcome:
         for one in sorted(self.tried, key=lambda candidate: candidate.rank, reverse=True):
             best.setdefault((one.model, one.norm, one.setting), one)
         lines = [
-            f"# {self.graph.folder.name}", "",
-            *(f"- {what}: {text}" for what, text in self.graph.describe()), "",
+            f"# {markdown(self.graph.folder.name)}", "",
+            *(f"- {what}: {markdown(text)}" for what, text in self.graph.describe()), "",
             "## Accuracy", "",
             f"On {scores.count:,} test nodes, which no choice has seen: **{scores.accuracy:.1%}** "
             f"(95% interval {low:.1%} to {high:.1%}), balanced {scores.balanced_accuracy:.1%}, "

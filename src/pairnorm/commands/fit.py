@@ -36,7 +36,10 @@ def add(commands: Any) -> None:
     nodes = SHARED["nodes"] | {"required": False}
     graph = option("FOLDER", "Graph that `pairnorm pack` wrote, instead of tables.")
     memory = option("SIZE", "With --graph: what may be taken, as 8GB. Default: what is free.")
-    parser.group("Files", "edges", "delimiter", nodes=nodes, graph=graph, memory=memory, out=out)
+    safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
+    parser.group(
+        "Files", "edges", "delimiter", nodes=nodes, graph=graph, memory=memory, out=out, **safe_option
+    )
     parser.group("Columns", "id", "label", "split", "source", "target", "weight", "categorical", "ignore")
     parser.group(
         "Model",
@@ -107,7 +110,7 @@ def run(options: Namespace) -> None:
         for warning in caught:  # held back until the bars are done
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
         notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
-        _write(findings, folder, notes)
+        _write(findings, folder, notes, options.spreadsheet_safe)
     _show(findings)
     console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - began:.0f} s:")
     for name, what in CONTENTS.items():
@@ -156,7 +159,7 @@ def _run_packed(options: Namespace) -> None:
         )
         with console.progress() as tell:
             outcome = search.run()
-        outcome.write(folder, has_parquet())
+        outcome.write(folder, has_parquet(), options.spreadsheet_safe)
         scores = outcome.scores
     shutil.rmtree(work)
     low, high = scores.interval
@@ -180,14 +183,14 @@ def _listed(text: str, kind: type) -> Any:
     return values
 
 
-def _write(findings: "Findings", folder: Path, notes: list[str]) -> None:
+def _write(findings: "Findings", folder: Path, notes: list[str], spreadsheet_safe: bool) -> None:
     from pairnorm.classify.persistence import save
     from pairnorm.classify.summary import PREDICTIONS, has_parquet, predictions, write_report, write_table
 
     classifier = findings.classifier
     frame = predictions(findings.graph, findings.probabilities, classifier.classes_)
     for name in PREDICTIONS if has_parquet() else PREDICTIONS[:1]:
-        write_table(frame, folder / name)
+        write_table(frame, folder / name, spreadsheet_safe)
     save(classifier, folder)
     write_report(findings, folder, notes)
 
