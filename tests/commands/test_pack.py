@@ -64,7 +64,6 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--graph", str(packed), "--depth", "0"], "depth is 0"),
         (["--graph", str(packed), "--norm", "PN-SCS"], "norm is 'PN-SCS'"),
         (["--graph", str(tmp_path)], "no packed graph"),
-        ([], "there is no graph"),
     ):
         assert cli.main(["fit", *words, *out]) == 1
         assert told in capsys.readouterr().err.replace("\n", " ")

@@ -36,6 +36,7 @@ def add(commands: Any) -> None:
     nodes = SHARED["nodes"] | {"required": False}
     graph = option("FOLDER", "Graph that `pairnorm pack` wrote, instead of tables.")
     memory = option("SIZE", "With --graph: what may be taken, as 8GB. Default: what is free.")
+    parser.either = ("nodes", "graph")
     safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
     parser.group(
         "Files", "edges", "delimiter", nodes=nodes, graph=graph, memory=memory, out=out, **safe_option
@@ -69,11 +70,6 @@ def run(options: Namespace) -> None:
     if options.graph is not None:
         _run_packed(options)
         return
-    if options.nodes is None:
-        raise PairNormError(
-            "there is no graph", code="no-graph", remedy="Pass {nodes} and {edges}, or {graph}.",
-            nodes=..., edges=..., graph=...,
-        )  # fmt: skip
     began, out, step = time.monotonic(), options.out, count(1)
     classifier = NodeClassifier(
         model=_listed(options.model, str),
