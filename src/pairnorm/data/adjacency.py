@@ -126,7 +126,7 @@ def _mirror(
 
 def csr_tensor(matrix: Any) -> Tensor:
     """Return a scipy CSR matrix as a float32 ``torch.sparse_csr`` tensor."""
-    crow, column = (torch.from_numpy(piece.astype(np.int64)) for piece in (matrix.indptr, matrix.indices))
+    crow, column = (torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices))
     return sparse_csr(crow, column, torch.from_numpy(matrix.data.astype(np.float32)), matrix.shape)
 
 
