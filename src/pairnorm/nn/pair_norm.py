@@ -196,6 +196,6 @@ def _check_settings(scale: Any, mode: Any, eps: Any, process_group: Any) -> None
                 expected="a number",
                 remedy="Call its item(); to learn a scale, multiply the result by it.",
             )
-    real_number("scale", scale, above=0)
+    real_number("scale", scale, above=0, most=1e18)  # beyond it squares are infinite in single precision
     # In single precision, where the statistics are, a smaller one is zero and a zero row is divided by it.
     real_number("eps", eps, least=torch.finfo(torch.float32).tiny)

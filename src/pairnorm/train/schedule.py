@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pairnorm.data import Graph, load
-from pairnorm.errors import PairNormError, one_of, whole_number
+from pairnorm.errors import PairNormError, is_out_of_memory, one_of, whole_number
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
 from pairnorm.train.pools import Pool, Processes, Streams, ThisProcess, Told
@@ -152,15 +152,14 @@ def _drive(
             for future in finished:
                 pending.remove(future)
                 future.result()
-    except BrokenExecutor as error:
+    except BaseException as error:
         pool.abandon()
-        raise PairNormError(
-            "a worker process was killed, or ran out of memory",
-            code="worker-died",
-            remedy="Fewer need less memory: pass {workers}. What had finished is in the store.",
-            workers=1,
-        ) from error
-    except BaseException:
-        pool.abandon()
+        if isinstance(error, BrokenExecutor) or is_out_of_memory(error):
+            raise PairNormError(
+                "a worker process was killed, or ran out of memory",
+                code="worker-died",
+                remedy="Fewer need less memory: pass {workers}. What had finished is in the store.",
+                workers=1,
+            ) from error
         raise
     pool.close()

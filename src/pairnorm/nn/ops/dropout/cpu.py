@@ -8,6 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops.dropout.keys import LEVELS, dropped_levels, position_hash
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.simd import LANES, array, by_trial, empty, fill, load, store, where_less
 
 FIRST, SECOND, HALF = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0xFFFF)
@@ -54,13 +55,13 @@ def factors(positions: Any, row: Any, start: Any, key: Any, limit: Any, scale: A
     )
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _apply(x: Any, positions: Any, keys: Any, dropped: Any, scale: Any, result: Any) -> None:
     for trial in range(len(x)):
         drop(x[trial], positions, keys[trial], dropped, scale, result[trial])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def drop(x: Any, positions: Any, key: Any, dropped: Any, scale: Any, result: Any) -> None:
     """Drop entries of a trial; ``result`` may be ``x`` itself."""
     words = positions.shape[1]
