@@ -16,10 +16,12 @@ from pairnorm.classify.candidates.base import Candidate
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, measured
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.findings import Findings
+from pairnorm.classify.fit_page import fit_page
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.search import RIVAL_EPOCHS, RIVAL_SEEDS
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
+from pairnorm.page import can_render, render
 from pairnorm.plotting import BLUE, GREY, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.writing import change_folder, drafts_in, steady_folder
 
@@ -182,12 +184,12 @@ def draw_rivals(rivals: Mapping[str, Scores]) -> Figure:
     return figure
 
 
-REPORT = "report.md"
+REPORT, PAGE = "report.md", "report.html"
 FIGURES = ("smoothing.png", "confusion.png", "comparison.png", "depth.png")
 
 
 def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) -> None:
-    """Write ``report.md`` and its figures.
+    """Write ``report.md`` and its figures, and the same as a page, ``report.html``, where it can be written.
 
     Args:
         findings: what there is to say.
@@ -207,6 +209,8 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
         figure.savefig(folder / name, dpi=150)
     text = "\n\n".join(_sections(findings, notes)) + "\n"
     (folder / REPORT).write_text(text, encoding="utf-8")
+    if can_render():
+        (folder / PAGE).write_text(render(fit_page(findings, notes)), encoding="utf-8")
 
 
 def _chosen(findings: Findings) -> bool:
@@ -357,7 +361,7 @@ def _cell(text: str) -> str:
 
 PREDICTIONS = ("predictions.csv", "predictions.parquet")
 # All that a run may write.
-OUTCOME = {*PREDICTIONS, FACTS, TENSORS, REPORT, *FIGURES}
+OUTCOME = {*PREDICTIONS, FACTS, TENSORS, REPORT, PAGE, *FIGURES}
 
 
 @contextmanager

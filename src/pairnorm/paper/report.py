@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from pairnorm.page import can_render, render
 from pairnorm.paper import case_study, figures
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
 from pairnorm.paper.claims import Evidence, Verdict, verdicts
@@ -27,6 +28,7 @@ from pairnorm.paper.experiments import (
     Place,
     Selection,
 )
+from pairnorm.paper.paper_page import paper_page
 from pairnorm.paper.results import Chosen, Results, opened, reported
 from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown
 from pairnorm.plotting import save
@@ -37,7 +39,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def gain_section(table: Table | None) -> str:
+Show = Callable[[Table], str]
+"""How a section shows a table: a page has it apart, and can sort it."""
+
+
+def gain_section(table: Table | None, show: Show = markdown) -> str:
     """Return the section on SGC and SGC-PN when each has its own best optimiser."""
     if table is None:
         return ""
@@ -47,7 +53,7 @@ def gain_section(table: Table | None) -> str:
         "The paper trains SGC with the optimiser of GCN. Here both SGC and SGC-PN also choose learning rate "
         "(0.005, 0.05, 0.2), weight decay (0, 5e-6, 5e-4) and dropout (0, 0.6) by validation: first with one "
         "run of everything, then with all runs of the setting that did best.\n",
-        markdown(table),
+        show(table),
         "| Graph | Missing | Gain of PairNorm, paper's optimiser | Gain of PairNorm, both tuned | Share that "
         "is PairNorm's |",
         "|---|---:|---:|---:|---:|",
@@ -72,7 +78,7 @@ def gain_section(table: Table | None) -> str:
     return "\n".join([*lines, "", *sentences]) + "\n"
 
 
-def scaling_section(table: Table | None) -> str:
+def scaling_section(table: Table | None, show: Show = markdown) -> str:
     """Return the section on features that are divided by their sum and features that are not."""
     if table is None:
         return ""
@@ -81,12 +87,14 @@ def scaling_section(table: Table | None) -> str:
             "## How features are scaled\n",
             "The paper does not say how. Everywhere else we divide the features of a node by their sum, as "
             "is usual for these graphs; `raw` are features as they are.\n",
-            markdown(table),
+            show(table),
         ]
     )
 
 
-def ablation_section(results: Results, selection: Selection, table: Table | None) -> str:
+def ablation_section(
+    results: Results, selection: Selection, table: Table | None, show: Show = markdown
+) -> str:
     """Return the section on adjacency, order and norm, and what it recommends."""
     experiment = selection.narrow(ABLATION)
     if table is None or experiment is None:
@@ -101,7 +109,7 @@ def ablation_section(results: Results, selection: Selection, table: Table | None
         "The paper, its released code and its authors' remarks disagree on details. `rw` is the random-walk "
         "adjacency and `sym` the symmetric one (attention has neither); the norm comes `after` the "
         "activation (the text) or `before` it (the code); PN-SCS is in the code only.\n",
-        markdown(table),
+        show(table),
         "What changes when one choice is changed and the others stay (mean difference of test accuracy over "
         "graphs and the other choices):\n",
         "| Change | " + " | ".join(f"{percent}% missing" for percent in experiment.missing) + " |",
@@ -344,7 +352,7 @@ def write_report(
     selection: Selection | None = None,
     workers: int = 1,
 ) -> Outputs:
-    """Write all tables and figures of what has been run, and ``report.md``; return what was written.
+    """Write all tables and figures of what has been run, ``report.html`` and ``report.md``; return what was written.
 
     The same store gives the same files, bit for bit.
 
@@ -365,14 +373,15 @@ def write_report(
         outputs = write_outputs(names, results, layers, selection, folder, pool)
         decided = verdicts(Evidence(results, layers, selection))
         tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
-        notes = folder / NOTES
+        notes = (folder / NOTES).read_text(encoding="utf-8") if (folder / NOTES).exists() else ""
+        ran = _what_was_run(cells, origins, selection, Path(store).name)
         sections = [
             "# The paper, reproduced\n",
             _summary(tables, decided),
-            _what_was_run(cells, origins, selection, Path(store).name),
+            ran,
             *map(_table_section, tables),
             _differences(tables),
-            notes.read_text(encoding="utf-8") if notes.exists() else "",
+            notes,
             scaling_section(outputs.tables.get("scaling")),
             gain_section(outputs.tables.get("tuned")),
             ablation_section(results, selection, outputs.tables.get("ablation")),
@@ -381,6 +390,19 @@ def write_report(
         ]
         for drawn in outputs.drawing:
             drawn.result()
+        if can_render():
+            apart: Show = lambda table: ""  # noqa: E731
+            texts = {
+                **{table.name: f"## Table {table.name[-1]}: {table.title}" for table in tables},
+                "differences": _differences(tables),
+                "notes": notes,
+                "scaling": scaling_section(outputs.tables.get("scaling"), apart),
+                "tuned": gain_section(outputs.tables.get("tuned"), apart),
+                "ablation": ablation_section(results, selection, outputs.tables.get("ablation"), apart),
+                "run": ran,
+            }
+            page = paper_page(results, selection, outputs.tables, decided, texts)
+            outputs.write("report.html", render(page))
         outputs.write("report.md", "\n".join(section for section in sections if section))
     return outputs
 
