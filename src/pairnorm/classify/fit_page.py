@@ -1,8 +1,9 @@
-"""The pages of ``fit`` and ``diagnose``: what a manager asks, and the evidence that an engineer wants to see."""
+"""The pages of ``fit`` and ``diagnose``: what a manager asks, and the evidence an engineer wants."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import isnan
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from pairnorm.classify.conformal import LabelSets, label_sets
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
-from pairnorm.classify.evaluation import wilson
+from pairnorm.classify.evaluation import Scores, wilson
 from pairnorm.classify.findings import Findings
 from pairnorm.data import Graph
 from pairnorm.page import (
@@ -30,18 +31,18 @@ from pairnorm.page.charts import BLUE, VERMILLION, Line, confusion, intervals, l
 MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
 USUAL_RATE, CONFIDENT = 3, 0.9
 GLOSSARY = {
-    "Held-out node": "A node whose label is known but took no part in learning or in choosing the model. How often "
-    "the model is right is counted on these alone.",
+    "Held-out node": "A node whose label is known but took no part in learning or in choosing the model. How "
+    "often the model is right is counted on these alone.",
     "95% interval": "Where the true value lies with a confidence of 95%. The more nodes are held out, the "
     "narrower it is.",
-    "Confidence": "The probability that the model gives to the label it predicts, softened so that it fits what "
-    "was seen on validation nodes.",
-    "Label with a guarantee": "A set of labels that holds the true one as often as was asked for, whatever the "
-    "model, as long as other nodes are like the held-out ones (conformal prediction).",
-    "Hop": "A step along an edge. A node learns from those that are as many hops away as the model has layers "
-    "(its depth).",
-    "Oversmoothing": "Averaging over neighbours again and again makes all nodes alike, until none can be told from "
-    "another. PairNorm keeps them apart.",
+    "Confidence": "The probability that the model gives to the label it predicts, softened so that it fits "
+    "what was seen on validation nodes.",
+    "Label with a guarantee": "A set of labels that holds the true one as often as was asked for, whatever "
+    "the model, as long as other nodes are like the held-out ones (conformal prediction).",
+    "Hop": "A step along an edge. A node learns from those that are as many hops away as the model has "
+    "layers (its depth).",
+    "Oversmoothing": "Averaging over neighbours again and again makes all nodes alike, until none can be "
+    "told from another. PairNorm keeps them apart.",
 }
 
 
@@ -64,7 +65,11 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
         *([Section("How often it is right", list(_accuracy(findings)))] if test.any() else []),
         *([Section("Against simpler methods", _comparison(findings))] if test.any() else []),
         *([Section("How deep", list(_depth(findings)))] if _chosen(findings) else []),
-        *([smoothing_section(findings.smoothing, findings.classifier.best_.depth)] if findings.smoothing else []),
+        *(
+            [smoothing_section(findings.smoothing, findings.classifier.best_.depth)]
+            if findings.smoothing
+            else []
+        ),
         Section("What it was made from", [_about(findings), *map(Text, notes)]),
     ]
     return Document(f"Labels for {graph.name}", _cards(findings), sections, GLOSSARY)
@@ -81,16 +86,22 @@ def diagnosis_page(graph: Graph, rows: Sequence[Smoothing], suggestion: Suggesti
     share = suggestion.lacking / max(graph.num_nodes, 1)
     reach = "All of them have a path to a node with features."
     if suggestion.unreachable:
-        reach = f"{suggestion.unreachable:,} of them have no path to one that has some: no depth reaches them."
+        reach = (
+            f"{suggestion.unreachable:,} of them have no path to one that has some: no depth reaches them."
+        )
     cards = [
-        ("What was asked", f"{graph.num_nodes:,} nodes", f"How quickly propagation makes the nodes of {graph.name} alike."),
+        (
+            "What was asked",
+            f"{graph.num_nodes:,} nodes",
+            f"How quickly propagation makes the nodes of {graph.name} alike.",
+        ),
         ("How deep to go", f"Depth {suggestion.depth}", suggestion.reason),
         (
             "Without features",
             f"{suggestion.lacking:,} ({share:.0%})",
             reach if suggestion.lacking else "Every node has features of its own.",
         ),
-    ]  # fmt: skip
+    ]
     facts = Section("The graph", [Table([], graph.describe())])
     glossary = {name: GLOSSARY[name] for name in ("Hop", "Oversmoothing")}
     sections = [smoothing_section(rows, suggestion.depth), facts]
@@ -121,8 +132,8 @@ def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
         mark = (depth, f"depth {depth}") if depth else None
         charts.append(lines(title, found, "depth", unit, upright=mark, from_zero=True))
     what = Text(
-        "Repeated averaging makes nodes alike and features alike. PairNorm keeps the total squared distance between "
-        "nodes where it was. Measured on the scaled features, propagated without any training."
+        "Repeated averaging makes nodes alike and features alike. PairNorm keeps the total squared distance "
+        "between nodes where it was. Measured on the scaled features, propagated without any training."
     )
     numbers = Details("The numbers", [Table(HEADINGS, measured(rows))])
     return Section("What depth does to the features", [what, *charts, numbers], wide=True)
@@ -132,8 +143,8 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     graph, classes = findings.graph, findings.graph.num_classes
     lacking, unknown = int(graph.missing_vectors.sum()), int((~graph.labelled).sum())
     asked = (
-        f"One of {classes} classes for each of {graph.num_nodes:,} nodes, learnt from {int(graph.train.sum()):,} "
-        f"labelled ones. {unknown:,} had no label; {lacking:,} have no features."
+        f"One of {classes} classes for each of {graph.num_nodes:,} nodes, learnt from "
+        f"{int(graph.train.sum()):,} labelled ones. {unknown:,} had no label; {lacking:,} have no features."
     )
     cards = [("What was asked", f"{unknown or graph.num_nodes:,} labels", asked)]
     headline, _, rest = findings.verdict().removeprefix("**").partition("** ")
@@ -143,14 +154,20 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     scores = groups.pop("all held-out nodes")
     low, high = scores.interval
     sure = (
-        f"{scores.right:,} of {scores.count:,} held-out nodes. It would be {100 * low:.1f} to {100 * high:.1f}% on as "
-        "many others like them (95% interval)."
+        f"{scores.right:,} of {scores.count:,} held-out nodes. On all nodes like them it lies between "
+        f"{100 * low:.1f} and {100 * high:.1f}% (95% interval)."
     )
     if groups:
-        sure += " " + "; ".join(f"{name} {100 * one.accuracy:.1f}%" for name, one in groups.items()).capitalize() + "."
-    counted = (findings.probabilities.max(1) >= CONFIDENT)[~graph.labelled.cpu().numpy() if unknown else slice(None)]
+        sure += (
+            " "
+            + "; ".join(f"{name} {100 * one.accuracy:.1f}%" for name, one in groups.items()).capitalize()
+            + "."
+        )
+    counted = (findings.probabilities.max(1) >= CONFIDENT)[
+        ~graph.labelled.cpu().numpy() if unknown else slice(None)
+    ]
     share = findings.confident(CONFIDENT)[1]
-    seen = "" if isnan(share) else f" Of held-out labels as confident, {_percent(share)} are right."
+    seen = "" if isnan(share) else f" Of held-out labels as confident, {percent(share)} are right."
     return [
         *cards,
         ("How often is it right?", f"{100 * scores.accuracy:.1f}%", sure),
@@ -158,8 +175,8 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
         (
             "Which labels to trust?",
             f"{int(counted.sum()):,} of {len(counted):,}",
-            f"have a confidence of {CONFIDENT:.0%} or more; the other {int((~counted).sum()):,} are to be reviewed.{seen} "
-            "Below, other thresholds.",
+            f"have a confidence of {CONFIDENT:.0%} or more; the other {int((~counted).sum()):,} are to be "
+            f"reviewed.{seen} Below, other thresholds.",
         ),
     ]
 
@@ -170,25 +187,25 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
     right = findings.predicted == findings.graph.labels.cpu().numpy()
     what = "without a known label" if unknown.any() else "in all"
     counted = unknown if unknown.any() else np.ones_like(unknown)
-    sentences = []
-    for percent in range(101):
-        sure = confidence >= 10 * percent
+    total, sentences = int(counted.sum()), []
+    for least in range(101):
+        sure = confidence >= 10 * least
         trusted, judged = int((counted & sure).sum()), int((test & sure).sum())
-        text = (
-            f"Of {int(counted.sum()):,} nodes {what}, {trusted:,} to trust and {int(counted.sum()) - trusted:,} to review."
-        )
+        text = f"Of {total:,} nodes {what}, {trusted:,} to trust and {total - trusted:,} to review."
         for group, name in ((test & sure, "at least so confident"), (test & ~sure, "less so")):
             if count := int(group.sum()):
                 hits = int(right[group].sum())
                 low, high = wilson(hits, count)
                 text += (
-                    f" Of {count:,} held-out nodes on which it is {name}, {100 * hits / count:.1f}% are right (95% "
-                    f"interval {100 * low:.1f} to {100 * high:.1f}%)."
+                    f" Of {count:,} held-out nodes on which it is {name}, {100 * hits / count:.1f}% are "
+                    f"right (95% interval {100 * low:.1f} to {100 * high:.1f}%)."
                 )
         if test.any() and not judged:
             text += " On no held-out node is it so confident: how often it would be right is not known."
         sentences.append(text)
-    yield Text("Set how confident the model must be for its label to be used as it is; a person looks at the others.")
+    yield Text(
+        "Set how confident the model must be for its label to be used as it is; a person looks at the others."
+    )
     yield Threshold("Trust labels with a confidence of at least", sentences, round(100 * CONFIDENT))
 
 
@@ -202,9 +219,7 @@ def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Cho
         groups |= {"with features": counted & ~lacking, "without features": counted & lacking}
     choices = {}
     for found in sets:
-        rows = [
-            [name, f"{group.sum():,}", *_shares(found.sizes[group])] for name, group in groups.items()
-        ]
+        rows = [[name, f"{group.sum():,}", *_shares(found.sizes[group])] for name, group in groups.items()]
         measured_rows = [
             [
                 name,
@@ -225,19 +240,22 @@ def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Cho
         ]
         if not all(one.own for one in found.coverage.values()):
             blocks.append(
-                Text("Too few nodes of one kind are held out for a guarantee of its own: it holds for all together.")
+                Text(
+                    "Too few nodes of one kind are held out for a guarantee of its own: it holds for all "
+                    "together."
+                )
             )
         choices[f"{found.rate:.0%}"] = blocks
     return [
         Text(
-            "Choose how often the true label may be left out. A node then gets the labels that cannot be ruled out: one, "
-            "several, or none, where no label fits. A person should look at the last two."
+            "Choose how often the true label may be left out. A node then gets the labels that cannot be "
+            "ruled out: one, several, or none, where no label fits. A person should look at the last two."
         ),
         Choices("Error rate", choices, USUAL_RATE),
         Text(
-            "The guarantee is that of conformal prediction: it holds on average over nodes that are like the held-out "
-            "ones, not for each class or each node. Measured: random halves of the held-out nodes, one to set the "
-            "threshold and one to judge."
+            "The guarantee is that of conformal prediction: it holds on average over nodes that are like the "
+            "held-out ones, not for each class or each node. Measured: random halves of the held-out nodes, "
+            "one to set the threshold and one to judge."
         ),
     ]
 
@@ -267,7 +285,8 @@ def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
     )
     known = np.flatnonzero(labels >= 0)
     classes = csr_array(
-        (np.ones(len(known), dtype=np.int32), (known, labels[known])), shape=(graph.num_nodes, graph.num_classes)
+        (np.ones(len(known), dtype=np.int32), (known, labels[known])),
+        shape=(graph.num_nodes, graph.num_classes),
     )
     likeliest = np.argsort(-probabilities[rows], axis=1, kind="stable")[:, :MOST_CLASSES]
     shares = _thousandths(np.take_along_axis(probabilities[rows], likeliest, 1))
@@ -278,7 +297,12 @@ def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
         "predicted": findings.predicted[rows].tolist(),
         "confidence": _thousandths(confidence[rows]).tolist(),
         "top": [
-            [number for pair in zip(kinds, values, strict=True) if pair[1] or pair[0] == kinds[0] for number in pair]
+            [
+                number
+                for pair in zip(kinds, values, strict=True)
+                if pair[1] or pair[0] == kinds[0]
+                for number in pair
+            ]
             for kinds, values in zip(likeliest.tolist(), shares.tolist(), strict=True)
         ],
         "label": labels[rows].tolist(),
@@ -307,7 +331,7 @@ def _flat_rows(counts: object) -> list[list[int]]:
     """Return class and number in turn for every row of a sparse matrix, the most frequent class first."""
     starts, kinds, numbers = (getattr(counts, name).tolist() for name in ("indptr", "indices", "data"))
     found = []
-    for low, high in zip(starts, starts[1:], strict=False):
+    for low, high in pairwise(starts):
         pairs = sorted(zip(kinds[low:high], numbers[low:high], strict=True), key=lambda pair: -pair[1])
         found.append([number for pair in pairs for number in pair])
     return found
@@ -327,21 +351,19 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
     yield Text("On held-out nodes. Balanced accuracy and macro F1 count small classes as much as large ones.")
     yield Table(
         ["group", "nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
-        [
-            [name, f"{one.count:,}", _percent(one.accuracy), _range(one.interval), _percent(one.balanced_accuracy),
-             _percent(one.macro_f1)]
-            for name, one in groups.items()
-        ],
-    )  # fmt: skip
+        [[name, f"{one.count:,}", *numbers(one)] for name, one in groups.items()],
+    )
     columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
     yield Table(
         ["class", "nodes", "found (recall)", "right when said (precision)", "F1"],
         [
-            [name, f"{count:,}", *map(_percent, numbers)]
-            for name, (count, *numbers) in zip(names, columns, strict=True)
+            [name, f"{count:,}", *map(percent, shares)]
+            for name, (count, *shares) in zip(names, columns, strict=True)
         ],
     )
-    yield confusion("Which class is taken for which (shade: share of the true class)", scores.confusion, names)
+    yield confusion(
+        "Which class is taken for which (shade: share of the true class)", scores.confusion, names
+    )
     right = findings.predicted[test] == findings.graph.labels.cpu().numpy()[test]
     title = "How far confidence can be believed (on the diagonal: as often right as it says)"
     yield reliability(title, findings.probabilities[test].max(1), right)
@@ -350,10 +372,7 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
 def _comparison(findings: Findings) -> list[Markdown | Table | Chart]:
     found = findings.comparison()
     values = [(100 * one.accuracy, *(100 * end for end in one.interval)) for one in found.values()]
-    rows = [
-        [name, _percent(one.accuracy), _range(one.interval), _percent(one.balanced_accuracy), _percent(one.macro_f1)]
-        for name, one in found.items()
-    ]
+    rows = [[name, *numbers(one)] for name, one in found.items()]
     return [
         Markdown(findings.verdict()),
         intervals("Right on held-out nodes, with 95% interval", list(found), values, "accuracy (%)"),
@@ -371,7 +390,7 @@ def _depth(findings: Findings) -> Iterator[Text | Chart]:
     models = list(dict.fromkeys(one.model for one in tried))
     yield Text(
         f"Of {len(tried):,} models tried, {best.name} was right most often on the validation nodes "
-        f"({_percent(best.validation_accuracy)}). Of each depth the best setting is drawn."
+        f"({percent(best.validation_accuracy)}). Of each depth the best setting is drawn."
     )
     found = []
     for model, norm in dict.fromkeys((one.model, one.norm) for one in tried if one.depth):
@@ -394,9 +413,17 @@ def _about(findings: Findings) -> Table:
     return Table([], [*rows, ("model", f"{classifier.best_.name}, adjacency {classifier.adjacency}")])
 
 
-def _percent(value: float) -> str:
+def numbers(scores: Scores) -> list[str]:
+    """Return accuracy, its 95% interval, balanced accuracy and macro F1, as they are written."""
+    low, high = scores.interval
+    return [
+        percent(scores.accuracy),
+        f"{100 * low:.1f} to {100 * high:.1f}%",
+        percent(scores.balanced_accuracy),
+        percent(scores.macro_f1),
+    ]
+
+
+def percent(value: float) -> str:
+    """Return a share as it is written; a dash where there is none."""
     return "–" if isnan(value) else f"{100 * value:.1f}%"
-
-
-def _range(interval: tuple[float, float]) -> str:
-    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}%"

@@ -1,4 +1,4 @@
-"""Charts for a page, as Plotly reads them; colours are names of the stylesheet, which knows light and dark."""
+"""Charts for a page, as Plotly reads them; colours are names of the stylesheet, for light and dark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Chart:
 
 
 class Line(NamedTuple):
-    """A line of a chart: where its points are, what to call it, and how it looks."""
+    """A line of a chart: where its points are, what to call it, how it looks, whether the legend names it."""
 
     name: str
     x: Sequence[float]
@@ -49,17 +49,18 @@ class Line(NamedTuple):
     colour: str
     dashed: bool = False
     symbol: str = "circle"
+    listed: bool = True
 
 
 def plain(text: str, longest: int | None = None) -> str:
-    """Return a text as Plotly will show it letter by letter: it reads tags and entities.
+    """Return a text as Plotly will show it letter by letter: it reads tags, entities and formulas.
 
     >>> plain("<b>x</b>")
     '&lt;b&gt;x&lt;/b&gt;'
     """
     if longest is not None and len(text) > longest:
         text = text[: longest - 1] + "…"
-    return html.escape(text, quote=False)
+    return html.escape(text, quote=False).replace("$", "&#36;")  # no formula
 
 
 def lines(
@@ -89,6 +90,7 @@ def lines(
             "type": "scatter",
             "mode": "lines+markers",
             "name": line.name,
+            "showlegend": line.listed,
             "x": list(line.x),
             "y": _finite(line.y),
             "line": {"color": line.colour, "dash": "dash" if line.dashed else "solid", "width": 2},
@@ -127,7 +129,9 @@ def lines(
     return Chart(title, traces, layout)
 
 
-def intervals(title: str, names: Sequence[str], values: Sequence[tuple[float, float, float]], x: str) -> Chart:
+def intervals(
+    title: str, names: Sequence[str], values: Sequence[tuple[float, float, float]], x: str
+) -> Chart:
     """Draw a value and its interval for each name, the first on top and in colour.
 
     Args:
@@ -216,7 +220,7 @@ def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart
 
 
 def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int = 10) -> Chart:
-    """Draw how often a model is right against how confident it is, in bins of confidence; ideal: the diagonal.
+    """Draw how often a model is right against how confident it is; ideal is the diagonal.
 
     Args:
         title: of the chart.
@@ -248,7 +252,10 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
         "y": y.round(2).tolist(),
         "line": {"color": BLUE, "width": 2},
         # The area of a point is the number of nodes behind it.
-        "marker": {"color": BLUE, "size": (6 + 20 * np.sqrt(counts[filled] / counts.max())).round(1).tolist()},
+        "marker": {
+            "color": BLUE,
+            "size": (6 + 20 * np.sqrt(counts[filled] / counts.max())).round(1).tolist(),
+        },
         "customdata": counts[filled].tolist(),
         "hovertemplate": "%{customdata:,} nodes, on average %{x:.1f}% confident: "
         "%{y:.1f}% are right<extra></extra>",

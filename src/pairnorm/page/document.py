@@ -1,4 +1,4 @@
-"""What a page is made of, and how it becomes one file: a template, a script, a stylesheet and Plotly inside."""
+"""What a page is made of, and how it becomes one file: template, script, stylesheet and Plotly inside."""
 
 from __future__ import annotations
 
@@ -191,7 +191,9 @@ def render(document: Document) -> str:
         data.append(block.data)
         return len(data) - 1
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters["markdown"] = _markdown
     template = environment.from_string(_asset("page.html"))
     script, plotly = _asset("page.js"), _plotly()
@@ -238,7 +240,7 @@ def _markdown(text: str) -> Any:
 
 def _packed(text: str) -> str:
     """Return a text compressed, in letters that mean nothing to HTML; the same text gives the same."""
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def _hash(script: str) -> str:

@@ -1,14 +1,15 @@
-"""The page of the paper: tables that sort, any cell's curve, every claim with its evidence, figures to hover."""
+"""The page of the paper: tables that sort, any cell's curve against depth, claims with their evidence."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
+from statistics import fmean
 from typing import Any
 
 from pairnorm.page import Chart, Choices, Details, Document, Markdown, Section, Text
 from pairnorm.page import Table as Shown
 from pairnorm.page.charts import COLOURS, GREY, SYMBOLS, Line, lines
-from pairnorm.paper.claims import Verdict
+from pairnorm.paper.claims import STATUSES, Verdict
 from pairnorm.paper.experiments import EXPERIMENTS, Experiment, Place, Selection
 from pairnorm.paper.results import Results, Summary
 from pairnorm.paper.tables import PARTIAL, TITLES, Entry, Table
@@ -16,9 +17,11 @@ from pairnorm.paper.tables import PARTIAL, TITLES, Entry, Table
 GLOSSARY = {
     "Missing": "The share of nodes outside the training set whose features were taken away.",
     "Layers": "How many graph convolutions; chosen by accuracy on the validation nodes.",
-    "PN": "With PairNorm: after each layer, nodes are centred and rescaled so that their distances do not shrink.",
+    "PN": "With PairNorm: after each layer, nodes are centred and rescaled so that their distances do not "
+    "shrink.",
     "SGC, GCN, GAT": "The models: a linear one, one with hidden layers, and one with attention.",
-    "Row-diff, col-diff": "The mean distance between nodes, and between features: both fall as a model oversmooths.",
+    "Row-diff, col-diff": "The mean distance between nodes, and between features: both fall as a model "
+    "oversmooths.",
     "±": "The standard deviation over the runs, which differ in their seeds.",
 }
 
@@ -37,7 +40,7 @@ def paper_page(
         selection: how much of the experiments is wanted.
         tables: by name.
         decided: the claims.
-        texts: Markdown by the name of the table it is about, or by a name of its own; ``## `` opens its title.
+        texts: Markdown by the name of the table it is about, or by its own; ``## `` opens its title.
     """
     sections = []
     for name, text in texts.items():
@@ -56,7 +59,9 @@ def _section(text: str, blocks: Sequence[Any]) -> Section:
 
 
 def _cards(tables: Mapping[str, Table], decided: Sequence[Verdict]) -> Iterator[tuple[str, str, str]]:
-    entries = [entry for name in ("table1", "table2", "table3") if name in tables for entry in tables[name].entries]
+    entries = [
+        entry for name in ("table1", "table2", "table3") if name in tables for entry in tables[name].entries
+    ]
     gaps = [abs(entry.difference) for entry in entries if entry.difference is not None]
     yield (
         "What was asked",
@@ -68,10 +73,12 @@ def _cards(tables: Mapping[str, Table], decided: Sequence[Verdict]) -> Iterator[
         yield (
             "Do the numbers agree?",
             f"{near} of {len(gaps)}",
-            f"accuracies are within 0.05 of the paper's; on average they differ by {sum(gaps) / len(gaps):.3f}.",
+            f"accuracies are within 0.05 of the paper's; on average they differ by {fmean(gaps):.3f}.",
         )
     counts = Counter(verdict.status for verdict in decided)
-    rest = ", ".join(f"{count} {status}" for status, count in counts.items() if status != "holds")
+    rest = ", ".join(
+        f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status] and word != "hold"
+    )
     yield "Do its claims hold?", f"{counts['holds']} of {len(decided)}", f"hold; {rest}." if rest else "hold."
 
 
@@ -86,7 +93,9 @@ def _shown(table: Table, results: Results, selection: Selection) -> Shown:
         headings, rows = headings[:6], [row[:6] for row in rows]
     charts = [_curve(entry, results, experiments) for entry in entries]
     caption = "Test accuracy, ours beside the paper's" if table.against_paper else "Test accuracy"
-    return Shown(headings, rows, caption + (f" ({PARTIAL})" if table.partial else ""), search=True, charts=charts)
+    return Shown(
+        headings, rows, caption + (f" ({PARTIAL})" if table.partial else ""), search=True, charts=charts
+    )
 
 
 def _row(entry: Entry) -> list[str]:
@@ -116,29 +125,33 @@ def _curve(entry: Entry, results: Results, experiments: Sequence[Experiment]) ->
     return lines(title, found, "layers", "accuracy", ".3f", marks)
 
 
-def _line(
-    curve: Sequence[Summary], metric: str, name: str, colour: str, symbol: str = "circle", dashed: bool = False
-) -> Line:
+def _line(curve: Sequence[Summary], metric: str, name: str, colour: str, symbol: str = "circle") -> Line:
     depths = [one.spec.depth for one in curve]
-    return Line(name, depths, [one.mean(metric) for one in curve], colour, dashed, symbol)
+    return Line(name, depths, [one.mean(metric) for one in curve], colour, symbol=symbol)
 
 
 def _claims(decided: Sequence[Verdict]) -> Section:
     marks = {True: "yes", False: "no", None: "not run"}
-    rows = [
-        [one.status, one.claim.place, one.claim.text, one.claim.reading, one.counts] for one in decided
-    ]
+    rows = [[one.status, one.claim.place, one.claim.text, one.claim.reading, one.counts] for one in decided]
     evidence = [
         Details(
             f"{one.claim.text} ({one.status}: {one.counts})",
-            [Shown(["Case", "Holds", "Evidence"], [[case.label, marks[case.holds], case.evidence] for case in one.cases])],
+            [
+                Shown(
+                    ["Case", "Holds", "Evidence"],
+                    [[case.label, marks[case.holds], case.evidence] for case in one.cases],
+                )
+            ],
         )
         for one in decided
         if one.run
-    ]  # fmt: skip
+    ]
     headings = ["Status", "Where", "The paper says", "Read as", "Cases"]
     blocks = [
-        Text("A case that lacks some of its trials counts as not run. Below the table, the evidence for each claim."),
+        Text(
+            "A case that lacks some of its trials counts as not run. Below the table, the evidence for each "
+            "claim."
+        ),
         Shown(headings, rows, "Claims of the paper", search=True),
         *evidence,
     ]
@@ -177,15 +190,18 @@ def _panels(results: Results, experiment: Experiment, dataset: str) -> Iterator[
             continue
         for metric in ("accuracy", "loss") if measured else ("accuracy",):
             found = [
-                _line(curve, f"{part}_{metric}", f"{part}, {method}", COLOURS[part], SYMBOLS[part], method == model)
+                _line(curve, f"{part}_{metric}", part, COLOURS[part], SYMBOLS[part])._replace(
+                    dashed=plain, listed=not plain, name=f"{part}, without" if plain else part
+                )
                 for method, curve in curves.items()
                 for part in COLOURS
                 if curve
+                for plain in [method == model]
             ]
             yield lines(f"{model}: {metric}", found, "layers", metric, ".3f")
         for measure in experiment.measures:
             found = [
-                _line(curve, measure, method, GREY, dashed=method == model)
+                _line(curve, measure, method, GREY)._replace(dashed=method == model)
                 for method, curve in curves.items()
                 if curve and all(measure in trial.measures for one in curve for trial in one.trials)
             ]

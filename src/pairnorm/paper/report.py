@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pairnorm.page import can_render, render
 from pairnorm.paper import case_study, figures
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
-from pairnorm.paper.claims import Evidence, Verdict, verdicts
+from pairnorm.paper.claims import STATUSES, Evidence, Verdict, verdicts
 from pairnorm.paper.experiments import (
     ABLATION,
     DATASETS,
@@ -352,7 +352,7 @@ def write_report(
     selection: Selection | None = None,
     workers: int = 1,
 ) -> Outputs:
-    """Write all tables and figures of what has been run, ``report.html`` and ``report.md``; return what was written.
+    """Write all tables and figures of what has been run, ``report.md`` and ``report.html``; return them.
 
     The same store gives the same files, bit for bit.
 
@@ -409,15 +409,8 @@ def write_report(
 
 def _summary(tables: Sequence[Table], decided: Sequence[Verdict]) -> str:
     filled = sum(entry.difference is not None for table in tables for entry in table.entries)
-    words = {
-        "holds": "hold",
-        "holds so far": "hold so far",
-        "fails so far": "fail so far",
-        "fails": "fail",
-        "not run": "have not been run",
-    }
     counts = Counter(verdict.status for verdict in decided)
-    listed = ", ".join(f"{counts[status]} {word}" for status, word in words.items() if counts[status])
+    listed = ", ".join(f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status])
     return (
         f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
         f"Of {len(decided)} claims of its text, {listed}.\n"

@@ -49,7 +49,7 @@ const drawChart = (place, { traces, layout, height }) => {
     const { xaxis, yaxis, ...rest } = coloured(layout, styles);
     for (const { title } of [xaxis, yaxis]) title && (title.standoff = 10);
     Plotly.react(place, coloured(traces, styles), {
-      height, font: { family: "inherit", size: 13, color: ink }, paper_bgcolor: paper, plot_bgcolor: paper,
+      height, font: { family: "inherit", size: 13, color: ink }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
       margin: { l: 50, r: 12, t: 30, b: 40 }, legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
       hoverlabel: { bgcolor: paper, bordercolor: line, font: { color: ink }, align: "left", namelength: -1 },
       xaxis: { ...axis, showgrid: false, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
@@ -149,7 +149,6 @@ const choicesBlock = (place) => {
 // number in turn), degree, and sets: for each choice of error rate, how many of the likeliest classes are in the set.
 
 const ROW = 34;
-const NARROW = new Set(["confidence", "features", "featureHops", "labelHops"]);
 const PARTS = ["", "training", "validation", "held out"];
 
 const nodesBlock = (place, data) => {
@@ -167,12 +166,12 @@ const nodesBlock = (place, data) => {
   const columns = [
     ["id", "Node", (row) => id[row]],
     ["predicted", "Label", (row) => classes[predicted[row]]],
-    ["confidence", "Confidence", (row) => percent(confidence[row])],
+    ["confidence", "Confidence", (row) => percent(confidence[row]), "8.5rem"],
     ...(guaranteed ? [["set", "With guarantee", setOf]] : []),
     ["label", "Known label", (row) => (label[row] < 0 ? "" : `${classes[label[row]]} (${PARTS[part[row]] || "not used"})`)],
-    ["features", "Features", (row) => (features[row] ? "there" : "missing")],
-    ["featureHops", "Hops to features", (row) => hops(featureHops[row])],
-    ["labelHops", "Hops to a label", (row) => hops(labelHops[row])],
+    ["features", "Features", (row) => (features[row] ? "there" : "missing"), "8rem"],
+    ["featureHops", "Hops to features", (row) => hops(featureHops[row]), "11rem"],
+    ["labelHops", "Hops to a label", (row) => hops(labelHops[row]), "11rem"],
     ["neighbours", "Neighbours' labels", said],
   ];
   const byId = () => {
@@ -208,13 +207,13 @@ const nodesBlock = (place, data) => {
   const named = make("select", {}, make("option", { value: "" }, "any label"), ...options(classes));
   const counted = make("p", { className: "note" });
   counted.setAttribute("aria-live", "polite");
-  const headings = columns.map(([name, title]) => {
+  const headings = columns.map(([name, title, , width]) => {
     const button = make("button", { type: "button" }, title);
     button.addEventListener("click", () => {
       sorted = { column: name, down: sorted.column === name && !sorted.down };
       update();
     });
-    return make("th", { scope: "col", className: NARROW.has(name) ? "narrow" : "" }, button);
+    return make("th", { scope: "col", style: width ? `width:${width}` : "" }, button);
   });
   const body = make("tbody");
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...headings)), body);
