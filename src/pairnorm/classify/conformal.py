@@ -74,7 +74,7 @@ def label_sets(
     """
     nodes = np.flatnonzero(held_out)
     scores, kinds = 1 - probabilities[nodes, labels[nodes]].astype(np.float64), lacking[nodes]
-    own = min(np.count_nonzero(kinds), np.count_nonzero(~kinds)) >= FEW
+    own = bool(min(np.count_nonzero(kinds), np.count_nonzero(~kinds)) >= FEW)
     groups = {"all held-out nodes": np.ones(len(nodes), dtype=bool)}
     if kinds.any() and not kinds.all():
         groups |= {"with features": ~kinds, "without features": kinds}

@@ -230,7 +230,7 @@ def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Cho
             ]
             for name, one in found.coverage.items()
         ]
-        blocks = [
+        blocks: list[Table | Text] = [
             Table(["group", "nodes", "one label", "several", "none"], rows, "What they get"),
             Table(
                 ["group", "held out", "asked for", "measured", "9 of 10 times"],
@@ -338,7 +338,9 @@ def _flat_rows(counts: object) -> list[list[int]]:
 
 
 def _thousandths(values: NDArray[np.float32]) -> NDArray[np.int64]:
-    return np.floor(values * 1000 + 1e-3).astype(np.int64)  # down: 0.9997 is not sure of anything
+    # Down, as 0.9997 is not certain; but 0.9, which float32 holds a little low, is 900.
+    down = np.floor(values.astype(np.float64) * 1000 + 1e-4)
+    return np.asarray(down, dtype=np.int64)
 
 
 def _cut(text: str) -> str:
@@ -371,7 +373,8 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
 
 def _comparison(findings: Findings) -> list[Markdown | Table | Chart]:
     found = findings.comparison()
-    values = [(100 * one.accuracy, *(100 * end for end in one.interval)) for one in found.values()]
+    ends = [(one.accuracy, *one.interval) for one in found.values()]
+    values = [(100 * value, 100 * low, 100 * high) for value, low, high in ends]
     rows = [[name, *numbers(one)] for name, one in found.items()]
     return [
         Markdown(findings.verdict()),

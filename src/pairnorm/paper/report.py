@@ -390,6 +390,7 @@ def write_report(
         ]
         for drawn in outputs.drawing:
             drawn.result()
+        outputs.write("report.md", "\n".join(section for section in sections if section))
         if can_render():
             apart: Show = lambda table: ""  # noqa: E731
             texts = {
@@ -403,7 +404,6 @@ def write_report(
             }
             page = paper_page(results, selection, outputs.tables, decided, texts)
             outputs.write("report.html", render(page))
-        outputs.write("report.md", "\n".join(section for section in sections if section))
     return outputs
 
 
