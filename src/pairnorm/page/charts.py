@@ -212,7 +212,8 @@ def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart
     if len(classes) <= ANNOTATED:
         trace |= {"text": [[f"{count:,}" for count in row] for row in counts], "texttemplate": "%{text}"}
     layout = {
-        "xaxis": {"title": {"text": "predicted"}, "showgrid": False, "zeroline": False, **names},
+        "xaxis": {"title": {"text": "predicted"}, "showgrid": False, "zeroline": False, "tickangle": -40,
+                  "ticklabeloverflow": "allow", **names},
         "yaxis": {"title": {"text": "true"}, "showgrid": False, "zeroline": False,
                   "autorange": "reversed", **names},
     }  # fmt: skip
