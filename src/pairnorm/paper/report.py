@@ -409,6 +409,11 @@ def write_report(
                 "scaling": scaling_section(outputs.tables, apart),
                 "tuned": gain_section(outputs.tables.get("tuned"), apart),
                 "ablation": ablation_section(results, selection, outputs.tables.get("ablation"), apart),
+                **{
+                    name: f"## {outputs.tables[name].title}"
+                    for name in ("bars", "table1-rows")
+                    if name in outputs.tables
+                },
                 "run": ran,
             }
             page = paper_page(results, selection, outputs.tables, decided, texts)
