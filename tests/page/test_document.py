@@ -135,6 +135,7 @@ def test_choices_and_a_slider(open_page: Callable[..., Any], tmp_path: Path) -> 
     view.select_option("select", "1")
     assert view.is_hidden("text=few")
     assert view.is_visible("text=many")
+    view.wait_for_selector(".main-svg")
     wide, chart = (
         view.locator(".control").first.bounding_box(),
         view.locator(".main-svg").first.bounding_box(),
@@ -155,6 +156,7 @@ def test_light_and_dark(open_page: Callable[..., Any], tmp_path: Path, system: s
         ink = "getComputedStyle(document.querySelector('.xtitle')).fill"
         return [view.evaluate(paper), view.evaluate(ink)]
 
+    view.wait_for_selector(".xtitle")
     first = colours()
     assert first[0] == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 31)"}[system]
     view.click("#theme")
@@ -170,6 +172,7 @@ def test_paper_is_light_and_has_no_buttons(open_page: Callable[..., Any], tmp_pa
     assert view.is_hidden("#theme")
     view.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert view.get_attribute("html", "data-theme") == "light"
+    assert view.locator(".xtitle").count() == 1, "what was not in view yet is drawn too"
     view.evaluate("dispatchEvent(new Event('afterprint'))")
     assert view.get_attribute("html", "data-theme") == "dark"
 

@@ -402,20 +402,18 @@ def write_report(
         outputs.write("report.md", "\n".join(section for section in sections if section))
         if can_render():
             apart: Show = lambda table: ""  # noqa: E731
-            texts = {
+            texts: dict[str, str] = {
                 **{table.name: f"## Table {table.name[-1]}: {table.title}" for table in tables},
                 "differences": _differences(tables),
                 "notes": notes,
                 "scaling": scaling_section(outputs.tables, apart),
                 "tuned": gain_section(outputs.tables.get("tuned"), apart),
                 "ablation": ablation_section(results, selection, outputs.tables.get("ablation"), apart),
-                **{
-                    name: f"## {outputs.tables[name].title}"
-                    for name in ("bars", "table1-rows")
-                    if name in outputs.tables
-                },
-                "run": ran,
             }
+            for name in ("bars", "table1-rows"):
+                if name in outputs.tables:
+                    texts[name] = f"## {outputs.tables[name].title}"
+            texts["run"] = ran
             page = paper_page(results, selection, outputs.tables, decided, texts)
             outputs.write("report.html", render(page))
     return outputs

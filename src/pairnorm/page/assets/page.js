@@ -26,12 +26,12 @@ const setTheme = (dark) => {
   root.dataset.theme = dark ? "dark" : "light";
   themeButton.textContent = dark ? "Light" : "Dark";
   themeButton.setAttribute("aria-pressed", dark);
-  charts.forEach((chart) => chart.draw());
+  charts.forEach((draw) => draw());
 };
 
 // Charts.
 
-const charts = new Set();
+const charts = new Map();
 
 const coloured = (value, styles) => {
   if (value === "--shades") return [[0, styles.getPropertyValue("--panel")], [1, styles.getPropertyValue("--shade")]];
@@ -55,9 +55,25 @@ const drawChart = (place, { traces, layout, height }) => {
       xaxis: { ...axis, showgrid: false, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
     }, { displayModeBar: false, responsive: true });
   };
-  charts.forEach((chart) => chart.place === place && charts.delete(chart));
-  charts.add({ place, draw });
+  charts.set(place, draw);
   draw();
+};
+
+// A chart is drawn when it comes near the view, or is printed: a page may have many.
+const waiting = new Map();
+const drawNow = (place) => {
+  const chart = waiting.get(place);
+  waiting.delete(place);
+  nearby.unobserve(place);
+  drawChart(place, chart);
+};
+const nearby = new IntersectionObserver(
+  (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => drawNow(entry.target)),
+  { rootMargin: "500px" },
+);
+const chartBlock = (place, chart) => {
+  waiting.set(place, chart);
+  nearby.observe(place);
 };
 
 // Tables that sort, that can be searched, and whose rows may have a chart.
@@ -137,8 +153,6 @@ const choicesBlock = (place) => {
   const update = () => {
     place.querySelectorAll(":scope > .choice").forEach((choice, number) => (choice.hidden = number !== Number(list.value)));
     announce("choice", Number(list.value));
-    // What was drawn while hidden knew no width.
-    charts.forEach((chart) => place.contains(chart.place) && chart.place.offsetParent && Plotly.Plots.resize(chart.place));
   };
   list.addEventListener("change", update);
   update();
@@ -320,11 +334,12 @@ const start = async () => {
   addEventListener("beforeprint", () => {
     before = root.dataset.theme === "dark";
     setTheme(false);
+    [...waiting.keys()].filter((place) => place.offsetParent).forEach(drawNow);
   });
   addEventListener("afterprint", () => setTheme(before));
   document.querySelectorAll("table:has(thead)").forEach(sortable);
   const [data, plotly] = await Promise.all([unpack("data").then(JSON.parse), unpack("plotly")]);
-  const blocks = { table: tableBlock, threshold: thresholdBlock, choices: choicesBlock, nodes: nodesBlock, chart: drawChart };
+  const blocks = { table: tableBlock, threshold: thresholdBlock, choices: choicesBlock, nodes: nodesBlock, chart: chartBlock };
   const places = [...document.querySelectorAll("[data-kind]")];
   const begin = (place) => blocks[place.dataset.kind](place, data[place.dataset.block]);
   // The table of nodes first: it must hear what the others announce. Plotly is large: what needs no chart is there before it.
