@@ -52,6 +52,11 @@ def test_a_hostile_name_is_shown_as_text(name: str) -> None:
     assert len(re.findall(re.escape(name), unescape(text.split('id="data"')[0]))) > 10
 
 
+def test_what_would_steer_a_text_or_is_none_is_spelt_out() -> None:
+    text = page(Text("a\u202eb\ud800c"))
+    assert r"<p>a\u202eb\ud800c</p>" in text
+
+
 def test_our_own_words_are_formatted_but_html_in_them_is_not_read() -> None:
     text = page(Markdown("**yes** <script>no</script> [go](#part) [stay](javascript:alert(1))"))
     assert "<strong>yes</strong> &lt;script&gt;no&lt;/script&gt;" in text

@@ -14,6 +14,7 @@ from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measure
 from pairnorm.classify.evaluation import Scores, wilson
 from pairnorm.classify.findings import Findings
 from pairnorm.data import Graph
+from pairnorm.escaping import terminal
 from pairnorm.page import (
     Chart,
     Choices,
@@ -292,7 +293,7 @@ def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
     shares = _thousandths(np.take_along_axis(probabilities[rows], likeliest, 1))
     parts = np.select([train, graph.validation.cpu().numpy(), findings.test], [1, 2, 3], 0)
     columns = {
-        "classes": list(graph.class_names),
+        "classes": [_cut(name) for name in graph.class_names],
         "id": [_cut(str(name)) for name in graph.node_names[rows].tolist()],
         "predicted": findings.predicted[rows].tolist(),
         "confidence": _thousandths(confidence[rows]).tolist(),
@@ -344,6 +345,7 @@ def _thousandths(values: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _cut(text: str) -> str:
+    text = terminal(text)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 

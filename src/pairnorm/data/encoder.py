@@ -325,7 +325,7 @@ def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:
     """Return notes on what may not be meant: no features, and words that others write for an empty cell."""
     notes = [] if encoder.features else ["there are no feature columns"]
     notes += [
-        f"{name!r} is read as a class; empty the cells if it means unknown"
+        f"{quoted(name)} is read as a class; empty the cells if it means unknown"
         for name in classes
         if name in EMPTY
     ]

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from numpy.typing import ArrayLike, NDArray
 
+from pairnorm.escaping import terminal
+
 BLUE, VERMILLION, GREEN, PURPLE, GREY, INK = (
     "--blue", "--vermillion", "--green", "--purple", "--grey", "--ink"
 )  # fmt: skip
@@ -60,7 +62,7 @@ def plain(text: str, longest: int | None = None) -> str:
     """
     if longest is not None and len(text) > longest:
         text = text[: longest - 1] + "…"
-    return html.escape(text, quote=False).replace("$", "&#36;")  # no formula
+    return html.escape(terminal(text), quote=False).replace("$", "&#36;")  # no formula
 
 
 def lines(

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from pairnorm.errors import PairNormError
+from pairnorm.escaping import terminal
 from pairnorm.page.charts import Chart
 from pairnorm.version import __version__
 
@@ -195,6 +196,8 @@ def render(document: Document) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["markdown"] = _markdown
+    # What steers a text, or is none, is shown as Python writes it; what is HTML already stays.
+    environment.finalize = lambda value: value if hasattr(value, "__html__") else terminal(value)
     template = environment.from_string(_asset("page.html"))
     script, plotly = _asset("page.js"), _plotly()
     return template.render(
