@@ -21,7 +21,8 @@ CONTENTS = {
     "predictions.csv": "a row for every node: its class, and how probable each is",
     "predictions.parquet": "the same, for machines",
     "model.json": "with model.safetensors: the model",
-    "report.md": "how far to trust it, with figures",
+    "report.html": "a page to read: which labels to trust, every node and why",
+    "report.md": "the same in short, with figures",
 }
 
 
@@ -112,8 +113,9 @@ def run(options: Namespace) -> None:
     for name, what in CONTENTS.items():
         if (out / name).exists():
             console.show(f"  {name:<20} {what}")
+    page = next(out / name for name in ("report.html", "report.md") if (out / name).exists())
     console.show(
-        f"\nNext: read [bold]{safe(out / 'report.md')}[/]; label a graph that has changed with\n"
+        f"\nNext: read [bold]{safe(page)}[/]; label a graph that has changed with\n"
         f"[bold]pairnorm predict --model {safe(out)} --nodes … --edges … --out predictions.csv[/]"
     )
 
