@@ -58,6 +58,7 @@ SHARED = {
     "missing": option("NUMBERS", "Only these percentages of missing vectors, as 0,100."),
     "root": option("FOLDER", "Folder of the raw files. Default: $PAIRNORM_DATA, else your cache folder."),
     "workers": option("N", "Processes on a CPU. Default: one per core."),
+    "on": option("PLACE", "here, or ray: the cluster at $RAY_ADDRESS, else this machine's.", "here"),
 }
 COLUMNS = ("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "delimiter")
 
@@ -81,6 +82,7 @@ class Command(Parser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._names = {"-h", "--help"}
+        self.either: tuple[str, ...] = ()  # options of which one is needed
         self._flags = {"-h", "--help"}
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
 
@@ -120,6 +122,8 @@ class Command(Parser):
         found, unknown = super().parse_known_args(options + arguments, namespace)
         if unknown:
             self.error(f"there is no argument {quoted(unknown[0])}.")
+        if self.either and all(getattr(found, name) is None for name in self.either):
+            self.error(f"{' or '.join(f'--{name}' for name in self.either)} is needed.")
         return found, []
 
 

@@ -362,7 +362,7 @@ def read_labels(
             value=len(found),
             remedy="Label some of another." if len(found) else "Label some nodes.",
         )
-    names = sorted(found, key=_numbers_first) if known is None else list(known)
+    names = sorted(found, key=numbers_first) if known is None else list(known)
     order = {value: place for place, value in enumerate(names)}
     if strange := [place for place, value in enumerate(found) if value not in order]:
         table.reject(
@@ -376,7 +376,7 @@ def read_labels(
     return torch.from_numpy(places[codes].astype(np.int64)), tuple(names)
 
 
-def _numbers_first(text: str) -> tuple[int, int, str]:
+def numbers_first(text: str) -> tuple[int, int, str]:
     """Sort '10' after '9', and words after numbers."""
     return (0, int(text), text) if text.isdecimal() and text.isascii() and len(text) < 19 else (1, 0, text)
 

@@ -22,21 +22,22 @@ def serves(x: Tensor) -> bool:
     return x.dtype == torch.float32
 
 
-def forward(x: Tensor, rate: float, keys: Tensor) -> Tensor:
+def forward(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
     """Drop entries of ``[nodes, trials, features]``."""
     own = by_trial(x)
     result = empty(own.shape)
-    _apply(own.numpy(), *settings(own, rate, keys), result.numpy())
+    _apply(own.numpy(), *settings(own, rate, keys, first), result.numpy())
     return result.transpose(0, 1)
 
 
-def settings(x: Tensor, rate: float, keys: Tensor | None) -> tuple[Any, ...]:
+def settings(x: Tensor, rate: float, keys: Tensor | None, first: int = 0) -> tuple[Any, ...]:
     """Return what ``drop`` needs for ``x`` ``[trials, nodes, features]``; ``dropped`` is 0 for no dropout."""
     if keys is None or rate == 0:
         return NONE
     _, nodes, features = x.shape
     words, dropped = (features + 1) // 2, dropped_levels(rate)
-    positions = position_hash(nodes * words, CPU).view(nodes, words).numpy().view(np.uint32)
+    hashes = position_hash((first + nodes) * words, CPU)[first * words :]
+    positions = hashes.view(nodes, words).numpy().view(np.uint32)
     scale = np.float32(LEVELS / (LEVELS - dropped))
     return positions, array(keys).view(np.uint32), np.uint32(dropped), scale
 
