@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from pairnorm.nn.ops.jit import kernel
 
 ROWS_PER_TASK = 2**16
 NONE = np.empty(0, np.float32)
@@ -51,7 +52,7 @@ def share_out(rows: int, work: Callable[[int, int], Any]) -> None:
         list(threads.map(lambda start: work(start, min(start + ROWS_PER_TASK, rows)), starts))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _roots(crow: Any, values: Any, result: Any, start: int, stop: int) -> None:
     for row in range(start, stop):
         degree = np.float64(crow[row + 1] - crow[row])
@@ -62,7 +63,7 @@ def _roots(crow: Any, values: Any, result: Any, start: int, stop: int) -> None:
         result[row] = 1.0 / np.sqrt(degree + 1.0)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _hop(crow: Any, column: Any, values: Any, factors: Any, x: Any, y: Any, start: int, stop: int) -> None:
     width, weighted, symmetric = x.shape[1], len(values) > 0, len(factors) > 0
     for row in range(start, stop):
@@ -96,7 +97,7 @@ def column_sums(x: NDArray[np.float32]) -> NDArray[np.float64]:
     return parts.sum(0)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _sums(x: Any, result: Any, start: int, stop: int) -> None:
     for row in range(start, stop):
         for place in range(x.shape[1]):
@@ -115,7 +116,7 @@ def centre(x: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.floa
     return parts.sum(0)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _centre(x: Any, high: Any, low: Any, result: Any, start: int, stop: int) -> None:
     for row in range(start, stop):
         for place in range(x.shape[1]):
@@ -129,7 +130,7 @@ def row_squares(x: NDArray[np.float32], result: NDArray[np.float64]) -> None:
     share_out(len(x), lambda start, stop: _row_squares(x, result, start, stop))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _row_squares(x: Any, result: Any, start: int, stop: int) -> None:
     for row in range(start, stop):
         total = 0.0
