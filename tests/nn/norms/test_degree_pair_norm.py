@@ -66,7 +66,7 @@ def test_removes_the_dominant_eigenvector_that_pair_norm_keeps(edge_index, near)
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
 def test_deep_symmetric_propagation_keeps_more_rank_on_cora(mode):
-    """In the largest component, where D^½ 1 is all that walks fall towards: more at every depth, by 1-5%."""
+    """In the largest component, where D^½ 1 is all that walks fall towards: more at every depth, if little."""
     from scipy.sparse.csgraph import connected_components
 
     graph = load("cora")

@@ -99,13 +99,21 @@ class Groups:
         # scatter_add, because for its gradient index_add would keep x.
         return x.new_zeros(self.size, flat.size(1)).scatter_add(0, graph, flat).view(self.size, *x.shape[1:])
 
+    def count(self) -> Tensor:
+        """Count the nodes of each graph, ``[graphs]``, in integers: exact beyond 2²⁴ nodes."""
+        if self.batch is None:
+            return torch.tensor([self.num_nodes])
+        return self.sum(torch.ones_like(self.batch).unsqueeze(1)).squeeze(1)
+
     def mean(self, x: Tensor) -> Tensor:
         """Average over the nodes of each graph; a graph without nodes has mean zero."""
         if self.batch is None:
             return self.sum(x) / max(self.num_nodes, 1)
-        ones = torch.ones_like(self.batch).unsqueeze(1)  # integers: exact beyond 2²⁴ nodes
-        count = self.sum(ones).clamp(min=1)
-        return self.sum(x) / count.view(-1, *[1] * (x.dim() - 1))
+        return self.sum(x) / self.count().clamp(min=1).view(-1, *[1] * (x.dim() - 1))
+
+    def mean_of_each(self, x: Tensor) -> Tensor:
+        """Hand each node the mean over its graph, in what fits ``[nodes, ...]``."""
+        return self.spread(self.mean(x))
 
     def spread(self, statistic: Tensor) -> Tensor:
         """Hand each node its graph's statistic: ``[graphs, ...]`` to what fits ``[nodes, ...]``."""
@@ -117,5 +125,5 @@ class Groups:
         Done twice: the second mean is what rounding left of the first, which matters when a large common
         offset hides small differences, the very state of an oversmoothed representation.
         """
-        x = x - self.spread(self.mean(x))
-        return x - self.spread(self.mean(x))
+        x = x - self.mean_of_each(x)
+        return x - self.mean_of_each(x)
