@@ -1,4 +1,5 @@
 import torch
+
 from pairnorm import PairNorm
 from pairnorm.nn.norms import BatchNorm, MeanSubtraction, NodeNorm, Norm
 
