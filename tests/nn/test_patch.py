@@ -574,6 +574,19 @@ def test_compile_before_the_first_pass(kind, x, edges):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_compile_before_the_first_pass_of_a_model_registered_against_its_order(x, adj):
+    model = Net(torch.relu).eval()
+    with add_pair_norm(model, SCALE) as handle:
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x, adj), model(x, adj))
+        assert handle.places["conv2"] == "left alone, the last"
+        output = compiled(x, adj)
+    torch.testing.assert_close(output, model(x, adj, NORM))
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("act", [torch.relu, torch.sin])
 def test_compile_of_dictionaries_before_the_first_pass(act, relations):
     model = Relational("hetero", act).eval()

@@ -195,9 +195,14 @@ class PairNormPatch:
         calls, places = self._pass.end()
         if output is None or not calls:  # an exception is on its way, or no convolution has run
             return output
-        if calls[-1] != self._last and self._rewind:
+        # While torch.compile traces, nothing can be set back: nothing must have changed.
+        unchanged = torch.compiler.is_compiling() and not (
+            self._settled or (model.training and _counting(model))
+        )
+        if calls[-1] != self._last and (self._rewind or unchanged):
             self._last = calls[-1]
-            self._rewind()
+            if self._rewind:
+                self._rewind()
             self._begin(args, kwargs)
             try:
                 output = model.forward(*args, **kwargs)
@@ -209,8 +214,8 @@ class PairNormPatch:
                 code="other-order",
                 value=calls[-1],
                 expected=f"{self._last}, which PairNorm left alone",
-                remedy="A model must end in the same one in every pass, and must have run once before "
-                "torch.compile if that is not the one registered last.",
+                remedy="A model must end in the same one in every pass; if it has buffers and that is not "
+                "the one registered last, let it run once before torch.compile.",
             )
         self._settled, self._rewind, self.places = True, None, places
         if self._pass.unused:
@@ -432,6 +437,11 @@ def _counts(value: Any, kind: str, x: Tensor) -> bool:
     if value.dtype not in (torch.int32, torch.int64):
         return False
     return torch.compiler.is_compiling() or 1 < len(value.unique()) < len(value)
+
+
+def _counting(model: nn.Module) -> bool:
+    """Say whether a model has buffers of its own, which a forward pass may change."""
+    return any(not name.endswith(MARK) for name, _ in model.named_buffers())
 
 
 class _Rewind:
