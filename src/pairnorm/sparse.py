@@ -1,4 +1,4 @@
-"""Torch's CSR tensors, made in one place: unchecked, for the checks are ours, and without torch's warnings."""
+"""CSR tensors of torch, made in one place: unchecked, since the checks are ours, and without its warnings."""
 
 import warnings
 from collections.abc import Sequence

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
@@ -152,6 +153,13 @@ class Processes(Pool):
         """Send a job to a process."""
         with _interrupts_held_back():
             return self._pool.submit(_work, graph, job, options)
+
+    def listen(self, *, results_only: bool = False) -> None:
+        """Hear the workers, and see that they live: the executor misses the end of one it has just begun."""
+        super().listen(results_only=results_only)
+        processes = list((self._pool._processes or {}).values())
+        if not results_only and any(process.exitcode is not None for process in processes):
+            raise BrokenProcessPool("a process has ended")
 
     def close(self) -> None:
         """Wait for the processes."""
