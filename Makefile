@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test bench lint format lock clean
+.PHONY: demo test test-all bench lint format lock clean
 
 demo: $(READY)
 	$(BIN)/python -m pairnorm demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# On every Python of this machine, and once with the oldest versions that pyproject.toml claims.
+test-all: $(READY)
+	$(BIN)/python -m nox
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
