@@ -160,8 +160,9 @@ def read_nodes(table: Source, told: Options, known: Encoder | None = None) -> di
         "label": [told.label], "split": [told.split], "categorical": told.categorical, "ignore": told.ignore,
     }  # fmt: skip
     for option, names in options.items():
-        for name in filter(None, names):
-            table.column(option, name)
+        for name in names:
+            if name is not None:
+                table.column(option, name)
     told = told if known is None else known.options(told, table.columns)
     identity = table.columns[0] if told.id is None else table.column("id", told.id)
     if told.split is not None and told.label is None:
@@ -324,7 +325,7 @@ def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:
     """Return notes on what may not be meant: no features, and words that others write for an empty cell."""
     notes = [] if encoder.features else ["there are no feature columns"]
     notes += [
-        f"{name!r} is read as a class; empty the cells if it means unknown"
+        f"{quoted(name)} is read as a class; empty the cells if it means unknown"
         for name in classes
         if name in EMPTY
     ]

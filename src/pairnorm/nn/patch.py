@@ -4,7 +4,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.nn.pair_norm import Mode, PairNorm
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # Left out: sigmoid and softmax, which are gates and attention more often than activations, and functions in
 # place such as relu_, whose result nobody need read.
@@ -44,6 +47,7 @@ def add_pair_norm(
     mode: Mode = "PN-SI",
     layers: Sequence[str] | None = None,
     batch: str | None = "batch",
+    process_group: "ProcessGroup | None" = None,
 ) -> "PairNormPatch":
     """Put PairNorm after every graph convolution of ``model`` but the last; return a handle that removes it.
 
@@ -80,6 +84,7 @@ def add_pair_norm(
         layers: the dotted names of the convolutions, where they are not recognised.
         batch: what the model calls the graph of each node, among the arguments of ``forward`` or the
             attributes of the first; None for a model of one graph.
+        process_group: the ranks whose rows are one graph; see ``PairNorm``.
 
     >>> class Convolution(nn.Linear):
     ...     def forward(self, x, adjacency):
@@ -123,7 +128,8 @@ def add_pair_norm(
                 value=name,
                 remedy="Call remove() of its handle or remove_pair_norm.",
             )
-    return PairNormPatch(model, PairNorm(scale, mode), convolutions, batch)
+    norm = PairNorm(scale, mode, process_group=process_group)
+    return PairNormPatch(model, norm, convolutions, batch)
 
 
 def remove_pair_norm(model: nn.Module) -> None:
@@ -153,8 +159,10 @@ class PairNormPatch:
         self._rewind: _Rewind | None = None
         self._settled = False
         self._pass = _Pass(norm, {name: _EDGE_TYPE.sub("", name) for name in convolutions})
+        # Without its ranks, of which there may be others next time.
+        self._settings = repr(PairNorm(norm.scale, norm.mode, norm.eps))
         # Bytes, which no change of precision touches.
-        model.register_buffer(MARK, torch.tensor(list(repr(norm).encode()), dtype=torch.uint8))
+        model.register_buffer(MARK, torch.tensor(list(self._settings.encode()), dtype=torch.uint8))
         self._hooks = [
             model.register_forward_pre_hook(self._before_model, with_kwargs=True),
             model.register_forward_hook(self._after_model, with_kwargs=True, always_call=True),
@@ -225,13 +233,13 @@ class PairNormPatch:
 
     def _before_loading(self, model: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
         given = state.get(prefix + MARK)
-        trained = self.norm if given is None else bytes(given.tolist()).decode()
-        if str(trained) != str(self.norm):
+        trained = self._settings if given is None else bytes(given.tolist()).decode()
+        if trained != self._settings:
             raise PairNormError(
                 f"these weights were trained with {trained}",
                 code="other-norm",
                 value=trained,
-                expected=f"{self.norm}, which the model has",
+                expected=f"{self._settings}, which the model has",
                 remedy="Give add_pair_norm the same settings.",
             )
 

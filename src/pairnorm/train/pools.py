@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pairnorm.data import Graph
+from pairnorm.sparse import quieten
 from pairnorm.train.engine import train_job
 from pairnorm.train.jobs import Job, Pair
 from pairnorm.train.result import Origin, Result, Trial
@@ -84,6 +85,8 @@ class ThisProcess(Pool):
         super().__init__(0, hear)
         self._device, self._threads = device, torch.get_num_threads()
         torch.set_num_threads(1)
+
+    quieten()  # the graph that comes has sparse tensors
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         """Train a job to its end."""

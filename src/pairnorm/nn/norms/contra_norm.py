@@ -60,7 +60,7 @@ class ContraNorm(BaseNorm):
             alike = self._alike(wide)
         else:
             order = groups.batch.argsort(stable=True)
-            parts = wide[order].split(groups.count().tolist())
+            parts = wide[order].split(groups.count(x.device).tolist())
             alike = torch.cat([self._alike(part) for part in parts])[order.argsort()]
         return (wide - self.scale * alike).to(x.dtype)
 
