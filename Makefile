@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz bench lint format lock clean
+.PHONY: demo test test-all fuzz bench lint format lock clean
 
 demo: $(READY)
 	$(BIN)/python -m pairnorm demo
@@ -17,6 +17,10 @@ MINUTES ?= 60
 SEED ?= 0
 fuzz: $(READY)
 	$(BIN)/python tests/faults/fuzz.py --minutes $(MINUTES) --seed $(SEED)
+
+# On every Python of this machine, and once with the oldest versions that pyproject.toml claims.
+test-all: $(READY)
+	$(BIN)/python -m nox
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

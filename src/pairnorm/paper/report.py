@@ -30,6 +30,8 @@ from pairnorm.paper.experiments import (
     Place,
     Selection,
 )
+from pairnorm.paper.own_trials import FILE as OWN_FILE
+from pairnorm.paper.own_trials import own_csv, own_section, own_trials
 from pairnorm.paper.paper_page import paper_page
 from pairnorm.paper.results import Chosen, Results, opened, reported
 from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown
@@ -380,16 +382,21 @@ def write_report(
             cells = found.cells()
             origins = _origins(found, cells)
         results, layers = Results(cells), read_layers(file_beside(store))
-        names = [name for name in NAMES if name != "all"]
+        own = own_trials(cells, selection)
+        alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
+        names = [name for name in NAMES if name != "all" and not alone]
         outputs = write_outputs(names, results, layers, selection, folder, pool)
+        if own:
+            outputs.write(OWN_FILE, own_csv(own))
         decided = verdicts(Evidence(results, layers, selection))
         tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
         path = folder / NOTES
         notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         ran = _what_was_run(cells, origins, selection, Path(store).name)
         sections = [
-            "# The paper, reproduced\n",
-            _summary(tables, decided),
+            f"# Trials of {Path(store).name}\n" if alone else "# The paper, reproduced\n",
+            "" if alone else _summary(tables, decided),
+            own_section(own),
             ran,
             *map(_table_section, tables),
             _differences(tables),
@@ -397,7 +404,7 @@ def write_report(
             scaling_section(outputs.tables),
             gain_section(outputs.tables.get("tuned")),
             ablation_section(results, selection, outputs.tables.get("ablation")),
-            _claims(decided),
+            "" if alone else _claims(decided),
             _figures(outputs),
         ]
         for drawn in outputs.drawing:
