@@ -7,7 +7,7 @@ from typing import Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, option, read_graph, refuse_inputs
+from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option, read_graph, refuse_inputs
 from pairnorm.writing import whole_file
 
 
@@ -20,8 +20,8 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "predict --model FOLDER --nodes FILE --edges FILE", run, example)
     model = option("FOLDER", "Folder that pairnorm fit wrote.", required=True)
     out = option("FILE", "File for the predictions, .csv or .parquet.", "predictions.csv")
-    parser.group("Files", "nodes", "edges", "delimiter", out=out)
-    parser.group("Columns", "id", "source", "target", "weight", "ignore")
+    parser.group("Files", *FILES, out=out)
+    parser.group("Columns", "id", *ENDS, "ignore")
     parser.group("Model", "device", model=model)
 
 
@@ -32,7 +32,7 @@ def run(options: Namespace) -> None:
     name. The column of classes may be absent or empty.
     """
     out = options.out
-    refuse_inputs(out, options.nodes, options.edges, *options.model.glob("model.*"))
+    refuse_inputs(out, *files_of(options), *options.model.glob("model.*"))
     # Predictions that go to a pipe, or to /dev/stdout, must not meet what is said about them.
     piped = out.exists() and not out.is_dir() and (not out.is_file() or out.is_relative_to("/dev"))
     with redirect_stdout(sys.stderr) if piped else nullcontext():
