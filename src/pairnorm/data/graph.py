@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -208,7 +209,7 @@ class Graph:
         missing = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         return self.replace(features=structural_features(self.adjacency), missing=missing, encoder=encoder)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that tell this graph from another: its edges, features, labels and split."""
         digest = sha256()

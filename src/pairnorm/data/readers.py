@@ -369,14 +369,16 @@ def _read_excel(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFram
         sheet = next((sheet for sheet in sheets if sheet.strip().lower() == role), sheets[0])
         if len(sheets) > 1:
             notes.append(f"the {role} are read from sheet {quoted(sheet)} of {shown(sheets)}")
-        cells = book.parse(sheet, header=None, dtype=object, na_values=[""], keep_default_na=False)
+        cells = pandas.read_excel(
+            book, sheet_name=sheet, header=None, dtype=object, na_values=[""], keep_default_na=False
+        )
     cells = cells.dropna(how="all").dropna(how="all", axis=1)
     if cells.empty:
         raise PairNormError(
             f"sheet {quoted(sheet)} is empty", code="file-empty", expected="a header and rows"
         )
     cells.columns = pandas.Index([str(title).strip() for title in cells.iloc[0]])
-    return cells.iloc[1:].reset_index(drop=True).infer_objects()
+    return _typed(cells.iloc[1:].reset_index(drop=True))
 
 
 def _read_json(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
@@ -414,7 +416,16 @@ def _records(found: Any) -> pandas.DataFrame:
             value=type(rows[0]).__name__ if rows else None,
             expected='rows such as {"id": "a", "age": 31}',
         )
-    return pandas.DataFrame(found, dtype=object).infer_objects()
+    return _typed(pandas.DataFrame(found, dtype=object))
+
+
+def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Give columns of Python's objects their type, but for whole numbers beside an empty cell; see above."""
+    import pandas
+
+    columns = (frame.iloc[:, place] for place in range(frame.shape[1]))
+    typed = [column.infer_objects() if column.notna().all() else column for column in columns]
+    return pandas.concat(typed, axis=1) if typed else frame
 
 
 FRAMES = {".parquet": _read_parquet, ".xlsx": _read_excel, ".json": _read_json, ".jsonl": _read_json_lines}
@@ -448,7 +459,7 @@ def _query(database: str, query: str, role: str) -> Source:
                     expected="a SELECT, or a table's name",
                 )
             columns = columns_of(name, list(found.keys()))
-            frame = pandas.DataFrame(found.fetchall(), columns=list(columns), dtype=object).infer_objects()
+            frame = _typed(pandas.DataFrame(found.fetchall(), columns=list(columns), dtype=object))
     except sqlalchemy.exc.NoSuchModuleError as error:
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:
