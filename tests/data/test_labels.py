@@ -4,7 +4,7 @@ import pandas
 import pytest
 import torch
 
-from pairnorm.data.labels import read_labels, read_split
+from pairnorm.data.labels import bin_names, binned, find_bins, read_labels, read_split
 from pairnorm.data.tables import Source
 
 
@@ -56,3 +56,39 @@ def test_a_split_that_does_not_fit_is_named(
     with raises(code) as caught:
         read_split(table(frame), "s", frame["s"], torch.tensor(labels), ("a", "b"))
     assert problem in caught.value.problem
+
+
+def labels(cells: list[object], **told: object) -> tuple[list[int], tuple[str, ...]]:
+    frame = pandas.DataFrame({"y": cells})
+    codes, names = read_labels(table(frame), "y", frame["y"], **told)
+    return codes.tolist(), names
+
+
+@pytest.mark.parametrize(
+    "cells", [[i / 7 for i in range(30)], [str(i) for i in range(150)], ["1,5"] + [*range(25)]]
+)
+def test_many_numbers_are_no_classes(cells: list[object], raises: Callable) -> None:
+    with raises("numeric-label", value=len(cells), options={"classes": 5}):
+        labels(cells)
+    assert len(labels(cells, each=True)[1]) == len(cells)
+
+
+def test_numbers_that_many_nodes_share_are_classes() -> None:
+    assert len(labels([str(i % 150) for i in range(3000)])[1]) == 150
+    assert len(labels([i % 5 + 0.5 for i in range(100)])[1]) == 5
+    assert len(labels([f"word {i}" for i in range(300)])[1]) == 300
+
+
+def test_numbers_are_cut_into_classes_of_equal_size() -> None:
+    frame = pandas.DataFrame({"y": [*map(str, range(9)), None]})
+    bins = find_bins(table(frame), "y", frame["y"], 3)
+    assert bins == pytest.approx((8 / 3, 16 / 3), rel=1e-5)
+    names = binned(table(frame), "y", frame["y"], bins).tolist()
+    assert [names.count(name) for name in bin_names(bins)] == [3, 3, 3]
+    assert names[9] is None
+
+
+def test_what_is_no_number_is_not_cut(raises: Callable) -> None:
+    frame = pandas.DataFrame({"y": ["low", "high"]})
+    with raises("not-a-number", value="y"):
+        find_bins(table(frame), "y", frame["y"], 3)

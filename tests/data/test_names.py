@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from pairnorm.data import tables
-from pairnorm.data.names import Ends, node_names, read_edges
+from pairnorm.data.names import Ends, alike, node_names, read_edges, read_rows
 from pairnorm.data.readers import open_table
 from pairnorm.data.tables import Source, read_blocks
 from pairnorm.errors import PairNormError
@@ -100,3 +100,67 @@ def test_cells_longer_than_csv_allows_are_quoted_in_part(write: Write, raises: C
     with raises("unknown-column") as caught:
         table.column("label", long)
     assert len(str(caught.value)) < 250
+
+
+def rows(name: str, **columns: list[object]) -> Source:
+    frame = pandas.DataFrame(columns)
+    return Source(name, tuple(frame.columns), frame)
+
+
+def test_tables_are_put_together_by_id() -> None:
+    first = rows("a.csv", id=["1", "2"], age=[30, None])
+    second = rows("b.csv", id=[3, 2], age=[None, 40.0], job=["clerk", "nurse"])
+    table, frame, names = read_rows([first, second], "id", ["id"])
+    assert (table.name, table.columns) == ("a.csv and b.csv", ("id", "age", "job"))
+    assert names.tolist() == [1, 2, 3]
+    assert frame["age"].fillna(-1).tolist() == [30, 40, -1]
+    assert frame["job"].fillna("").tolist() == ["", "nurse", "clerk"]
+    assert [table.place(row) for row in range(3)] == ["a.csv, row 1", "a.csv, row 2", "b.csv, row 1"]
+
+
+def test_tables_that_disagree_are_named(raises: Callable) -> None:
+    first, second = rows("a.csv", id=["x"], age=[30]), rows("b.csv", id=["y", "x"], age=[1, 31])
+    with raises("conflicting-rows", value="x") as caught:
+        read_rows([first, second], "id", [])
+    assert caught.value.problem == "b.csv, row 2: 'x' has '31' in column 'age', but '30' in another file"
+    with raises("duplicate-id"):
+        read_rows([first, rows("b.csv", id=["y", "y"])], "id", [])
+    with raises("unknown-column", value="id"):
+        read_rows([first, rows("b.csv", key=["y"])], "id", [])
+
+
+EDGES = "a,b\nx,y\nx,Y\ny,no\n"
+LETTERS = np.array(["x", "y", "Zu\u0308rich"], dtype=object)
+
+
+def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raises: Callable) -> None:
+    table = open_table(write("e.csv", EDGES))
+    with raises("unknown-node", value="Y", options={"unknown_edges": "drop"}) as caught:
+        read_edges(table, Ends("a", "b"), LETTERS, None)
+    assert "differs from the node 'y' only in case, spaces" in caught.value.problem
+    found = read_edges(table, Ends("a", "b"), LETTERS, None, drop=True)
+    assert found.edge_index.tolist() == [[0], [1]]
+    assert table.notes[0].startswith("2 of 3 edges in e.csv were dropped: an end is not a node, such as 'Y'")
+
+
+@pytest.mark.parametrize("cell", ["Z\u00fcrich", "z\u00fcrich", "ZU\u0308RICH"])
+def test_another_form_of_a_name_is_recognised(write: Write, cell: str, raises: Callable) -> None:
+    with raises("unknown-node", value=cell) as caught:
+        read_edges(open_table(write("e.csv", f"a,b\n{cell},x\n")), Ends("a", "b"), LETTERS, None)
+    assert "Unicode form" in caught.value.problem
+
+
+def test_leading_zeros_are_said(write: Write, raises: Callable) -> None:
+    with raises("unknown-node", value="007") as caught:
+        read_edges(
+            open_table(write("e.csv", "a,b\n007,x\n")), Ends("a", "b"), np.array(["7", "x"], object), None
+        )
+    assert "differs from the node '7' only in" in caught.value.problem
+
+
+def test_names_of_nodes_that_are_all_but_the_same_are_noted() -> None:
+    assert alike(np.array(["Bob", "ann", "Bo  b", "bo b", "BOB"], dtype=object)) == [
+        "2 ids differ from another only in case, spaces, leading zeros or Unicode form, as 'Bo  b' and "
+        "'bo b'; they are different nodes"
+    ]
+    assert alike(np.array([1, 2])) == alike(np.array(["a", "b"], dtype=object)) == []

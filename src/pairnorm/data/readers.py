@@ -160,7 +160,7 @@ def _table(
     encoding: str | None,
     decimal: str | None,
 ) -> Source:
-    if kind in FRAMES and delimiter is None:
+    if kind in FRAMES:
         frame, notes = _frame(name, kind, opened, role)
         return Source(name, columns_of(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
     delimiter = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
