@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from pairnorm.errors import PairNormError
+from pairnorm.sparse import quieten
 
+quieten()  # tests make CSR tensors of their own
 torch.set_num_threads(1)  # threads that wait for a busy core make small tensors slow
 
 Raises = Callable[..., AbstractContextManager[pytest.ExceptionInfo[PairNormError]]]

@@ -9,7 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairnorm import SGC, apsd, col_diff, csbm, load, pair_norm, propagation, random_pairs, row_diff, tpsd
+from pairnorm import load, pair_norm
+from pairnorm.data import csbm
+from pairnorm.measure import apsd, col_diff, random_pairs, row_diff, tpsd
+from pairnorm.nn import SGC, propagation
 
 few = settings(max_examples=40, deadline=None)
 scales = st.floats(0.05, 50)

@@ -1,4 +1,4 @@
-"""Torch's CSR tensors, made in one place: unchecked, for the checks are ours, and without torch's warnings."""
+"""CSR tensors of torch, made in one place: unchecked, since the checks are ours, and without its warnings."""
 
 import warnings
 from collections.abc import Sequence
@@ -26,6 +26,4 @@ def quieten() -> None:
     """Make a first CSR tensor: torch says once in a process that they are in beta and go unchecked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.eye(1).to_sparse_csr().to_sparse_coo().coalesce()
-        zero, one = torch.tensor([0, 1]), torch.tensor([0])
-        torch.sparse_csr_tensor(zero, one, torch.ones(1), (1, 1), check_invariants=False)
+        torch.sparse_coo_tensor(torch.zeros(2, 1), torch.ones(1), (1, 1)).coalesce().to_sparse_csr()

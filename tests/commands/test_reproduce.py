@@ -10,7 +10,7 @@ from pairnorm import cli
 from pairnorm.errors import PairNormError
 from pairnorm.paper import runner as module
 from pairnorm.paper.runner import Outcome
-from pairnorm.train import Store
+from pairnorm.train import Spec, Store
 
 TINY = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1", "--workers", "1"]
 
@@ -106,7 +106,8 @@ def test_a_store_that_cannot_be_written_is_found_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s.sqlite"
-    Store(path).close()
+    with Store(path) as store:
+        store.add(Spec("cora", "SGC", 1), [], seconds=0.0)
     monkeypatch.setattr(Store, "__init__", partialmethod(Store.__init__, read_only=True))
     assert cli.main(["reproduce", "table1", *TINY, "--store", str(path), "--out", str(tmp_path / "o")]) == 1
     assert "and name it: --store …" in capsys.readouterr().err

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional
 from torch_geometric.nn import PairNorm as PeerPairNorm
 
-from pairnorm import GAT, GCN, SGC, pair_norm, propagation
-from pairnorm.nn import SparseMatrix
+from pairnorm import pair_norm
+from pairnorm.nn import GAT, GCN, SGC, SparseMatrix, propagation
 from pairnorm.nn.models import glorot
 from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.ops.dropout.plain import dropout

@@ -30,7 +30,7 @@ def train(path: Path, *experiments: Experiment, **options: Any) -> Outcome:
 
 
 def count(path: Path) -> int:
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:  # the file is there a moment before its tables are
         return 0
     with Store(path, read_only=True) as store:
         return len(store)

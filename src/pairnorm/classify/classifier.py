@@ -54,7 +54,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
 
     Example:
         >>> import pairnorm
-        >>> graph = pairnorm.csbm(300, classes=2, seed=1).with_split("per-class-20")
+        >>> graph = pairnorm.data.csbm(300, classes=2, seed=1).with_split("per-class-20")
         >>> classifier = NodeClassifier(depth=[2, 4, 8]).fit(graph)
         >>> classifier.predict(graph)[:3]
         array(['1', '0', '0'], dtype='<U1')

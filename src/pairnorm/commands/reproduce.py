@@ -28,8 +28,8 @@ def add(commands: Any) -> None:
         "what",
         nargs="+",
         metavar="WHAT",
-        help="table1, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, tuned, ablation, "
-        "scaling, or all; several may be named.",
+        help="table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, "
+        "tuned, ablation, scaling, or all; several may be named.",
     )
     parser.group("Selection", *SELECTION)
     parser.group(

@@ -14,6 +14,7 @@ from pairnorm.data.missing import (
     missing_vectors,
 )
 from pairnorm.data.named import Dataset, datasets, load
+from pairnorm.data.patterns import missing_by_class, missing_by_degree, missing_by_value
 from pairnorm.data.split import Split, per_class, random_split
 
 __all__ = [
@@ -30,6 +31,9 @@ __all__ = [
     "features_after",
     "given_missing",
     "load",
+    "missing_by_class",
+    "missing_by_degree",
+    "missing_by_value",
     "missing_entries",
     "missing_nodes",
     "missing_vectors",

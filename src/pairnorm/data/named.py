@@ -276,7 +276,7 @@ def load(
         root: the folder of the raw files. Default: ``$PAIRNORM_DATA``, else the user's cache folder.
         split: ``'public'``, ``'random'``, ``'per-class-20'``, or masks. Default: public if there is one.
         seed: for what is drawn at random.
-        **options: for ``'csbm'``: see ``pairnorm.csbm``.
+        **options: for ``'csbm'``: see ``pairnorm.data.csbm``.
     """
     name = one_of("name", str(name).lower().replace("_", "-"), [*_READERS, "csbm"])
     known = inspect.signature(csbm).parameters if name == "csbm" else {}

@@ -11,12 +11,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from pairnorm.data import Graph
+from pairnorm.sparse import quieten
 from pairnorm.train.engine import train_job
 from pairnorm.train.jobs import Job, Pair
 from pairnorm.train.result import Origin, Result, Trial
@@ -83,6 +85,8 @@ class ThisProcess(Pool):
         super().__init__(0, hear)
         self._device, self._threads = device, torch.get_num_threads()
         torch.set_num_threads(1)
+
+    quieten()  # the graph that comes has sparse tensors
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         """Train a job to its end."""
@@ -152,6 +156,13 @@ class Processes(Pool):
         """Send a job to a process."""
         with _interrupts_held_back():
             return self._pool.submit(_work, graph, job, options)
+
+    def listen(self, *, results_only: bool = False) -> None:
+        """Hear the workers, and see that they live: the executor misses the end of one it has just begun."""
+        super().listen(results_only=results_only)
+        processes = list((self._pool._processes or {}).values())
+        if not results_only and any(process.exitcode is not None for process in processes):
+            raise BrokenProcessPool("a process has ended")
 
     def close(self) -> None:
         """Wait for the processes."""
