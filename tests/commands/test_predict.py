@@ -198,18 +198,7 @@ def test_a_graph_without_features_is_labelled_by_its_structure(tmp_path: Path) -
     files = write_customers(tmp_path, nodes=120, labelled=80)
     bare = pandas.read_csv(files.nodes)[["customer", "risk"]]
     bare.to_csv(files.nodes, index=False)
-    given = [
-        "--norm",
-        "PN",
-        "--depth",
-        "2",
-        "--scale",
-        "30",
-        "--label",
-        "risk",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert cli.main(["fit", *files.options, *given]) == 0
+    model = ["--norm", "PN", "--depth", "2", "--scale", "30", "--label", "risk"]
+    assert cli.main(["fit", *files.options, *model, "--out", str(tmp_path / "run")]) == 0
     assert predict((files, tmp_path / "run"), files.nodes, tmp_path / "p.csv") == 0
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()

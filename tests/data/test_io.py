@@ -777,11 +777,8 @@ def test_a_long_frame_is_features() -> None:
 
 
 def test_labels_may_be_texts(raises: Callable) -> None:
-    for labels in (
-        ["low", None, "high", ""],
-        np.array(["low", "", "high", ""]),
-        ["low", np.nan, "high", None],
-    ):
+    texts = ["low", "", "high", ""]
+    for labels in (texts, np.array(texts), ["low", None, "high", None], ["low", np.nan, "high", None]):
         graph = Graph.from_edges([[0, 1], [1, 2]], labels=labels)
         assert graph.class_names == ("high", "low")
         assert graph.labels.tolist() == [1, -1, 0, -1]
@@ -793,7 +790,11 @@ def test_labels_may_be_texts(raises: Callable) -> None:
 
 @pytest.mark.parametrize("y", [[0, 1, -1], ["b", "c", ""]])
 def test_an_npz_may_hold_arrays_called_as_those_of_pyg(tmp_path: Path, y: list[object]) -> None:
-    arrays = {"edge_index": [[0, 1], [1, 2]], "x": np.eye(3), "train_mask": np.array([True, True, False])}
+    arrays = {
+        "edge_index": [[0, 1, 1, 2], [1, 0, 2, 1]],
+        "x": np.eye(3),
+        "train_mask": np.array([True, True, False]),
+    }
     np.savez(tmp_path / "g.npz", y=np.array(y), **arrays)
     graph = Graph.from_files(tmp_path / "g.npz") if y[0] == 0 else Graph.from_files([tmp_path / "g.npz"])
     assert graph.features.tolist() == np.eye(3).tolist()

@@ -65,7 +65,7 @@ def labels(cells: list[object], **told: object) -> tuple[list[int], tuple[str, .
 
 
 @pytest.mark.parametrize(
-    "cells", [[i / 7 for i in range(30)], [str(i) for i in range(150)], ["1,5"] + [*range(25)]]
+    "cells", [[i / 7 for i in range(30)], [str(i) for i in range(150)], ["1,5", *range(25)]]
 )
 def test_many_numbers_are_no_classes(cells: list[object], raises: Callable) -> None:
     with raises("numeric-label", value=len(cells), options={"classes": 5}):

@@ -152,7 +152,7 @@ def test_what_only_looks_like_a_date_is_text() -> None:
         (["3,5", "-1", None], [3.5, -1, 0], {}),
         (["1.234,5", "2", "NA"], [1234.5, 2, 0], {}),
         (["1,234", "5,678", "9"], [1.234, 5.678, 9], {"decimal": ","}),
-        (["1.234", "5.678", "x,y"][:2] + [","], None, {}),
+        (["1.234", "5.678", ","], None, {}),
     ],
 )
 def test_a_decimal_comma_is_read_and_said(cells: list[Any], values: list[float] | None, told: Any) -> None:

@@ -222,7 +222,7 @@ class Graph:
                 # Torch's CSR may count in 32 or 64 bits; the graph is the same.
                 array = array.astype("<i8") if array.dtype.kind == "i" else array
                 digest.update(f"{array.shape}".encode())
-                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()[:16]
 
     def aligned(self, encoder: Encoder | None, count: int) -> Graph:

@@ -76,7 +76,7 @@ def read_files(
             [] if given is None else open_tables(role, given, database=database, **how)
             for role, given in (("nodes", nodes), ("edges", edges), ("features", features))
         ]
-        return _from_tables(*tables, told, encoder)
+        return _from_tables(tables, told, encoder)
     path = Path(nodes)  # type: ignore[arg-type]
     for option, given in (("edges", edges), ("features", features)):
         if given is not None:
@@ -145,7 +145,7 @@ def from_frames(nodes: Any, edges: Any, features: Any, told: Options, encoder: E
         [] if frame is None else [_frame_source(f"the frame of {role}", frame)]
         for role, frame in (("nodes", nodes), ("edges", edges), ("features", features))
     ]
-    return _from_tables(*tables, told, encoder)
+    return _from_tables(tables, told, encoder)
 
 
 def _frame_source(name: str, found: Any) -> Source:
@@ -176,13 +176,9 @@ def _frame_source(name: str, found: Any) -> Source:
     )
 
 
-def _from_tables(
-    nodes: Sequence[Source],
-    edges: Sequence[Source],
-    features: Sequence[Source],
-    told: Options,
-    encoder: Encoder | None,
-) -> Parts:
+def _from_tables(tables: Sequence[Sequence[Source]], told: Options, encoder: Encoder | None) -> Parts:
+    """Return the parts of a graph in tables of nodes, of edges, and of features."""
+    nodes, edges, features = tables
     source, target, weight = (
         getattr(told, name) or (getattr(encoder, name) if encoder else None)
         for name in ("source", "target", "weight")

@@ -87,7 +87,7 @@ def _check_agreement(merged: Source, identity: str, frame: pandas.DataFrame) -> 
         differing = several[[identity, name]].dropna().drop_duplicates()
         second = differing[identity].duplicated()
         if second.any():
-            row = int(second.idxmax())
+            row = int(second.index[int(second.to_numpy().argmax())])
             node = differing[identity][row]
             cells = [quoted(str(cell)) for cell in differing[name][differing[identity] == node][:2]]
             problem = (

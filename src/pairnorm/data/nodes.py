@@ -182,7 +182,7 @@ def _read_column(
     if not known and name not in (*told.categorical, *told.keep) and _are_names(cells):
         table.tell("left out, for nearly all cells differ; the option keep takes it in", name)
         nothing = np.zeros(0, dtype=np.int64)
-        return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), cells.isna())
+        return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
     kind: Kind = "category" if name in told.categorical else "number"
     values = None
     if known.kind == "number" if known else kind == "number":

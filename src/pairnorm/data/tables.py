@@ -132,8 +132,9 @@ class Source:
         if self.parts is None:
             return f"{self.name}, {self.line(row)}"
         tables, rows = self.parts
-        table, row = rows[:, row].tolist()
-        return tables[table].place(row)
+        number, row = rows[:, row].tolist()
+        table: Source = tables[number]
+        return table.place(row)
 
     def reject(self, row: int, problem: str, code: str, **fields: Any) -> NoReturn:
         """Raise an error about one row; ``fields`` are those of ``PairNormError``."""
