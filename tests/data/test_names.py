@@ -153,9 +153,7 @@ def test_another_form_of_a_name_is_recognised(write: Write, cell: str, raises: C
 def test_leading_zeros_are_said(write: Write, raises: Callable) -> None:
     names = np.array(["7", "x"], dtype=object)
     with raises("unknown-node", value="007") as caught:
-        read_edges(
-            open_table(write("e.csv", "a,b\n007,x\n")), Ends("a", "b"), np.array(["7", "x"], object), None
-        )
+        read_edges(open_table(write("e.csv", "a,b\n007,x\n")), Ends("a", "b"), names, None)
     assert "differs from the node '7' only in" in caught.value.problem
 
 

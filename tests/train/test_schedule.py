@@ -490,7 +490,7 @@ def test_jobs_beside_one_another_on_cuda_give_what_they_give_alone(graph: Graph,
 
 def test_another_graph_of_the_same_name_is_trained_anew(tmp_path: Path) -> None:
     """Its trials were once taken for those of the first graph."""
-    first, second = (csbm(40, classes=2, seed=seed).with_split("per-class-5") for seed in (0, 1))
+    first, second = (csbm(100, classes=2, seed=seed).with_split("per-class-5") for seed in (0, 1))
     spec = Spec("mine", "SGC", 2, epochs=2)
     with Store(tmp_path / "s.sqlite") as store:
         for graph, trained in ((first, 1), (first, 0), (second, 1), (first, 0)):
@@ -501,7 +501,7 @@ def test_another_graph_of_the_same_name_is_trained_anew(tmp_path: Path) -> None:
 
 
 def test_a_spec_of_one_graph_is_not_trained_on_another(tmp_path: Path, raises) -> None:
-    first, second = (csbm(40, classes=2, seed=seed).with_split("per-class-5") for seed in (0, 1))
+    first, second = (csbm(100, classes=2, seed=seed).with_split("per-class-5") for seed in (0, 1))
     spec = Spec("mine", "SGC", 2).on(first)
     with Store(tmp_path / "s.sqlite") as store, raises("other-graph", value=spec.dataset):
         run([(spec, 0)], store, device="cpu", graphs={"mine": second}, workers=1)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import pandas
 
 
+LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+
+
 class Ends(NamedTuple):
     """The two columns of a table of edges that name nodes, and whether we guessed them by their place."""
 
@@ -146,8 +149,11 @@ def plain_form(name: object) -> str:
     >>> plain_form("Straße  7") == plain_form("STRASSE 07")
     True
     """
-    text = " ".join(unicodedata.normalize("NFKC", str(name)).casefold().split())
-    return re.sub(r"(?<![\d.])0+(?=\d)", "", text)
+    text = str(name)
+    if not text.isascii():  # most are, and names may be many
+        text = unicodedata.normalize("NFKC", text)
+    text = " ".join(text.casefold().split())
+    return LEADING_ZEROS.sub("", text) if "0" in text else text
 
 
 def alike(names: NDArray[Any]) -> list[str]:
