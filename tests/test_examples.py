@@ -42,3 +42,23 @@ def test_a_users_files_get_labels(tmp_path: Path) -> None:
     assert int(share[1]) > 70
     assert len(re.findall(r"^c\d+: (?:low|high) \(\d+%\)$", text, re.MULTILINE)) == 3
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_ranks_go_on_from_their_checkpoint_to_what_one_run_gives(tmp_path: Path) -> None:
+    def launch(ranks: int, *words: str) -> str:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        done = subprocess.run(
+            [*launcher, EXAMPLES / "ranks.py", *words],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    whole = launch(1, "6")
+    launch(2, "3", str(tmp_path / "checkpoint.pt"))
+    rest = launch(2, "6", str(tmp_path / "checkpoint.pt"))
+    assert rest.startswith("2 ranks, 3 epochs")
+    losses = [float(re.search(r"loss ([\d.]+)", text)[1]) for text in (whole, rest)]
+    assert abs(losses[0] - losses[1]) < 1e-4 * losses[0]

@@ -4,16 +4,17 @@ What most people need is here; the rest is in its room: ``pairnorm.nn`` (layers,
 ``pairnorm.measure``, ``pairnorm.data``, ``pairnorm.fill``, ``pairnorm.train`` and ``pairnorm.classify``.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pairnorm.data import Graph, load
 from pairnorm.errors import PairNormError
-from pairnorm.measure import Probe
-from pairnorm.nn import PairNorm, add_pair_norm, pair_norm, remove_pair_norm
 from pairnorm.version import __version__
 
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
+    from pairnorm.data import Graph, load
+    from pairnorm.measure import Probe
+    from pairnorm.nn import PairNorm, add_pair_norm, pair_norm, remove_pair_norm
 
 __all__ = [
     "Graph",
@@ -28,11 +29,20 @@ __all__ = [
     "remove_pair_norm",
 ]
 
+# Loaded when asked for: torch takes a second, in which `pairnorm --help` has long answered and Ctrl-C is
+# heard; and the classifier needs what the core does not have.
+_ROOMS = ("classify", "data", "fill", "measure", "nn", "train")
+_HOMES = dict.fromkeys(("PairNorm", "add_pair_norm", "pair_norm", "remove_pair_norm"), "nn")
+_HOMES |= {"Graph": "data", "load": "data", "Probe": "measure", "NodeClassifier": "classify"}
+
 
 def __getattr__(name: str) -> Any:
-    """Load the classifier when it is asked for: it needs what the core does not have."""
-    if name != "NodeClassifier":
+    if name in _ROOMS:
+        return import_module(f"pairnorm.{name}")
+    if name not in _HOMES:
         raise AttributeError(f"module 'pairnorm' has no attribute {name!r}")
-    from pairnorm.classify import NodeClassifier
+    return getattr(import_module(f"pairnorm.{_HOMES[name]}"), name)
 
-    return NodeClassifier
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_ROOMS])

@@ -1,7 +1,18 @@
-"""``python -m pairnorm``: the same as the command ``pairnorm``."""
+"""The command ``pairnorm``, also ``python -m pairnorm``: Ctrl-C is as welcome while modules are imported."""
 
 import sys
 
-from pairnorm.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run a command and return its exit code; see ``pairnorm.cli.main``."""
+    try:
+        from pairnorm.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        sys.stderr.write("\nStopped.\n")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

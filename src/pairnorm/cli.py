@@ -7,11 +7,13 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 
-from pairnorm import __version__
 from pairnorm.commands import console, datasets, demo, diagnose, fit, predict, report, reproduce
 from pairnorm.commands.options import Command, Parser
-from pairnorm.errors import PairNormError, closest
+from pairnorm.errors import PairNormError, closest, is_out_of_memory, quoted
+from pairnorm.version import __version__
+from pairnorm.writing import check_path
 
 COMMANDS = (demo, datasets, fit, predict, diagnose, reproduce, report)
 DONE, UNUSABLE, WRONG, FAULT, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141
@@ -78,10 +80,15 @@ def _run(words: list[str]) -> int:
     name = next((word for word in words if not word.startswith("-")), None)
     try:
         if name is not None and name not in commands.choices:
-            parser.error(f"there is no command {name!r}. {closest(name, list(commands.choices))}".rstrip())
+            parser.error(
+                f"there is no command {quoted(name)}. {closest(name, list(commands.choices))}".rstrip()
+            )
         options = parser.parse_args(words)
     except SystemExit as leaving:  # the help or the version was shown, or the command line is wrong
         return int(leaving.code or 0)
+    for value in vars(options).values():
+        if isinstance(value, Path):
+            check_path(value)
     return options.run(options) or DONE
 
 
@@ -97,6 +104,9 @@ def _explain(error: Exception) -> int:
             f"this needs {library}, which is not installed.\nInstall all that commands need: "
             "pip install 'pairnorm[all]'"
         )
+        return UNUSABLE
+    if is_out_of_memory(error):
+        console.complain("there is not enough memory for this. Take a smaller graph, or fewer at once.")
         return UNUSABLE
     what = "".join(traceback.format_exception_only(error)).strip()
     console.complain(f"{what}\nThis is a fault of pairnorm, not of what you gave it. {_log(error)}")

@@ -8,6 +8,9 @@ from difflib import get_close_matches
 from math import inf
 from typing import Any, Self
 
+MOST = 200
+"""So many characters of a proposed value are shown: a column may have a whole book for its name."""
+
 
 class PairNormError(ValueError):
     """An input that cannot be used, or a place that cannot be read or written.
@@ -96,13 +99,13 @@ def _again(
 
 
 def _as_argument(name: str, value: Any) -> str:
-    return f"{name}=..." if value is ... else f"{name}={value!r}"
+    return f"{name}=..." if value is ... else f"{name}={quoted(value, MOST)}"
 
 
 def _as_option(name: str, value: Any) -> str:
     words = ["…"] if value is ... else map(str, value if isinstance(value, list | tuple) else [value])
     return " ".join(
-        f"--{name.replace('_', '-')} {word if word == '…' else shlex.quote(word)}" for word in words
+        f"--{name.replace('_', '-')} {word if word == '…' else shlex.quote(word)[:MOST]}" for word in words
     )
 
 
@@ -115,6 +118,13 @@ def quoted(value: object, most: int = 80) -> str:
     long = isinstance(value, str | bytes) and len(value) > most
     text = repr(value[:most]) if isinstance(value, str | bytes) else repr(value)
     return text[: most - 1] + "…" if long or len(text) > most else text
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an error is about memory; torch's is of no type of its own on a CPU."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory", "Unable to allocate")
+    )
 
 
 def closest(value: object, allowed: Sequence[str]) -> str:

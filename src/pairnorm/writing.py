@@ -4,8 +4,9 @@ import errno
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 from pairnorm.errors import PairNormError
@@ -15,31 +16,66 @@ DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 CHANGE, GONE = ".pairnorm-change", ".gone"
 
 
+def check_path(path: Path) -> Path:
+    """Return a path, or raise an error if nothing can be there: too long, circular, in a closed folder."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # what is to be there is for others to say
+    except (OSError, ValueError) as error:
+        raise PairNormError(
+            f"{shortened(path)}: cannot be used ({getattr(error, 'strerror', None) or error})",
+            code="unusable-path",
+            value=str(path),
+            remedy="Choose another name or place.",
+        ) from error
+    return path
+
+
+def shortened(path: Path, most: int = 300) -> str:
+    """Return a path that may be very long, its middle left out."""
+    text = str(path)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
+
+
+def is_stream(path: Path) -> bool:
+    """Say whether what is written to a path goes through it: a pipe, a device, or ``/dev/stdout``."""
+    return path.exists() and not path.is_dir() and (not path.is_file() or path.is_relative_to("/dev"))
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a draft that takes the place of ``path`` at the end; after an error, nothing has changed.
 
+    A link stays one: what it points to is replaced. What is no regular file is written through.
+
     Args:
         path: the file; one that is there is replaced, folders that are not there are made.
     """
-    if path.is_dir():
+    if check_path(path).is_dir():
         raise PairNormError(
             f"{path}: there is a folder of that name",
             code="is-a-folder",
             value=str(path),
             remedy="Name a file.",
         )
-    draft = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
+    place = path.resolve()
+    with ExitStack() as stack:
         with writable(path):
-            path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with writable(path, draft):
+            if is_stream(path):
+                drafts = Path(stack.enter_context(TemporaryDirectory()))
+            else:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                drafts = stack.enter_context(_drafts(place))
+        draft = drafts / path.name
+        with writable(path, drafts):
             yield draft
         with writable(path):
-            draft.replace(path)
-    finally:
-        if draft.exists():
-            draft.unlink()
+            if is_stream(path):
+                with draft.open("rb") as source, path.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+            else:
+                draft.replace(place)
 
 
 @contextmanager
@@ -83,20 +119,31 @@ def change_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
         folder: absent, or with files of an earlier change.
         names: all that a change may write: of these, what it does not write is removed. Other files stay.
     """
-    place = folder.resolve()
-    # In the folder itself or, while there is none, in the nearest one above: moving is then renaming.
-    nearest = next(above for above in (place, *place.parents) if above.exists())
-    drafts = nearest / f".{place.name[:40]}.{uuid4().hex[:8]}.partial"
-    with writable(folder):
-        _clear(place)
-        with _locked(nearest):
-            drafts.mkdir()
-            lock = _lock(drafts)
-    try:
+    place = check_path(folder).resolve()
+    with ExitStack() as stack:
+        with writable(folder):
+            drafts = stack.enter_context(_drafts(place))
         with writable(folder, drafts):
             yield drafts
         with writable(folder):
             _move_in(drafts, place, names)
+
+
+@contextmanager
+def _drafts(place: Path) -> Iterator[Path]:
+    """Give a new folder for drafts of a file or folder; those of processes that are no more are removed."""
+    # In the folder itself or, while there is none, in the nearest one above: moving is then renaming.
+    above = next(above for above in place.parents if above.exists())
+    if not above.is_dir():  # better now than when all is done
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
+    nearest = place if place.is_dir() else above
+    drafts = nearest / f".{place.name[:40]}.{uuid4().hex[:8]}.partial"
+    _clear(place)
+    with _locked(nearest):
+        drafts.mkdir()
+        lock = _lock(drafts)
+    try:
+        yield drafts
     finally:
         os.close(lock)
         shutil.rmtree(drafts, ignore_errors=True)
@@ -207,8 +254,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def _is_held(folder: Path) -> bool:
     try:
         os.close(_lock(folder, wait=False))
-    except BlockingIOError:
-        return True
     except FileNotFoundError:
-        pass
+        return False
+    except OSError:  # held, or not ours
+        return True
     return False

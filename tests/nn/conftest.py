@@ -1,7 +1,10 @@
 """What the tests of the core share: seeds, random graphs, and a switch to the plain torch forms."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,6 +50,18 @@ def either_form(request: pytest.FixtureRequest, without_kernels: Callable) -> It
         return
     with without_kernels():
         yield request.param
+
+
+@pytest.fixture
+def check_ranks() -> Callable[[str, int], None]:
+    """Have processes of one gloo group check something; see ``ranks.py``."""
+
+    def check(name: str, size: int) -> None:
+        program = [sys.executable, "-W", "error", str(Path(__file__).with_name("ranks.py")), name, str(size)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+    return check
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pairnorm.data import Graph, Split
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError
+from pairnorm.errors import PairNormError, quoted
 
 HELD_OUT = 0.2
 FEW = 30
@@ -132,7 +132,7 @@ def _check_train(graph: Graph, split: Split) -> None:
     if lacking.any():
         name = graph.class_names[int(lacking.argmax())]
         raise PairNormError(
-            f"class {name!r} has no training node",
+            f"class {quoted(name)} has no training node",
             code="class-without-training",
             value=name,
             remedy="Put one of its nodes in the training set.",

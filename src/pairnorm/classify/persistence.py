@@ -17,7 +17,7 @@ from pairnorm.classify.candidates.base import Saved
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
 from pairnorm.data import Encoder, Split
-from pairnorm.errors import PairNormError
+from pairnorm.errors import PairNormError, quoted
 from pairnorm.version import __version__
 from pairnorm.writing import steady_folder
 
@@ -184,7 +184,7 @@ def _read(place: Path) -> Facts:
         if version := problems.get(("format",)):
             found = None if version["type"] == "missing" else version["input"]
             raise PairNormError(
-                f"{path}: format {found!r} is not known",
+                f"{path}: format {quoted(found)} is not known",
                 code="wrong-version",
                 value=found,
                 expected=str(FORMAT),

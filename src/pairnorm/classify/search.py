@@ -18,7 +18,7 @@ from pairnorm.classify.candidates.most_frequent import MostFrequent
 from pairnorm.classify.candidates.sgc import SCALES, SGCFamily
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.train.spec import NORMS, Spec
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def parse_budget(budget: float | str | None) -> float | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(budget).strip())
     if not found or float(found[1]) == 0:
         raise PairNormError(
-            f"budget is {budget!r}",
+            f"budget is {quoted(budget)}",
             code="not-a-time",
             value=budget,
             expected="a time such as '90s', '5m' or '1h'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.search import RIVAL_EPOCHS, RIVAL_SEEDS
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
+from pairnorm.escaping import markdown, spreadsheet, terminal
 from pairnorm.plotting import BLUE, GREY, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.writing import change_folder, drafts_in, steady_folder
 
@@ -123,7 +125,7 @@ def draw_confusion(scores: Scores, classes: Sequence[str]) -> Figure:
     counts = scores.confusion
     share = counts / counts.sum(1, keepdims=True).clip(1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    names = [name if len(name) <= 22 else name[:21] + "…" for name in classes]
+    names = [name if len(name) <= 22 else name[:21] + "…" for name in map(terminal, classes)]
     # A class may be called "$x_$", which is no formula.
     axis.set_xticks(
         range(count), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=9, parse_math=False
@@ -203,8 +205,10 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
         figures["comparison.png"] = draw_rivals(findings.comparison())
     if _chosen(findings):
         figures["depth.png"] = draw_depths(findings.classifier.search_, findings.classifier.best_)
-    for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=150)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may have any letters
+        for name, figure in figures.items():
+            figure.savefig(folder / name, dpi=150)
     text = "\n\n".join(_sections(findings, notes)) + "\n"
     (folder / REPORT).write_text(text, encoding="utf-8")
 
@@ -214,11 +218,11 @@ def _chosen(findings: Findings) -> bool:
 
 
 def _sections(findings: Findings, notes: Sequence[str]) -> Iterator[str]:
-    yield f"# Labels for {findings.graph.name}"
+    yield f"# Labels for {markdown(findings.graph.name)}"
     yield findings.verdict()
     yield _about(findings)
     if notes:
-        yield "\n".join(f"- {note}" for note in notes)
+        yield "\n".join(f"- {markdown(note)}" for note in notes)
     if findings.test.any():
         yield from _accuracy(findings)
         yield "## Against simpler methods"
@@ -347,12 +351,8 @@ def _percent(value: float) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Write a Markdown table; numbers to the right."""
     rule = [":--", *["--:" if len(header) > 2 else ":--"] * (len(header) - 1)]
-    lines = [header, rule, *([_cell(cell) for cell in row] for row in rows)]
+    lines = [header, rule, *(map(markdown, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 PREDICTIONS = ("predictions.csv", "predictions.parquet")
@@ -424,12 +424,13 @@ def predictions(
     )
 
 
-def write_table(frame: pandas.DataFrame, path: Path) -> None:
+def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = False) -> None:
     """Write a table as CSV or, by its ending, Parquet.
 
     Args:
         frame: the table.
         path: the file.
+        spreadsheet_safe: put ``'`` before text in a CSV that a spreadsheet would take for a formula.
     """
     if path.suffix.lower() == ".parquet":
         if not has_parquet():
@@ -441,6 +442,10 @@ def write_table(frame: pandas.DataFrame, path: Path) -> None:
             )
         frame.to_parquet(path, index=False)
     else:
+        if spreadsheet_safe:
+            frame = frame.rename(columns=spreadsheet)
+            texts = frame.select_dtypes(exclude=["number", "bool"]).columns
+            frame[texts] = frame[texts].map(lambda cell: spreadsheet(str(cell)))
         frame.to_csv(path, index=False, float_format="%.6g")
 
 

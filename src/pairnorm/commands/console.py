@@ -13,6 +13,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 from unicodedata import combining, east_asian_width
 
+from pairnorm.escaping import terminal
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,8 +22,6 @@ SECONDS_BETWEEN_LINES = 15
 
 _TAG = re.compile(r"\[(/|bold|dim|yellow|red)\]")
 _BRACKET = "\x00"  # stands for a "[" that begins no tag
-# Control characters, changes of the direction of writing, and bytes of file names that are no text.
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class OutputClosed(Exception):
@@ -34,9 +34,7 @@ def safe(text: object) -> str:
     >>> show("[bold]Wrote[/] " + safe("[bold]\x1b[31m.csv"))
     Wrote [bold]\x1b[31m.csv
     """
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text)).replace(
-        "[", _BRACKET
-    )
+    return terminal(text).replace("[", _BRACKET)
 
 
 def show(text: object = "", *, error: bool = False) -> None:

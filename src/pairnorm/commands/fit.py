@@ -41,7 +41,8 @@ def add(commands: Any) -> None:
     )
     parser = add_command(commands, "fit --nodes FILE --edges FILE --label COLUMN", run, example)
     out = option("FOLDER", "Folder for predictions, model and report.", "run")
-    parser.group("Files", *FILES, out=out)
+    safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
+    parser.group("Files", *FILES, out=out, **safe_option)
     parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
     parser.group(
         "Model",
@@ -104,7 +105,7 @@ def run(options: Namespace) -> None:
         for warning in caught:  # held back until the bars are done
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
         notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
-        _write(findings, folder, notes)
+        _write(findings, folder, notes, options.spreadsheet_safe)
     _show(findings)
     console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - began:.0f} s:")
     for name, what in CONTENTS.items():
@@ -129,14 +130,14 @@ def _listed(text: str, kind: type) -> Any:
     return values
 
 
-def _write(findings: "Findings", folder: Path, notes: list[str]) -> None:
+def _write(findings: "Findings", folder: Path, notes: list[str], spreadsheet_safe: bool) -> None:
     from pairnorm.classify.persistence import save
     from pairnorm.classify.summary import PREDICTIONS, has_parquet, predictions, write_report, write_table
 
     classifier = findings.classifier
     frame = predictions(findings.graph, findings.probabilities, classifier.classes_)
     for name in PREDICTIONS if has_parquet() else PREDICTIONS[:1]:
-        write_table(frame, folder / name)
+        write_table(frame, folder / name, spreadsheet_safe)
     save(classifier, folder)
     write_report(findings, folder, notes)
 

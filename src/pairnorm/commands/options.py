@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pairnorm.commands import console
-from pairnorm.errors import PairNormError, closest
+from pairnorm.errors import PairNormError, closest, quoted
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
@@ -72,6 +72,10 @@ SHARED = {
     "scaling": option(
         "KIND", "Of features: rows (words, counts), columns (ages, incomes), none or auto.", "auto"
     ),
+    "spreadsheet-safe": {
+        "action": "store_true",
+        "help": "Put ' before names in the .csv that a spreadsheet would take for formulas.",
+    },
     "device": option("DEVICE", "auto, cpu or cuda.", "auto"),
     "dataset": option("NAMES", "Only these graphs, such as cora,citeseer."),
     "runs": option("N", "Runs of everything. Default: the paper's (5)."),
@@ -80,6 +84,7 @@ SHARED = {
     "missing": option("NUMBERS", "Only these percentages of missing vectors, as 0,100."),
     "root": option("FOLDER", "Folder of the raw files. Default: $PAIRNORM_DATA, else your cache folder."),
     "workers": option("N", "Processes on a CPU. Default: one per core."),
+    "on": option("PLACE", "here, or ray: the cluster at $RAY_ADDRESS, else this machine's.", "here"),
 }
 FILES = ("nodes", "edges", "features", "database", "delimiter", "encoding", "decimal")
 ENDS = ("source", "target", "weight", "unknown-edges")
@@ -109,6 +114,7 @@ class Command(Parser):
         super().__init__(**settings)
         self._names = {"-h", "--help"}
         self._several: set[str] = set()
+        self._flags = {"-h", "--help"}
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
 
     def group(self, title: str, *shared: str, **own: dict[str, Any]) -> None:
@@ -125,6 +131,8 @@ class Command(Parser):
             self._names.add(f"--{name}")
             if "nargs" in settings:
                 self._several.add(f"--{name}")
+            if settings.get("action") == "store_true":
+                self._flags.add(f"--{name}")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
@@ -137,8 +145,10 @@ class Command(Parser):
             if not word.startswith("-"):
                 arguments.append(word)
             elif name not in self._names:
-                self.error(f"there is no option {name!r}. {closest(name, sorted(self._names))}".rstrip())
-            elif equals or name in ("-h", "--help") or not words or words[0] in self._names:
+                self.error(
+                    f"there is no option {quoted(name)}. {closest(name, sorted(self._names))}".rstrip()
+                )
+            elif equals or name in self._flags or not words or words[0] in self._names:
                 options.append(word)
             else:
                 options.append(f"{word}={words.pop(0)}")
@@ -146,7 +156,7 @@ class Command(Parser):
                     options.append(f"{word}={words.pop(0)}")  # what a shell made of a pattern
         found, unknown = super().parse_known_args(options + arguments, namespace)
         if unknown:
-            self.error(f"there is no argument {unknown[0]!r}.")
+            self.error(f"there is no argument {quoted(unknown[0])}.")
         return found, []
 
 

@@ -7,8 +7,17 @@ from typing import Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option, read_graph, refuse_inputs
-from pairnorm.writing import whole_file
+from pairnorm.commands.options import (
+    ENDS,
+    FILES,
+    SHARED,
+    add_command,
+    files_of,
+    option,
+    read_graph,
+    refuse_inputs,
+)
+from pairnorm.writing import is_stream, whole_file
 
 
 def add(commands: Any) -> None:
@@ -20,7 +29,8 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "predict --model FOLDER --nodes FILE --edges FILE", run, example)
     model = option("FOLDER", "Folder that pairnorm fit wrote.", required=True)
     out = option("FILE", "File for the predictions, .csv or .parquet.", "predictions.csv")
-    parser.group("Files", *FILES, out=out)
+    safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
+    parser.group("Files", *FILES, out=out, **safe_option)
     parser.group("Columns", "id", *ENDS, "ignore")
     parser.group("Model", "device", model=model)
 
@@ -34,8 +44,7 @@ def run(options: Namespace) -> None:
     out = options.out
     refuse_inputs(out, *files_of(options), *options.model.glob("model.*"))
     # Predictions that go to a pipe, or to /dev/stdout, must not meet what is said about them.
-    piped = out.exists() and not out.is_dir() and (not out.is_file() or out.is_relative_to("/dev"))
-    with redirect_stdout(sys.stderr) if piped else nullcontext():
+    with redirect_stdout(sys.stderr) if is_stream(out) else nullcontext():
         _predict(options)
 
 
@@ -50,7 +59,7 @@ def _predict(options: Namespace) -> None:
         with console.progress() as tell:
             tell(f"Predicting with {classifier.best_.name}", 0, None)
             frame = predictions(graph, classifier.predict_proba(graph), classifier.classes_)
-        write_table(frame, file)
+        write_table(frame, file, options.spreadsheet_safe)
     counts = frame["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
     console.show(f"Wrote {safe(out)}: a row for each of {len(frame):,} nodes.")

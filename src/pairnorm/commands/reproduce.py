@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
         store=option("FILE", "File of the results. Default: results.sqlite in the folder."),
     )
     minutes = option("MINUTES", "Start nothing more after this time.")
-    parser.group("Running", "device", "workers", minutes=minutes)
+    parser.group("Running", "device", "workers", "on", minutes=minutes)
 
 
 def run(options: Namespace) -> int | None:
@@ -56,16 +56,17 @@ def run(options: Namespace) -> int | None:
     chosen, out = selection(options, *options.what), options.out
     path = options.store or out / "results.sqlite"
     given = {
-        name: getattr(options, name) for name in ("out", "store", "workers", "root", "minutes", "device")
+        name: getattr(options, name)
+        for name in ("out", "store", "workers", "root", "minutes", "device", "on")
     }
     words = [
         word
         for name, value in given.items()
-        if value and value != "auto"
+        if value and value not in ("auto", "here")
         for word in (f"--{name}", str(value))
     ]
     command = f"pairnorm reproduce {' '.join(options.what)}{chosen.options} {shlex.join(words)}"
-    how = {name: given[name] for name in ("device", "workers", "root", "minutes")}
+    how = {name: given[name] for name in ("device", "workers", "root", "minutes", "on")}
     outcome = train(path, chosen.experiments(), command, **how)
     if outcome is None:
         return 130
@@ -110,14 +111,15 @@ def train(
         experiments: what is wanted.
         command: goes on after an interruption.
         root: folder of the graphs' files.
-        **how: device, workers and minutes, as ``pairnorm.paper.runner.reproduce`` takes them.
+        **how: device, workers, minutes and on, as ``pairnorm.paper.runner.reproduce`` takes them.
     """
     from pairnorm.data import datasets, load
     from pairnorm.paper import runner
     from pairnorm.train import Store
     from pairnorm.train.engine import find_device
 
-    find_device(how["device"])
+    if how.get("on") != "ray":
+        find_device(how["device"])
     if how["workers"] is not None:
         whole_number("workers", how["workers"], least=1)
     if how.get("minutes") is not None:

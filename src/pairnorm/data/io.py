@@ -28,7 +28,7 @@ from pairnorm.data.readers import (
     open_tables,
 )
 from pairnorm.data.tables import Source, readable, shown
-from pairnorm.errors import PairNormError, whole_number
+from pairnorm.errors import PairNormError, quoted, whole_number
 from pairnorm.sparse import quieten
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _check_applies(kind: str, told: Options) -> None:
     """Refuse a kind of file that is not known, and options that mean nothing in it."""
     if kind not in (".graphml", *READERS):
         raise PairNormError(
-            f"files of type {kind!r} are not known",
+            f"files of type {quoted(kind)} are not known",
             code="unknown-file-type",
             value=kind,
             expected="one of " + ", ".join((*TABLES, ".graphml", *READERS)),
@@ -273,7 +273,7 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
     try:
         values = torch.tensor([[torch.nan] * width if one is None else list(one) for one in vectors])
     except (TypeError, ValueError) as error:
-        problem = f"attribute {attribute!r} is not {width} numbers on every node: {error}"
+        problem = f"attribute {quoted(attribute)} is not {width} numbers on every node: {error}"
         raise PairNormError(problem, code="wrong-shape", value=attribute) from error
     missing = torch.zeros(len(vectors), dtype=torch.bool)
     return {"features": values, "missing": missing, "encoder": None, "notes": ()}
@@ -484,7 +484,7 @@ def _read_torch(path: Path) -> Parts:
         if isinstance(value, Tensor) and value.layout == torch.strided:
             held = value.untyped_storage().nbytes()
             if value.numel() * value.element_size() > held:
-                problem = f"{name!r} has shape {tuple(value.shape)}, but {held:,} bytes"
+                problem = f"{quoted(name)} has shape {tuple(value.shape)}, but {held:,} bytes"
                 raise PairNormError(problem, code="file-damaged", value=name)
     return from_pyg(found)
 

@@ -347,7 +347,7 @@ def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:
         else ["there are no feature columns: fit takes degrees and other structure instead"]
     )
     notes += [
-        f"{name!r} is read as a class; empty the cells if it means unknown"
+        f"{quoted(name)} is read as a class; empty the cells if it means unknown"
         for name in classes
         if name in EMPTY
     ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError, whole_number
+from pairnorm.errors import PairNormError, quoted, whole_number
 
 
 class Split(NamedTuple):
@@ -97,7 +97,7 @@ def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
     if found := re.fullmatch(r"per-class-(\d+)", name):
         return per_class(labels, int(found[1]), seed=seed)
     raise PairNormError(
-        f"split is {name!r}",
+        f"split is {quoted(name)}",
         code="unknown-choice",
         value=name,
         expected="'random' or 'per-class-20' (or another number per class)",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pairnorm.errors import PairNormError, one_of, whole_number
+from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.measure.functional import (
     MEASURES,
     Estimate,
@@ -66,7 +66,7 @@ class Measures:
     def __post_init__(self) -> None:
         if isinstance(self.chosen, str) or not self.chosen:
             raise PairNormError(
-                f"measures is {self.chosen!r}",
+                f"measures is {quoted(self.chosen)}",
                 code="wrong-type",
                 value=self.chosen,
                 expected="a list of names such as ['row_diff']",

@@ -21,6 +21,7 @@ from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.ops.linear.plain import trial_linear
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix
 from pairnorm.nn.pair_norm import MODES, Mode, PairNorm
 from pairnorm.nn.propagate import KINDS, Kind, propagation, states
 
@@ -107,11 +108,11 @@ class _DeepModel(nn.Module):
         nodes = shape[0]
         if not isinstance(adjacency, SparseMatrix):
             adjacency = self.propagation(adjacency, nodes)
-        if adjacency.pattern.shape[0] != nodes:
+        if adjacency.num_rows != nodes:
             raise PairNormError(
-                f"the adjacency has {adjacency.pattern.shape[0]} nodes",
+                f"the adjacency has {adjacency.num_rows} nodes",
                 code="wrong-shape",
-                value=adjacency.pattern.shape[0],
+                value=adjacency.num_rows,
                 expected=f"{nodes}, as many as there are rows of features",
             )
         return x, adjacency
@@ -349,5 +350,6 @@ class SGC(_DeepModel):
         h = self.hidden(x, adjacency)
         layer_keys = self._keys(keys, 1, h.device)[0]
         if layer_keys is not None:
-            h = dropout(h.expand(-1, self.weight.size(0), -1), self.dropout, layer_keys[0])
+            first = adjacency.rows.start if isinstance(adjacency, ShardedMatrix) else 0
+            h = dropout(h.expand(-1, self.weight.size(0), -1), self.dropout, layer_keys[0], first)
         return self._logits(trial_linear(h, self.weight) + self.bias)

@@ -1,12 +1,18 @@
 """PairNorm: centre node representations, then rescale them to a constant total pairwise squared distance."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+import warnings
+from copy import deepcopy
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, one_of, real_number
+from pairnorm.nn.ops.collectives import check_group
 from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.ops.pair_norm import ranks
 from pairnorm.nn.ops.pair_norm.plain import centre_and_scale, scale_and_centre
 
 Mode = Literal["PN", "PN-SI", "PN-SCS"]
@@ -20,6 +26,7 @@ def pair_norm(
     eps: float = 1e-6,
     batch: Tensor | None = None,
     batch_size: int | None = None,
+    process_group: "dist.ProcessGroup | None" = None,
 ) -> Tensor:
     r"""Normalise node representations so that they cannot all become alike.
 
@@ -50,6 +57,8 @@ def pair_norm(
         batch: The graph of each node, in any order; every graph is normalised on its own.
         batch_size: The number of graphs. Given, it saves a device synchronisation and a graph break under
             ``torch.compile``.
+        process_group: The ranks of ``torch.distributed`` that hold one graph's rows between them; see
+            ``PairNorm``.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
@@ -57,13 +66,14 @@ def pair_norm(
         tensor([[-1.0000,  0.0000],
                 [ 1.0000,  0.0000]])
     """
-    _check_settings(scale, mode, eps)
-    return _pair_norm(x, scale, mode, eps, batch, batch_size)
+    _check_settings(scale, mode, eps, process_group)
+    return _pair_norm(x, scale, mode, eps, batch, batch_size, process_group)
 
 
 def _pair_norm(
-    x: Tensor, scale: float, mode: Mode, eps: float, batch: Tensor | None, batch_size: int | None
-) -> Tensor:
+    x: Tensor, scale: float, mode: Mode, eps: float, batch: Tensor | None, batch_size: int | None,
+    process_group: "dist.ProcessGroup | None",
+) -> Tensor:  # fmt: skip
     if x.layout != torch.strided:
         raise PairNormError(
             f"x has layout {x.layout}",
@@ -88,32 +98,72 @@ def _pair_norm(
             expected="[nodes, features] or [nodes, ..., features]",
         )
     groups = Groups.of(x, batch, batch_size)
+    if process_group is not None:
+        if batch is not None and batch_size is None:
+            raise PairNormError(
+                "batch without batch_size: the ranks of a process group may see different numbers of graphs",
+                code="no-batch-size",
+                remedy="Pass {batch_size}, the same on all ranks.",
+                batch_size=...,
+            )
+        y: Tensor
+        if mode == "PN-SCS":
+            y = ranks.scale_and_centre(x, groups, scale, eps, process_group)
+        else:
+            y = ranks.centre_and_scale(x, groups, scale, eps, mode == "PN-SI", process_group)
+        return y
+    if batch is None and not torch.compiler.is_compiling() and dist.is_available() and dist.is_initialized():
+        _say_that_statistics_are_local()
     if mode == "PN-SCS":
         return scale_and_centre(x, groups, scale, eps)
     return centre_and_scale(x, groups, scale, eps, individually=mode == "PN-SI")
 
 
+@cache
+def _say_that_statistics_are_local() -> None:
+    """Warn where several ranks normalise, each by itself: once in a process."""
+    if dist.get_world_size() > 1:
+        warnings.warn(
+            "PairNorm without process_group: every rank normalises its own rows as a graph of their own. "
+            "Where ranks share the rows of one graph, pass process_group=torch.distributed.group.WORLD.",
+            stacklevel=2,
+        )
+
+
 class PairNorm(nn.Module):
     """The layer form of ``pair_norm``: no parameters, no buffers, usable after any graph convolution.
+
+    With ``process_group`` the rows of all its ranks are one graph: one collective forward, one backward, of a
+    few numbers per feature in float64. All ranks must run both passes; one without rows gives ``[0, ...]``. A
+    gradient is that of the sum of the ranks' losses. ``DistributedDataParallel`` divides it by the number of
+    ranks: let each rank's loss be its share of the whole, times that number.
 
     Args:
         scale: The paper's s, which sets the constant total pairwise squared distance 2 n² s².
         mode: ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``; see ``pair_norm``.
         eps: Added inside the root.
+        process_group: The ranks whose rows are one graph, such as ``torch.distributed.group.WORLD``; None:
+            those of this process are.
 
     Example:
         >>> PairNorm(scale=10, mode="PN-SI")
         PairNorm(scale=10, mode='PN-SI', eps=1e-06)
     """
 
-    def __init__(self, scale: float = 1.0, mode: Mode = "PN", eps: float = 1e-6) -> None:
+    def __init__(
+        self,
+        scale: float = 1.0,
+        mode: Mode = "PN",
+        eps: float = 1e-6,
+        process_group: "dist.ProcessGroup | None" = None,
+    ) -> None:
         super().__init__()
-        _check_settings(scale, mode, eps)
-        self.scale, self.mode, self.eps = scale, mode, eps
+        _check_settings(scale, mode, eps, process_group)
+        self.scale, self.mode, self.eps, self.process_group = scale, mode, eps, process_group
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``pair_norm`` for the arguments."""
-        return _pair_norm(x, self.scale, self.mode, self.eps, batch, batch_size)
+        return _pair_norm(x, self.scale, self.mode, self.eps, batch, batch_size, self.process_group)
 
     if TYPE_CHECKING:
 
@@ -122,10 +172,20 @@ class PairNorm(nn.Module):
         ) -> Tensor: ...
 
     def __repr__(self) -> str:
-        return f"PairNorm(scale={self.scale}, mode={self.mode!r}, eps={self.eps})"
+        group = "" if self.process_group is None else f", process_group=<{self.process_group.size()} ranks>"
+        return f"PairNorm(scale={self.scale}, mode={self.mode!r}, eps={self.eps}{group})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # A group belongs to this process and has no copies.
+        result = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self.process_group)] = self.process_group
+        result.__dict__.update(deepcopy(self.__dict__, memo))
+        return result
 
 
-def _check_settings(scale: Any, mode: Any, eps: Any) -> None:
+def _check_settings(scale: Any, mode: Any, eps: Any, process_group: Any) -> None:
+    if process_group is not None:
+        check_group(process_group)
     one_of("mode", mode, MODES)
     for name, value in (("scale", scale), ("eps", eps)):
         if isinstance(value, Tensor):
@@ -136,6 +196,6 @@ def _check_settings(scale: Any, mode: Any, eps: Any) -> None:
                 expected="a number",
                 remedy="Call its item(); to learn a scale, multiply the result by it.",
             )
-    real_number("scale", scale, above=0)
+    real_number("scale", scale, above=0, most=1e18)  # beyond it squares are infinite in single precision
     # In single precision, where the statistics are, a smaller one is zero and a zero row is divided by it.
     real_number("eps", eps, least=torch.finfo(torch.float32).tiny)

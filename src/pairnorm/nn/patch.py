@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.nn.pair_norm import Mode, PairNorm
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # Left out: sigmoid and softmax, which are gates and attention more often than activations, and functions in
 # place such as relu_, whose result nobody need read.
@@ -33,7 +36,11 @@ _CLASS_NAMES = re.compile(r"Conv$|Convolution$|(Graph|GCN|GAT|GIN|SAGE)\w*Layer$
 
 
 def add_pair_norm(
-    model: nn.Module, scale: float = 1.0, mode: Mode = "PN-SI", layers: Sequence[str] | None = None
+    model: nn.Module,
+    scale: float = 1.0,
+    mode: Mode = "PN-SI",
+    layers: Sequence[str] | None = None,
+    process_group: "ProcessGroup | None" = None,
 ) -> "PairNormPatch":
     """Put PairNorm after every graph convolution of ``model`` but the last; return a handle that removes it.
 
@@ -62,6 +69,7 @@ def add_pair_norm(
         scale: the paper's s.
         mode: ``"PN"``, ``"PN-SI"`` (the paper's choice for GCN and GAT) or ``"PN-SCS"``.
         layers: the dotted names of the convolutions, where they are not recognised.
+        process_group: the ranks whose rows are one graph; see ``PairNorm``.
 
     >>> class Convolution(nn.Linear):
     ...     def forward(self, x, adjacency):
@@ -105,7 +113,7 @@ def add_pair_norm(
                 value=name,
                 remedy="Call remove() of its handle or remove_pair_norm.",
             )
-    return PairNormPatch(model, PairNorm(scale, mode), convolutions)
+    return PairNormPatch(model, PairNorm(scale, mode, process_group=process_group), convolutions)
 
 
 def remove_pair_norm(model: nn.Module) -> None:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from pairnorm.data import Graph, features_after
-from pairnorm.errors import PairNormError
+from pairnorm.errors import PairNormError, quoted
 from pairnorm.measure import Probe
 from pairnorm.measure.probe import Record
 from pairnorm.nn import SGC
 from pairnorm.paper.experiments import Experiment
 from pairnorm.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.train import Spec
+from pairnorm.train.result import UNEXPECTED
 from pairnorm.train.trainers import GNNTrainer
 from pairnorm.writing import whole_file
 
@@ -47,6 +48,24 @@ class Layers:
     apsd: dict[str, list[float]]
     edges: dict[str, list[float]]
     histograms: dict[str, list[list[int]]]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn: the file may be another's."""
+        _check_numbers(1, [0.0 if self.test_accuracy is None else self.test_accuracy])
+        for kind in PAIRS:
+            depth, edges, counts = len(self.apd[kind]), self.edges[kind], self.histograms[kind]
+            _check_numbers(depth, self.apd[kind])
+            _check_numbers(depth, self.apsd[kind])
+            _check_numbers(BINS + 1, edges)
+            if not depth or len(counts) != depth:
+                raise ValueError(f"{len(counts)} histograms of {depth} layers")
+            for counted in counts:
+                _check_numbers(BINS, counted)
+
+
+def _check_numbers(count: int, values: list[Any]) -> None:
+    if len(values) != count or not all(type(value) in (int, float) for value in values):
+        raise ValueError(f"{count} numbers are wanted")
 
 
 def measure_layers(
@@ -133,9 +152,9 @@ def read_layers(path: Path) -> dict[Spec, Layers]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {Spec.parse(text): Layers(**values) for text, values in found.items()}
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
+    except (OSError, *UNEXPECTED) as error:
         raise PairNormError(
-            f"{path} is no case study ({error})",
+            f"{path} is no case study ({quoted(str(error))})",
             code="file-damaged",
             value=path,
             remedy="Remove it and run case-study again.",

@@ -6,7 +6,7 @@ from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from pairnorm.errors import PairNormError, one_of, whole_number
+from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.train import Spec
 
 Settings = Mapping[str, Any]
@@ -378,7 +378,7 @@ def split_numbers(what: str, text: str | None) -> list[int] | None:
         return [int(word.strip().removesuffix("%")) for word in text.split(",")]
     except ValueError:
         raise PairNormError(
-            f"{what} is {text!r}",
+            f"{what} is {quoted(text)}",
             code="not-a-whole-number",
             value=text,
             expected="whole numbers with commas, such as 2,4",

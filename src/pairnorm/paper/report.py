@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from pairnorm.escaping import markdown as markdown_text
+from pairnorm.escaping import markdown_code
 from pairnorm.paper import case_study, figures
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
 from pairnorm.paper.claims import Evidence, Verdict, verdicts
@@ -381,7 +383,7 @@ def write_report(
             _what_was_run(cells, origins, selection, Path(store).name),
             *map(_table_section, tables),
             _differences(tables),
-            notes.read_text(encoding="utf-8") if notes.exists() else "",
+            notes.read_text(encoding="utf-8", errors="replace") if notes.is_file() else "",
             scaling_section(outputs.tables),
             gain_section(outputs.tables.get("tuned")),
             ablation_section(results, selection, outputs.tables.get("ablation")),
@@ -436,7 +438,7 @@ def _what_was_run(
     cells: Cells, origins: Mapping[tuple[Spec, int], Any], selection: Selection, store: str
 ) -> str:
     devices = sorted({ran.device for ran in origins.values()})
-    columns = ["Command", "What", "Trials", "of", *devices]
+    columns = ["Command", "What", "Trials", "of", *map(markdown_text, devices)]
     lines = [
         "## What was run\n",
         f"| {' | '.join(columns)} |",
@@ -470,20 +472,22 @@ def _what_was_run(
         lines += [
             "",
             *(
-                f"- {name}: {_listed(getattr(one, column) for one in ran)}"
+                f"- {name}: {markdown_text(_listed(getattr(one, column) for one in ran))}"
                 for name, column in _ORIGINS.items()
             ),
             f"- Trials in the store: {len(trials):,}, of which diverged: {diverged:,}",
         ]
         counts, times = Counter(one.device for one in ran), _busy(ran)
         lines += [
-            f"- Time in which something was trained on {device}: {times[device]}, {counts[device]:,} trials"
+            f"- Time in which something was trained on {markdown_text(device)}: {times[device]}, "
+            f"{counts[device]:,} trials"
             for device in devices
         ]
         if ran:
             finished = [one.finished for one in ran]
-            lines.append(f"- From {min(finished)} to {max(finished)}")
-    lines.append(f"- This report: `pairnorm report --store {store}{selection.options}`")
+            lines.append(markdown_text(f"- From {min(finished)} to {max(finished)}"))
+    command = markdown_code(f"pairnorm report --store {store}{selection.options}")
+    lines.append(f"- This report: {command}")
     return "\n".join(lines) + "\n"
 
 

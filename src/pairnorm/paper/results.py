@@ -3,7 +3,7 @@
 import csv
 import gzip
 import os
-import shutil
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +19,9 @@ from typing import NamedTuple
 from pairnorm.errors import PairNormError
 from pairnorm.paper.experiments import Experiment, Place
 from pairnorm.train import Spec, Store, Trial
+
+MOST_TIMES = 200
+"""As large as this an export may be when it is unpacked: text does not shrink so much."""
 
 
 class Reported(NamedTuple):
@@ -203,13 +206,30 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Store]:
         )
     with TemporaryDirectory() as folder:
         if source.suffix == ".gz":
-            plain = Path(folder) / source.stem
-            with gzip.open(source) as packed, plain.open("wb") as target:
-                shutil.copyfileobj(packed, target)
-            source = plain
+            source = _unpacked(source, Path(folder))
         with Store(Path(folder) / "store.sqlite") as store:
             store.merge(source)
             yield store
+
+
+def _unpacked(source: Path, folder: Path) -> Path:
+    """Unpack an export; one that is no gzip, ends early or is a bomb is refused."""
+    plain, room = folder / source.stem, MOST_TIMES * source.stat().st_size
+    try:
+        with gzip.open(source) as packed, plain.open("wb") as target:
+            while block := packed.read(1 << 20):
+                room -= len(block)
+                if room < 0:
+                    raise ValueError(f"it is more than {MOST_TIMES} times as large when unpacked")
+                target.write(block)
+    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+        raise PairNormError(
+            f"{source} cannot be unpacked ({error})",
+            code="file-damaged",
+            value=source,
+            expected="a store's CSV export, packed by gzip",
+        ) from error
+    return plain
 
 
 def best(candidates: Sequence[Summary]) -> Summary:

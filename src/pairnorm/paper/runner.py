@@ -34,6 +34,7 @@ def reproduce(
     root: str | Path | None = None,
     workers: int | None = None,
     minutes: float | None = None,
+    on: str = "here",
     progress: Report = lambda stage, progress: None,
 ) -> Outcome:
     """Train whatever of the experiments the store lacks.
@@ -45,6 +46,7 @@ def reproduce(
         root: folder of the graphs' files.
         workers: processes on a CPU. Default: one for each core.
         minutes: start nothing more after this time.
+        on: ``"here"`` or ``"ray"``, see ``run``; a case study is done here.
         progress: is called now and then.
     """
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -59,6 +61,7 @@ def reproduce(
             device=device,
             root=root,
             workers=workers,
+            on=on,
             measures=measures,
             progress=lambda now: progress(stage, now),
             should_stop=should_stop,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.errors import PairNormError, one_of, quoted
 from pairnorm.measure.functional import MEASURES
 from pairnorm.nn import GAT, GCN, SGC
 from pairnorm.train.jobs import Job, Pair, plan
@@ -104,7 +104,7 @@ def find_device(device: str | torch.device = "auto") -> torch.device:
         torch.ones(1, device=found).item()  # a name may be known, and there be no such device
     except (AssertionError, RuntimeError, TypeError) as error:
         raise PairNormError(
-            f"device is {device!r}",
+            f"device is {quoted(device)}",
             code="unknown-device",
             value=device,
             expected="a device that torch finds here",

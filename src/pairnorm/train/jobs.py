@@ -59,13 +59,16 @@ class Job:
         return _cut(self.pairs, (len(trials) + 1) // 2)
 
 
-def plan(graph: Graph, pairs: Iterable[Pair], device: torch.device) -> list[Job]:
+def plan(
+    graph: Graph, pairs: Iterable[Pair], device: torch.device | None, cores: int | None = None
+) -> list[Job]:
     """Group pairs that share an architecture, then cut the groups to fit the device; long jobs first.
 
     Args:
         graph: the graph of all pairs.
         pairs: what is to be trained.
-        device: where it will run.
+        device: where it will run; None where that is for workers to say, which plan their part again.
+        cores: how many workers share the trials out. Default: one for each core of this machine.
     """
     if graph.num_features == 0:
         raise PairNormError(
@@ -76,9 +79,9 @@ def plan(graph: Graph, pairs: Iterable[Pair], device: torch.device) -> list[Job]
         groups[_architecture(spec)].append((spec, check_seed(seed)))
     jobs = []
     for spec, group in groups.items():
-        size = _side_by_side(graph, spec, device)
-        if device.type != "cuda":  # no core should wait while another has all the trials
-            size = min(size, -(-len(Job(tuple(group)).trials) // (os.cpu_count() or 1)))
+        size = len(group) if device is None else _side_by_side(graph, spec, device)
+        if device is None or device.type != "cuda":  # no core should wait while another has all the trials
+            size = min(size, -(-len(Job(tuple(group)).trials) // (cores or os.cpu_count() or 1)))
         jobs += _cut(group, size)
     return sorted(jobs, key=lambda job: -job.cost)
 

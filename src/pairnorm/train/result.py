@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 import torch
 
-from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.errors import PairNormError, quoted, real_number, whole_number
 from pairnorm.train.spec import LATER, Spec
 from pairnorm.version import __version__
 
 if TYPE_CHECKING:
     import pandas
 
+# What values that nobody expected throw at whoever makes a result of them.
+UNEXPECTED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 LARGEST = 2**63 - 1
 """The largest whole number that SQLite keeps."""
 
@@ -68,7 +70,7 @@ class Trial:
         whole_number("best_epoch", self.best_epoch, most=LARGEST)
         for name in self.measures.keys() & TYPES.keys():
             raise PairNormError(
-                f"a measure is named {name!r}, as is a column of the store",
+                f"a measure is named {quoted(name)}, as is a column of the store",
                 code="name-taken",
                 value=name,
                 remedy="Rename the measure.",
@@ -114,6 +116,24 @@ class Origin:
     def __post_init__(self) -> None:
         real_number("seconds", self.seconds, least=0)
         whole_number("shared_by", self.shared_by, most=LARGEST)
+        for name in _TEXTS:
+            if not isinstance(text := getattr(self, name), str) and not (
+                text is None and name == "git_commit"
+            ):
+                raise PairNormError(
+                    f"{name} is {quoted(text)}", code="wrong-value", value=text, expected="a text"
+                )
+        try:
+            known = datetime.fromisoformat(self.finished).tzinfo is not None and self.finished >= "1970-01-02"
+        except ValueError:
+            known = False
+        if not known:
+            raise PairNormError(
+                f"finished is {quoted(self.finished)}",
+                code="wrong-value",
+                value=self.finished,
+                expected="a time such as 2020-04-26T12:00:00Z",
+            )
 
     @classmethod
     def here(cls, *, seconds: float, shared_by: int, device: torch.device | str) -> Self:
@@ -128,6 +148,9 @@ class Origin:
             git_commit=os.environ.get("PAIRNORM_COMMIT") or git_commit(Path(__file__)),
             finished=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
+
+
+_TEXTS = tuple(field.name for field in fields(Origin) if field.type in (str, str | None))
 
 
 def device_name(device: torch.device | str) -> str:
@@ -276,12 +299,14 @@ def _read_row(texts: dict[str, str], place: str) -> Result:
         )
         if values["hash"] != result.spec.hash:
             raise _no_export(
-                f"hash is {values['hash']!r}, but the spec's {result.spec.hash!r}",
+                f"hash is {quoted(values['hash'])}, but the spec's {result.spec.hash!r}",
                 "wrong-hash",
                 values["hash"],
             )
     except PairNormError as error:
         raise error.within(place) from None
+    except UNEXPECTED as error:
+        raise _no_export(f"{place}: {quoted(str(error))}", "wrong-value", None) from error
     return result
 
 
@@ -293,8 +318,8 @@ def _read(name: str, text: str) -> Any:
         if kind in (int, float, str):
             return kind(text)
         return (json.loads(text) if name == "curves" else text) if text else None
-    except (KeyError, ValueError):
-        raise _no_export(f"{name} is {text!r}", "wrong-value", text) from None
+    except (KeyError, RecursionError, ValueError):
+        raise _no_export(f"{name} is {quoted(text)}", "wrong-value", text) from None
 
 
 @contextmanager

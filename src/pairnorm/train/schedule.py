@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from pairnorm.data import Graph, datasets, load
-from pairnorm.errors import PairNormError, whole_number
+from pairnorm.errors import PairNormError, is_out_of_memory, one_of, whole_number
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
 from pairnorm.train.pools import Pool, Processes, Streams, ThisProcess, Told
+from pairnorm.train.ray_pool import Ray
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
 POLL_SECONDS = 0.2
+PLACES = ("here", "ray")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def run(
     measures: Sequence[str] = (),
     curves: bool = False,
     workers: int | None = None,
+    on: str = "here",
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> int:
@@ -59,18 +62,18 @@ def run(
             as it is.
         curves: store learning curves too, likewise.
         workers: processes on a CPU. Default: one for each core.
+        on: ``"here"``, or ``"ray"``: the cluster at ``$RAY_ADDRESS``, else the one that this machine is in.
         progress: is told how far the run is.
         should_stop: is asked before every job; once it says so, no more are started and those under way
             finish.
     """
     if workers is not None:
         whole_number("workers", workers, least=1)
-    where = find_device(device)
+    where = find_device(device) if one_of("on", on, PLACES) == "here" else None
     check_measures(measures)
     pairs, graphs = _fingerprinted(pairs, graphs or {})
     lacking = _lacking(pairs, store)
-    jobs = list(_plan(lacking, where, root, graphs))
-    total, done, trained, label = sum(job.cost for _, job in jobs), 0, 0, "starting"
+    total, done, trained, label = 0, 0, 0, "starting"
 
     def hear(told: Told) -> None:
         nonlocal done, trained, label
@@ -81,11 +84,14 @@ def run(
             store.add_results(told)
             trained, label = trained + len(told), str(told[0].spec)
 
+    cluster = Ray(str(device), hear) if where is None and lacking else None
+    jobs = list(_plan(lacking, where, root, graphs or {}, cluster.workers if cluster else None))
+    total = sum(job.cost for _, job in jobs)
     hear(0)
     if jobs:
         store.check_writable()  # better now than when the first job has been trained
         label = str(jobs[0][1].pairs[0][0])
-        pool = _pool(where, workers or os.cpu_count() or 1, len(jobs), hear)
+        pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), hear)
         _drive(pool, jobs, {"measures": tuple(measures), "curves": curves}, hear, should_stop)
     return trained
 
@@ -112,7 +118,11 @@ def _lacking(pairs: Iterable[Pair], store: Store) -> list[Pair]:
 
 
 def _plan(
-    pairs: Sequence[Pair], device: torch.device, root: str | os.PathLike[str] | None, graphs: dict[str, Graph]
+    pairs: Sequence[Pair],
+    device: torch.device | None,
+    root: str | os.PathLike[str] | None,
+    graphs: dict[str, Graph],
+    cores: int | None,
 ) -> Iterator[tuple[Graph, Job]]:
     by_graph: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for spec, seed in pairs:
@@ -123,7 +133,7 @@ def _plan(
             graph = load(name, root, split=None if split == "default" else split)
         elif split != "default":
             graph = graph.with_split(split)
-        for job in plan(graph, group, device):
+        for job in plan(graph, group, device, cores):
             yield graph, job
 
 
@@ -158,15 +168,14 @@ def _drive(
             for future in finished:
                 pending.remove(future)
                 future.result()
-    except BrokenExecutor as error:
+    except BaseException as error:
         pool.abandon()
-        raise PairNormError(
-            "a worker process was killed, or ran out of memory",
-            code="worker-died",
-            remedy="Fewer need less memory: pass {workers}. What had finished is in the store.",
-            workers=1,
-        ) from error
-    except BaseException:
-        pool.abandon()
+        if isinstance(error, BrokenExecutor) or is_out_of_memory(error):
+            raise PairNormError(
+                "a worker process was killed, or ran out of memory",
+                code="worker-died",
+                remedy="Fewer need less memory: pass {workers}. What had finished is in the store.",
+                workers=1,
+            ) from error
         raise
     pool.close()

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pairnorm.data.features import SCALINGS
-from pairnorm.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.nn.models import ORDERS, Order
 from pairnorm.nn.pair_norm import MODES, Mode
 from pairnorm.nn.propagate import KINDS, Kind
@@ -29,7 +29,7 @@ def _name(what: str, value: Any) -> str:
     if isinstance(value, str) and value and value.isprintable():
         return value
     raise PairNormError(
-        f"{what} is {value!r}",
+        f"{what} is {quoted(value)}",
         code="not-a-name",
         value=value,
         expected="a name: a string that is not empty and can be printed",
@@ -154,20 +154,22 @@ class Spec:
         try:
             dataset, model, *options = shlex.split(text)
         except ValueError:
-            raise _malformed(text, f"spec is {text!r}") from None
+            raise _malformed(text, f"spec is {quoted(text)}") from None
         values: dict[str, Any] = {"dataset": dataset, "model": model}
         for option in options:
             name, equals, value = option.partition("=")
             one_of("field", name, tuple(_HINTS))
             if not equals or name in values:
-                raise _malformed(text, f"option {option!r} of spec {text!r} has no value, or {name} a second")
+                raise _malformed(
+                    text, f"option {quoted(option)} of spec {quoted(text)} has no value, or {name} a second"
+                )
             try:
                 kind = _HINTS[name].__origin__
                 values[name] = kind(value) if kind in (int, float) else value
             except ValueError:
                 values[name] = value  # the field's own check says what it expects instead
         if "depth" not in values:
-            raise _malformed(text, f"spec {text!r} has no depth")
+            raise _malformed(text, f"spec {quoted(text)} has no depth")
         return cls(**values)
 
     def on(self, graph: "Graph") -> Self:

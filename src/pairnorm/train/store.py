@@ -18,6 +18,7 @@ from pairnorm.train.result import (
     SPEC,
     TRIAL,
     TYPES,
+    UNEXPECTED,
     Origin,
     Result,
     Trial,
@@ -175,7 +176,7 @@ def _fault(path: Path, error: Exception, code: int = 0) -> PairNormError:
             f"{path} cannot be opened or written ({error})", code="not-writable", value=path, remedy=remedy
         )
     return PairNormError(
-        f"{path} is damaged ({error})",
+        f"{path} is damaged ({' '.join(str(error).split())[:200]})",
         code="store-damaged",
         value=path,
         remedy="Restore a copy; `sqlite3 FILE .recover` saves what can be read.",
@@ -346,8 +347,11 @@ class Store:
         """Return all results, sorted by spec and seed; ``where`` as in ``cells``."""
         cells = list(self._read(where))
         found = self._query(f"SELECT id, {_names(ORIGIN)} FROM origins")
-        origins = {number: Origin(**dict(zip(ORIGIN, values, strict=True))) for number, *values in found}
-        return [Result(spec, trial, origins[origin]) for spec, trials in cells for trial, origin in trials]
+        try:
+            origins = {number: Origin(**dict(zip(ORIGIN, values, strict=True))) for number, *values in found}
+            return [Result(spec, trial, origins[key]) for spec, trials in cells for trial, key in trials]
+        except UNEXPECTED as error:
+            raise _fault(self.path, error) from error
 
     def frame(self, **where: Any) -> "pandas.DataFrame":
         """Return the trials as a data frame, a column for each measure; ``where`` as in ``cells``."""
@@ -403,7 +407,7 @@ class Store:
             for number, *values in spec_rows:
                 if number in trials:
                     yield Spec(**dict(zip(SPEC, values, strict=True))), trials[number]
-        except (TypeError, ValueError) as error:
+        except UNEXPECTED as error:
             raise _fault(self.path, error) from error
 
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.pair_norm.cpu import column_sums, gradient, normalise
 from pairnorm.nn.ops.pair_norm.plain import Norm
 from pairnorm.nn.ops.simd import LANES, activation_gradient, empty, fill, load, store
@@ -18,7 +18,7 @@ def settings(norm: Norm | None, trials: int, nodes: int) -> tuple[float, float, 
     return norm.scale, norm.eps, empty(trials, nodes if norm.mode == "PN-SI" else 1)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def epilogue(h: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
     """Write PairNorm of ``h`` to ``y``; without room for norms there is none, and ``y`` is ``h`` itself."""
     if len(norm):
@@ -27,7 +27,7 @@ def epilogue(h: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
         normalise(h, sums, scale, eps, y, norm)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def epilogue_backward(
     grad: Any, y: Any, h: Any, norm: Any, scale: float, activation: int, result: Any, grad_bias: Any
 ) -> None:

@@ -30,7 +30,7 @@ class Moments:
         oversmoothed states.
         """
         count = self.count.sum(0, keepdim=True)
-        mean = (self.count * self.mean).sum(0, keepdim=True) / count
+        mean = (self.count * self.mean).sum(0, keepdim=True) / count.clamp(min=1)
         between = (self.count * (self.mean - mean).square()).sum(0, keepdim=True).sum(-1, keepdim=True)
         return Moments(count, mean, self.squares.sum(0, keepdim=True) + between)
 
@@ -99,13 +99,17 @@ class Groups:
         # scatter_add, because for its gradient index_add would keep x.
         return x.new_zeros(self.size, flat.size(1)).scatter_add(0, graph, flat).view(self.size, *x.shape[1:])
 
+    def count(self, device: torch.device) -> Tensor:
+        """Count the nodes of each graph, in integers: exact beyond 2²⁴ nodes."""
+        if self.batch is None:
+            return torch.tensor([self.num_nodes], device=device)
+        return self.sum(torch.ones_like(self.batch).unsqueeze(1)).squeeze(1)
+
     def mean(self, x: Tensor) -> Tensor:
         """Average over the nodes of each graph; a graph without nodes has mean zero."""
         if self.batch is None:
             return self.sum(x) / max(self.num_nodes, 1)
-        ones = torch.ones_like(self.batch).unsqueeze(1)  # integers: exact beyond 2²⁴ nodes
-        count = self.sum(ones).clamp(min=1)
-        return self.sum(x) / count.view(-1, *[1] * (x.dim() - 1))
+        return self.sum(x) / self.count(x.device).clamp(min=1).view(-1, *[1] * (x.dim() - 1))
 
     def spread(self, statistic: Tensor) -> Tensor:
         """Hand each node its graph's statistic: ``[graphs, ...]`` to what fits ``[nodes, ...]``."""

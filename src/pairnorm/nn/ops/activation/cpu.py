@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops.epilogue import epilogue_backward
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.simd import CODES, LANES, activated, array, empty, load, store
 
 NO_NORMS = np.empty(0, np.float32)
@@ -36,7 +36,7 @@ def backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     return result, sums
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _forward(x: Any, bias: Any, activation: int, y: Any) -> None:
     for start in range(0, y.shape[1], LANES):
         offset = load(bias, 0, start)

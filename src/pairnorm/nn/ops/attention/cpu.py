@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops import epilogue
 from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout import cpu as dropout
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.pair_norm.plain import Norm
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.simd import CODES, LANES, array, by_trial, empty, exp, fill, load, store, total, zeros
@@ -61,7 +61,7 @@ def backward(
     return grad_ends.transpose(0, 1), grad_z.transpose(0, 1), grad_bias if needed[2] else None
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _forward(
     crow: Any, column: Any, ends: Any, z: Any, bias: Any, negative_slope: Any, positions: Any, keys: Any,
     dropped: Any, factor: Any, activation: int, scale: float, eps: float, weights: Any, kept: Any, h: Any,
@@ -75,7 +75,7 @@ def _forward(
         epilogue.epilogue(h[trial], scale, eps, y[trial], norms[trial])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _softmax(crow: Any, column: Any, ends: Any, negative_slope: Any, weights: Any) -> None:
     """Write the softmax of the scores within every row to ``weights`` ``[1, entries]``."""
     for row in range(len(crow) - 1):
@@ -98,7 +98,7 @@ def _softmax(crow: Any, column: Any, ends: Any, negative_slope: Any, weights: An
             weights[0, entry] *= share
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _backward(
     crow: Any, column: Any, ends: Any, z: Any, weights: Any, kept: Any, negative_slope: Any, grad: Any,
     y: Any, h: Any, norms: Any, scale: float, activation: int, inner: Any, grad_ends: Any, grad_z: Any,
@@ -116,7 +116,7 @@ def _backward(
         )
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _through_average(
     crow: Any, column: Any, kept: Any, z: Any, grad: Any, pulls: Any, grad_z: Any
 ) -> None:  # fmt: skip
@@ -134,7 +134,7 @@ def _through_average(
                 pulls[entry] = total(product) * value
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _through_softmax(
     crow: Any, column: Any, ends: Any, weights: Any, negative_slope: Any, pulls: Any, grad_ends: Any
 ) -> None:

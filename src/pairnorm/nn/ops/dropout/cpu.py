@@ -8,6 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops.dropout.keys import LEVELS, dropped_levels, position_hash
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.simd import LANES, array, by_trial, empty, fill, load, store, where_less
 
 FIRST, SECOND, HALF = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0xFFFF)
@@ -21,21 +22,22 @@ def serves(x: Tensor) -> bool:
     return x.dtype == torch.float32
 
 
-def forward(x: Tensor, rate: float, keys: Tensor) -> Tensor:
+def forward(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
     """Drop entries of ``[nodes, trials, features]``."""
     own = by_trial(x)
     result = empty(own.shape)
-    _apply(own.numpy(), *settings(own, rate, keys), result.numpy())
+    _apply(own.numpy(), *settings(own, rate, keys, first), result.numpy())
     return result.transpose(0, 1)
 
 
-def settings(x: Tensor, rate: float, keys: Tensor | None) -> tuple[Any, ...]:
+def settings(x: Tensor, rate: float, keys: Tensor | None, first: int = 0) -> tuple[Any, ...]:
     """Return what ``drop`` needs for ``x`` ``[trials, nodes, features]``; ``dropped`` is 0 for no dropout."""
     if keys is None or rate == 0:
         return NONE
     _, nodes, features = x.shape
     words, dropped = (features + 1) // 2, dropped_levels(rate)
-    positions = position_hash(nodes * words, CPU).view(nodes, words).numpy().view(np.uint32)
+    hashes = position_hash((first + nodes) * words, CPU)[first * words :]
+    positions = hashes.view(nodes, words).numpy().view(np.uint32)
     scale = np.float32(LEVELS / (LEVELS - dropped))
     return positions, array(keys).view(np.uint32), np.uint32(dropped), scale
 
@@ -53,13 +55,13 @@ def factors(positions: Any, row: Any, start: Any, key: Any, limit: Any, scale: A
     )
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _apply(x: Any, positions: Any, keys: Any, dropped: Any, scale: Any, result: Any) -> None:
     for trial in range(len(x)):
         drop(x[trial], positions, keys[trial], dropped, scale, result[trial])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def drop(x: Any, positions: Any, key: Any, dropped: Any, scale: Any, result: Any) -> None:
     """Drop entries of a trial; ``result`` may be ``x`` itself."""
     words = positions.shape[1]

@@ -17,7 +17,7 @@ def serves(x: Tensor) -> bool:
 
 
 @on_device
-def forward(x: Tensor, rate: float, keys: Tensor) -> Tensor:
+def forward(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
     """Drop entries of ``[nodes, trials, features]``."""
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     nodes, trials, features = x.shape
@@ -25,8 +25,8 @@ def forward(x: Tensor, rate: float, keys: Tensor) -> Tensor:
     rows = BLOCK // columns
     grid = (triton.cdiv(nodes * trials, rows), triton.cdiv(features, columns))
     _dropout[grid](
-        x, keys, result, nodes * trials, trials, features, *x.stride(), dropped_levels(rate), rows, columns,
-        num_warps=4,
+        x, keys, result, nodes * trials, trials, features, *x.stride(), first, dropped_levels(rate), rows,
+        columns, num_warps=4,
     )  # fmt: skip
     return result
 
@@ -58,7 +58,7 @@ def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _dropout(  # type: ignore[no-untyped-def]
-    x, keys, result, rows, trials, features, node_stride, trial_stride, feature_stride, dropped,
+    x, keys, result, rows, trials, features, node_stride, trial_stride, feature_stride, first, dropped,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -68,7 +68,7 @@ def _dropout(  # type: ignore[no-untyped-def]
     words = (features + 1) // 2
     key = tl.load(keys + trial, row < rows, other=0)
     factor = keep_factor(
-        (node * words)[:, None] + (feature % words)[None, :],
+        ((first + node) * words)[:, None] + (feature % words)[None, :],
         key[:, None],
         (feature // words)[None, :],
         dropped,

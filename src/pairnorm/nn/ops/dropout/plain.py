@@ -16,7 +16,7 @@ class Kernels(Protocol):
     def serves(self, x: Tensor) -> bool:
         """Say whether this type is served."""
 
-    def forward(self, x: Tensor, rate: float, keys: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rate: float, keys: Tensor, first: int) -> Tensor:
         """Drop entries of ``[nodes, trials, features]``."""
 
 
@@ -31,42 +31,62 @@ def _load(device: str) -> Kernels:
     return cuda
 
 
-def dropout(x: Tensor, rate: float, keys: Tensor) -> Tensor:
+def dropout(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
     """Zero each entry of ``x`` with probability ``rate`` and divide the others by ``1 - rate``.
 
     Args:
         x: ``[nodes, trials, features]``.
         rate: In steps of 2⁻¹⁶.
         keys: int32 ``[trials]``; equal keys give equal masks. See ``pairnorm.nn.ops.dropout.keys``.
+        first: the number of the first node, where ``x`` has some nodes of a larger graph.
     """
     if rate == 0:
         return x
-    result: Tensor = _Dropout.apply(x, rate, keys)
+    result: Tensor = _Dropout.apply(x, rate, keys, first)
     return result
 
 
-def keep_mask(keys: Tensor, nodes: int, features: int, rate: float) -> Tensor:
+def keep_mask(keys: Tensor, nodes: int, features: int, rate: float, first: int = 0) -> Tensor:
     """Return the mask ``[nodes, trials, features]`` in float32: 1 to keep, 0 to drop."""
     words = (features + 1) // 2
-    bits = position_hash(nodes * words, keys.device).view(nodes, 1, words) ^ keys.view(1, -1, 1)
-    bits = last_rounds(bits.mul_(FIRST))
+    positions = position_hash((first + nodes) * words, keys.device)[first * words :].view(nodes, 1, words)
+    bits = last_rounds((positions ^ keys.view(1, -1, 1)).mul_(FIRST))
     halves = torch.cat([bits & 0xFFFF, shift(bits, 16)], -1)[..., :features]
+    return _kept(halves, rate)
+
+
+def keep_entries(keys: Tensor, first: int, count: int, entries: int, rate: float) -> Tensor:
+    """Return what ``keep_mask`` says of some entries of one node with very many, ``[trials, count]``."""
+    words = (entries + 1) // 2
+    entry = torch.arange(first, first + count, device=keys.device)
+    positions = position_hash(words, keys.device)[entry % words] if words else entry.int()
+    bits = last_rounds((positions ^ keys.view(-1, 1)).mul_(FIRST))
+    return _kept(torch.where(entry < words, bits & 0xFFFF, shift(bits, 16)), rate)
+
+
+def _kept(halves: Tensor, rate: float) -> Tensor:
     # clamp, for torch compares into booleans, which its CPU kernels handle an order of magnitude slower.
     last = dropped_levels(rate) - 1
     return halves.clamp_(last, last + 1).float().sub_(last)
 
 
+def factor(rate: float) -> float:
+    """Return what kept entries are multiplied by."""
+    return LEVELS / (LEVELS - dropped_levels(rate))
+
+
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rate: float, keys: Tensor) -> Tensor:
-        ctx.rate = rate
+    def forward(ctx: Any, x: Tensor, rate: float, keys: Tensor, first: int) -> Tensor:
+        ctx.rate, ctx.first = rate, first
         ctx.save_for_backward(keys)
         kernels = choose(_load, x)
         if kernels is not None:
-            return kernels.forward(x, rate, keys)
-        mask = keep_mask(keys, x.size(0), x.size(-1), rate)
-        return mask.mul_(LEVELS / (LEVELS - dropped_levels(rate))).to(x.dtype).mul(x)
+            return kernels.forward(x, rate, keys, first)
+        mask = keep_mask(keys, x.size(0), x.size(-1), rate, first)
+        return mask.mul_(factor(rate)).to(x.dtype).mul(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return dropout(grad, ctx.rate, *ctx.saved_tensors), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (keys,) = ctx.saved_tensors
+        return dropout(grad, ctx.rate, keys, ctx.first), None, None, None

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops import epilogue
 from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout import cpu as dropout
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.linear import cpu as linear
 from pairnorm.nn.ops.pair_norm.plain import Norm
 from pairnorm.nn.ops.simd import CODES, array, by_trial, empty
@@ -64,7 +64,7 @@ def _weights(weight: Tensor | None) -> Any:
     return np.empty((0, 0, 0), np.float32) if weight is None else array(weight)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _forward(
     x: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any, bias: Any, crow: Any,
     column: Any, values: Any, activation: int, scale: float, eps: float, z: Any, left: Any, h: Any,
@@ -80,7 +80,7 @@ def _forward(
         epilogue.epilogue(h[trial], scale, eps, y[trial], norms[trial])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _backward(
     grad: Any, y: Any, h: Any, norms: Any, scale: float, activation: int, crow: Any, column: Any,
     values: Any, left: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any, further: bool,

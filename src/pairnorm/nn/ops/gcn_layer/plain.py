@@ -4,11 +4,14 @@ from functools import cache
 
 from torch import Tensor
 
+from pairnorm.nn.ops.activation.plain import activate
 from pairnorm.nn.ops.double_backward import Compiled, Kernels
+from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.ops.kernels import choose
 from pairnorm.nn.ops.linear.plain import trial_linear
 from pairnorm.nn.ops.pair_norm.plain import Norm, fuses
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix, activated_product
+from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix
 
 
 @cache
@@ -42,6 +45,12 @@ def gcn_layer(
         rate: at which entries of ``x`` are dropped.
         keys: of the dropout, ``[trials]``; None for none.
     """
+    if isinstance(matrix, ShardedMatrix):
+        if weight is not None:
+            x = x.expand(-1, weight.size(0), -1)
+            x = trial_linear(x if keys is None else dropout(x, rate, keys, matrix.rows.start), weight)
+        y = activate(matrix @ x, bias, activation)
+        return y if norm is None else norm(y)
     settings = (matrix, activation, norm, rate, keys)
     kernels = choose(_load, x, weight) if norm is None or fuses(norm, x) else None
     # The kernels have no gradient for values that are learned.

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout.cpu import NONE, drop
 from pairnorm.nn.ops.dropout.cpu import settings as drop_settings
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.simd import LANES, array, by_trial, empty, fill, load, store, total, zeros
 
 LARGEST = 2**13
@@ -62,7 +62,7 @@ def backward(
     )
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _forward(
     x: Any, positions: Any, keys: Any, dropped: Any, scale: Any, weight: Any, ends: Any, left: Any, z: Any,
     scores: Any,
@@ -79,7 +79,7 @@ def _forward(
                 scores[trial, row, end] = score
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _backward(
     left: Any, positions: Any, keys: Any, dropped: Any, scale: Any, weight: Any, ends: Any, z: Any, grad: Any,
     by_score: Any, complete: Any, grad_x: Any, grad_weight: Any, grad_ends: Any,
@@ -102,7 +102,7 @@ def _backward(
                 drop(grad_x[trial], positions, keys[trial], dropped, scale, grad_x[trial])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def product(x: Any, weight: Any, z: Any) -> None:
     """Write x·weight to ``z``, four rows at a time, for which a row of the weight is loaded once."""
     last = len(x) - 1
@@ -123,7 +123,7 @@ def product(x: Any, weight: Any, z: Any) -> None:
             store(z, d, start, fourth)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def transposed_product(x: Any, y: Any, result: Any) -> None:
     """Write xᵀ·y to ``result``, four of its rows at a time, from blocks that the first cache holds."""
     last = x.shape[1] - 1

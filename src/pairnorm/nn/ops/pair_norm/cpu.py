@@ -7,6 +7,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.simd import LANES, empty, fill, load, store, total, widen
 
 HALF = np.float32(0.5)
@@ -44,7 +45,7 @@ def _stacked(x: Tensor) -> Tensor:
     return x.detach().contiguous().view(x.size(0), -1, x.size(-1))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _forward(x: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
     sums = np.empty((1, x.shape[2]), np.float64)
     for trial in range(x.shape[1]):
@@ -52,7 +53,7 @@ def _forward(x: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
         normalise(x[:, trial], sums, scale, eps, y[:, trial], norm[trial])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _backward(grad: Any, y: Any, norm: Any, scale: float, result: Any) -> None:
     for trial in range(y.shape[1]):
         mean = gradient(grad[:, trial], y[:, trial], norm[trial], scale, result[:, trial])
@@ -62,7 +63,7 @@ def _backward(grad: Any, y: Any, norm: Any, scale: float, result: Any) -> None:
                 store(result[:, trial], row, start, load(result[:, trial], row, start) - shift)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def column_sums(x: Any, sums: Any) -> None:
     """Add up every column, in float64: a large common offset leaves the small differences alone."""
     for start in range(0, x.shape[1], LANES):
@@ -72,7 +73,7 @@ def column_sums(x: Any, sums: Any) -> None:
         store(sums, 0, start, column)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
     """Write s·c/r of ``x`` whose columns add up to ``sums``; ``norm`` has one r, or one for every row.
 
@@ -107,7 +108,7 @@ def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, norm: Any) ->
             norm[0] = rescale_wide(y, 0, rows, scale, eps)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def rescale_wide(y: Any, first: int, last: int, scale: float, eps: float) -> Any:
     """Divide rows by their common norm, which is returned, where squares leave single precision."""
     squares: Any = 0.0
@@ -130,7 +131,7 @@ def rescale(x: Any, row: int, factor: Any) -> None:
         store(x, row, start, load(x, row, start) * factor)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def gradient(grad: Any, y: Any, norm: Any, scale: float, result: Any) -> Any:
     """Write dL/dc to ``result``; return its mean over the rows, ``[1, features]``, still to be subtracted."""
     rows, features = y.shape

@@ -26,13 +26,18 @@ class Norm(Protocol):
     def eps(self) -> float:
         """What is added inside the root."""
 
+    @property
+    def process_group(self) -> object:
+        """The ranks whose rows are one graph; None: those of this process are."""
+
     def __call__(self, x: Tensor, /) -> Tensor:
         """Normalise."""
 
 
 def fuses(norm: Norm, x: Tensor) -> bool:
     """Say whether the kernels that come before ``norm`` can do it at the same time."""
-    return norm.mode != "PN-SCS" and not blocks.serves(x) and not torch.compiler.is_compiling()
+    alone = norm.process_group is None and norm.mode != "PN-SCS"
+    return alone and not blocks.serves(x) and not torch.compiler.is_compiling()
 
 
 class Kernels(Protocol):

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.simd import LANES, array, by_trial, empty, load, store, zeros
 from pairnorm.nn.ops.sparse_product.cpu import gather
@@ -43,7 +43,7 @@ def backward(pattern: Pattern, left: Selection, grad: Tensor) -> Tensor:
     return result
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _select(crow: Any, column: Any, values: Any, new_crow: Any, columns: Any, left: Any) -> None:
     for trial in range(values.shape[0]):
         count = 0
@@ -56,14 +56,14 @@ def _select(crow: Any, column: Any, values: Any, new_crow: Any, columns: Any, le
             new_crow[trial, row + 1] = count
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _forward(crow: Any, columns: Any, values: Any, weight: Any, result: Any) -> None:
     zero = np.zeros((1, result.shape[2]), np.float32)
     for trial in range(len(result)):
         gather(crow[trial], columns[trial], values[trial], weight[trial], zero, 0, result[trial])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _backward(crow: Any, columns: Any, values: Any, grad: Any, result: Any) -> None:
     for trial in range(len(result)):
         own = result[trial]

@@ -6,10 +6,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pairnorm.nn.ops.dropout.plain import dropout
+from pairnorm.nn.ops.dropout.plain import dropout, factor, keep_entries
 from pairnorm.nn.ops.kernels import choose
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.ops.sparse_product.ranks import SparseRows
 
 Selection = tuple[Any, Any, Any]
 
@@ -59,6 +60,9 @@ def dropped(x: SparseMatrix, rate: float, keys: Tensor | None) -> SparseMatrix:
     """Drop entries of every trial."""
     if keys is None:
         return x
+    if isinstance(x, SparseRows):
+        kept = keep_entries(keys, x.first_entry, x.pattern.num_entries, x.entries, rate)
+        return SparseMatrix(x.pattern, kept.mul_(factor(rate)).to(x.values.dtype) * x.values)
     values = x.values.expand(len(keys), -1).unsqueeze(0)
     return SparseMatrix(x.pattern, dropout(values, rate, keys).squeeze(0))
 

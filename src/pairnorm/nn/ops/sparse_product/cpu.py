@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.simd import CODES, LANES, activated, empty, load, store, zeros
 
@@ -35,7 +35,7 @@ def forward(
     return result
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _multiply(
     crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any
 ) -> None:
@@ -46,7 +46,7 @@ def _multiply(
         )  # fmt: skip
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def gather(crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any) -> None:
     """Write activation(matrix @ dense + bias) to ``result``."""
     for start in range(0, result.shape[1], LANES):

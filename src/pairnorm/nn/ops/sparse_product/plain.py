@@ -67,6 +67,11 @@ class SparseMatrix:
         return cls(pattern, csr.values())
 
     @property
+    def num_rows(self) -> int:
+        """The number of rows of a product with it."""
+        return self.pattern.shape[0]
+
+    @property
     def transposed(self) -> "SparseMatrix":
         """The transpose of every trial's matrix."""
         # Values that learn change in place and carry a graph: of those, nothing derived may be kept.

@@ -1,0 +1,130 @@
+r"""Full-graph training of GCN and SGC by the ranks of a process group, under ``torchrun`` for instance.
+
+A state is shared out by rows for linear maps, activations and PairNorm, by columns for the sparse product:
+each of P ranks holds 1/P of every state and the whole adjacency, so the graph is not partitioned. Loss,
+gradients and masks of dropout are those of one process. Of a layer's output a rank sends 2(P - 1)/P² forward,
+and as much backward.
+"""
+
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from pairnorm.errors import PairNormError, whole_number
+from pairnorm.nn.models import GCN, SGC
+from pairnorm.nn.ops.collectives import all_sum, blocks, check_group
+from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix, SparseRows
+from pairnorm.nn.pair_norm import PairNorm
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Shards:
+    """How ranks share out the nodes of one graph, and what they do together.
+
+    All methods are for all ranks to call, in the same order.
+
+    Args:
+        num_nodes: of the graph.
+        process_group: of the ranks; default: all of them.
+
+    Example:
+        >>> import tempfile
+        >>> from pairnorm.nn import GCN, propagation
+        >>> store = dist.FileStore(tempfile.mktemp(), 1)
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> shards = Shards(num_nodes=3)
+        >>> model = shards.join(GCN(in_features=4, classes=2, depth=3, norm="PN-SI"))
+        >>> adjacency = shards.adjacency(propagation(torch.tensor([[0, 1, 2], [1, 2, 0]])))
+        >>> x, labels = shards.own(torch.rand(3, 4)), shards.own(torch.tensor([0, 1, 1]))
+        >>> loss = shards.cross_entropy(model(x, adjacency), labels)
+        >>> loss.backward()
+        >>> shards.sum_gradients(model)
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, num_nodes: int, process_group: "ProcessGroup | None" = None) -> None:
+        self.num_nodes = whole_number("num_nodes", num_nodes)
+        self.process_group = check_group(dist.group.WORLD if process_group is None else process_group)
+        sizes = blocks(num_nodes, self.process_group.size())
+        start = sum(sizes[: self.process_group.rank()])
+        self.rows = slice(start, start + sizes[self.process_group.rank()])
+
+    def own(self, x: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
+        """Return this rank's rows of what is about all nodes: features, labels, masks."""
+        count = x.pattern.shape[0] if isinstance(x, SparseMatrix) else x.size(0)
+        if count != self.num_nodes:
+            raise PairNormError(
+                f"there are {count} rows",
+                code="wrong-shape",
+                value=count,
+                expected=f"{self.num_nodes}, one a node",
+            )
+        if isinstance(x, Tensor) and x.layout != torch.strided:
+            x = SparseMatrix.from_torch(x)
+        return SparseRows.of(x, self.rows) if isinstance(x, SparseMatrix) else x[self.rows]
+
+    def adjacency(self, matrix: SparseMatrix) -> ShardedMatrix:
+        """Return a normalised adjacency, which every rank has, as models take it that have own rows."""
+        return ShardedMatrix(matrix.pattern, matrix.values, self.rows, self.process_group)
+
+    def join(self, model: M) -> M:
+        """Give a model the weights of the first rank, torch's generator its state, and PairNorm the ranks."""
+        for module in model.modules():
+            if type(module).__module__ == GCN.__module__ and not isinstance(module, GCN | SGC):
+                raise PairNormError(
+                    f"the model is {type(module).__name__}",
+                    code="unknown-choice",
+                    value=type(module).__name__,
+                    expected="GCN or SGC",
+                )
+            if isinstance(module, PairNorm):
+                module.process_group = self.process_group
+        source = dist.get_global_rank(self.process_group, 0)
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), source, group=self.process_group)
+        state = [torch.get_rng_state()]
+        dist.broadcast_object_list(state, source, group=self.process_group)
+        torch.set_rng_state(state[0])
+        return model
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the mean loss over the nodes of all ranks; the gradient is of this rank's part of it.
+
+        Args:
+            logits: of own nodes, ``[nodes, classes]``, or ``[nodes, trials, classes]``: losses are summed.
+            labels: of own nodes.
+            mask: which own nodes count; default: all.
+        """
+        if mask is not None:
+            logits, labels = logits[mask], labels[mask]
+        if logits.dim() == 3:
+            labels = labels.unsqueeze(1).expand(logits.shape[:2])
+        part = cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+        with torch.no_grad():
+            here = torch.stack([part.double(), part.new_tensor(len(labels), dtype=torch.float64)])
+            total, count = all_sum(here, self.process_group).to(part.dtype)
+        part = part / count
+        loss: Tensor = part + (total / count - part).detach()
+        return loss
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        """Add up the gradients of all ranks, in one collective; call it after ``backward``."""
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        total = all_sum(torch.cat([gradient.flatten() for gradient in gradients]), self.process_group)
+        parts = total.split([gradient.numel() for gradient in gradients])
+        for parameter, part in zip(
+            (one for one in model.parameters() if one.requires_grad), parts, strict=True
+        ):
+            parameter.grad = part.view_as(parameter)

@@ -1,0 +1,278 @@
+"""Jobs on a Ray cluster: the graph is put there once, tasks tell what they find, the driver alone writes it.
+
+Ray itself retries nothing, for it would try for ever what runs out of memory: what is tried again, and what
+is halved, is decided here.
+"""
+
+import os
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError, one_of
+from pairnorm.train.jobs import Job, Pair, plan
+from pairnorm.train.pools import Pool, Told, keep_freed_memory, work
+from pairnorm.version import __version__
+
+ATTEMPTS = 10
+"""How often workers may die on a job that tells nothing before it is halved."""
+TELL_SECONDS = 0.2
+
+
+@dataclass
+class _Running:
+    """A job under way: what it still has to find, and what it has told of its work."""
+
+    future: Future[None]
+    graph: Graph
+    job: Job
+    options: dict[str, Any]
+    attempts: int = 0
+    ticks: int = 0
+    results: Any = None
+
+
+class Ray(Pool):
+    """Tasks of Ray Core, one for each core of a cluster, or for each GPU.
+
+    Args:
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA where the cluster has GPUs.
+        hear: see ``Pool``.
+    """
+
+    def __init__(self, device: str, hear: Callable[[Told], None]) -> None:
+        self._ray, self._ours = _connect()
+        resources = self._ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0))
+        if device == "cuda" and not gpus:
+            raise PairNormError(
+                "no node of the Ray cluster has a GPU",
+                code="unknown-device",
+                value=device,
+                remedy="Pass {device}, or start a node with ray start --num-gpus.",
+                device="cpu",
+            )
+        self._on_gpu = gpus > 0 and one_of("device", device, ("auto", "cpu", "cuda")) != "cpu"
+        super().__init__(gpus if self._on_gpu else max(1, int(resources.get("CPU", 1))), hear)
+        self._graphs: dict[int, tuple[Graph, Any]] = {}
+        self._running: list[_Running] = []
+        needs = {"num_cpus": 0, "num_gpus": 1} if self._on_gpu else {"num_cpus": 1}
+        self._task = self._ray.remote(_work).options(
+            name="pairnorm", max_retries=0, num_returns="streaming", **needs
+        )
+
+    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
+        """Begin a job on whichever node has room."""
+        running = _Running(Future(), graph, job, options)
+        self._begin(running)
+        return running.future
+
+    def listen(self, *, results_only: bool = False) -> None:
+        """Hear the tasks; begin those again whose worker has died."""
+        for running in list(self._running):
+            try:
+                while self._ray.wait([running.results], timeout=0)[0]:
+                    self._hear_of(running, self._ray.get(next(running.results)), results_only)
+            except StopIteration:
+                self._running.remove(running)
+                running.future.set_result(None)
+            except Exception as error:
+                self._running.remove(running)
+                if not results_only:
+                    self._fail(running, error)
+
+    def close(self) -> None:
+        """Leave the cluster, unless the caller had joined it before."""
+        if self._ours:
+            self._ray.shutdown()
+
+    def abandon(self) -> None:
+        """Hear what was told, then end all tasks."""
+        try:
+            self.listen(results_only=True)
+        finally:
+            for running in self._running:
+                self._ray.cancel(running.results, force=True)
+            self.close()
+
+    def _begin(self, running: _Running) -> None:
+        self._running.append(running)
+        running.ticks = 0
+        place = self._place(running.graph)
+        running.results = self._task.remote(place, running.job, self._on_gpu, running.options, __version__)
+
+    def _place(self, graph: Graph) -> Any:
+        """Return where in the cluster a graph is, and put it there first if it is not."""
+        if id(graph) not in self._graphs:
+            _check_room(self._ray, graph)
+            self._graphs[id(graph)] = graph, self._ray.put(graph)
+        return self._graphs[id(graph)][1]
+
+    def _hear_of(self, running: _Running, told: Told, results_only: bool) -> None:
+        running.attempts = 0
+        if isinstance(told, int):
+            running.ticks += told
+        else:
+            found = {(result.spec, result.trial.seed) for result in told}
+            self._forget(running, tuple(pair for pair in running.job.pairs if pair not in found))
+        if not (results_only and isinstance(told, int)):
+            self._hear(told)
+
+    def _forget(self, running: _Running, left: tuple[Pair, ...]) -> None:
+        running.ticks -= running.job.cost - (Job(left).cost if left else 0)
+        running.job = Job(left)
+
+    def _fail(self, running: _Running, error: Exception) -> None:
+        """Try again what a dead worker had; in halves what is too large, or keeps killing its workers."""
+        kinds = self._ray.exceptions
+        died = isinstance(error, kinds.WorkerCrashedError | kinds.NodeDiedError | kinds.ObjectLostError)
+        too_large = isinstance(error, kinds.OutOfMemoryError)
+        if not died and not too_large:
+            cause = error.cause if isinstance(error, kinds.RayTaskError) else None
+            running.future.set_exception(cause if isinstance(cause, Exception) else error)
+            return
+        self._hear(-running.ticks)  # that work is to be done again
+        running.attempts += 1
+        if not running.job.pairs:  # it died after the last of its results
+            running.future.set_result(None)
+        elif died and running.attempts < ATTEMPTS:
+            self._begin(running)
+        elif len(halves := running.job.halves()) > 1:
+            parts = [self.submit(running.graph, half, running.options) for half in halves]
+            _when_all_are_done(parts, running.future)
+        else:
+            running.future.set_exception(
+                PairNormError(
+                    f"workers of the Ray cluster die of {running.job.pairs[0][0]}, or have too little memory",
+                    code="worker-died",
+                    value=str(running.job.pairs[0][0]),
+                    remedy="Give the nodes more memory. What had finished is in the store.",
+                )
+            )
+
+
+def _when_all_are_done(parts: list[Future[None]], whole: Future[None]) -> None:
+    def look(part: Future[None]) -> None:
+        if whole.done():
+            return
+        if error := part.exception():
+            whole.set_exception(error)
+        elif all(other.done() for other in parts):
+            whole.set_result(None)
+
+    for part in parts:
+        part.add_done_callback(look)
+
+
+def _connect() -> tuple[Any, bool]:
+    """Return ray, connected to a cluster, and whether that was done here."""
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise PairNormError(
+            "running on a Ray cluster needs ray",
+            code="not-installed",
+            value="ray",
+            remedy="pip install 'pairnorm[ray]'",
+        ) from error
+    if ray.is_initialized():
+        return ray, False
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    if address.startswith("ray://"):
+        raise PairNormError(
+            f"RAY_ADDRESS is {address!r}, a Ray Client's",
+            code="no-cluster",
+            value=address,
+            expected="the address of the cluster itself, from one of its machines",
+            remedy="Submit this command as a job: ray job submit -- pairnorm …",
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Ray's own future
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+    except ConnectionError as error:
+        raise PairNormError(
+            f"no Ray cluster was found ({address})",
+            code="no-cluster",
+            value=address,
+            remedy="Start one: ray start --head, elsewhere ray start --address=…; or set RAY_ADDRESS.",
+        ) from error
+    except RuntimeError as error:
+        if "ersion mismatch" not in str(error):
+            raise
+        raise PairNormError(
+            f"the Ray cluster runs other versions: {' '.join(str(error).split())}",
+            code="version-mismatch",
+            value=address,
+            remedy="Install the same versions of Python and ray on all machines.",
+        ) from error
+    return ray, True
+
+
+def _check_room(ray: Any, graph: Graph) -> None:
+    tensors = [graph.adjacency, graph.features]
+    size = sum(
+        part.numel() * part.element_size()
+        for tensor in tensors
+        for part in (
+            (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+            if tensor.layout == torch.sparse_csr
+            else (tensor,)
+        )
+    )
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = min(int(node.get("object_store_memory", 0)) for node in nodes if node.get("CPU", 0))
+    if size > room:
+        raise PairNormError(
+            f"graph {graph.name!r} has {size / 1e9:.2g} GB, the smallest object store {room / 1e9:.2g} GB",
+            code="no-room",
+            value=size,
+            remedy="Start its node with more --object-store-memory; a container needs a larger --shm-size.",
+        )
+
+
+def _work(graph: Graph, job: Job, on_gpu: bool, options: dict[str, Any], version: str) -> Iterator[Told]:
+    """Train a job on a worker, as its own memory allows, and yield what it tells."""
+    if version != __version__:
+        raise PairNormError(
+            f"a worker of the Ray cluster has pairnorm {__version__}, the driver {version}",
+            code="version-mismatch",
+            value=__version__,
+            expected=version,
+            remedy="Install the same version on all machines.",
+        )
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    told: queue.SimpleQueue[Told | BaseException | None] = queue.SimpleQueue()
+    device = torch.device("cuda" if on_gpu else "cpu")
+
+    def train() -> None:
+        try:
+            for part in plan(graph, job.pairs, device, cores=1):
+                work(graph, part, device, options, told.put)
+            told.put(None)
+        except BaseException as error:
+            told.put(error)
+
+    threading.Thread(target=train, daemon=True).start()
+    ticks, since = 0, time.monotonic()
+    while (one := told.get()) is not None:
+        if isinstance(one, BaseException):
+            raise one
+        if isinstance(one, int):
+            ticks += one
+        if isinstance(one, list) or time.monotonic() - since > TELL_SECONDS:
+            yield ticks
+            ticks, since = 0, time.monotonic()
+        if isinstance(one, list):
+            yield one
+    yield ticks

@@ -1,0 +1,45 @@
+"""``make fuzz``: an hour of damaged files of every format and of killed commands, and what came of it."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from corpus import FORMATS, write_corpus
+from watchdog import campaign
+
+FILES = 0.75
+"""The share of the time that goes to damaged files."""
+
+
+def main() -> int:
+    """Fuzz, print a line per failure and the totals, and return 1 if there was a failure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--kinds", nargs="*", default=list(FORMATS), choices=list(FORMATS))
+    options = parser.parse_args()
+    seconds = 60 * options.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        corpus, scratch = Path(folder) / "corpus", Path(folder) / "scratch"
+        corpus.mkdir()
+        write_corpus(corpus)
+        tally = campaign(corpus, scratch, options.kinds, options.seed, seconds=FILES * seconds)
+        for failure in tally.failures:
+            print(json.dumps(failure))
+        print(f"Files: {tally.tried:,} tried: {dict(tally.outcomes)}", flush=True)
+        stage = [sys.executable, str(Path(__file__).with_name("stage.py")), str(corpus), f"{folder}/stage"]
+        words = [*stage, options.seed, str((1 - FILES) * seconds)]
+        killed = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    print(f"Commands: {sum(killed['killed'].values()):,} tried: {killed['killed']}")
+    for lost in killed["lost"]:
+        print(lost)
+    return bool(tally.failures or killed["lost"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""Damage done to a file, the same for the same seed: bytes, numbers, lines, and the members of archives."""
+
+import gzip
+import io
+import json
+import sqlite3
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import numpy as np
+
+NUMBERS = (
+    *(b"0", b"-1", b"1e400", b"nan", b"Infinity", b"1.5", b"null", b'"', b"[", b"{}", b"true"),
+    *(str(number).encode() for number in (2**31, 2**63 - 1, 2**63, 2**70, 10**12, 10**30, -(2**63))),
+)
+WORDS = (b"\x00", b"\xff\xfe", b"\r", b"\n\n", b",,,,", b'"', b"<!--", b"[" * 3000, b"\x1b[31m", b"$x_$")
+
+
+def _flip(data: bytearray, random: Random) -> None:
+    for _ in range(random.choice((1, 1, 2, 8))):
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+
+
+def _cut(data: bytearray, random: Random) -> None:
+    del data[random.randrange(len(data)) :]
+
+
+def _remove(data: bytearray, random: Random) -> None:
+    start = random.randrange(len(data))
+    del data[start : start + random.choice((1, 4, 16, 200))]
+
+
+def _repeat(data: bytearray, random: Random) -> None:
+    start = random.randrange(len(data))
+    data[start:start] = data[start : start + random.choice((1, 8, 64, 500))] * random.choice((1, 2, 50))
+
+
+def _insert(data: bytearray, random: Random) -> None:
+    place = random.randrange(len(data))
+    data[place:place] = random.choice(WORDS)
+
+
+def _overwrite(data: bytearray, random: Random) -> None:
+    place, size = random.randrange(len(data)), random.choice((1, 2, 4, 8))
+    data[place : place + size] = random.choice((b"\x00", b"\xff", b"\x7f", b"\x80")) * size
+
+
+def _number(data: bytearray, random: Random) -> None:
+    """Put another number in the place of one that is written in digits."""
+    digits = [place for place, byte in enumerate(data[:200_000]) if 48 <= byte <= 57]
+    if digits:
+        start = end = random.choice(digits)
+        while end < len(data) and 48 <= data[end] <= 57:
+            end += 1
+        data[start:end] = random.choice(NUMBERS)
+
+
+def _swap(data: bytearray, random: Random) -> None:
+    lines = bytes(data).split(b"\n")
+    one, other = (random.randrange(len(lines)) for _ in range(2))
+    lines[one], lines[other] = lines[other], lines[one]
+    data[:] = b"\n".join(lines)
+
+
+DAMAGE: tuple[Callable[[bytearray, Random], None], ...] = (
+    *(_flip, _cut, _remove, _repeat, _insert, _overwrite, _number, _swap),
+)
+
+
+STRANGE: tuple[Any, ...] = (
+    *(None, True, 0, -1, 1.5, 2**63, 10**30, 10**9, 1e308, 1e-320, "", "x", "\ud800", "$", "=1+1", "\x1b[0m"),
+    *(b"\x00\xff", [], [1], {}, {"a": []}, "9" * 400, "x" * 5000, "nan", "-inf", "2020-13-40", "[" * 5000),
+)
+
+
+def _tree(value: Any, random: Random) -> Any:
+    """Return JSON with one value somewhere in it exchanged, lost, or twice there."""
+    if isinstance(value, dict | list) and value and random.random() < 0.85:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = random.choice(keys)
+        changed = value.copy()
+        if random.random() < 0.15:
+            del changed[key]
+        elif random.random() < 0.1:
+            changed = {**value, "more": 1} if isinstance(value, dict) else [*value, value[key]]
+        else:
+            changed[key] = _tree(value[key], random)
+        return changed
+    if isinstance(value, int | float) and random.random() < 0.5:
+        return random.choice((-value, value + 1, value * 10, value / 2, 0, 10**9, float("nan"), float("inf")))
+    return random.choice([one for one in STRANGE if not isinstance(one, bytes)])
+
+
+def _json(data: bytes, random: Random) -> bytes:
+    return json.dumps(_tree(json.loads(data), random)).encode()
+
+
+def _safetensors(data: bytes, random: Random) -> bytes:
+    size = int.from_bytes(data[:8], "little")
+    header = _json(data[8 : 8 + size], random)
+    return len(header).to_bytes(8, "little") + header + data[8 + size :]
+
+
+def _sqlite(data: bytes, random: Random) -> bytes:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.deserialize(data)
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+    table = random.choice([name for (name,) in connection.execute(query)])
+    column = random.choice([row[1] for row in connection.execute(f"PRAGMA table_info({table})")])
+    value = random.choice([one for one in STRANGE if not isinstance(one, list | dict)])
+    where = f'"{column}" = (SELECT "{column}" FROM {table} LIMIT 1 OFFSET {random.randrange(3)})'
+    with suppress(sqlite3.Error, OverflowError, UnicodeEncodeError):
+        connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE {where}', (value,))
+    return bytes(connection.serialize())
+
+
+def _cell(data: bytes, random: Random) -> bytes:
+    separator = b"\t" if b"\t" in data else b","
+    rows = [line.split(separator) for line in data.split(b"\n")]
+    row = random.choice(rows[:3] if random.random() < 0.3 else rows)
+    cell = str(random.choice(STRANGE)).encode("utf-8", "surrogatepass")
+    row[random.randrange(len(row))] = random.choice((cell, *NUMBERS))
+    return b"\n".join(separator.join(cells) for cells in rows)
+
+
+def _parquet(data: bytes, random: Random) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    table = parquet.read_table(io.BytesIO(data))
+    count, place = table.num_rows, random.randrange(table.num_columns)
+    columns = (
+        pyarrow.array([b"\xff\x00"] * count),
+        pyarrow.array([[1, 2]] * count),
+        pyarrow.array([{"a": 1}] * count),
+        pyarrow.array([None] * count),
+        pyarrow.array([datetime(2020, 1, 1)] * count),
+        pyarrow.array([Decimal("1e20")] * count),
+        pyarrow.array(["a"] * count).dictionary_encode(),
+        pyarrow.array([float("nan"), float("inf")] * (count // 2)),
+        pyarrow.array([2**63 - 1, None] * (count // 2)),
+        pyarrow.array([2**64 - 1] * count, pyarrow.uint64()),
+        pyarrow.array([True] * count),
+        pyarrow.array([timedelta(1)] * count),
+    )
+    name = random.choice((table.column_names[place], "", table.column_names[0], "x" * 3000))
+    target = io.BytesIO()
+    parquet.write_table(table.set_column(place, name, random.choice(columns)), target)
+    return target.getvalue()
+
+
+def _structured(data: bytes) -> Callable[[bytes, Random], bytes] | None:
+    """Return what damages the meaning of a file but not its form, where that is known."""
+    if data[:1] == b"{":
+        return _json
+    if data[:6] == b"SQLite":
+        return _sqlite
+    if data[:4] == b"PAR1":
+        return _parquet
+    if data[8:9] == b"{":
+        return _safetensors
+    return _cell if data[:300].isascii() and data[:1].isalpha() and data[:2] != b"PK" else None
+
+
+def mutated(data: bytes, random: Random) -> bytes:
+    """Return a damaged file: its bytes, or what they mean; members of archives keep the right checksums."""
+    structured = _structured(data)
+    if structured is not None and random.random() < 0.6:
+        return structured(data, random)
+    if data[:2] == b"PK" and random.random() < 0.6:
+        return _archive(data, random)
+    if data[:2] == b"\x1f\x8b" and random.random() < 0.6:
+        return gzip.compress(mutated(gzip.decompress(data), random))
+    if data[:4] not in (b"SQLi", b"PAR1") and data[:1] not in b"{<" and random.random() < 0.2:
+        return _header(data, random)
+    changed = bytearray(data)
+    for _ in range(random.choice((1, 1, 1, 2, 5))):
+        if changed:
+            random.choice(DAMAGE)(changed, random)
+    return bytes(changed)
+
+
+def _header(data: bytes, random: Random) -> bytes:
+    """Damage the first bytes only, where sizes and offsets stand."""
+    head = bytearray(data[:400])
+    random.choice((_flip, _overwrite, _number))(head, random)
+    return bytes(head) + data[400:]
+
+
+def _archive(data: bytes, random: Random) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(target, "w") as new:
+        names = old.namelist()
+        victim = random.choice(names)
+        for name in names:
+            content = old.read(name)
+            if name == victim:
+                content = _member(content, random)
+            new.writestr(name, content)
+    return target.getvalue()
+
+
+def _member(content: bytes, random: Random) -> bytes:
+    """Damage one array, or what else an archive holds: an array may well be whole and lie."""
+    if content[:6] != b"\x93NUMPY" or random.random() < 0.3:
+        return mutated(content, random)
+    values = np.load(io.BytesIO(content), allow_pickle=False)
+    if values.dtype.kind in "iuf" and values.size:
+        values = values.copy()
+        place = random.randrange(values.size)
+        lies = (-1, 0, 10**9, 2**62, values.size, values.size + 1)
+        if values.dtype.kind == "f":
+            values.flat[place] = random.choice((np.nan, np.inf, -1.0, 1e300, 0.0))
+        else:
+            bounds = np.iinfo(values.dtype)
+            values.flat[place] = min(max(random.choice(lies), bounds.min), bounds.max)
+        if random.random() < 0.3:
+            values = values[: random.randrange(values.size)] if values.ndim == 1 else values.T
+    written = io.BytesIO()
+    np.save(written, values)
+    return written.getvalue()

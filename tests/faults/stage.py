@@ -1,0 +1,188 @@
+"""Run as a program: commands that are killed at random moments, and what is then found on the disk.
+
+Everything is imported once; a command is a fork of this process.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pandas
+
+from pairnorm import cli
+from pairnorm.classify import NodeClassifier
+from pairnorm.classify.summary import OUTCOME, predictions, write_table
+from pairnorm.data import Graph
+from pairnorm.train import Store
+from pairnorm.writing import steady_folder
+
+LONGEST = 60.0
+
+
+class Lost(Exception):
+    """What had been written is gone, or half of it is there."""
+
+
+def forked(words: list[str], seconds: float = LONGEST) -> int | None:
+    """Run a command and return its exit code; None if it was killed after so many seconds."""
+    child = os.fork()
+    if not child:
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        os._exit(cli.main(words))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def graph_of(corpus: Path) -> list[str]:
+    return ["--nodes", str(corpus / "nodes.csv"), "--edges", str(corpus / "edges.csv")]
+
+
+def fit(corpus: Path, place: Path, number: int) -> list[str]:
+    settings = ["--depth", "2", "--norm", "PN", "--scale", "1", "--seed", str(number)]
+    return ["fit", *graph_of(corpus), "--label", "risk", *settings, "--out", str(place / "run")]
+
+
+def check_fit(corpus: Path, place: Path) -> None:
+    """Model and predictions must be of one run, whichever; and nothing of it may be lacking."""
+    out = place / "run"
+    with steady_folder(out):
+        names = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.exists() else ()
+    if not names:
+        return
+    if not set(names) <= OUTCOME or not {"report.md", "model.json", "predictions.csv"} <= set(names):
+        raise Lost(f"{sorted(names)}")
+    classifier = NodeClassifier.load(out)
+    graph = Graph.from_files(corpus / "nodes.csv", corpus / "edges.csv", encoder=classifier.encoder_)
+    write_table(predictions(graph, classifier.predict_proba(graph), classifier.classes_), place / "again.csv")
+    columns = ["id", "predicted", "p_low", "p_high"]
+    found, again = (pandas.read_csv(path)[columns] for path in (out / "predictions.csv", place / "again.csv"))
+    if not found.equals(again):
+        raise Lost("the predictions are of another model")
+
+
+def predict(corpus: Path, place: Path, number: int) -> list[str]:
+    words = ["predict", "--model", str(corpus / "run"), *graph_of(corpus)]
+    return [*words, "--out", str(place / "predictions.csv")]
+
+
+def check_predict(corpus: Path, place: Path) -> None:
+    path = place / "predictions.csv"
+    if path.exists() and path.read_bytes() != (corpus / "run" / "predictions-again.csv").read_bytes():
+        raise Lost("half of the predictions")
+
+
+SMALL = ["--dataset", "cora", "--runs", "2", "--epochs", "5", "--depths", "1,2,3"]
+
+
+def reproduce(corpus: Path, place: Path, number: int) -> list[str]:
+    where = ["--out", str(place / "out"), "--store", str(place / "store.sqlite")]
+    return ["reproduce", "table1", *SMALL, "--workers", "1", *where]
+
+
+def check_reproduce(corpus: Path, place: Path) -> None:
+    """What was in the store stays in it."""
+    path, seen = place / "store.sqlite", place / "seen.json"
+    if not path.exists() or not path.stat().st_size:
+        return
+    with Store(path) as store:
+        trials = {
+            f"{spec} {trial.seed}": vars(trial) for spec, found in store.cells().items() for trial in found
+        }
+    with sqlite3.connect(path) as connection:
+        (state,) = connection.execute("PRAGMA integrity_check").fetchone()
+    before = json.loads(seen.read_text()) if seen.exists() else {}
+    if state != "ok" or any(trials.get(name) != trial for name, trial in before.items()):
+        raise Lost(f"trials of the store ({state})")
+    seen.write_text(json.dumps(trials))
+
+
+def report(corpus: Path, place: Path, number: int) -> list[str]:
+    return ["report", "--store", str(corpus / "paper.sqlite"), *SMALL, "--out", str(place / "report")]
+
+
+def check_report(corpus: Path, place: Path) -> None:
+    """The same store gives the same files, bit for bit: whatever is there is whole."""
+    for path in (place / "report").rglob("*"):
+        whole = corpus / "report" / path.relative_to(place / "report")
+        if path.is_file() and ".partial" not in str(path) and path.read_bytes() != whole.read_bytes():
+            raise Lost(f"half of {path.name}")
+
+
+Command = Callable[[Path, Path, int], list[str]]
+COMMANDS: dict[str, tuple[Command, Callable[[Path, Path], None]]] = {
+    "fit": (fit, check_fit),
+    "predict": (predict, check_predict),
+    "reproduce": (reproduce, check_reproduce),
+    "report": (report, check_report),
+}
+
+
+def prepare(corpus: Path, scratch: Path) -> dict[str, float]:
+    """Run every command to its end, once for what is whole and once for how long it takes."""
+    times = {}
+    for name, (words, check) in COMMANDS.items():
+        place = scratch / name
+        place.mkdir(parents=True)
+        if name == "report":
+            shutil.copy(scratch / "paper.sqlite", corpus / "paper.sqlite")
+        began = time.monotonic()
+        code = forked(words(corpus, place, 0))
+        times[name] = time.monotonic() - began
+        assert code == 0, (name, code)
+        if name == "predict":
+            shutil.copy(place / "predictions.csv", corpus / "run" / "predictions-again.csv")
+        if name == "reproduce":
+            shutil.copy(place / "store.sqlite", scratch / "paper.sqlite")
+        if name == "report":
+            shutil.copytree(place / "report", corpus / "report")
+        check(corpus, place)
+    return times
+
+
+def campaign(corpus: Path, scratch: Path, seed: str, seconds: float) -> dict[str, Any]:
+    """Kill commands in turn until time is up; at last run each to its end, after which no draft is left."""
+    random, tally, lost = Random(seed), Counter[str](), []
+    times, number, end = prepare(corpus, scratch), 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        number += 1
+        name = list(COMMANDS)[number % len(COMMANDS)]
+        words, check = COMMANDS[name]
+        code = forked(words(corpus, scratch / name, number), random.uniform(0, 1.1 * times[name]))
+        tally[f"{name} {'killed' if code is None else 'ended' if code == 0 else f'failed with {code}'}"] += 1
+        try:
+            check(corpus, scratch / name)
+        except Exception as error:
+            lost.append(f"{name} {number}: {error!r}")
+        if name == "reproduce" and code == 0:  # all is trained: begin anew
+            shutil.rmtree(scratch / name)
+            (scratch / name).mkdir()
+    for name, (words, check) in COMMANDS.items():
+        place = scratch / name
+        if (code := forked(words(corpus, place, 0))) != 0:
+            lost.append(f"{name} does not run any more: {code}")
+        lost += [f"{path} is left" for path in place.rglob("*.partial")]
+        check(corpus, place)
+    return {"killed": dict(tally), "lost": lost}
+
+
+if __name__ == "__main__":
+    where, work, seed, limit = sys.argv[1:]
+    print(json.dumps(campaign(Path(where), Path(work), seed, float(limit))))

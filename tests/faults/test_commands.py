@@ -1,0 +1,195 @@
+"""Options, names and places that cannot be: a short message, and nothing is left behind."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pairnorm import cli
+
+
+def graph_of(folder: Path) -> list[str]:
+    return ["--nodes", str(folder / "nodes.csv"), "--edges", str(folder / "edges.csv")]
+
+
+@pytest.fixture
+def folder(corpus: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(corpus, tmp_path / "files"))
+
+
+@pytest.fixture
+def predict(folder: Path) -> list[str]:
+    return ["predict", "--model", str(folder / "run"), *graph_of(folder)]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["nodes.csv", "edges.csv", "run/model.json", "run/model.safetensors"])
+@pytest.mark.parametrize("way", ["itself", "symlink", "hard link", "dots"])
+def test_inputs_are_never_written_over(fails, folder: Path, predict: list[str], name: str, way: str) -> None:
+    out = folder / name
+    if way == "dots":
+        out = folder / "run" / ".." / name
+    elif way != "itself":
+        out = folder / "other.csv"
+        (out.symlink_to if way == "symlink" else out.hardlink_to)(folder / name)
+    before = contents(folder)
+    assert "would replace" in fails(*predict, "--out", out)
+    assert contents(folder) == before
+
+
+def test_a_link_is_followed_and_stays(folder: Path, predict: list[str], tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "real.csv", folder / "link.csv"
+    link.symlink_to(target)
+    for _ in range(2):  # a link to nothing, then to a file
+        assert cli.main([*predict, "--out", str(link)]) == 0
+        assert link.is_symlink()
+        assert target.read_text().startswith("id,predicted,")
+        target.write_text("old")
+    assert os.listdir(tmp_path / "elsewhere") == ["real.csv"]
+
+
+def test_a_pipe_is_written_through(folder: Path, predict: list[str]) -> None:
+    from threading import Thread
+
+    pipe, found = folder / "pipe.csv", []
+    os.mkfifo(pipe)
+    reader = Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
+    reader.start()
+    assert cli.main([*predict, "--out", str(pipe)]) == 0
+    reader.join(10)
+    assert found[0].startswith("id,predicted,")
+    assert pipe.is_fifo()
+
+
+def test_a_device_is_written_through(predict: list[str]) -> None:
+    assert cli.main([*predict, "--out", "/dev/null"]) == 0
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_device_that_is_full(fails, predict: list[str]) -> None:
+    assert "No space left" in fails(*predict, "--out", "/dev/full")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--seed", str(2**64)],
+        ["--seed", "-1"],
+        ["--scale", "1e300"],
+        ["--scale", "nan"],
+        ["--scale", "0"],
+        ["--depth", "1000000000"],
+        ["--depth", "-1"],
+        ["--device", "mps"],
+        ["--device", "cuda:99"],
+        ["--device", "\x1b[31m"],
+        ["--budget", "1e400h"],
+        ["--seeds", "0"],
+        ["--norm", "PNSI"],
+        ["--delimiter", "ab"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_cannot_be(fails, folder: Path, options: list[str]) -> None:
+    fails("fit", *graph_of(folder), "--label", "risk", "--out", folder / "new", *options)
+    assert not (folder / "new").exists()
+
+
+def test_a_large_scale_gives_numbers_or_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fit", *graph_of(folder), "--label", "risk", "--depth", "2", "--norm", "PN", "--scale", "1e38"]
+    code = cli.main([*words, "--out", str(folder / "new")])
+    assert code in (0, 1)
+    if code == 0:
+        assert ",," not in (folder / "new" / "predictions.csv").read_text()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--nodes", "--edges", "--out"])
+@pytest.mark.parametrize("name", ["x" * 256, "é" * 200, "a/" * 3000 + "x", "loop", "file/in"])
+def test_names_that_no_file_can_have(fails, folder: Path, option: str, name: str) -> None:
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "file").touch()
+    words = ["fit", *graph_of(folder), "--label", "risk", "--out", str(folder / "new")]
+    words[words.index(option) + 1] = str(folder / name)
+    fails(*words)
+
+
+@pytest.mark.parametrize("name", ["x" * 251 + ".csv", "日" * 83 + ".csv"])
+def test_names_as_long_as_they_may_be(folder: Path, predict: list[str], name: str) -> None:
+    assert cli.main([*predict, "--out", str(folder / name)]) == 0
+    assert (folder / name).exists()
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--device", "abacus"],
+        ["--device", "mps"],
+        ["--workers", "0"],
+        ["--workers", "-3"],
+        ["--minutes", "nan"],
+        ["--runs", "0"],
+        ["--epochs", "-1"],
+        ["--depths", "0"],
+        ["--missing", "101"],
+        ["--dataset", "coral"],
+    ],
+    ids=" ".join,
+)
+def test_no_store_is_left_by_options_that_cannot_be(fails, tmp_path: Path, options: list[str]) -> None:
+    out = tmp_path / "out"
+    fails("reproduce", "table1", "--dataset", "cora", "--runs", "1", "--depths", "2", "--out", out, *options)
+    assert not out.exists()
+
+
+def test_no_store_is_left_by_a_failed_download(
+    fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pairnorm.data import named
+
+    monkeypatch.setattr(named, "SECONDS", 0.2)
+    monkeypatch.setattr(named, "urlopen", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
+    out = tmp_path / "out"
+    words = ["reproduce", "table1", "--dataset", "citeseer", "--runs", "1", "--depths", "2", "--out", out]
+    fails(*words, "--root", tmp_path / "data")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("contents_", "code"),
+    [
+        (b"", "file-damaged"),
+        (b"not gzip", "file-damaged"),
+        (b"\x1f\x8b\x08\x00", "file-damaged"),
+    ],
+)
+def test_an_export_that_is_no_gzip(fails, tmp_path: Path, contents_: bytes, code: str) -> None:
+    path = tmp_path / "export.csv.gz"
+    path.write_bytes(contents_)
+    fails("report", "--store", path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *[("seconds", "nan"), ("seconds", "inf"), ("seconds", "-1"), ("seed", str(2**70)), ("seed", "-1")],
+        *[("finished", "yesterday"), ("finished", "0001-01-01T00:00:00Z"), ("curves", "[" * 100_000)],
+        *[("curves", "5"), ("curves", '{"a": 5}'), ("best_epoch", "1e9"), ("depth", "1.5"), ("scale", "nan")],
+    ],
+)
+def test_an_export_with_strange_values(fails, corpus: Path, tmp_path: Path, column: str, value: str) -> None:
+    import pandas
+
+    frame = pandas.read_csv(corpus / "export.csv", dtype=str, keep_default_na=False)
+    frame.loc[1, column] = value
+    frame.to_csv(tmp_path / "export.csv", index=False)
+    fails("report", "--store", tmp_path / "export.csv", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,113 @@
+"""A full disk, files that may not grow, folders that are closed: told in a line, and nothing changes."""
+
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pairnorm import cli
+
+
+@contextmanager
+def limited(place: Path) -> Iterator[Path]:
+    """No file may grow beyond two thousand bytes, as after ``ulimit -f``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try:
+        yield place
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def full(place: Path) -> Iterator[Path]:
+    """A small disk with no room left."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        (place / "ballast").write_bytes(bytes(64 << 10))
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def words(name: str, files: Path, out: Path) -> list[str]:
+    graph = ["--nodes", str(files / "nodes.csv"), "--edges", str(files / "edges.csv")]
+    small = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1"]
+    return {
+        "fit": ["fit", *graph, "--label", "risk", "--depth", "1", "--norm", "none", "--out", f"{out}/run"],
+        "predict": ["predict", "--model", f"{files}/run", *graph, "--out", f"{out}/p.csv"],
+        "parquet": ["predict", "--model", f"{files}/run", *graph, "--out", f"{out}/p.parquet"],
+        "diagnose": ["diagnose", *graph, "--label", "risk", "--out", f"{out}/d.png"],
+        "reproduce": ["reproduce", "table1", *small, "--workers", "1", "--out", f"{out}/out"],
+        "report": ["report", "--store", f"{files}/store.sqlite", "--out", f"{out}/report"],
+    }[name]
+
+
+COMMANDS = ("predict", "parquet", "diagnose", "reproduce", "report")
+
+
+@pytest.mark.parametrize(
+    ("disk", "name"), [(limited, "fit"), *((disk, name) for disk in (limited, full) for name in COMMANDS)]
+)
+def test_a_full_disk_is_told_and_nothing_changes(
+    fails, corpus: Path, tmp_path: Path, disk, name: str
+) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    with disk(place):
+        said = fails(*words(name, corpus, place))
+        assert "cannot be" in said
+        left = [path for path in place.rglob("*") if path.is_file() and path.name != "ballast"]
+        assert not [path for path in left if ".partial" in str(path)]
+        assert not [path for path in left if path.stat().st_size]
+
+
+@pytest.fixture
+def anybody(corpus: Path) -> Iterator[Path]:
+    """The files, owned by a user whom permissions bind."""
+    place = Path(tempfile.mkdtemp())
+    files = shutil.copytree(corpus, place / "files")
+    assert cli.main(words("predict", files, place)) == 0  # all is imported
+    (place / "p.csv").unlink()
+    is_root = os.geteuid() == 0
+    if is_root:
+        place.chmod(0o755)
+        for path in (place, *place.rglob("*")):
+            os.chown(path, 65534, 65534)
+        os.seteuid(65534)
+    try:
+        yield place
+    finally:
+        if is_root:
+            os.seteuid(0)
+        subprocess.run(["chmod", "-R", "u+rwx", place], check=True)
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize(
+    ("closed", "mode", "culprit"),
+    [
+        ("files/nodes.csv", 0o000, "nodes.csv"),
+        ("files/edges.csv", 0o000, "edges.csv"),
+        ("files/run/model.json", 0o000, "model.json"),
+        ("files/run/model.safetensors", 0o000, "model.safetensors"),
+        ("files/run", 0o000, "run"),
+        ("files", 0o000, "files"),
+        ("out", 0o555, "out/p.csv"),
+        ("out", 0o000, "out/p.csv"),
+    ],
+)
+def test_what_is_closed_is_named(fails, anybody: Path, closed: str, mode: int, culprit: str) -> None:
+    (anybody / "out").mkdir()
+    (anybody / closed).chmod(mode)
+    said = fails(*words("predict", anybody / "files", anybody / "out"))
+    assert culprit in said
+    assert ("out/p.csv" in said) == (closed == "out")

@@ -1,0 +1,77 @@
+"""Names of classes, files and nodes that attack what shows them: the report, the terminal, a spreadsheet."""
+
+import csv
+from pathlib import Path
+
+import pandas
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from markdown import markdown
+
+from pairnorm import cli
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
+
+CLASSES = {"low": "<img src=x onerror=alert(1)>", "high": "=cmd|' /C calc'!A0\x1b[31m$x_$"}
+
+
+def test_nothing_that_is_named_in_the_files_does_anything(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = pandas.read_csv(corpus / "nodes.csv")
+    frame["risk"] = frame["risk"].map(CLASSES)
+    nodes, edges = tmp_path / "![x](https:x).csv", tmp_path / "edges.csv"
+    frame.replace({"id": {"c000": "@SUM(A1)"}}).to_csv(nodes, index=False)
+    edges.write_text((corpus / "edges.csv").read_text().replace("c000", "@SUM(A1)"))
+    words = ["fit", "--nodes", str(nodes), "--edges", str(edges), "--label", "risk", "--depth", "1"]
+    words += ["--norm", "none", "--spreadsheet-safe", "--out", str(tmp_path / "run")]
+    assert cli.main(words) == 0
+    shown = markdown((tmp_path / "run" / "report.md").read_text(), extensions=["tables"])
+    assert "onerror" in shown
+    assert "<img src=x" not in shown
+    assert 'src="https:x"' not in shown
+    assert "\x1b" not in "".join(capsys.readouterr())
+    with (tmp_path / "run" / "predictions.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[1][0] == "'@SUM(A1)"
+    assert not [cell for row in rows for cell in row if cell.startswith(("=", "@", "+"))]
+    exact = pandas.read_parquet(tmp_path / "run" / "predictions.parquet")
+    assert exact["id"][0] == "@SUM(A1)"
+    assert set(exact["predicted"]) <= set(CLASSES.values())
+
+
+def test_predictions_are_exact_unless_asked(corpus: Path, tmp_path: Path) -> None:
+    words = ["predict", "--model", str(corpus / "run"), "--nodes", str(corpus / "nodes.csv")]
+    words += ["--edges", str(corpus / "edges.csv"), "--out"]
+    assert cli.main([*words, str(tmp_path / "exact.csv")]) == 0
+    assert cli.main([*words, str(tmp_path / "safe.csv"), "--spreadsheet-safe"]) == 0
+    assert (tmp_path / "exact.csv").read_bytes() == (tmp_path / "safe.csv").read_bytes()  # no name attacks
+
+
+cells = st.one_of(
+    st.text(max_size=12), st.sampled_from(["1", "-1.5", "nan", "1e999", '"', "a,b", "NA", "\x00"])
+)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.graph.GraphWarning")
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.lists(st.lists(cells, min_size=3, max_size=3), min_size=1, max_size=8), st.data())
+def test_a_table_of_any_cells_is_read_or_refused(tmp_path: Path, rows: list[list[str]], data) -> None:
+    ids = [row[0] for row in rows]
+    ends = [[data.draw(st.sampled_from(ids)) for _ in range(2)] for _ in range(4)]
+    for name, header, table in (("n.csv", ["id", "a", "b"], rows), ("e.csv", ["source", "target"], ends)):
+        with (tmp_path / name).open("w", newline="", encoding="utf-8", errors="replace") as file:
+            csv.writer(file).writerows([header, *table])
+    try:
+        graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", label="b")
+    except PairNormError as error:
+        said, found = str(error), ids
+    else:
+        said, found = "", [str(name) for name in graph.node_names]
+    assert len(said) < 1500
+    assert said or found == [name.strip() for name in ids]

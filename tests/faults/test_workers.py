@@ -1,0 +1,42 @@
+"""Workers that run out of memory end the run with a line that says what helps."""
+
+from pathlib import Path
+
+import pytest
+
+from pairnorm.data import csbm
+from pairnorm.train import Spec, Store, pools, run
+
+STARVED = (
+    MemoryError(),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: 12 bytes"
+    ),
+    RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+)
+
+
+@pytest.mark.parametrize("error", STARVED, ids=["python", "torch", "cuda"])
+def test_a_starved_job_says_that_fewer_workers_help(
+    raises, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def starve(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pools, "train_job", starve)
+    graph = csbm(200, classes=2, seed=0)
+    with Store(tmp_path / "store.sqlite") as store, raises("worker-died") as caught:
+        run([(Spec("csbm", "SGC", 1), 0)], store, graphs={"csbm": graph}, device="cpu", workers=1)
+    assert "--workers 1" in caught.value.typed()
+
+
+def test_a_command_without_memory_is_no_fault_of_ours(
+    fails, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pairnorm.classify import NodeClassifier
+
+    monkeypatch.setattr(NodeClassifier, "predict_proba", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    graph = ["--nodes", corpus / "nodes.csv", "--edges", corpus / "edges.csv"]
+    said = fails("predict", "--model", corpus / "run", *graph, "--out", tmp_path / "p.csv")
+    assert "memory" in said
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,156 @@
+"""Processes that read damaged files, many each, watched for time and memory.
+
+A worker gets a case a line and answers with what came of it. One that dies, or does not answer in time, has
+crashed or hung at that case; another takes its place.
+"""
+
+import json
+import os
+import queue
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+SECONDS, MEMORY = 20.0, 3 << 30
+"""How long a case may take, and how many bytes of address space a worker may add to what it began with."""
+
+
+@dataclass
+class Tally:
+    """What came of the cases: those read, those refused with a PairNormError, and what should not be."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def tried(self) -> int:
+        return self.outcomes.total()
+
+    def add(self, answer: dict[str, Any]) -> None:
+        self.outcomes[answer["outcome"]] += 1
+        if answer["outcome"] not in ("read", "refused"):
+            self.failures.append(answer)
+
+
+class Worker:
+    """A process for cases of any format."""
+
+    def __init__(self, corpus: Path, scratch: Path) -> None:
+        scratch.mkdir(parents=True, exist_ok=True)
+        self._command = [sys.executable, "-W", "ignore", __file__, str(corpus), str(scratch)]
+        self._errors = scratch.with_suffix(".stderr")
+        self._start()
+
+    def _start(self) -> None:
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
+        assert self._answers.get(timeout=120) == "ready\n", self._errors.read_text()
+
+    def _listen(self, stream: Any) -> None:
+        for line in stream:
+            self._answers.put(line)
+        self._answers.put("")
+
+    def attempt(self, kind: str, seed: str) -> dict[str, Any]:
+        """Try a case; what is told is its outcome: read, refused, fault, crash or hang."""
+        case = {"kind": kind, "seed": seed}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        try:
+            answer = self._answers.get(timeout=SECONDS)
+        except queue.Empty:
+            self.close()
+            self._start()
+            return case | {"outcome": "hang"}
+        if answer:
+            return case | json.loads(answer)
+        code = self._process.wait()
+        errors = self._errors.read_text()[-2000:]
+        self._start()
+        return case | {"outcome": "crash", "detail": f"exit code {code}\n{errors}"}
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def campaign(
+    corpus: Path,
+    scratch: Path,
+    kinds: list[str],
+    seed: object,
+    cases: int | None = None,
+    seconds: float = 1e9,
+) -> Tally:
+    """Try cases of all kinds in turn until there are enough, or time is up."""
+    tally, worker, began, number = Tally(), Worker(corpus, scratch), time.monotonic(), 0
+    try:
+        while (cases is None or number < cases) and time.monotonic() - began < seconds:
+            tally.add(worker.attempt(kinds[number % len(kinds)], f"{seed}/{number}"))
+            number += 1
+    finally:
+        worker.close()
+    return tally
+
+
+def _serve(corpus: Path, scratch: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parent))
+    from corpus import FORMATS
+    from mutate import mutated
+
+    from pairnorm.errors import PairNormError
+
+    for format_ in FORMATS.values():  # what is sound is read, and every library is there before memory is cut
+        shutil.copytree(corpus, scratch / "sound", dirs_exist_ok=True)
+        format_.read(scratch / "sound")
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        case = json.loads(line)
+        format_ = FORMATS[case["kind"]]
+        folder = scratch / "case"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(corpus, folder)
+        victim = folder / format_.file
+        victim.write_bytes(mutated(victim.read_bytes(), Random(f"{case['kind']} {case['seed']}")))
+        answer = {"outcome": "read", "detail": ""}
+        began = time.monotonic()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                format_.read(folder)
+        except PairNormError as error:
+            answer = {"outcome": "refused", "detail": error.code}
+            if len(str(error)) > 1500 or error.code == "too-large":
+                answer = {"outcome": "fault", "detail": str(error)[:2000]}
+        except Exception:
+            answer = {"outcome": "fault", "detail": traceback.format_exc()[-3000:]}
+        print(json.dumps(answer | {"seconds": time.monotonic() - began}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,77 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba.core.caching import CacheImpl
+
+from pairnorm.nn.ops import jit
+
+MODULE = """
+from pairnorm.nn.ops.jit import kernel
+
+@kernel
+def double(x):
+    return 2 * x
+
+print(double(21), sum(double.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    """Call a kernel in a process of its own; say what it returned and how often it was found on disk."""
+    script = tmp_path / "module.py"
+    script.write_text(MODULE)
+
+    def call() -> tuple[int, int]:
+        found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+        assert found.returncode == 0, found.stderr
+        assert not found.stderr
+        result, hits = found.stdout.split()
+        return int(result), int(hits)
+
+    return call
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("left", [0, 0.5])
+def test_a_truncated_file_is_compiled_anew(run, tmp_path: Path, suffix: str, left: float) -> None:
+    assert run() == (42, 0)
+    assert run() == (42, 1)
+    kept = next(tmp_path.rglob(f"*.{suffix}"))
+    kept.write_bytes(kept.read_bytes()[: int(left * kept.stat().st_size)])
+    assert run() == (42, 0)
+    assert run() == (42, 1)
+
+
+def test_a_full_disk_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    double = jit.kernel(lambda x: 2 * x)
+    monkeypatch.setattr(double._cache._cache_file, "_open_for_write", full)
+    assert double(np.float32(1.5)) == 3
+    assert double(2) == 4
+
+
+def test_where_nothing_can_be_written_it_compiles_all_the_same_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CacheImpl, "_locator_classes", [])
+    jit._say_once.cache_clear()
+    with pytest.warns(jit.KernelWarning, match="NUMBA_CACHE_DIR") as said:
+        kernels = [jit.kernel(lambda x: x + 1), jit.kernel(lambda x: x + 2)]
+    assert [kernel(1) for kernel in kernels] == [2, 3]
+    assert len(said) == 1
+
+
+def test_a_cache_folder_that_goes_away_is_made_anew(run, tmp_path: Path) -> None:
+    assert run() == (42, 0)
+    shutil.rmtree(tmp_path / "__pycache__")
+    assert run() == (42, 0)
+    assert run() == (42, 1)

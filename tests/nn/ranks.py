@@ -1,0 +1,285 @@
+"""Run as a program, ``ranks.py CHECK SIZE``: processes of one gloo group, each of which checks its part."""
+
+import copy
+import os
+import socket
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from datetime import timedelta
+from itertools import product
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pairnorm import PairNorm, PairNormError, add_pair_norm, pair_norm, remove_pair_norm
+from pairnorm.nn import GCN, SGC, SparseMatrix, propagation
+from pairnorm.nn.distributed import Shards
+from pairnorm.nn.ops.collectives import all_sum
+from pairnorm.nn.ops.dropout.keys import draw_keys
+from pairnorm.nn.pair_norm import MODES
+
+NODES = 23
+close = torch.testing.assert_close
+
+
+def rows(size, empty):
+    """The rows of this rank, more for each than for the one before; none for the first where one is empty."""
+    ends = [NODES * (rank + 1) ** 2 // size**2 for rank in range(size)]
+    starts = [0, *ends[:-1]]
+    if empty:
+        starts[1], ends[0] = 0, 0
+    return slice(starts[dist.get_rank()], ends[dist.get_rank()])
+
+
+def sum_over_ranks(x):
+    total = x.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def check_pair_norm(size):
+    """Outputs, gradients and their gradients equal one process; one collective forward, one backward."""
+    group, dtypes = dist.group.WORLD, {torch.float64: 1e-12, torch.float32: 2e-5}
+    shapes = ((), None), ((2,), None), ((2,), 3)  # axes between, and graphs of a batch
+    for mode, (dtype, tolerance), (middle, graphs), empty in product(
+        MODES, dtypes.items(), shapes, (False, True)
+    ):
+        x = torch.randn(NODES, *middle, 5, dtype=dtype) + 3
+        upstream, own = torch.randn_like(x), rows(size, empty)
+        batch = None if graphs is None else torch.randint(0, graphs, (NODES,))
+        whole = x.clone().requires_grad_()
+        y = pair_norm(whole, 2.0, mode, batch=batch, batch_size=graphs)
+        (expected,) = torch.autograd.grad((y * upstream).sum(), whole, create_graph=True)
+        (twice,) = torch.autograd.grad(expected.pow(3).sum(), whole)
+
+        mine = x[own].clone().requires_grad_()
+        layer = PairNorm(2.0, mode, process_group=group)
+        with (
+            mock.patch.object(dist, "all_gather", wraps=dist.all_gather) as gathers,
+            mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sums,
+        ):
+            found = layer(mine, None if batch is None else batch[own], graphs)
+            assert gathers.call_count + sums.call_count == 1
+            loss = (found * upstream[own]).sum()
+            loss.backward(retain_graph=True)
+            assert gathers.call_count + sums.call_count == 2
+        (again,) = torch.autograd.grad(loss, mine, create_graph=True)
+        (found_twice,) = torch.autograd.grad(again.pow(3).sum(), mine)
+        for one, other in ((found, y), (mine.grad, expected), (found_twice, twice)):
+            close(one, other[own], rtol=tolerance, atol=tolerance * float(other.detach().abs().max()))
+
+
+def check_extremes(size):
+    """Large offsets, squares beyond single precision, half precision, and no rows at all."""
+    group, own = dist.group.WORLD, rows(size, True)
+    small = torch.randn(NODES, 4)
+    for mode in ("PN", "PN-SI"):
+        for x in (small * 1e-3 + 1e3, small * 1e25, (small * 300).half(), (small * 300).bfloat16()):
+            expected = pair_norm(x.double(), mode=mode)
+            found = pair_norm(x[own], mode=mode, process_group=group)
+            assert found.dtype == x.dtype
+            close(found.double(), expected[own], rtol=0, atol=float(torch.finfo(x.dtype).eps) * 8)
+        assert pair_norm(small[:0], mode=mode, process_group=group).shape == (0, 4)
+    with pytest.raises(PairNormError) as caught:
+        pair_norm(small[own], batch=torch.zeros(NODES, dtype=torch.long)[own], process_group=group)
+    assert caught.value.code == "no-batch-size"
+
+
+class Net(nn.Module):
+    """Convolutions over a graph of which every rank holds some rows: neighbours come by an all-gather."""
+
+    class Convolution(nn.Linear):
+        is_graph_convolution = True
+
+        def forward(self, x, adjacency):
+            return super().forward(adjacency(x))
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = self.Convolution(4, 8), self.Convolution(8, 3)
+
+    def forward(self, x, adjacency):
+        return self.second(self.first(x, adjacency).relu(), adjacency)
+
+
+def check_patch(size):
+    """A patched model under DDP, the graph's rows shared out, has the gradients of one process."""
+    group, own = dist.group.WORLD, rows(size, True)
+    model = Net().double()
+    x = torch.randn(NODES, 4).double()
+    labels = torch.randint(0, 3, (NODES,))
+    matrix = propagation(torch.randint(0, NODES, (2, 60)), num_nodes=NODES).to_dense().double()
+
+    alone = copy.deepcopy(model)
+    add_pair_norm(alone)
+    loss = nn.functional.cross_entropy(alone(x, lambda h: matrix @ h), labels)
+    loss.backward()
+
+    def spread(h):
+        """Own rows of matrix @ h: all rows, gathered as a sum of what each rank has of them."""
+        place = torch.zeros(NODES, len(h), dtype=h.dtype)
+        place[torch.arange(NODES)[own], torch.arange(len(h))] = 1
+        return matrix[own] @ all_sum(place @ h, group)
+
+    handle = add_pair_norm(model, process_group=group)
+    assert f"process_group=<{size} ranks>" in repr(handle)
+    wrapped = DistributedDataParallel(copy.deepcopy(model))
+    share = nn.functional.cross_entropy(wrapped(x[own], spread), labels[own], reduction="sum") / NODES
+    (share * size).backward()
+    close(sum_over_ranks(share), loss.detach(), rtol=1e-10, atol=0)
+    for mine, other in zip(wrapped.parameters(), alone.parameters(), strict=True):
+        close(mine.grad, other.grad, rtol=1e-10, atol=1e-12)
+    remove_pair_norm(model)
+
+
+def bytes_sent():
+    """What this process has sent through its sockets, as the kernel counts it."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        except OSError:
+            continue
+        total += struct.unpack_from("Q", info, 120)[0]
+    return total
+
+
+def one_step(model, x, adjacency, keys, loss):
+    model.zero_grad()
+    found = loss(model(x, adjacency, keys))
+    found.backward()
+    return found.detach()
+
+
+def check_shards(size):
+    """Loss and gradients of a training step equal one process, with the same masks of dropout."""
+    nodes = 10 * size + 3
+    matrix = propagation(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
+    shards, labels = Shards(nodes), torch.randint(0, 3, (nodes,))
+    train = torch.arange(nodes) < 8  # so that most ranks have no node to train on
+    cases = [
+        (model, {"norm": norm, **more}, trials, sparse, dtype)
+        for model, more in ((GCN, {"depth": 4, "hidden": 7, "skip": 2}), (SGC, {"depth": 3}))
+        for norm in (None, *MODES)
+        for trials, sparse in ((None, False), (3, True), (3, False))
+        for dtype in (torch.float64, torch.float32)
+    ]
+    for kind, settings, trials, sparse, dtype in cases:
+        model = shards.join(kind(9, 3, dropout=0.5, trials=trials, **settings).to(dtype))
+        alone = copy.deepcopy(model)
+        for module in alone.modules():
+            if isinstance(module, PairNorm):
+                module.process_group = None
+        x = (torch.rand(nodes, 9) * (torch.rand(nodes, 9) < 0.4)).to(dtype)
+        values = SparseMatrix(matrix.pattern, matrix.values.to(dtype))
+        keys = draw_keys(settings["depth"] if kind is GCN else 1, 2, trials or 1)
+        features = SparseMatrix.from_torch(x) if sparse else x
+
+        def loss(logits):
+            wanted = labels if logits.dim() == 2 else labels.unsqueeze(1).expand(logits.shape[:2])
+            total = nn.functional.cross_entropy(
+                logits[train].flatten(0, -2), wanted[train].flatten(), reduction="sum"
+            )
+            return total / int(train.sum())
+
+        expected = one_step(alone, features, values, keys, loss)
+        found = one_step(
+            model,
+            shards.own(features),
+            shards.adjacency(values),
+            keys,
+            lambda logits: shards.cross_entropy(logits, shards.own(labels), shards.own(train)),
+        )
+        shards.sum_gradients(model)
+        tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+        close(found, expected, rtol=tolerance, atol=0)
+        for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+            scale = float(other.grad.abs().max())
+            close(mine.grad, other.grad, rtol=tolerance, atol=tolerance * max(scale, 1e-6))
+
+
+def check_traffic(size):
+    """What goes over the wire is 2 (P - 1) / P² of every layer's output forward, and as much backward."""
+    nodes, hidden, depth, classes = 6000, 64, 4, 16
+    shards = Shards(nodes)
+    model = shards.join(GCN(32, classes, depth, hidden, norm="PN-SI", dropout=0.5))
+    matrix = propagation(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
+    x, labels = shards.own(torch.rand(nodes, 32)), shards.own(torch.randint(0, classes, (nodes,)))
+
+    def step():
+        shards.cross_entropy(model(x, shards.adjacency(matrix)), labels).backward()
+
+    step()  # connections are made
+    dist.barrier()
+    before = bytes_sent()
+    step()
+    dist.barrier()
+    outputs = 4 * nodes * (hidden * (depth - 1) + classes)
+    assert (bytes_sent() - before) / (2 * 2 * (size - 1) / size**2 * outputs) == pytest.approx(1, abs=0.05)
+
+
+def check_local(size):
+    """A PairNorm without a group says once that its statistics are local, and not where graphs are whole."""
+    x = torch.randn(4, 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pair_norm(x, batch=torch.zeros(4, dtype=torch.long))
+        assert not caught
+        PairNorm()(x)
+        PairNorm()(x)
+    assert [str(one.message)[:30] for one in caught] == ["PairNorm without process_group"]
+
+
+def check_death(size):
+    """A rank that dies ends the others soon, and they name it."""
+    layer, began = PairNorm(process_group=dist.group.WORLD), time.monotonic()
+    layer(torch.randn(3, 2))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), 9)
+    with pytest.raises(PairNormError) as caught:
+        layer(torch.randn(3, 2))
+    assert (caught.value.code, caught.value.value) == ("rank-died", [1])
+    assert time.monotonic() - began < 15
+
+
+def work(rank, size, check, store):
+    torch.manual_seed(0)
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=size, init_method=f"file://{store}", timeout=timedelta(seconds=30)
+    )
+    check(size)
+    if check is not check_death:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    name, ranks = sys.argv[1], int(sys.argv[2])
+    torch.set_num_threads(1)
+    if name != "local":
+        warnings.filterwarnings("ignore", "PairNorm without process_group")
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(ranks):
+            child = os.fork()
+            if child == 0:
+                try:
+                    work(rank, ranks, globals()[f"check_{name}"], f"{folder}/store")
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            children.append(child)
+        codes = [os.waitpid(child, 0)[1] for child in children]
+    if name == "death":
+        assert codes.pop(1) == 9
+    sys.exit(any(codes))

@@ -1,0 +1,200 @@
+"""With a real cluster of two nodes, of one core each, on this machine."""
+
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pairnorm
+from pairnorm.data import Graph
+from pairnorm.train import Progress, Spec, Store, ray_pool, run
+from pairnorm.train.jobs import Job
+from pairnorm.train.pools import Told
+from pairnorm.train.ray_pool import Ray
+
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
+
+SPECS = [
+    Spec("csbm", "GCN", 2, norm="PN-SI", epochs=200),
+    Spec("csbm", "GCN", 4, norm="PN-SI", epochs=200),
+    *(
+        Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=200)
+        for depth in (1, 3)
+        for scale in (1, 10)
+    ),
+]
+PAIRS = [(spec, seed) for spec in SPECS for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.setenv("PYTHONPATH", str(Path(pairnorm.__file__).parents[1]))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PAIRNORM_COMMIT", "the worker's")
+        from ray.cluster_utils import Cluster
+
+        node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+        cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+        patch.delenv("PAIRNORM_COMMIT")
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def expected(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """What this process gives, as the pool of processes does: see ``test_schedule``."""
+    with Store(tmp_path_factory.mktemp("here") / "results.sqlite") as store:
+        run(PAIRS, store, device="cpu", graphs={"csbm": graph}, workers=1)
+        yield store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "results.sqlite") as store:
+        yield store
+
+
+def assert_same(store: Store, expected: Store) -> None:
+    assert store.cells().keys() == expected.cells().keys()
+    for spec, trials in store.cells().items():
+        for ours, theirs in zip(trials, expected.trials(spec), strict=True):
+            assert (ours.seed, ours.best_epoch) == (theirs.seed, theirs.best_epoch)
+            assert ours.test_loss == pytest.approx(theirs.test_loss, rel=1e-4)
+            assert ours.test_accuracy == theirs.test_accuracy
+
+
+def test_a_cluster_gives_the_rows_that_are_had_here(
+    cluster: Any, graph: Graph, store: Store, expected: Store
+) -> None:
+    told: list[Progress] = []
+
+    def interrupt(progress: Progress) -> None:
+        told.append(progress)
+        if progress.done > progress.total / 4 and len(store):
+            raise KeyboardInterrupt
+
+    how = {"device": "cpu", "graphs": {"csbm": graph}, "on": "ray"}
+    with pytest.raises(KeyboardInterrupt):
+        run(PAIRS, store, progress=interrupt, **how)
+    before = store.results()
+    assert 0 < len(before) < len(PAIRS)
+    assert run(PAIRS, store, progress=told.append, **how) == len(PAIRS) - len(before)
+    assert told[-1].done == told[-1].total
+    assert {result.origin.git_commit for result in store.results()} == {"the worker's"}
+    assert [result for result in store.results() if result in before] == before
+    assert_same(store, expected)
+
+
+def test_workers_that_are_killed_cost_nothing_that_had_finished(
+    cluster: Any, graph: Graph, store: Store, expected: Store
+) -> None:
+    raylets = {info.process.pid for node in cluster.list_all_nodes() for info in node.all_processes["raylet"]}
+    killed, done, draw = [], threading.Event(), random.Random(0)
+
+    def kill() -> None:
+        """End workers of this cluster while they have a task."""
+        while not done.wait(draw.uniform(0.2, 1)) and len(killed) < 4:
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                    name = Path(f"/proc/{pid}/cmdline").read_bytes()
+                except (OSError, ValueError):
+                    continue
+                if parent in raylets and name.startswith(b"ray::pairnorm"):
+                    os.kill(int(pid), signal.SIGKILL)
+                    killed.append(pid)
+                    break
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    told: list[Progress] = []
+    try:
+        run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray", progress=told.append)
+    finally:
+        done.set()
+        thread.join()
+    assert killed
+    assert told[-1].done == told[-1].total
+    assert_same(store, expected)
+
+
+def test_a_job_out_of_memory_is_halved(
+    cluster: Any, graph: Graph, store: Store, expected: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = ray_pool._work
+
+    def greedy(graph: Graph, job: Job, *rest: Any) -> Iterator[Told]:
+        if len(job.trials) > 1:
+            raise ray.exceptions.OutOfMemoryError("as Ray's monitor of memory says it")
+        yield from trained(graph, job, *rest)
+
+    monkeypatch.setattr(ray_pool, "_work", greedy)
+    assert run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray") == len(PAIRS)
+    assert_same(store, expected)
+
+
+def test_a_task_that_fails_fails_the_run_with_its_own_error(
+    raises: Any, cluster: Any, graph: Graph, store: Store
+) -> None:
+    with raises("version-mismatch", expected="0.0"):
+        list(ray_pool._work(graph, Job(()), False, {}, "0.0"))
+    pool = Ray("cpu", lambda told: None)
+    future = pool.submit(graph, Job(((SPECS[0], 0),)), {"measures": ("nothing",)})
+    end = time.monotonic() + 30
+    while not future.done() and time.monotonic() < end:
+        pool.listen()
+    with raises("unknown-choice", value="nothing"):
+        future.result(0)
+
+
+def test_a_graph_larger_than_an_object_store_is_refused(
+    raises: Any, cluster: Any, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = {"Alive": True, "Resources": {"CPU": 1, "object_store_memory": 100}}
+    monkeypatch.setattr(ray, "nodes", lambda: [node])
+    with raises("no-room"):
+        Ray("cpu", lambda told: None).submit(graph, Job(((SPECS[0], 0),)), {})
+
+
+def test_a_cluster_without_gpus_says_so(raises: Any, cluster: Any) -> None:
+    with raises("unknown-device", value="cuda"):
+        Ray("cuda", lambda told: None)
+
+
+class TestWithoutCluster:
+    @pytest.fixture(autouse=True)
+    def _apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+    @pytest.mark.parametrize("address", ["ray://somewhere:10001", "127.0.0.1:1"])
+    def test_no_cluster_is_said(self, raises: Any, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(ConnectionError(address)))
+        with raises("no-cluster", value=address):
+            Ray("cpu", lambda told: None)
+
+    def test_other_versions_are_said(self, raises: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def init(**_: Any) -> None:
+            raise RuntimeError("Version mismatch: The cluster was started with: Ray: 2.9 ...")
+
+        monkeypatch.setattr(ray, "init", init)
+        with raises("version-mismatch"):
+            Ray("cpu", lambda told: None)
+
+
+def test_places_are_checked(raises: Any, graph: Graph, store: Store) -> None:
+    with raises("unknown-choice", value="rya"):
+        run(PAIRS, store, on="rya")
