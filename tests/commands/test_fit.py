@@ -31,6 +31,7 @@ def test_everything_is_written(run: tuple[Files, Path]) -> None:
         "predictions.parquet",
         "model.json",
         "model.safetensors",
+        "report.html",
         "report.md",
         "comparison.png",
         "confusion.png",

@@ -10,14 +10,14 @@ from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option
 from pairnorm.errors import one_of
 from pairnorm.writing import whole_file
 
-FORMS = (".png", ".pdf", ".svg")
+FORMS = (".png", ".pdf", ".svg", ".html")
 
 
 def add(commands: Any) -> None:
     """Add the command and its options."""
     example = "pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk"
     parser = add_command(commands, "diagnose --nodes FILE --edges FILE", run, example)
-    out = option("FILE", "File for the figure: .png, .pdf or .svg.", "diagnosis.png")
+    out = option("FILE", "File for the figure: .png, .pdf, .svg, or .html for a page.", "diagnosis.png")
     parser.group("Files", *FILES, out=out)
     parser.group("Columns", "id", "label", "classes", *ENDS, "categorical", "ignore", "keep")
     parser.group("Model", "scaling")
@@ -33,8 +33,10 @@ def run(options: Namespace) -> None:
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.candidates import check_size
     from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
+    from pairnorm.classify.fit_page import diagnosis_page
     from pairnorm.classify.scaling import check_features
     from pairnorm.classify.summary import draw_smoothing
+    from pairnorm.page import render
 
     out, step = options.out, count(1)
     form = one_of("ending of --out", out.suffix.lower(), FORMS).removeprefix(".")
@@ -50,7 +52,11 @@ def run(options: Namespace) -> None:
                 graph, scaled(graph), tick=lambda what: tell("Propagating", next(step), len(DEPTHS), what)
             )
         suggestion = suggest_depth(graph)
-        draw_smoothing(rows, suggestion.depth).savefig(file, format=form, dpi=150)
+        if form == "html":
+            page = render(diagnosis_page(graph, rows, suggestion))
+            file.write_text(page, encoding="utf-8")
+        else:
+            draw_smoothing(rows, suggestion.depth).savefig(file, format=form, dpi=150)
     console.table(HEADINGS, measured(rows))
     console.show(f"Row-diff and col-diff: share of depth 0. Features: {safe(scaled.sentence)}.")
     if suggestion.unreachable:

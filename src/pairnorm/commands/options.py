@@ -114,6 +114,7 @@ class Command(Parser):
         super().__init__(**settings)
         self._names = {"-h", "--help"}
         self._several: set[str] = set()
+        self.either: tuple[str, ...] = ()  # options of which one is needed
         self._flags = {"-h", "--help"}
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
 
@@ -157,6 +158,8 @@ class Command(Parser):
         found, unknown = super().parse_known_args(options + arguments, namespace)
         if unknown:
             self.error(f"there is no argument {quoted(unknown[0])}.")
+        if self.either and all(getattr(found, name) is None for name in self.either):
+            self.error(f"{' or '.join(f'--{name}' for name in self.either)} is needed.")
         return found, []
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from pairnorm.data.adjacency import check_adjacency, check_edges, csr_matrix, mo
 from pairnorm.data.encoder import Column, Encoder, Options, align_features
 from pairnorm.data.features import all_finite, check_infinite, nan_as_missing, stored_rows, stored_values
 from pairnorm.data.labels import class_codes
+from pairnorm.data.packed import PackedGraph
 from pairnorm.data.readers import Given, name_of
 from pairnorm.data.split import Split, split_by_name
 from pairnorm.data.structure import STRUCTURE, structural_features
 from pairnorm.data.tables import readable, shown
 from pairnorm.errors import PairNormError, quoted, whole_number
+from pairnorm.sparse import sparse_csr
 
 if TYPE_CHECKING:
     import networkx
@@ -421,6 +424,48 @@ class Graph:
         """
         parts = io.from_frames(nodes, edges, features, Options(**options), encoder)
         return _warned(cls.from_edges(**(parts | {"name": name})))
+
+    @staticmethod
+    def open(folder: str | PathLike[str]) -> PackedGraph:
+        """Open a graph that ``pairnorm pack`` wrote, however large: its arrays are mapped, not read.
+
+        Args:
+            folder: of the packed graph.
+        """
+        return PackedGraph.open(folder)
+
+    @classmethod
+    def from_packed(cls, packed: PackedGraph) -> Graph:
+        """Read a packed graph into memory.
+
+        Args:
+            packed: as ``Graph.open`` gives it.
+        """
+        packed.check()
+        facts = packed.facts
+        weights = np.ones(facts.entries, np.float32) if packed.weight is None else np.array(packed.weight)
+        crow, column = np.array(packed.crow), packed.column.astype(np.int64)
+        features = packed.features(slice(None), range(facts.features))
+        gone = _UNSET if facts.missing[1] else torch.from_numpy(packed.missing == 2)
+        parts = Split(*(torch.from_numpy(packed.split == number) for number in range(3)))
+        return cls(
+            sparse_csr(
+                torch.from_numpy(crow),
+                torch.from_numpy(column),
+                torch.from_numpy(weights),
+                (facts.nodes, facts.nodes),
+            ),
+            torch.from_numpy(features if gone is None else np.nan_to_num(features, copy=False, nan=0.0)),
+            torch.from_numpy(packed.labels.astype(np.int64)),
+            missing=gone,
+            node_names=np.concatenate(list(packed.ids())),
+            class_names=facts.classes,
+            encoder=facts.encoder,
+            name=packed.folder.name,
+            notes=facts.notes,
+            _checked=True,
+            **parts._asdict(),
+        )
 
     @classmethod
     def from_networkx(

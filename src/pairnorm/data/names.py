@@ -72,7 +72,7 @@ def read_rows(
     columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
     name = " and ".join(table.name for table in tables) if len(tables) < 4 else f"{tables[0].name} and others"
     merged = replace(
-        tables[0], name=name, columns=columns, open=None, notes=[], parts=(tables, rows), _told={}
+        tables[0], name=name, columns=columns, open=None, load=None, notes=[], parts=(tables, rows), _told={}
     )
     again = frame[identity].duplicated().to_numpy()
     if again.any():

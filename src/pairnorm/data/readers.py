@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from glob import glob
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any
@@ -160,6 +160,12 @@ def _table(
     encoding: str | None,
     decimal: str | None,
 ) -> Source:
+    if kind == ".parquet":  # may be large, and tells its columns first
+        with readable(name), opened() as file:
+            columns = columns_of(
+                name, _library("pyarrow.parquet", "Parquet").read_schema(_seekable(file)).names
+            )
+        return Source(name, columns, load=lambda: _frame(name, kind, opened, role)[0], decimal=decimal)
     if kind in FRAMES:
         frame, notes = _frame(name, kind, opened, role)
         return Source(name, columns_of(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
@@ -169,7 +175,7 @@ def _table(
         raise PairNormError(problem, code="out-of-range", value=delimiter, expected="one character, or 'tab'")
     with readable(name):
         found, notes = (_with_mark(encoding), []) if encoding else _find_encoding(name, opened)
-        source = Source(name, (), None, opened, delimiter, found, decimal, notes)
+        source = Source(name, (), None, opened, None, delimiter, found, decimal, notes)
         with source.lines() as lines:
             header: list[str] = next((cells for cells in lines if any(cell.strip() for cell in cells)), [])
     if not header:
@@ -184,7 +190,7 @@ def _table(
             remedy="Pass {delimiter}.",
             delimiter=other,
         )
-    return Source(name, columns_of(name, header), None, opened, delimiter, found, decimal, notes)
+    return Source(name, columns_of(name, header), None, opened, None, delimiter, found, decimal, notes)
 
 
 def columns_of(name: str, header: Sequence[Any]) -> tuple[str, ...]:
@@ -341,7 +347,11 @@ def _frame(name: str, kind: str, opened: Open, role: str) -> tuple[pandas.DataFr
 
 def _read_parquet(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
     parquet = _library("pyarrow.parquet", "Parquet")
-    return arrow_frame(parquet.read_table(file if hasattr(file, "fileno") else BytesIO(file.read())))
+    return arrow_frame(parquet.read_table(_seekable(file)))
+
+
+def _seekable(file: IO[bytes]) -> IO[bytes]:
+    return file if isinstance(file, BufferedReader) else BytesIO(file.read())
 
 
 def arrow_frame(table: Any) -> pandas.DataFrame:

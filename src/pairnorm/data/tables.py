@@ -43,7 +43,8 @@ class Source:
     Args:
         name: what to call it in messages, e.g. ``'nodes.csv'``.
         columns: the names of its columns.
-        frame: its rows; None for a text file, which is read when they are needed.
+        frame: its rows; None for a file that is read when they are needed.
+        load: gives the rows of a file that is no text.
         open: gives the bytes of a text file from the beginning.
         delimiter: what separates the cells of a text file.
         encoding: of a text file.
@@ -56,7 +57,8 @@ class Source:
     columns: tuple[str, ...]
     frame: pandas.DataFrame | None = None
     open: Callable[[], IO[bytes]] | None = None
-    delimiter: str = ","
+    load: Callable[[], pandas.DataFrame] | None = None
+    delimiter: str | None = None
     encoding: str = "utf-8"
     decimal: str | None = None
     notes: list[str] = field(default_factory=list, compare=False)
@@ -76,7 +78,7 @@ class Source:
         limit = csv.field_size_limit(2**31 - 1)
         try:
             with self.characters(errors) as file:
-                yield csv.reader(file, delimiter=self.delimiter, skipinitialspace=True)
+                yield csv.reader(file, delimiter=self.delimiter or ",", skipinitialspace=True)
         finally:
             csv.field_size_limit(limit)
 
@@ -308,10 +310,10 @@ def read_blocks(
     if source.open is not None:
         yield from _read_text(source, text, rows)
         return
-    assert source.frame is not None
-    step = rows or max(len(source.frame), 1)
-    for start in range(0, max(len(source.frame), 1), step):
-        yield source.frame.iloc[start : start + step]
+    frame = source.load() if source.load is not None else source.frame
+    assert frame is not None
+    step = rows or max(len(frame), 1)
+    yield from (frame.iloc[start : start + step] for start in range(0, max(len(frame), 1), step))
 
 
 def _read_text(source: Source, text: Sequence[str], rows: int | None) -> Iterator[pandas.DataFrame]:
