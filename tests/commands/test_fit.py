@@ -209,7 +209,6 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
         "'high' has no training node",
     ),
     "odd split": (lambda f: write(f.nodes, *LATER), {"--split": "part"}, "'later' in column 'part'"),
-    "no features": (lambda f: None, {"--ignore": ALL_COLUMNS}, "has no features"),
     "bad model": (lambda f: None, {"--model": "GNN"}, "model is 'GNN'"),
     "bad depth": (lambda f: None, {"--depth": "2,x"}, "depth is 'x'"),
     "bad budget": (lambda f: None, {"--budget": "later"}, "budget is 'later'"),

@@ -140,8 +140,8 @@ def test_half_precision(tmp_path, raises):
         (lambda n, e: n.loc.__setitem__((5, "x"), "tall"), "not-a-number"),
         (lambda n, e: n.loc.__setitem__((5, "x"), "inf"), "not-finite"),
         (lambda n, e: n.__setitem__("kind", "a"), "too-few-classes"),
-        (lambda n, e: n.__setitem__("job", range(NODES)) or n.__setitem__("job", "j" + n["job"].astype(str)),
-         "too-many-categories"),
+        (lambda n, e: n.__setitem__("job", [row // 2 for row in range(NODES)])
+         or n.__setitem__("job", "j" + n["job"].astype(str)), "too-many-categories"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_refused_as_from_files_does(tmp_path, raises, change, code):

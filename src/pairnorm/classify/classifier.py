@@ -108,6 +108,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             progress: is told (steps done, steps in all, what was done last).
         """
         _check_graph(graph)
+        graph = graph.with_structure()
         check_features(graph)
         split = complete_split(graph, self.random_state)
         graph = graph.with_split(split)

@@ -68,7 +68,7 @@ class Findings:
                 value=graph.name,
                 remedy="Call fit(graph).",
             )
-        graph = graph.with_split(classifier.split_)
+        graph = graph.with_structure().with_split(classifier.split_)
         features = classifier.scaling_(graph)
         task = Task(graph, features, classifier.adjacency, find_device(classifier.device))
         if large := is_large(graph):

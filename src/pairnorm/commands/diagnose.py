@@ -6,7 +6,7 @@ from typing import Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, option, read_graph, refuse_inputs
+from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option, read_graph, refuse_inputs
 from pairnorm.errors import one_of
 from pairnorm.writing import whole_file
 
@@ -18,8 +18,8 @@ def add(commands: Any) -> None:
     example = "pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk"
     parser = add_command(commands, "diagnose --nodes FILE --edges FILE", run, example)
     out = option("FILE", "File for the figure: .png, .pdf, .svg, or .html for a page.", "diagnosis.png")
-    parser.group("Files", "nodes", "edges", "delimiter", out=out)
-    parser.group("Columns", "id", "label", "source", "target", "weight", "categorical", "ignore")
+    parser.group("Files", *FILES, out=out)
+    parser.group("Columns", "id", "label", "classes", *ENDS, "categorical", "ignore", "keep")
     parser.group("Model", "scaling")
 
 
@@ -40,9 +40,9 @@ def run(options: Namespace) -> None:
 
     out, step = options.out, count(1)
     form = one_of("ending of --out", out.suffix.lower(), FORMS).removeprefix(".")
-    refuse_inputs(out, options.nodes, options.edges)
+    refuse_inputs(out, *files_of(options))
     with whole_file(out) as file:
-        graph = read_graph(options)
+        graph = read_graph(options).with_structure()
         check_features(graph)
         check_size(graph)
         scaled = Scaling.of(graph, options.scaling)
@@ -67,6 +67,6 @@ def run(options: Namespace) -> None:
     console.show(f"\n[bold]Suggested depth: {suggestion.depth}.[/] {safe(suggestion.reason)}")
     console.show(f"Wrote {safe(out)}")
     console.show(
-        f"\nNext: [bold]pairnorm fit --nodes {safe(options.nodes)} --edges … --label … --out run[/] tries "
+        f"\nNext: [bold]pairnorm fit --nodes {safe(options.nodes[0])} --edges … --label … --out run[/] tries "
         "all depths and chooses by validation."
     )

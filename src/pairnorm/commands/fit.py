@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import SHARED, add_command, option, read_graph, refuse_inputs
+from pairnorm.commands.options import (
+    ENDS,
+    FILES,
+    SHARED,
+    add_command,
+    files_of,
+    option,
+    read_graph,
+    refuse_inputs,
+)
 from pairnorm.errors import PairNormError, one_of, whole_number
 
 if TYPE_CHECKING:
@@ -39,10 +48,8 @@ def add(commands: Any) -> None:
     memory = option("SIZE", "With --graph: what may be taken, as 8GB. Default: what is free.")
     parser.either = ("nodes", "graph")
     safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
-    parser.group(
-        "Files", "edges", "delimiter", nodes=nodes, graph=graph, memory=memory, out=out, **safe_option
-    )
-    parser.group("Columns", "id", "label", "split", "source", "target", "weight", "categorical", "ignore")
+    parser.group("Files", *FILES[1:], nodes=nodes, graph=graph, memory=memory, out=out, **safe_option)
+    parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
     parser.group(
         "Model",
         model=option("NAMES", "SGC, GCN, GAT, or auto: SGC, with --budget also the others.", "auto"),
@@ -84,12 +91,12 @@ def run(options: Namespace) -> None:
         device=options.device,
         random_state=whole_number("seed", options.seed, 0, 2**62),
     )
-    refuse_inputs(out, options.nodes, options.edges)
+    refuse_inputs(out, *files_of(options))
     with whole_folder(out) as folder:
-        graph = read_graph(options)
+        graph = read_graph(options).with_structure()
         if options.label is None and not graph.num_classes:
             raise PairNormError(
-                f"{options.nodes.name}: no node has a class",
+                f"{graph.name}: no node has a class",
                 code="no-labels",
                 remedy="Name the column that holds them: {label}",
                 label=...,

@@ -18,9 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.data.adjacency import EdgeCounts, first_of_run
-from pairnorm.data.encoder import MOST_CATEGORIES, PARTS, Column, Encoder, numbers_first
+from pairnorm.data.encoder import Column, Encoder
+from pairnorm.data.labels import PARTS, numbers_first
+from pairnorm.data.names import Ends, find_ends
+from pairnorm.data.nodes import MOST_CATEGORIES
 from pairnorm.data.packed import DTYPES, MOST_NODES, ROWS_PER_BATCH, Facts, PackedGraph
-from pairnorm.data.tables import EMPTY, TRUTH, Ends, Source, find_ends, open_table
+from pairnorm.data.readers import open_table
+from pairnorm.data.tables import EMPTY, TRUTH, Source
 from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.memory import parse_memory, size
 from pairnorm.writing import change_folder
