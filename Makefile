@@ -4,13 +4,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test bench lint format lock clean
+.PHONY: demo test test-all fuzz bench lint format lock clean
 
 demo: $(READY)
 	$(BIN)/python -m pairnorm demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# An hour of damaged files and killed commands; `make fuzz MINUTES=10 SEED=7` is shorter, and another hour.
+MINUTES ?= 60
+SEED ?= 0
+fuzz: $(READY)
+	$(BIN)/python tests/faults/fuzz.py --minutes $(MINUTES) --seed $(SEED)
+
+# On every Python of this machine, and once with the oldest versions that pyproject.toml claims.
+test-all: $(READY)
+	$(BIN)/python -m nox
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -30,10 +30,8 @@ for with_pair_norm in (False, True):
     if with_pair_norm:
         pairnorm.add_pair_norm(model, mode="PN-SI")  # after every convolution but the last
     accuracy = train(model)
-    with (
-        pairnorm.Probe(model, measures=["row_diff", "col_diff"], adjacency=edge_index) as probe,
-        torch.no_grad(),
-    ):
+    with pairnorm.Probe(model) as probe, torch.no_grad():
         model(x, edge_index)
     print(f"\n{'With' if with_pair_norm else 'Without'} PairNorm: {accuracy:.1%} of the test papers right")
-    print(probe.frame()[["layer", "row_diff", "col_diff"]].round(4).to_string(index=False))
+    print(probe.verdict())
+    print(probe.frame()[["layer", "effective_rank", "mean_average_distance"]].round(4).to_string(index=False))

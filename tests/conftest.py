@@ -1,7 +1,11 @@
-"""What all tests share: one thread, and a way to expect an error by its code."""
+"""What all tests share: one thread, a way to expect an error by its code, and a browser."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,3 +35,44 @@ def raises() -> Raises:
             assert getattr(caught.value, name) == wanted, caught.value
 
     return expect
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real browser, driven; where there is none, its tests are skipped."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="there is no playwright to drive a browser"
+    )
+    with playwright.sync_playwright() as driver:
+        root = hasattr(os, "geteuid") and os.geteuid() == 0
+        # Under root a sandbox cannot be had, and a container's /dev/shm is small.
+        arguments = ["--no-sandbox"] * root + ["--disable-dev-shm-usage"]
+        running = driver.chromium.launch(executable_path=found, args=arguments)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a file in the browser; whatever it complains of, or asks a network for, fails the test."""
+    contexts, complaints = [], []
+
+    def opened(path: Path, width: int = 1280, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on("request", lambda sent: sent.url.startswith("http") and complaints.append(sent.url))
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready]", timeout=60_000)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []

@@ -143,17 +143,19 @@ def test_an_interruption_is_one_line(added: Added, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.split() == ["Stopped."]
 
 
-def test_an_interruption_of_the_imports_is_one_line(tmp_path: Path) -> None:
-    """Libraries are imported once a command runs, not before anybody could catch it."""
-    program = """
+@pytest.mark.parametrize("module", ["pairnorm.cli", "argparse", "torch", "pandas"])
+def test_an_interruption_of_the_imports_is_one_line(tmp_path: Path, module: str) -> None:
+    """Nothing of weight is imported before somebody can catch it."""
+    program = f"""
 import sys
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "pandas":
+        if name == {module!r}:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
-from pairnorm.cli import main
-sys.exit(main(["fit", "--nodes", "n.csv", "--edges", "e.csv", "--label", "c"]))
+sys.argv = ["pairnorm", "fit", "--nodes", "n.csv", "--edges", "e.csv", "--label", "c"]
+from pairnorm.__main__ import main
+sys.exit(main())
 """
     for name in ("n.csv", "e.csv"):
         (tmp_path / name).write_text("a,b,c\n1,2,3\n")

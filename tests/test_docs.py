@@ -25,6 +25,7 @@ from unittest.mock import Mock
 from pairnorm.nn import GCN
 model, x = GCN(in_features=4, classes=2, depth=3, norm="PN"), torch.randn(5, 4)
 edge_index, writer = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]), Mock()
+y, loss_function = torch.tensor([0, 1, 0, 1, 1]), torch.nn.functional.cross_entropy
 """
 }
 

@@ -6,6 +6,7 @@ declares: nothing is downloaded, and what is not declared is not there.
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import venv
@@ -133,3 +134,22 @@ def test_all_of_it_labels_a_graph(everything: Path, tmp_path: Path) -> None:
     words = "fit --nodes n.csv --edges e.csv --label y --out run"
     run(everything, "-m", "pairnorm", *words.split(), folder=tmp_path)
     assert (tmp_path / "run" / "predictions.csv").read_text().startswith("id,predicted,p_u,p_v")
+
+
+def test_the_readme_of_a_package_index_has_no_link_into_a_checkout(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("METADATA")]
+        metadata = archive.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert "# pairnorm" in metadata
+    assert not re.search(r"\]\((?!https?:|#)", metadata)
+
+
+def test_links_of_the_readme_lead_to_the_repository_once_it_has_one() -> None:
+    names = runpy.run_path(str(ROOT / "hatch_build.py"))
+    text = "![a](figures/a.png) [b](docs/b.md#c) [d](https://e.org) [f](#g)"
+    assert names["absolute"](text, "https://host/us") == (
+        "![a](https://host/us/raw/main/figures/a.png) [b](https://host/us/blob/main/docs/b.md#c) "
+        "[d](https://e.org) [f](#g)"
+    )
+    assert names["absolute"](text, None) == " b [d](https://e.org) [f](#g)"

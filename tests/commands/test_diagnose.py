@@ -24,6 +24,16 @@ def test_a_table_a_figure_and_a_depth(tmp_path: Path, capsys: pytest.CaptureFixt
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_a_page_instead_of_a_figure(tmp_path: Path) -> None:
+    files, out = write_customers(tmp_path), tmp_path / "d.html"
+    assert cli.main(["diagnose", *files.options, "--label", "risk", "--out", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "<h1>Oversmoothing of customers</h1>" in text
+    depth = suggest_depth(Graph.from_files(files.nodes, files.edges, label="risk")).depth
+    assert f'<p class="large">Depth {depth}</p>' in text
+
+
 def test_nodes_out_of_reach_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "n.csv").write_text("id,age\na,1\nb,2\nc,\nd,\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
@@ -46,4 +56,4 @@ def test_a_figure_of_no_known_kind_is_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     assert cli.main(["diagnose", "--nodes", str(tmp_path / "n.csv"), "--out", str(tmp_path / name)]) == 1
-    assert "expected one of '.png', '.pdf', '.svg'" in capsys.readouterr().err
+    assert "expected one of '.png', '.pdf', '.svg', '.html'" in capsys.readouterr().err

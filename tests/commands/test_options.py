@@ -86,10 +86,34 @@ def test_a_remedy_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter:
     nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
     nodes.write_text(f"id{delimiter}age\na{delimiter}31\nb{delimiter}25\n")
     edges.write_text(f"source{delimiter}target\na{delimiter}b\n")
-    options = argparse.Namespace(nodes=nodes, edges=edges)
+    options = argparse.Namespace(nodes=[nodes], edges=[edges])
     with pytest.raises(PairNormError) as caught:
         read_graph(options)
     remedy = re.search(r"Pass (--delimiter .*)\.$", caught.value.typed())
     assert remedy
     _, options.delimiter = shlex.split(remedy[1])
     assert read_graph(options).features.tolist() == [[31], [25]]
+
+
+def test_tables_may_be_several_and_repeated(parser: Command) -> None:
+    parser.group("Files", "nodes", "edges")
+    found = parser.parse_args(["--nodes", "a", "--edges", "b", "c", "--id", "x", "--edges", "d"])
+    assert (found.nodes, found.edges) == (["a"], ["b", "c", "d"])
+    assert parser.parse_args(["--nodes", "-", "--edges=e"]).nodes == ["-"]
+
+
+def test_several_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "n.csv").write_text("id,age\na,31\nb,25\nc,1\n")
+    edges = [tmp_path / "e1.csv", tmp_path / "e2.csv"]
+    for path, pair in zip(edges, ("a,b", "b,c"), strict=True):
+        path.write_text(f"source,target\n{pair}\n")
+    graph = read_graph(argparse.Namespace(nodes=[tmp_path / "n.csv"], edges=edges))
+    assert graph.num_edges == 2
+    said = re.sub(r"\s+", "", capsys.readouterr().out)
+    assert all(str(path) in said for path in edges)
+
+
+@pytest.mark.parametrize(("text", "value"), [("5", 5), ("each", "each")])
+def test_classes_are_a_number_or_each(parser: Command, text: str, value: object) -> None:
+    parser.group("Label", "classes")
+    assert columns_of(parser.parse_args(["--classes", text])) == {"classes": value}

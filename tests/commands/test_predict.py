@@ -170,3 +170,35 @@ def test_a_folder_without_model_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert (
         "there is no model.json. Name the folder that `pairnorm fit --out` wrote" in capsys.readouterr().err
     )
+
+
+def test_every_format_is_read_by_predict_as_it_was_by_fit(tmp_path: Path) -> None:
+    """Zipped text, a long table, several files of edges, names and dates; nothing is said twice."""
+    files = write_customers(tmp_path, nodes=120, labelled=80)
+    frame = pandas.read_csv(files.nodes, dtype=str, keep_default_na=False)
+    frame["name"] = [f"Customer {row}" for row in range(120)]
+    frame["since"] = [f"20{row % 20 + 10}-01-15" for row in range(120)]
+    frame["income"] = frame["income"].str.replace(".", ",")
+    frame.to_csv(tmp_path / "n.csv.gz", index=False, sep=";", encoding="utf-16")
+    edges = pandas.read_csv(files.edges)
+    edges[:100].to_csv(tmp_path / "e-1.csv.zip", index=False, sep=";")
+    edges[100:].to_csv(tmp_path / "e-2.csv", index=False, sep=";")
+    words = pandas.DataFrame({"customer": frame["customer"], "word": [f"w{row % 7}" for row in range(120)]})
+    words[:100].to_json(tmp_path / "words.jsonl", orient="records", lines=True)
+    given = ["--nodes", "n.csv.gz", "--edges", "e-*", "--features", "words.jsonl"]
+    given = [str(tmp_path / word) if not word.startswith("-") else word for word in given]
+    fit = ["--label", "risk", "--delimiter", ";", "--norm", "PN", "--depth", "2", "--scale", "30"]
+    assert cli.main(["fit", *given, *fit, "--out", str(tmp_path / "run")]) == 0
+    out = tmp_path / "p.csv"
+    assert cli.main(["predict", "--model", str(tmp_path / "run"), *given, "--out", str(out)]) == 0
+    assert out.read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
+
+
+def test_a_graph_without_features_is_labelled_by_its_structure(tmp_path: Path) -> None:
+    files = write_customers(tmp_path, nodes=120, labelled=80)
+    bare = pandas.read_csv(files.nodes)[["customer", "risk"]]
+    bare.to_csv(files.nodes, index=False)
+    model = ["--norm", "PN", "--depth", "2", "--scale", "30", "--label", "risk"]
+    assert cli.main(["fit", *files.options, *model, "--out", str(tmp_path / "run")]) == 0
+    assert predict((files, tmp_path / "run"), files.nodes, tmp_path / "p.csv") == 0
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()

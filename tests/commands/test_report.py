@@ -26,8 +26,8 @@ def test_it_writes_from_the_store_alone(
     words = ["--runs", "1", "--depths", "1", "--dataset", "cora"]
     assert cli.main(["report", "--store", str(store), "--out", str(tmp_path / "out"), *words]) == 0
     printed = capsys.readouterr().out
-    assert "table1: 1 of 12 places filled" in printed
-    assert f"Next: read {tmp_path / 'out' / 'report.md'}" in printed
+    assert "table1-rows: 1 of 12 places filled" in printed
+    assert f"Next: read {tmp_path / 'out' / 'report.html'}" in printed
     assert "not run" in (tmp_path / "out" / "report.md").read_text()
     assert store.read_bytes() == before
 

@@ -2,132 +2,30 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import networkx
 import numpy as np
 import pandas
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pairnorm.data import Column, Encoder, Graph
-from pairnorm.data import encoder as module
-from pairnorm.data.encoder import Options, read_labels, read_nodes, read_split
+from pairnorm.data.encoder import Options
+from pairnorm.data.nodes import read_nodes
 from pairnorm.data.tables import Source
 
-Cell = st.one_of(st.none(), st.integers(-9, 9))
-Word = st.one_of(st.none(), st.sampled_from(["red", "green", "NA"]))
 pytestmark = pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 
 
 def table(frame: pandas.DataFrame) -> Source:
-    return Source("nodes.csv", tuple(frame.columns), frame=frame)
+    return Source("nodes.csv", tuple(frame.columns), frame)
 
 
-def read(frame: pandas.DataFrame, *categorical: str, known: Encoder | None = None) -> dict[str, object]:
+def read(frame: pandas.DataFrame, known: Encoder | None = None, **told: Any) -> dict[str, Any]:
     """Read a frame whose rows get ids of their own."""
     named = frame.assign(id=[f"n{row}" for row in range(len(frame))])
-    return read_nodes(table(named), Options(id="id", categorical=categorical), known)
-
-
-@given(st.lists(st.tuples(Cell, Cell, Word), min_size=1, max_size=12), st.booleans())
-def test_features_are_those_written_by_hand_dense_and_sparse(
-    rows: list[tuple[int | None, int | None, str | None]], sparse: bool
-) -> None:
-    frame = pandas.DataFrame(rows, columns=["a", "b", "c"]).astype({"a": float, "b": float, "c": object})
-    words = sorted({word for *_, word in rows if word is not None})
-    kept = module.SPARSE_BELOW
-    module.SPARSE_BELOW = 2.0 if sparse else 0.0
-    try:
-        found = read(frame, "c")
-    finally:
-        module.SPARSE_BELOW = kept
-    assert found["encoder"].feature_names == ("a", "b", *(f"c={word}" for word in words))
-    expected = [[a or 0, b or 0, *(float(c == word) for word in words)] for a, b, c in rows]
-    assert found["features"].to_dense().tolist() == expected
-
-    empty = [[a is None, b is None, *(c is None for _ in words)] for a, b, c in rows]
-    whole = [(a, b, c) == (None, None, None) for a, b, c in rows]
-    partly = any(None in row for row, all_empty in zip(rows, whole, strict=True) if not all_empty)
-    assert found["missing"].tolist() == (empty if partly else whole)
-
-    again = read(frame, known=found["encoder"])
-    assert torch.equal(again["features"].to_dense(), found["features"].to_dense())
-    assert torch.equal(again["missing"], found["missing"])
-
-
-def test_wide_and_empty_features_are_kept_sparse() -> None:
-    frame = pandas.DataFrame({f"w{i}": [float(i == row) for row in range(20)] for i in range(20)})
-    assert read(frame)["features"].layout == torch.sparse_csr
-    assert read(frame[["w1", "w2"]])["features"].layout == torch.sparse_csr
-    assert read(frame[["w1", "w2"]][:4])["features"].layout == torch.strided
-
-
-def test_numbers_can_be_categories() -> None:
-    found = read(pandas.DataFrame({"zip": ["007", "7", None]}), "zip")
-    assert found["encoder"].feature_names == ("zip=007", "zip=7")
-    assert found["missing"].tolist() == [False, False, True]
-
-
-def test_free_text_is_refused(raises: Callable) -> None:
-    frame = pandas.DataFrame({"name": [f"n{i}" for i in range(1001)]})
-    with raises("too-many-categories", value="name", options={"ignore": ["name"], "categorical": ["name"]}):
-        read(frame)
-    assert read(frame, "name")["features"].shape == (1001, 1001)
-
-
-def test_no_columns_are_no_features() -> None:
-    found = read(pandas.DataFrame(index=range(2)))
-    assert found["features"].shape == (2, 0)
-    assert found["missing"].tolist() == [False, False]
-    assert found["notes"] == ("there are no feature columns",)
-
-
-def test_classes_are_sorted_numbers_as_numbers() -> None:
-    frame = pandas.DataFrame({"y": ["10", "9", None, "x", "9"]})
-    labels, names = read_labels(table(frame), "y", frame["y"])
-    assert names == ("9", "10", "x")
-    assert labels.tolist() == [1, 0, -1, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        ([None, None], "nodes.csv: no node has a label: column 'y' is empty throughout. Label some nodes."),
-        (["a", None, "a"], "nodes.csv: column 'y' holds one class only, 'a'. Label some of another."),
-    ],
-)
-def test_labels_that_teach_nothing_are_refused(cells: list[object], message: str, raises: Callable) -> None:
-    frame = pandas.DataFrame({"y": cells})
-    with raises("too-few-classes") as caught:
-        read_labels(table(frame), "y", frame["y"])
-    assert str(caught.value) == message
-
-
-def test_a_split_column_may_say_val() -> None:
-    frame = pandas.DataFrame({"s": ["train", "TRAIN", "val", None, "test"]})
-    masks = read_split(table(frame), "s", frame["s"], torch.tensor([0, 1, 0, -1, 1]), ("a", "b"))
-    assert masks.train.tolist() == [True, True, False, False, False]
-    assert masks.validation.tolist() == [False, False, True, False, False]
-    assert masks.test.tolist() == [False, False, False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("cells", "labels", "code", "problem"),
-    [
-        (["train", "trian"], [0, 1], "unknown-part", "nodes.csv, row 2: 'trian' in column 's'"),
-        (["train", "test"], [0, -1], "label-missing", "row 2: the node is in 'test' but has no label"),
-        (["train", "test"], [0, 1], "class-without-training", "class 'b' has no training node"),
-    ],
-)
-def test_a_split_that_does_not_fit_is_named(
-    cells: list[str], labels: list[int], code: str, problem: str, raises: Callable
-) -> None:
-    frame = pandas.DataFrame({"s": cells})
-    with raises(code) as caught:
-        read_split(table(frame), "s", frame["s"], torch.tensor(labels), ("a", "b"))
-    assert problem in caught.value.problem
+    return read_nodes([table(named)], Options(id="id", **told), known)
 
 
 # A table read before, and others to be read or matched alike.

@@ -25,7 +25,7 @@ from pairnorm.data import Graph
 from pairnorm.train import Store
 from pairnorm.writing import steady_folder
 
-LONGEST = 60.0
+LONGEST = 300.0
 
 
 class Lost(Exception):

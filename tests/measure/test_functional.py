@@ -290,14 +290,17 @@ def test_unusable_pairs_are_named(raises, pairs, code):
 def laplacian(adjacency, kind):
     adjacency = (adjacency + adjacency.T).double() / 2
     adjacency = adjacency - adjacency.diag().diag()
-    if kind == "combinatorial":
+    if kind == "unnormalised":
         return adjacency.sum(1).diag() - adjacency
     with_loops = adjacency + torch.eye(len(adjacency))
+    if kind == "rw":
+        walk = adjacency / with_loops.sum(1)[:, None]
+        return ((walk + walk.T) / 2).sum(1).diag() - (walk + walk.T) / 2
     root = with_loops.sum(1).rsqrt()
     return torch.eye(len(adjacency)) - root[:, None] * with_loops * root
 
 
-@pytest.mark.parametrize("kind", ["sym", "combinatorial"])
+@pytest.mark.parametrize("kind", ["sym", "rw", "unnormalised"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("directed", [False, True])
 def test_energy_is_the_trace(adjacency, kind, weighted, directed):
@@ -328,8 +331,20 @@ def test_each_energy_is_zero_at_its_stationary_point(adjacency):
     constant = torch.ones(40, 3)
     assert dirichlet_energy(root_degree, adjacency, "sym") < 1e-10
     assert dirichlet_energy(constant, adjacency, "sym") > 0.1
-    assert dirichlet_energy(constant, adjacency, "combinatorial") == 0
-    assert dirichlet_energy(root_degree, adjacency, "combinatorial") > 0.1
+    assert dirichlet_energy(constant, adjacency, "unnormalised") == 0
+    assert dirichlet_energy(root_degree, adjacency, "unnormalised") > 0.1
+    assert dirichlet_energy(constant, adjacency, "rw") == 0
+
+
+@pytest.mark.parametrize("kind", ["sym", "rw", "unnormalised"])
+def test_relative_energy_has_no_scale(adjacency, kind):
+    x = torch.randn(40, 2, 3, dtype=torch.float64)
+    relative = dirichlet_energy(x, adjacency, kind, relative=True)
+    torch.testing.assert_close(relative * x.square().sum((0, 2)), dirichlet_energy(x, adjacency, kind))
+    torch.testing.assert_close(dirichlet_energy(7 * x, adjacency, kind, relative=True), relative)
+    if kind == "sym":  # a Rayleigh quotient
+        assert (relative < 2).all()
+    assert dirichlet_energy(0 * x, adjacency, kind, relative=True).tolist() == [0, 0]
 
 
 def test_energy_of_a_far_and_tight_cloud_does_not_cancel(adjacency):
@@ -337,7 +352,7 @@ def test_energy_of_a_far_and_tight_cloud_does_not_cancel(adjacency):
     i, j = adjacency.nonzero().T
     expected = (x[i].double() - x[j].double()).square().sum() / 2
     torch.testing.assert_close(
-        dirichlet_energy(x, adjacency, "combinatorial").double(), expected, rtol=1e-6, atol=0
+        dirichlet_energy(x, adjacency, "unnormalised").double(), expected, rtol=1e-6, atol=0
     )
 
 
@@ -345,7 +360,7 @@ def test_no_edges_no_energy():
     assert dirichlet_energy(torch.randn(3, 2), torch.zeros(3, 3)) == 0
 
 
-@pytest.mark.parametrize("kind", ["cora", "rw"])
+@pytest.mark.parametrize("kind", ["cora", "combinatorial"])
 def test_unknown_laplacians_are_named(raises, kind):
     with raises("unknown-choice", value=kind):
         dirichlet_energy(torch.randn(3, 2), torch.zeros(3, 3), kind)

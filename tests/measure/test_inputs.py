@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pairnorm import measure
-from pairnorm.measure import col_diff, effective_rank, mean_average_distance, row_diff, tpsd
+from pairnorm.measure import MEASURES as REGISTERED
+from pairnorm.measure import mean_average_distance, row_diff, tpsd
 from pairnorm.measure.inputs import (
     BLOCK_BYTES,
     block_length,
@@ -15,7 +16,7 @@ from pairnorm.measure.inputs import (
 from pairnorm.nn import SparseMatrix, propagation
 from pairnorm.nn.propagate import is_edge_index
 
-MEASURES = [row_diff, col_diff, tpsd, mean_average_distance, effective_rank]
+MEASURES = [measure.function for measure in REGISTERED.values()]
 
 
 @pytest.mark.parametrize("measure", MEASURES)

@@ -73,7 +73,7 @@ def test_a_probe_draws_the_chosen_forward(raises, adjacency, tmp_path):
 
     model = GCN(5, 3, depth=3, hidden=4).eval()
     x = torch.randn(40, 5)
-    with Probe(model) as probe:
+    with Probe(model, ["row_diff", "effective_rank"]) as probe:
         for scale in (1, 10):
             model(scale * x, adjacency.to_sparse_csr())
     for forward in (-1, 0):

@@ -22,6 +22,8 @@ from pairnorm.measure.probe import Measures
 from pairnorm.nn import GCN, SGC, PairNorm
 from pairnorm.nn.patch import add_pair_norm
 
+PAPER = ("row_diff", "col_diff", "apd", "apsd")
+
 
 def test_each_name_is_its_measure(adjacency):
     x = torch.randn(40, 2, 3)
@@ -130,7 +132,7 @@ def number_of_hooks(model):
 
 def test_one_row_per_call_with_the_measures_of_its_output(graph):
     model, x = Network(), torch.randn(40, 4)
-    with Probe(model) as probe:
+    with Probe(model, PAPER) as probe:
         output = model(x, graph)
     frame = probe.frame()
     assert frame["name"].tolist() == ["first", "second", "second"]
@@ -154,7 +156,7 @@ def test_the_model_is_left_as_it_was(graph):
     twin = copy.deepcopy(model)
     expected = twin(x, graph)
     random_state = torch.get_rng_state()
-    with Probe(model) as probe:
+    with Probe(model, PAPER) as probe:
         output = model(x, graph)
         assert number_of_hooks(model) > 0
     assert torch.equal(output, expected)
@@ -171,7 +173,7 @@ def test_the_model_is_left_as_it_was(graph):
 
 def test_hooks_go_after_an_exception_and_the_records_stay(graph):
     model = Network(fail=True)
-    probe = Probe(model)
+    probe = Probe(model, PAPER)
     with pytest.raises(RuntimeError, match="broken"), probe:
         model(torch.randn(40, 4), graph)
     assert number_of_hooks(model) == 0
@@ -180,7 +182,7 @@ def test_hooks_go_after_an_exception_and_the_records_stay(graph):
 
 def test_later_forwards_append_and_so_does_entering_again(graph):
     model, x = Network(), torch.randn(40, 4)
-    with Probe(model) as probe:
+    with Probe(model, PAPER) as probe:
         model(x, graph)
         model(2 * x, graph)
     model(x, graph)
@@ -212,7 +214,7 @@ def test_trials_become_rows(graph):
 @pytest.mark.parametrize(("mode", "constant"), [(None, False), ("PN", True)])
 def test_pair_norm_keeps_the_distances_of_sgc_constant(graph, mode, constant):
     model = SGC(5, 3, depth=8, norm=mode, scale=3.0).eval()
-    with Probe(model) as probe:
+    with Probe(model, PAPER) as probe:
         model(torch.randn(40, 5), graph)
     values = probe.frame()["apsd_random"].tolist()
     assert len(values) == 8
@@ -224,7 +226,7 @@ def test_pair_norm_keeps_the_distances_of_sgc_constant(graph, mode, constant):
 
 def test_a_patched_model_shows_its_normalised_states(edge_index):
     model, x = pyg.GCN(5, 6, 4, 3).eval(), torch.randn(40, 5)
-    with add_pair_norm(model, scale=2.0, mode="PN"), Probe(model) as probe:
+    with add_pair_norm(model, scale=2.0, mode="PN"), Probe(model, PAPER) as probe:
         output = model(x, edge_index)
     frame = probe.frame()
     assert frame["name"].tolist() == [f"convs.{i}" for i in range(4)]
@@ -252,7 +254,7 @@ def test_a_patch_that_normalises_at_the_output_or_the_next_input_is_seen_in_its_
     at_output = Linear(nn.Identity())
     at_output.convolutions = nn.ModuleList(Activated() for _ in range(3))
     for model in (Linear(nn.Identity()), at_output):
-        with add_pair_norm(model, mode="PN"), Probe(model) as probe:
+        with add_pair_norm(model, mode="PN"), Probe(model, PAPER) as probe:
             model(torch.randn(40, 4), graph)
         values = probe.frame()["apsd_random"].tolist()
         assert values[:2] == pytest.approx([2.0, 2.0], rel=1e-3)
@@ -299,7 +301,7 @@ def test_norms_on_other_states_are_not_taken_for_a_layer(graph):
 def test_models_of_pyg_are_probed_as_they_are(name, edge_index):
     model = getattr(pyg, name)(5, 6, 3, 2).eval()
     x = torch.randn(40, 5)
-    with Probe(model) as probe:
+    with Probe(model, PAPER) as probe:
         output = model(x, edge_index)
     frame = probe.frame()
     assert len(frame) == 3
@@ -310,7 +312,7 @@ def test_models_of_pyg_are_probed_as_they_are(name, edge_index):
 def test_the_graph_is_taken_from_the_caller_the_convolution_or_the_model(graph, adjacency):
     model, x = Network(), torch.randn(40, 4)
     for given, seen in ((None, graph), (adjacency.triu().roll(1, 0), adjacency.triu().roll(1, 0))):
-        with Probe(model, adjacency=given) as probe:
+        with Probe(model, PAPER, adjacency=given) as probe:
             output = model(x, graph)
         expected = float(apd(output, connected_pairs(seen)))
         assert probe.frame()["apd_connected"].iloc[-1] == pytest.approx(expected)
@@ -343,7 +345,7 @@ def test_without_a_graph_or_edges_there_are_no_connected_pairs():
     model = nn.ModuleDict({"convolution": Mean()})
     model.forward = model["convolution"].forward
     for graph in (torch.zeros(5, 5).to_sparse_csr(), torch.eye(5), torch.tensor([[0], [9]])):
-        with Probe(model, layers=["convolution"]) as probe:
+        with Probe(model, PAPER, layers=["convolution"]) as probe:
             model["convolution"](torch.randn(5, 2), graph)
         assert "apd_connected" not in probe.frame()
         assert set(probe.records[0].distances) == {"random"}
@@ -363,17 +365,17 @@ def test_own_pairs_are_measured_by_name(raises, graph):
     model, x = Network(), torch.randn(40, 4)
     pairs = torch.tensor([[0, 1, 2], [7, 8, 9]])
     for given, name in ((pairs, "given"), ({"same_class": pairs}, "same_class")):
-        with Probe(model, pairs=given) as probe:
+        with Probe(model, PAPER, pairs=given) as probe:
             output = model(x, graph)
         assert probe.frame()[f"apsd_{name}"].iloc[-1] == pytest.approx(float(apsd(output, pairs)))
         torch.testing.assert_close(probe.records[-1].distances[name], pair_distances(output, pairs).detach())
     with raises("name-taken", value="random"):
-        Probe(model, pairs={"random": pairs})
+        Probe(model, PAPER, pairs={"random": pairs})
 
 
 def test_distances_are_kept_for_a_sample_of_each_kind(graph):
     model = Network()
-    with Probe(model, sample=20) as probe:
+    with Probe(model, PAPER, sample=20) as probe:
         output = model(torch.randn(40, 4), graph)
     kept = probe.records[-1].distances
     assert {kind: len(values) for kind, values in kept.items()} == {"connected": 20, "random": 20}
@@ -396,7 +398,7 @@ class Pages:
 
 def test_tensorboard_gets_the_last_forward_by_layer_or_by_step(graph):
     model, x = Network(), torch.randn(40, 4)
-    with Probe(model) as probe:
+    with Probe(model, PAPER) as probe:
         model(100 * x, graph)
         output = model(x, graph)
     by_layer, by_step = Pages(), Pages()
@@ -418,7 +420,7 @@ def test_tensorboard_itself_takes_it(graph, tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     model, x = Network(), torch.randn(40, 4)
     x[0] = torch.nan  # a diverged model writes what is finite
-    with Probe(model) as probe:
+    with Probe(model, PAPER) as probe:
         model(x, graph)
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
         probe.to_tensorboard(writer)
@@ -449,7 +451,7 @@ def test_attention_weights_beside_the_states_are_passed_over(edge_index):
             return self.convolution(x, edge_index, return_attention_weights=True)
 
     model = Attention()
-    with Probe(model) as probe:
+    with Probe(model, PAPER) as probe:
         states, _ = model(torch.randn(40, 4), edge_index)
     assert probe.frame()["row_diff"].tolist() == pytest.approx([float(row_diff(states))])
 
@@ -459,13 +461,167 @@ def test_a_convolution_of_something_else_is_named(raises):
         is_graph_convolution = True
 
         def forward(self, x, adjacency):
-            return {"paper": x}
+            return {"paper": "x"}
 
     model = nn.Sequential(Dictionary())
-    with Probe(model), raises("wrong-type", value="0"):
+    with Probe(model, PAPER), raises("wrong-type", value="0"):
         model[0](torch.randn(3, 2), None)
 
 
 def test_a_model_without_convolutions_is_an_error():
     with pytest.raises(PairNormError, match="no graph convolution"):
         Probe(nn.Linear(3, 3))
+
+
+class Walk(nn.Module):
+    """Convolutions without weights, and what happens between them."""
+
+    def __init__(self, depth, between=lambda x: x):
+        super().__init__()
+        self.convolutions = nn.ModuleList(Convolution() for _ in range(depth))
+        for convolution in self.convolutions:
+            nn.init.eye_(convolution.linear.weight)
+            nn.init.zeros_(convolution.linear.bias)
+        self.between = between
+
+    def forward(self, x, adjacency):
+        for convolution in self.convolutions:
+            x = self.between(convolution(x, adjacency))
+        return x
+
+
+def run_and_judge(model, x, adjacency, *losses):
+    with Probe(model) as probe:
+        (model(x, adjacency) * x).sum().backward()
+    return probe, probe.verdict(*losses)
+
+
+def test_by_default_nothing_depends_on_the_scale(graph):
+    x, values = torch.randn(40, 4), []
+    for scale in (1, 1000):
+        with Probe(Walk(2)) as probe:
+            probe.model(scale * x, graph)
+        values.append(probe.frame())
+    torch.testing.assert_close(*(torch.tensor(frame.iloc[:, 4:].to_numpy()) for frame in values))
+    assert list(values[0].columns[4:]) == [
+        "effective_rank",
+        "numerical_rank",
+        "mean_average_distance",
+        "col_diff",
+    ]
+
+
+def test_states_that_collapse_are_named_with_the_layer(adjacency):
+    walk = (adjacency + torch.eye(40)) / (adjacency.sum(1, keepdim=True) + 1)
+    x = torch.randn(40, 4)
+    probe, verdict = run_and_judge(Walk(8), x, walk)
+    frame = probe.frame()
+    collapsed = (frame["mean_average_distance"] < 0.05) | (frame["numerical_rank"] < 1.05)
+    assert verdict.kind == "states-collapse"
+    assert collapsed[verdict.layer - 1 : -1].all()
+    assert not collapsed[verdict.layer - 2]
+    assert f"from layer {verdict.layer} (convolutions.{verdict.layer - 1}) on" in str(verdict)
+    # Behind PairNorm the same walk keeps its nodes apart.
+    _, verdict = run_and_judge(Walk(8, PairNorm()), x, walk)
+    assert verdict == ("no-sign", None, verdict.text)
+    assert "gradients reach the first layer" in verdict.text
+
+
+def test_nodes_on_one_line_have_collapsed_though_they_differ():
+    x = torch.randn(40, 1) * torch.ones(4) + 1e-4 * torch.randn(40, 4)
+    verdict = run_and_judge(Walk(3), x, torch.eye(40))[1]
+    assert verdict.kind == "states-collapse"
+    assert verdict.layer == 1
+    assert "lie on one line" in verdict.text
+
+
+def test_gradients_that_vanish_are_told_from_states_that_collapse():
+    """Between its ends tanh passes hardly a gradient on, and keeps the nodes apart."""
+    model = Walk(6, lambda x: torch.tanh(6 * x))
+    probe, verdict = run_and_judge(model, torch.randn(40, 4).sign(), torch.eye(40))
+    assert verdict.kind == "gradients-vanish"
+    norms = torch.stack([record.norm * record.measures["gradient_norm"] for record in probe.records])
+    weak = norms < 1e-3 * norms[-1]
+    assert weak[: verdict.layer].all()
+    assert not weak[verdict.layer :].any()
+
+
+def test_gradient_norms_are_those_of_autograd(graph):
+    model, x = GCN(5, 3, depth=3, hidden=4, trials=2, norm="PN", dropout=0.0), torch.randn(40, 5)
+    states = []
+    for module in (*model.convolutions, model.norm):
+        module.register_forward_hook(lambda module, args, output: states.append(output))
+    with Probe(model) as probe:
+        loss = model(x, graph).square().sum()
+    assert "gradients were not recorded" in probe.verdict().text
+    gradients = torch.autograd.grad(loss, states, retain_graph=True, allow_unused=True)
+    loss.backward()
+    seen = [gradient for gradient in gradients if gradient is not None][-1]
+    last = probe.records[-1].measures["gradient_norm"]
+    torch.testing.assert_close(last.float(), torch.linalg.vector_norm(seen, dim=(0, 2)))
+    assert (probe.frame()["gradient_norm"] > 0).all()
+
+
+def test_losses_tell_what_states_do_not(raises):
+    model, x = Walk(2), torch.randn(40, 4)
+    probe, verdict = run_and_judge(model, x, torch.eye(40), 0.1, 1.9, 2.0)
+    assert verdict.kind == "does-not-generalise"
+    assert "0.1 in training, 1.9 in validation and 2 by chance" in str(verdict)
+    assert probe.verdict(0.1, 0.5, 2.0).kind == "no-sign"  # it generalises
+    assert probe.verdict(1.9, 2.1, 2.0).kind == "no-sign"  # it does not fit
+    with raises("no-loss", value="chance_loss"):
+        probe.verdict(0.1, 1.9)
+
+
+def test_a_verdict_needs_its_measures_and_a_pass(raises, graph):
+    with raises("no-records"):
+        Probe(Walk(2)).verdict()
+    with Probe(Walk(2), ["row_diff"]) as probe:
+        probe.model(torch.randn(40, 4), graph)
+    with raises("no-measure", value="numerical_rank"):
+        probe.verdict()
+
+
+RELATIONS = [("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "rev", "author")]
+
+
+class Relational(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(
+            pyg.HeteroConv({relation: pyg.SAGEConv((4, 4), 4) for relation in RELATIONS}) for _ in range(3)
+        )
+
+    def forward(self, x_dict, edge_index_dict):
+        for conv in self.convs:
+            x_dict = {kind: x.relu() for kind, x in conv(x_dict, edge_index_dict).items()}
+        return x_dict
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_every_node_type_has_a_record_of_its_own(patched, edge_index):
+    model = Relational()
+    sizes = {"paper": 40, "author": 9}
+    edges = {
+        relation: edge_index
+        if relation[0] == relation[2]
+        else torch.stack([edge_index[0] % sizes[relation[0]], edge_index[1] % sizes[relation[2]]])
+        for relation in RELATIONS
+    }
+    states = []
+    model.convs[0].register_forward_hook(lambda module, args, output: states.append(output))
+    handle = add_pair_norm(model, mode="PN") if patched else None
+    with Probe(model, [*PAPER, "mean_average_distance", "numerical_rank"]) as probe:
+        output = model({kind: torch.randn(size, 4) for kind, size in sizes.items()}, edges)
+        sum(x.sum() for x in output.values()).backward()
+    frame = probe.frame()
+    assert frame["node_type"].tolist() == ["paper", "author"] * 3
+    assert frame["layer"].tolist() == [1, 1, 2, 2, 3, 3]
+    for kind, row in zip(sizes, range(2), strict=True):
+        expected = 2.0 if handle else float(tpsd(states[0][kind])) / sizes[kind] ** 2
+        assert frame["apsd_random"][row] == pytest.approx(expected, rel=1e-3)
+    # Edges from papers to papers connect papers; there are none between authors.
+    assert frame["apd_connected"].notna().tolist() == [True, False] * 3
+    assert frame["gradient_norm"].notna().all()
+    assert isinstance(str(probe.verdict()), str)
+    assert len(probe.plot().axes) > 0

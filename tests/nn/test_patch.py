@@ -37,12 +37,14 @@ def patched(model, *args, mode="PN-SI", layers=None, **kwargs):
     before, keys, text = copy.deepcopy(model), list(model.state_dict()), repr(model)
     with add_pair_norm(model, SCALE, mode, layers) as handle:
         output = run(model, *args, **kwargs)
-        assert list(model.state_dict()) == keys
+        assert sorted(model.state_dict()) == sorted(["add_pair_norm", *keys])
         assert repr(model) == text
+    assert list(model.state_dict()) == keys
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
         assert not module._forward_hooks_always_called
+        assert not module._load_state_dict_pre_hooks
     model.load_state_dict(before.state_dict())
     assert torch.equal(run(model, *args, **kwargs), run(before, *args, **kwargs))
     return output, handle
@@ -134,6 +136,163 @@ def test_the_batch_of_a_pyg_object(x, edges):
     )
     hidden = NORM(model.first(data.x, data.edge_index).relu(), data.batch)
     assert torch.equal(patched(model, data)[0], model.second(hidden, data.edge_index))
+
+
+class Named(nn.Module):
+    """A model that calls its batch vector something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = pyg.GCNConv(5, 8), pyg.GCNConv(8, 3)
+
+    def forward(self, x, edge_index, graph_ids=None):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def test_a_batch_of_another_name_is_used_once_it_is_told(x, edges):
+    model, batch = Named().eval(), torch.arange(NODES) // 5
+    reference = model.second(NORM(model.first(x, edges).relu(), batch), edges)
+    for given in ((x, edges, batch), (x, edges)):
+        with add_pair_norm(model, SCALE, batch="graph_ids"):
+            torch.testing.assert_close(model(*given), reference if len(given) == 3 else model(x, edges))
+    with add_pair_norm(model, SCALE, batch="graph_ids"):
+        assert torch.equal(model(x, edges, graph_ids=batch), reference)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_integers_of_each_node_are_not_ignored_in_silence(compiled, x, edges):
+    model, batch = Named().eval(), torch.arange(NODES) // 5
+    handle = add_pair_norm(model, SCALE)
+    call = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+    with pytest.warns(UserWarning, match="'graph_ids' has an integer for each node"):
+        call(x, edges, batch)
+    call(x, edges, batch)  # once is enough
+    handle.remove()
+    torch._dynamo.reset()
+    for other in (torch.arange(NODES), torch.zeros(NODES, dtype=torch.long), batch[1:], batch.double()):
+        with add_pair_norm(model, SCALE):
+            model(x, edges, other)  # numbers of nodes, one graph, of something else: no batch vector
+    with add_pair_norm(model, SCALE, batch=None):
+        model(x, edges, batch)
+
+
+def test_a_batch_that_is_nowhere_is_an_error(x, edges, raises):
+    model = Named()
+    with add_pair_norm(model, batch="graph_idz"), raises("unknown-argument", value="graph_idz"):
+        model(x, edges)
+
+
+def test_weights_trained_with_pair_norm_are_not_loaded_without_it(x, edges, raises):
+    model, plain = pyg.GCN(5, 8, 3, 3), pyg.GCN(5, 8, 3, 3)
+    before = copy.deepcopy(plain.state_dict())
+    handle = add_pair_norm(model, SCALE)
+    stored = io.BytesIO()
+    torch.save(model.half().state_dict(), stored)
+    stored.seek(0)
+    state = torch.load(stored, weights_only=True)
+    for target in (plain, nn.ModuleDict({"encoder": plain})):
+        prefix = "" if target is plain else "encoder."
+        with pytest.raises(RuntimeError, match=r'Unexpected key.*"(encoder.)?add_pair_norm"'):
+            target.load_state_dict({prefix + name: value for name, value in state.items()})
+    with add_pair_norm(plain, SCALE):
+        plain.load_state_dict(state)
+        torch.testing.assert_close(plain(x, edges), model.float()(x, edges))
+        with pytest.raises(RuntimeError, match=r'Missing key.*"add_pair_norm"'):
+            plain.load_state_dict(before)
+    with add_pair_norm(plain, SCALE, "PN"), raises("other-norm", value=str(NORM)):
+        plain.load_state_dict(state)
+    handle.remove()
+    model.load_state_dict(before)
+
+
+TYPES = ["paper", "author"]
+RELATIONS = [
+    ("paper", "cites", "paper"),
+    ("author", "writes", "paper"),
+    ("paper", "rev", "author"),
+    ("author", "knows", "author"),
+]
+
+
+def relational(layer, width):
+    if layer == "hgt":
+        return pyg.HGTConv(width, 8, (TYPES, RELATIONS), heads=2)
+    return pyg.HeteroConv({relation: pyg.SAGEConv((-1, -1), 8) for relation in RELATIONS})
+
+
+class Relational(nn.Module):
+    """Three convolutions over dictionaries; ``norm`` is where PairNorm should be, type by type."""
+
+    def __init__(self, layer, act=torch.relu):
+        super().__init__()
+        self.convs = nn.ModuleList(relational(layer, width) for width in (5, 8, 8))
+        self.act = act
+
+    def forward(self, x_dict, edge_index_dict, batch_dict=None, norm=lambda h, batch: h):
+        for conv in self.convs:
+            x_dict = conv(x_dict, edge_index_dict)
+            if conv is not self.convs[-1]:
+                x_dict = {
+                    kind: norm(self.act(x), batch_dict and batch_dict[kind]) for kind, x in x_dict.items()
+                }
+        return x_dict
+
+
+@pytest.fixture
+def relations(x):
+    generator = torch.Generator().manual_seed(3)
+    sizes = {"paper": NODES, "author": 7}
+    edges = {
+        relation: torch.stack(
+            [torch.randint(sizes[end], (30,), generator=generator) for end in relation[::2]]
+        )
+        for relation in RELATIONS
+    }
+    return {"paper": x, "author": x[:7].exp()}, edges
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("act", [torch.relu, torch.sin])
+@pytest.mark.parametrize("layer", ["hetero", "hgt"])
+def test_every_node_type_is_normalised_on_its_own(layer, act, batched, relations):
+    model = Relational(layer, act).eval()
+    batch = {"paper": torch.arange(NODES) // 4, "author": torch.arange(7) // 3} if batched else None
+    expected = model(*relations, batch, NORM)
+    with add_pair_norm(model, SCALE) as handle:
+        output = model(*relations, batch)
+    for kind in TYPES:
+        torch.testing.assert_close(output[kind], expected[kind], rtol=0, atol=0)
+    place = "after relu" if act is torch.relu else "before convs.1"
+    assert list(handle.places.values())[0::2] == [place, "left alone, the last"]
+
+
+def test_a_model_made_relational_by_pyg(relations):
+    class Homogeneous(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.first, self.second, self.third = (pyg.SAGEConv((-1, -1), width) for width in (8, 8, 3))
+            self.norm = norm
+
+        def forward(self, x, edge_index):
+            x = self.norm(self.first(x, edge_index).relu())
+            x = self.norm(self.second(x, edge_index).relu())
+            return self.third(x, edge_index).relu()
+
+    plain, reference = (
+        pyg.to_hetero(Homogeneous(norm), (TYPES, RELATIONS))
+        for norm in (nn.Identity(), PairNorm(SCALE, "PN-SI"))
+    )
+    plain(*relations)
+    reference(*relations)
+    reference.load_state_dict(plain.state_dict(), strict=False)
+    with add_pair_norm(plain, SCALE) as handle:
+        output = plain(*relations)
+    for kind, expected in reference(*relations).items():
+        assert torch.equal(output[kind], expected)
+    assert list(handle.places.values()) == ["after relu"] * 8 + ["left alone, beside the last"] * 3 + [
+        "left alone, the last"
+    ]
 
 
 class DeepGCN(nn.Module):
@@ -293,7 +452,10 @@ def test_the_first_pass_is_repeated_with_the_same_random_numbers_and_buffers(x, 
     handle = add_pair_norm(model, SCALE)
     assert torch.equal(run(model, x, edges), h)
     assert torch.equal(torch.rand(1), following)
-    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), expected.buffers(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.batch_norm.buffers(), expected.batch_norm.buffers(), strict=True)
+    )
     assert handle.places == {
         "conv": "after relu",
         "conv (call 2)": "after relu",
@@ -397,6 +559,42 @@ def test_compile(wrapped, x, edges):
         for _ in range(2):
             torch.testing.assert_close(compiled(x, edges), reference)
         assert handle.places["convs.0"] == "after relu"
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("kind", [pyg.GCN, pyg.GAT, pyg.GIN])
+def test_compile_before_the_first_pass(kind, x, edges):
+    model, batch = kind(5, 8, 3, 3).eval(), torch.arange(NODES) // 5
+    reference = basic_gnn_with_pair_norm(model, x, edges, batch)
+    with add_pair_norm(model, SCALE):
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, edges, batch=batch, batch_size=3), reference)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_compile_before_the_first_pass_of_a_model_registered_against_its_order(x, adj):
+    model = Net(torch.relu).eval()
+    with add_pair_norm(model, SCALE) as handle:
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x, adj), model(x, adj))
+        assert handle.places["conv2"] == "left alone, the last"
+        output = compiled(x, adj)
+    torch.testing.assert_close(output, model(x, adj, NORM))
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("act", [torch.relu, torch.sin])
+def test_compile_of_dictionaries_before_the_first_pass(act, relations):
+    model = Relational("hetero", act).eval()
+    expected = model(*relations, None, NORM)
+    with add_pair_norm(model, SCALE):
+        output = torch.compile(model, backend="eager", fullgraph=True)(*relations)
+    for kind in TYPES:
+        torch.testing.assert_close(output[kind], expected[kind])
     torch._dynamo.reset()
 
 

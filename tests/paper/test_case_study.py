@@ -10,6 +10,7 @@ from synthetic import layers
 from pairnorm.data import Graph, csbm, features_after
 from pairnorm.paper.case_study import (
     BINS,
+    PAIRS,
     Layers,
     distributions,
     file_beside,
@@ -84,7 +85,12 @@ def test_gcn_is_the_one_that_train_trains(graph: Graph) -> None:
     assert all(apsd <= 2.0001 for apsd in found.apsd["random"])
 
 
-LAYERS = Layers(0.5, {"random": [1.0]}, {"random": [2.0]}, {"random": [0.0, 1.0]}, {"random": [[3] * BINS]})
+LAYERS = Layers(
+    0.5,
+    *({kind: [value] for kind in PAIRS} for value in (1.0, 2.0)),
+    edges={kind: [float(edge) for edge in range(BINS + 1)] for kind in PAIRS},
+    histograms={kind: [[3] * BINS] for kind in PAIRS},
+)
 
 
 def test_the_file_keeps_everything(tmp_path: Path) -> None:

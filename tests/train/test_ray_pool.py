@@ -106,7 +106,7 @@ def test_workers_that_are_killed_cost_nothing_that_had_finished(
 
     def kill() -> None:
         """End workers of this cluster while they have a task."""
-        while not done.wait(draw.uniform(0.2, 1)) and len(killed) < 4:
+        while not done.wait(0.02) and len(killed) < 4:
             for pid in filter(str.isdigit, os.listdir("/proc")):
                 try:
                     parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -116,6 +116,7 @@ def test_workers_that_are_killed_cost_nothing_that_had_finished(
                 if parent in raylets and name.startswith(b"ray::pairnorm"):
                     os.kill(int(pid), signal.SIGKILL)
                     killed.append(pid)
+                    done.wait(draw.uniform(0, 1))
                     break
 
     thread = threading.Thread(target=kill)

@@ -486,3 +486,22 @@ def test_jobs_beside_one_another_on_cuda_give_what_they_give_alone(graph: Graph,
     for spec in specs:
         alone = train(graph, spec, range(3), "cuda")
         assert [trial.test_loss for trial in store.trials(spec)] == [trial.test_loss for trial in alone]
+
+
+def test_another_graph_of_the_same_name_is_trained_anew(tmp_path: Path) -> None:
+    """Its trials were once taken for those of the first graph."""
+    first, second = (csbm(100, classes=2, seed=seed).with_split("per-class-5") for seed in (0, 1))
+    spec = Spec("mine", "SGC", 2, epochs=2)
+    with Store(tmp_path / "s.sqlite") as store:
+        for graph, trained in ((first, 1), (first, 0), (second, 1), (first, 0)):
+            assert run([(spec, 0)], store, device="cpu", graphs={"mine": graph}, workers=1) == trained
+        assert store.trials(spec) == []
+        assert [len(store.trials(spec.on(graph))) for graph in (first, second)] == [1, 1]
+        assert run([(spec.on(first), 0)], store, device="cpu", graphs={"mine": first}, workers=1) == 0
+
+
+def test_a_spec_of_one_graph_is_not_trained_on_another(tmp_path: Path, raises) -> None:
+    first, second = (csbm(100, classes=2, seed=seed).with_split("per-class-5") for seed in (0, 1))
+    spec = Spec("mine", "SGC", 2).on(first)
+    with Store(tmp_path / "s.sqlite") as store, raises("other-graph", value=spec.dataset):
+        run([(spec, 0)], store, device="cpu", graphs={"mine": second}, workers=1)

@@ -135,6 +135,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             progress: is told (steps done, steps in all, what was done last).
         """
         _check_graph(graph)
+        graph = graph.with_structure()
         check_features(graph)
         one_of("metric", self.metric, METRICS)
         one_of("class_weight", self.class_weight, ("auto", "balanced"))

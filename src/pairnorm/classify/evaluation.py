@@ -77,12 +77,7 @@ class Scores:
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95% interval of the accuracy, which stays between 0 and 1 and is honest for few nodes."""
-        from scipy.stats import binomtest
-
-        if self.count == 0:
-            return 0.0, 1.0
-        found = binomtest(self.right, self.count).proportion_ci(method="wilson")
-        return float(found.low), float(found.high)
+        return wilson(self.right, self.count)
 
     @cached_property
     def _by_class(self) -> tuple[NDArray[np.float64], ...]:
@@ -181,6 +176,21 @@ def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) ->
 def tilted(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
     """Return p / prior^t, whose largest is predicted; see ``decide``."""
     return np.asarray(probabilities / prior**tilt, dtype=probabilities.dtype)
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a share.
+
+    Args:
+        right: how many are right.
+        count: of how many.
+    """
+    from scipy.stats import binomtest
+
+    if count == 0:
+        return 0.0, 1.0
+    found = binomtest(right, count).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -70,7 +70,7 @@ class Findings:
                 value=graph.name,
                 remedy="Call fit(graph).",
             )
-        graph = graph.with_split(classifier.split_)
+        graph = graph.with_structure().with_split(classifier.split_)
         features = classifier.scaling_(graph)
         device = find_device(classifier.device)
         task = Task(graph, features, classifier.adjacency, device, metric=classifier.metric)

@@ -112,10 +112,11 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     from safetensors.torch import save as as_bytes
 
     scaling, scores = classifier.scaling_, classifier.held_out_
-    tensors, parts = {}, []
-    for place, (weight, candidate, fitted) in enumerate(classifier.model_.parts):
+    tensors: dict[str, Tensor] = {}
+    parts = []
+    for number, (weight, candidate, fitted) in enumerate(classifier.model_.parts):
         settings, state = fitted.state()
-        tensors |= {f"model.{place}.{name}": value for name, value in state.items()}
+        tensors |= {f"model.{number}.{name}": value for name, value in state.items()}
         parts.append(SavedPart(weight=weight, candidate=SavedCandidate.of(candidate), settings=settings))
     tensors |= {"seen": torch.from_numpy(classifier._seen), "tested": torch.from_numpy(classifier._tested)}
     if scaling.mean is not None and scaling.deviation is not None:

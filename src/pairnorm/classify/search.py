@@ -92,8 +92,8 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         models = models[:1]
     families: list[Family] = []
     if sgc:
-        fills = (fills or FILLS) if graph.missing.any() else ["zero"]
-        families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, tuple(fills)))
+        stand_ins = tuple(fills or FILLS) if graph.missing.any() else ("zero",)
+        families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, stand_ins))
     families += _simple(models, scales or SCALES, chosen)
     if gnns:
         # Shallow ones first: they are quick, and so often good enough that a budget should not miss them.
@@ -148,11 +148,11 @@ def rivals(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
 
 def _simple(models: Sequence[str], scales: Sequence[float], chosen: bool) -> list[Family]:
     """Return the families that are asked for among ``SIMPLE``, with one setting where nothing chooses."""
-    few = slice(None) if chosen else slice(1)
+    few = None if chosen else 1
     found: dict[str, Family] = {
-        "label propagation": LabelPropagation(ALPHAS[few]),
+        "label propagation": LabelPropagation(ALPHAS[:few]),
         "logistic regression": LogisticRegression(scales),
-        "boosted trees": BoostedTrees(HOPS[few], LEAVES[few]),
+        "boosted trees": BoostedTrees(HOPS[:few], LEAVES[:few]),
         "most frequent class": MostFrequent(),
     }
     return [found[name] for name in SIMPLE if name in models]

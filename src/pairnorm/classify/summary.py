@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,13 @@ from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, measured
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.findings import Findings
+from pairnorm.classify.fit_page import fit_page, numbers, percent
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.search import RIVAL_EPOCHS, RIVAL_SEEDS
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.escaping import markdown, spreadsheet, terminal
+from pairnorm.page import can_render, render
 from pairnorm.plotting import BLUE, GREY, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.writing import change_folder, drafts_in, steady_folder
 
@@ -185,12 +187,12 @@ def draw_rivals(rivals: Mapping[str, Scores]) -> Figure:
     return figure
 
 
-REPORT = "report.md"
+REPORT, PAGE = "report.md", "report.html"
 FIGURES = ("smoothing.png", "confusion.png", "comparison.png", "depth.png")
 
 
 def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) -> None:
-    """Write ``report.md`` and its figures.
+    """Write ``report.md`` and its figures, and the same as a page, ``report.html``, where it can be written.
 
     Args:
         findings: what there is to say.
@@ -213,6 +215,8 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
             figure.savefig(folder / name, dpi=150)
     text = "\n\n".join(_sections(findings, notes)) + "\n"
     (folder / REPORT).write_text(text, encoding="utf-8")
+    if can_render():
+        (folder / PAGE).write_text(render(fit_page(findings, notes)), encoding="utf-8")
 
 
 def _chosen(findings: Findings) -> bool:
@@ -230,7 +234,7 @@ def _sections(findings: Findings, notes: Sequence[str]) -> Iterator[str]:
         yield "## Against simpler methods"
         yield _table(
             ["", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
-            [[name, *_numbers(scores)] for name, scores in findings.comparison().items()],
+            [[name, *numbers(scores)] for name, scores in findings.comparison().items()],
         )
         yield _tuning(findings)
         yield "![Accuracy of the model and of simpler methods](comparison.png)"
@@ -251,7 +255,7 @@ def _about(findings: Findings) -> str:
         ["classes", f"{graph.num_classes}: {', '.join(graph.class_names[:12])}"],
         ["labelled", f"{int(graph.labelled.sum()):,} nodes: {', '.join(sizes)}"],
         ["homophily", dict(graph.describe())["homophily"]],
-        ["without features", f"{missing:,} nodes ({_percent(missing / graph.num_nodes)})"],
+        ["without features", f"{missing:,} nodes ({percent(missing / graph.num_nodes)})"],
     ]
     if suggestion.unreachable:
         what = "of those have no path to a node with features: all of them get the same guess"
@@ -272,7 +276,7 @@ def _accuracy(findings: Findings) -> Iterator[str]:
     groups = findings.groups()
     yield _table(
         ["", "nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
-        [[name, f"{scores.count:,}", *_numbers(scores)] for name, scores in groups.items()],
+        [[name, f"{scores.count:,}", *numbers(scores)] for name, scores in groups.items()],
     )
     scores = groups["all held-out nodes"]
     yield "By class:"
@@ -280,14 +284,14 @@ def _accuracy(findings: Findings) -> Iterator[str]:
     yield _table(
         ["class", "nodes", "found (recall)", "right when said (precision)", "F1"],
         [
-            [name, f"{count:,}", *map(_percent, numbers)]
-            for name, (count, *numbers) in zip(findings.graph.class_names, columns, strict=True)
+            [name, f"{count:,}", *map(percent, shares)]
+            for name, (count, *shares) in zip(findings.graph.class_names, columns, strict=True)
         ],
     )
     yield "![Confusion matrix](confusion.png)"
     count, right = findings.confident()
     yield (
-        f"It gives its class at least 90% on {count:,} held-out nodes, and is right on {_percent(right)} of "
+        f"It gives its class at least 90% on {count:,} held-out nodes, and is right on {percent(right)} of "
         "them. (How confident to be was learnt from validation nodes: temperature "
         f"{findings.classifier.temperature_:.2g}.)"
     )
@@ -323,7 +327,7 @@ def _parts(findings: Findings) -> Iterator[str]:
             [
                 one.name if one.depth or one.model == "average" else f"{one.name} {one.setting}".strip(),
                 f"{weight}",
-                _percent(one.validation_accuracy),
+                percent(one.validation_accuracy),
                 f"{one.validation_loss:.3f}",
             ]
             for weight, one in (named if len(named) > 2 else named[:1])
@@ -341,7 +345,7 @@ def _depth(findings: Findings, best: Candidate) -> Iterator[str]:
     yield "## How deep"
     yield (
         f"Of {len(tried):,} networks tried, {best.name} had the smallest loss on the validation nodes "
-        f"(right on {_percent(best.validation_accuracy)}). Of each depth the best scale is drawn."
+        f"(right on {percent(best.validation_accuracy)}). Of each depth the best scale is drawn."
     )
     depths = {candidate.depth for candidate in tried if candidate.model == best.model}
     if len(depths) > 1 and best.depth == max(depths):
@@ -365,20 +369,6 @@ def _smoothing(findings: Findings) -> Iterator[str]:
     yield _table(HEADINGS, measured(findings.smoothing))
 
 
-def _numbers(scores: Scores) -> list[str]:
-    low, high = scores.interval
-    return [
-        _percent(scores.accuracy),
-        f"{100 * low:.1f} to {100 * high:.1f}%",
-        _percent(scores.balanced_accuracy),
-        _percent(scores.macro_f1),
-    ]
-
-
-def _percent(value: float) -> str:
-    return "–" if isnan(value) else f"{100 * value:.1f}%"
-
-
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Write a Markdown table; numbers to the right."""
     rule = [":--", *["--:" if len(header) > 2 else ":--"] * (len(header) - 1)]
@@ -388,7 +378,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 PREDICTIONS = ("predictions.csv", "predictions.parquet")
 # All that a run may write.
-OUTCOME = {*PREDICTIONS, FACTS, TENSORS, REPORT, *FIGURES}
+OUTCOME = {*PREDICTIONS, FACTS, TENSORS, REPORT, PAGE, *FIGURES}
 
 
 @contextmanager
@@ -474,11 +464,25 @@ def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = Fa
             )
         frame.to_parquet(path, index=False)
     else:
-        if spreadsheet_safe:
-            frame = frame.rename(columns=spreadsheet)
-            texts = frame.select_dtypes(exclude=["number", "bool"]).columns
-            frame[texts] = frame[texts].map(lambda cell: spreadsheet(str(cell)))
-        frame.to_csv(path, index=False, float_format="%.6g")
+        write_rows(frame, path, spreadsheet_safe)
+
+
+def write_rows(
+    frame: pandas.DataFrame, file: Path | TextIO, spreadsheet_safe: bool = False, header: bool = True
+) -> None:
+    """Write rows as CSV.
+
+    Args:
+        frame: the rows.
+        file: its path, or one that is open.
+        spreadsheet_safe: as for ``write_table``.
+        header: write the names of the columns first.
+    """
+    if spreadsheet_safe:
+        frame = frame.rename(columns=spreadsheet)
+        texts = frame.select_dtypes(exclude=["number", "bool"]).columns
+        frame[texts] = frame[texts].map(lambda cell: spreadsheet(str(cell)))
+    frame.to_csv(file, index=False, header=header, float_format="%.6g")
 
 
 def has_parquet() -> bool:

@@ -6,20 +6,20 @@ from typing import Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, option, read_graph, refuse_inputs
+from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option, read_graph, refuse_inputs
 from pairnorm.errors import one_of
 from pairnorm.writing import whole_file
 
-FORMS = (".png", ".pdf", ".svg")
+FORMS = (".png", ".pdf", ".svg", ".html")
 
 
 def add(commands: Any) -> None:
     """Add the command and its options."""
     example = "pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk"
     parser = add_command(commands, "diagnose --nodes FILE --edges FILE", run, example)
-    out = option("FILE", "File for the figure: .png, .pdf or .svg.", "diagnosis.png")
-    parser.group("Files", "nodes", "edges", "delimiter", out=out)
-    parser.group("Columns", "id", "label", "source", "target", "weight", "categorical", "ignore")
+    out = option("FILE", "File for the figure: .png, .pdf, .svg, or .html for a page.", "diagnosis.png")
+    parser.group("Files", *FILES, out=out)
+    parser.group("Columns", "id", "label", "classes", *ENDS, "categorical", "ignore", "keep")
     parser.group("Model", "scaling")
 
 
@@ -33,14 +33,16 @@ def run(options: Namespace) -> None:
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.candidates import check_size
     from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
+    from pairnorm.classify.fit_page import diagnosis_page
     from pairnorm.classify.scaling import check_features
     from pairnorm.classify.summary import draw_smoothing
+    from pairnorm.page import render
 
     out, step = options.out, count(1)
     form = one_of("ending of --out", out.suffix.lower(), FORMS).removeprefix(".")
-    refuse_inputs(out, options.nodes, options.edges)
+    refuse_inputs(out, *files_of(options))
     with whole_file(out) as file:
-        graph = read_graph(options)
+        graph = read_graph(options).with_structure()
         check_features(graph)
         check_size(graph)
         scaled = Scaling.of(graph, options.scaling)
@@ -50,7 +52,11 @@ def run(options: Namespace) -> None:
                 graph, scaled(graph), tick=lambda what: tell("Propagating", next(step), len(DEPTHS), what)
             )
         suggestion = suggest_depth(graph)
-        draw_smoothing(rows, suggestion.depth).savefig(file, format=form, dpi=150)
+        if form == "html":
+            page = render(diagnosis_page(graph, rows, suggestion))
+            file.write_text(page, encoding="utf-8")
+        else:
+            draw_smoothing(rows, suggestion.depth).savefig(file, format=form, dpi=150)
     console.table(HEADINGS, measured(rows))
     console.show(f"Row-diff and col-diff: share of depth 0. Features: {safe(scaled.sentence)}.")
     if suggestion.unreachable:
@@ -61,6 +67,6 @@ def run(options: Namespace) -> None:
     console.show(f"\n[bold]Suggested depth: {suggestion.depth}.[/] {safe(suggestion.reason)}")
     console.show(f"Wrote {safe(out)}")
     console.show(
-        f"\nNext: [bold]pairnorm fit --nodes {safe(options.nodes)} --edges … --label … --out run[/] tries "
+        f"\nNext: [bold]pairnorm fit --nodes {safe(options.nodes[0])} --edges … --label … --out run[/] tries "
         "all depths and chooses by validation."
     )

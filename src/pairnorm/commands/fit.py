@@ -1,5 +1,6 @@
 """``pairnorm fit``: labels for all nodes of a user's graph, and a report on how far to trust them."""
 
+import shutil
 import time
 import warnings
 from argparse import Namespace
@@ -9,8 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import SHARED, add_command, flag, option, read_graph, refuse_inputs
-from pairnorm.errors import PairNormError, whole_number
+from pairnorm.commands.options import (
+    ENDS,
+    FILES,
+    SHARED,
+    add_command,
+    files_of,
+    flag,
+    option,
+    read_graph,
+    refuse_inputs,
+)
+from pairnorm.errors import PairNormError, one_of, whole_number
 
 if TYPE_CHECKING:
     from pairnorm.classify.findings import Findings
@@ -20,7 +31,8 @@ CONTENTS = {
     "predictions.csv": "a row for every node: its class, and how probable each is",
     "predictions.parquet": "the same, for machines",
     "model.json": "with model.safetensors: the model",
-    "report.md": "how far to trust it, with figures",
+    "report.html": "a page to read: which labels to trust, every node and why",
+    "report.md": "the same in short, with figures",
 }
 
 
@@ -32,9 +44,13 @@ def add(commands: Any) -> None:
     )
     parser = add_command(commands, "fit --nodes FILE --edges FILE --label COLUMN", run, example)
     out = option("FOLDER", "Folder for predictions, model and report.", "run")
+    nodes = SHARED["nodes"] | {"required": False}
+    graph = option("FOLDER", "Graph that `pairnorm pack` wrote, instead of tables.")
+    memory = option("SIZE", "With --graph: what may be taken, as 8GB. Default: what is free.")
+    parser.either = ("nodes", "graph")
     safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
-    parser.group("Files", "nodes", "edges", "delimiter", out=out, **safe_option)
-    parser.group("Columns", "id", "label", "split", "source", "target", "weight", "categorical", "ignore")
+    parser.group("Files", *FILES[1:], nodes=nodes, graph=graph, memory=memory, out=out, **safe_option)
+    parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
     parser.group(
         "Model",
         model=option(
@@ -76,6 +92,9 @@ def run(options: Namespace) -> None:
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.classify.summary import whole_folder
 
+    if options.graph is not None:
+        _run_packed(options)
+        return
     began, out, step = time.monotonic(), options.out, count(1)
     classifier = NodeClassifier(
         model=_listed(options.model.replace("-", " "), str),
@@ -94,12 +113,12 @@ def run(options: Namespace) -> None:
         device=options.device,
         random_state=whole_number("seed", options.seed, 0, 2**62),
     )
-    refuse_inputs(out, options.nodes, options.edges)
+    refuse_inputs(out, *files_of(options))
     with whole_folder(out) as folder:
-        graph = read_graph(options)
+        graph = read_graph(options).with_structure()
         if options.label is None and not graph.num_classes:
             raise PairNormError(
-                f"{options.nodes.name}: no node has a class",
+                f"{graph.name}: no node has a class",
                 code="no-labels",
                 remedy="Name the column that holds them: {label}",
                 label=...,
@@ -123,9 +142,58 @@ def run(options: Namespace) -> None:
     for name, what in CONTENTS.items():
         if (out / name).exists():
             console.show(f"  {name:<20} {what}")
+    page = next(out / name for name in ("report.html", "report.md") if (out / name).exists())
     console.show(
-        f"\nNext: read [bold]{safe(out / 'report.md')}[/]; label a graph that has changed with\n"
+        f"\nNext: read [bold]{safe(page)}[/]; label a graph that has changed with\n"
         f"[bold]pairnorm predict --model {safe(out)} --nodes … --edges … --out predictions.csv[/]"
+    )
+
+
+def _run_packed(options: Namespace) -> None:
+    """Fit a graph that is larger than memory; what a killed run had finished is taken up."""
+    from pairnorm.classify import ClassifierWarning
+    from pairnorm.classify.streaming import Streaming
+    from pairnorm.classify.summary import has_parquet, whole_folder
+    from pairnorm.data import Graph
+    from pairnorm.memory import free_memory, parse_memory, size
+
+    began, out, steps = time.monotonic(), options.out, count(1)
+    if options.nodes is not None or options.edges is not None:
+        problem = "there are tables beside the packed graph"
+        raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
+    one_of("model", options.model, ("auto", "SGC"))
+    chosen: dict[str, Any] = {
+        "depths": _listed(options.depth, int),
+        "norms": _listed(options.norm, str),
+        "scales": _listed(options.scale, float),
+    }
+    graph = Graph.open(options.graph)
+    console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
+    console.facts(graph.describe())
+    work = out.absolute().with_name(f".{out.name}.walk")
+    with whole_folder(out) as folder, warnings.catch_warnings():
+        warnings.simplefilter("always", ClassifierWarning)
+        search = Streaming(
+            graph, work, free_memory() if options.memory is None else parse_memory(options.memory),
+            **{name: value for name, value in chosen.items() if value != "auto"},
+            seed=whole_number("seed", options.seed, 0, 2**62),
+            tell=lambda what: tell("Walking", min(next(steps), search.steps), search.steps, what),
+        )  # fmt: skip
+        plan = search.plan
+        console.show(
+            f"\nMemory: at most {size(plan.peak(plan.width))} of {size(plan.memory)}, in blocks of "
+            f"{plan.width} columns.\nNot tried: {safe('; '.join(search.left_out))}."
+        )
+        with console.progress() as tell:
+            outcome = search.run()
+        outcome.write(folder, has_parquet(), options.spreadsheet_safe)
+        scores = outcome.scores
+    shutil.rmtree(work)
+    low, high = scores.interval
+    console.show(
+        f"\n{safe(outcome.best.name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes "
+        f"(95% interval {low:.1%} to {high:.1%}).\n\n"
+        f"Wrote to {safe(out)}/ in {time.monotonic() - began:.0f} s."
     )
 
 

@@ -24,7 +24,7 @@ def option(metavar: str, help: str, default: object = None, **settings: Any) -> 
     if default is not None:
         settings["default"] = kind(default)
         help += f" Default: {default}."
-    return {"metavar": metavar, "help": help, "type": kind, **settings}
+    return {"metavar": metavar, "help": help, "type": kind} | settings
 
 
 def flag(help: str) -> dict[str, Any]:
@@ -34,10 +34,31 @@ def flag(help: str) -> dict[str, Any]:
 
 SHARED = {
     "nodes": option(
-        "FILE", "Table of nodes (.csv, .tsv, .parquet), or a file of the whole graph.", required=True
+        "TABLE",
+        "Table of nodes: .csv, .tsv, .parquet, .xlsx, .json, .jsonl, also .gz, .zst or .zip; - for the "
+        "standard input; or a file of the whole graph. Several are put together by id.",
+        required=True,
+        action="extend",
+        nargs=1,
     ),
-    "edges": option("FILE", "Table of edges: a row for each, with its two ends."),
+    "edges": option(
+        "TABLE",
+        "Table of edges: a row for each, with its two ends. May be repeated.",
+        action="extend",
+        nargs=1,
+    ),
+    "features": option(
+        "TABLE",
+        "Table of node, feature and value, for features that are mostly 0. May be repeated.",
+        action="extend",
+        nargs=1,
+    ),
+    "database": option(
+        "URL", "Tables are queries of this database: sqlite:///…, duckdb:///…, postgresql://…"
+    ),
     "delimiter": option("TEXT", "What separates cells, or tab. Default: a comma, in .tsv a tab."),
+    "encoding": option("NAME", "Of text, as utf-16 or latin-1. Default: found by its bytes."),
+    "decimal": option("SIGN", "Decimal point, . or a comma. Default: found column by column."),
     "id": option("COLUMN", "Column of nodes with their ids. Default: the first."),
     "label": option("COLUMN", "Column of nodes with classes; empty = unknown."),
     "split": option("COLUMN", "Column that says train, validation or test. Default: drawn at random."),
@@ -48,6 +69,11 @@ SHARED = {
         "COLUMN", "Column of numbers that are categories. May be repeated.", action="append"
     ),
     "ignore": option("COLUMN", "Column to leave out. May be repeated.", action="append"),
+    "keep": option("COLUMN", "Column of very many texts to keep as categories.", action="append"),
+    "classes": option(
+        "N", "Cut a label of numbers into so many classes, or each.", type=lambda text: _count(text)
+    ),
+    "unknown-edges": option("WHAT", "Edges whose ends are no nodes: error or drop. Default: error."),
     "scaling": option(
         "KIND", "Of features: rows (words, counts), columns (ages, incomes), none or auto.", "auto"
     ),
@@ -62,7 +88,12 @@ SHARED = {
     "workers": option("N", "Processes on a CPU. Default: one per core."),
     "on": option("PLACE", "here, or ray: the cluster at $RAY_ADDRESS, else this machine's.", "here"),
 }
-COLUMNS = ("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "delimiter")
+FILES = ("nodes", "edges", "features", "database", "delimiter", "encoding", "decimal")
+ENDS = ("source", "target", "weight", "unknown-edges")
+COLUMNS = (
+    *("features", "database", "delimiter", "encoding", "decimal", "id", "label", "split", "classes"),
+    *("source", "target", "weight", "unknown_edges", "categorical", "ignore", "keep"),
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,6 +115,8 @@ class Command(Parser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._names = {"-h", "--help"}
+        self._several: set[str] = set()
+        self.either: tuple[str, ...] = ()  # options of which one is needed
         self._flags = {"-h", "--help"}
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
 
@@ -99,6 +132,8 @@ class Command(Parser):
         for name, settings in ({name: SHARED[name] for name in shared} | own).items():
             panel.add_argument(f"--{name}", **settings)
             self._names.add(f"--{name}")
+            if "nargs" in settings:
+                self._several.add(f"--{name}")
             if settings.get("action") == "store_true":
                 self._flags.add(f"--{name}")
 
@@ -120,9 +155,13 @@ class Command(Parser):
                 options.append(word)
             else:
                 options.append(f"{word}={words.pop(0)}")
+                while name in self._several and words and not words[0].startswith("-"):
+                    options.append(f"{word}={words.pop(0)}")  # what a shell made of a pattern
         found, unknown = super().parse_known_args(options + arguments, namespace)
         if unknown:
             self.error(f"there is no argument {quoted(unknown[0])}.")
+        if self.either and all(getattr(found, name) is None for name in self.either):
+            self.error(f"{' or '.join(f'--{name}' for name in self.either)} is needed.")
         return found, []
 
 
@@ -162,6 +201,20 @@ def columns_of(options: Namespace) -> dict[str, Any]:
     return {name: value for name in COLUMNS if (value := getattr(options, name, None))}
 
 
+def _count(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def files_of(options: Namespace) -> list[Path]:
+    """Return the files that the options name, none where they are queries of a database."""
+    from pairnorm.data.readers import STDIN, find_files
+
+    if getattr(options, "database", None):
+        return []
+    given = (place for name in ("nodes", "edges", "features") for place in getattr(options, name, None) or ())
+    return [path for path in find_files(given) if path != STDIN]
+
+
 def refuse_inputs(out: Path, *inputs: Path | None) -> None:
     """Refuse to write over what is read, by whatever name.
 
@@ -188,6 +241,8 @@ def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
         warnings.simplefilter("ignore", GraphWarning)  # shown with the rest of what was found
         graph = Graph.from_files(options.nodes, options.edges, encoder=encoder, **columns_of(options))
     console.show(f"[bold]Graph {console.safe(repr(graph.name))}[/]")
+    if len(files := files_of(options)) > 2:
+        console.facts([("files", ", ".join(map(str, files)))])
     split = any(mask.any() for mask in graph.split)
     console.facts((what, text) for what, text in graph.describe() if what != "split" or split)
     return graph

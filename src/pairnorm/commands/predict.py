@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import SHARED, add_command, option, read_graph, refuse_inputs
+from pairnorm.commands.options import (
+    ENDS,
+    FILES,
+    SHARED,
+    add_command,
+    files_of,
+    option,
+    read_graph,
+    refuse_inputs,
+)
 from pairnorm.errors import PairNormError
 from pairnorm.writing import is_stream, whole_file
 
@@ -29,8 +38,8 @@ def add(commands: Any) -> None:
     model = option("FOLDER", "Folder that pairnorm fit wrote.", required=True)
     out = option("FILE", "File for the predictions, .csv or .parquet.", "predictions.csv")
     safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
-    parser.group("Files", "nodes", "edges", "delimiter", out=out, **safe_option)
-    parser.group("Columns", "id", "source", "target", "weight", "ignore")
+    parser.group("Files", *FILES, out=out, **safe_option)
+    parser.group("Columns", "id", *ENDS, "ignore")
     parser.group("Model", "device", model=model)
 
 
@@ -41,7 +50,7 @@ def run(options: Namespace) -> None:
     name. The column of classes may be absent or empty.
     """
     out = options.out
-    refuse_inputs(out, options.nodes, options.edges, *options.model.glob("model.*"))
+    refuse_inputs(out, *files_of(options), *options.model.glob("model.*"))
     # Predictions that go to a pipe, or to /dev/stdout, must not meet what is said about them.
     with redirect_stdout(sys.stderr) if is_stream(out) else nullcontext():
         _predict(options)

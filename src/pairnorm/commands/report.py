@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: Namespace) -> None:
-    """Write every table and figure, and report.md, from results.
+    """Write every table and figure, report.md and report.html, from results.
 
     Nothing is trained. The options choose as in pairnorm reproduce: give the same
     ones.

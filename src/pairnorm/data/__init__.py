@@ -14,6 +14,8 @@ from pairnorm.data.missing import (
     missing_vectors,
 )
 from pairnorm.data.named import Dataset, datasets, load
+from pairnorm.data.packed import PackedGraph
+from pairnorm.data.packing import pack
 from pairnorm.data.patterns import missing_by_class, missing_by_degree, missing_by_value
 from pairnorm.data.split import Split, per_class, random_split
 
@@ -25,6 +27,7 @@ __all__ = [
     "Graph",
     "GraphWarning",
     "Missing",
+    "PackedGraph",
     "Split",
     "csbm",
     "datasets",
@@ -37,6 +40,7 @@ __all__ = [
     "missing_entries",
     "missing_nodes",
     "missing_vectors",
+    "pack",
     "per_class",
     "random_split",
     "row_normalise",

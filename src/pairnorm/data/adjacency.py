@@ -126,8 +126,8 @@ def _mirror(
 
 def csr_tensor(matrix: Any) -> Tensor:
     """Return a scipy CSR matrix as a float32 ``torch.sparse_csr`` tensor."""
-    pieces = (matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64), matrix.data.astype(np.float32))
-    return sparse_csr(*map(torch.from_numpy, pieces), matrix.shape)
+    crow, column = (torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices))
+    return sparse_csr(crow, column, torch.from_numpy(matrix.data.astype(np.float32)), matrix.shape)
 
 
 def csr_matrix(tensor: Tensor) -> Any:

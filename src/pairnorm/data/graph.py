@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, replace
+from functools import cached_property
+from hashlib import sha256
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +17,16 @@ from torch import Tensor
 
 from pairnorm.data import io
 from pairnorm.data.adjacency import check_adjacency, check_edges, csr_matrix, most_empty, symmetric_adjacency
-from pairnorm.data.encoder import Encoder, Options, align_features
+from pairnorm.data.encoder import Column, Encoder, Options, align_features
 from pairnorm.data.features import all_finite, check_infinite, nan_as_missing, stored_rows, stored_values
+from pairnorm.data.labels import class_codes
+from pairnorm.data.packed import PackedGraph
+from pairnorm.data.readers import Given, name_of
 from pairnorm.data.split import Split, split_by_name
+from pairnorm.data.structure import STRUCTURE, structural_features
 from pairnorm.data.tables import readable, shown
 from pairnorm.errors import PairNormError, quoted, whole_number
+from pairnorm.sparse import sparse_csr
 
 if TYPE_CHECKING:
     import networkx
@@ -193,6 +199,35 @@ class Graph:
             split = split_by_name(split, self.labels, seed)
         return self.replace(**split._asdict())
 
+    def with_structure(self) -> Graph:
+        """Return a graph without features with some that tell of its structure: degrees, core number, ...
+
+        They are those of ``pairnorm.data.structure.STRUCTURE``. A graph that has features stays as it is.
+        """
+        if self.num_features:
+            return self
+        before = () if self.encoder is None else self.encoder.columns
+        columns = (*before, *(Column(name, "structure") for name in STRUCTURE))
+        encoder = Encoder(columns) if self.encoder is None else replace(self.encoder, columns=columns)
+        missing = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
+        return self.replace(features=structural_features(self.adjacency), missing=missing, encoder=encoder)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that tell this graph from another: its edges, features, labels and split."""
+        digest = sha256()
+        parts = (self.adjacency, self.features, self.labels, *self.split, self.missing)
+        for part in parts:
+            sparse = part.layout == torch.sparse_csr
+            pieces = (part.crow_indices(), part.col_indices(), part.values()) if sparse else (part,)
+            for piece in pieces:
+                array = piece.detach().cpu().contiguous().numpy()
+                # Torch's CSR may count in 32 or 64 bits; the graph is the same.
+                array = array.astype("<i8") if array.dtype.kind == "i" else array
+                digest.update(f"{array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()[:16]
+
     def aligned(self, encoder: Encoder | None, count: int) -> Graph:
         """Return the graph with the features of a model, matched by column and category.
 
@@ -200,6 +235,8 @@ class Graph:
             encoder: the model's; None where its features had no names.
             count: how many features the model has.
         """
+        if self.num_features == 0 and encoder is not None and encoder.named("structure"):
+            return self.with_structure().replace(encoder=encoder)
         ours, theirs = (one and tuple(one.features.values()) for one in (self.encoder, encoder))
         if self.encoder is not None and encoder is not None and ours != theirs:
             name = f"graph {self.name!r}"
@@ -239,7 +276,7 @@ class Graph:
         cls,
         edge_index: Tensor | Sequence[Sequence[int]] | NDArray[Any],
         features: Tensor | Sequence[Sequence[float]] | NDArray[Any] | None = None,
-        labels: Tensor | Sequence[int] | NDArray[Any] | None = None,
+        labels: Tensor | Sequence[int] | Sequence[str | None] | NDArray[Any] | None = None,
         *,
         num_nodes: int | None = None,
         weights: Tensor | Sequence[float] | NDArray[Any] | None = None,
@@ -251,7 +288,7 @@ class Graph:
         Args:
             edge_index: whole numbers of shape [2, edges]: the two ends of each edge.
             features: [n, d]; NaN where missing. Default: none, d = 0.
-            labels: [n]; -1 where unknown.
+            labels: [n]; numbers of classes, -1 where unknown, or their names, None or '' where unknown.
             num_nodes: n. Default: the length of ``features`` or ``labels``, else the largest end + 1.
             weights: [edges], positive. Default: 1.
             notes: what else was odd; what is odd about the edges comes before it.
@@ -260,6 +297,9 @@ class Graph:
         tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
         device = next((part.device for part in tensors), torch.device("cpu"))
         ends = np.asarray(edge_index.cpu() if isinstance(edge_index, Tensor) else edge_index)
+        if labels is not None and not isinstance(labels, Tensor) and _are_texts(labels):
+            codes, parts["class_names"] = _named_classes(labels, parts.get("class_names"))
+            labels = torch.from_numpy(codes)
         labels = None if labels is None else torch.as_tensor(labels, device=device)
         if features is not None:
             features = torch.as_tensor(features, dtype=torch.float32, device=device)
@@ -283,52 +323,149 @@ class Graph:
     @classmethod
     def from_files(
         cls,
-        nodes: str | PathLike[str],
-        edges: str | PathLike[str] | None = None,
+        nodes: Given,
+        edges: Given | None = None,
         *,
+        features: Given | None = None,
+        database: str | None = None,
         id: str | None = None,
         label: str | None = None,
         source: str | None = None,
         target: str | None = None,
         weight: str | None = None,
         split: str | None = None,
+        classes: int | str | None = None,
         categorical: Sequence[str] = (),
         ignore: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        unknown_edges: str | None = None,
         delimiter: str | None = None,
+        encoding: str | None = None,
+        decimal: str | None = None,
         name: str | None = None,
         encoder: Encoder | None = None,
     ) -> Graph:
-        """Read a graph from a table of nodes and a table of edges, or from one file that holds both.
+        """Read a graph from tables of nodes and tables of edges, or from one file that holds both.
 
-        Tables are CSV, TSV or Parquet. Every column of the node table that is not named below is a feature:
-        numbers as they are, text one-hot. An empty cell is missing; among numbers, so is ``NA`` and its like.
-        Whole graphs are ``.npz`` (CSR pieces ``adj_*`` and ``attr_*``, and ``labels``), a PyG ``Data`` as
-        ``.safetensors`` or ``.pt``, or ``.graphml``.
+        Tables are CSV, TSV, Parquet, Excel, JSON or JSON lines, also compressed (gzip, bzip2, xz, zstd, zip),
+        the standard input (``'-'``), or queries of a database. Several files, or those that a pattern such as
+        ``'part-*.parquet'`` matches, are one table; rows of nodes with the same id are put together.
+
+        Every column of the nodes that is not named below is a feature: numbers as they are, dates as days,
+        text one-hot. An empty cell is missing; among numbers, so is ``NA`` and its like. A column of text
+        whose cells nearly all differ is left out.
+        Whole graphs are ``.npz`` (``edge_index``, ``x``, ``y``; or CSR pieces ``adj_*``, ``attr_*``, and
+        ``labels``), a PyG ``Data`` as ``.safetensors`` or ``.pt``, or ``.graphml``.
         What is odd is handled, noted in ``graph.notes``, and warned of once.
 
         Args:
-            nodes: the table of nodes, or the file that holds the whole graph.
-            edges: the table of edges.
+            nodes: the tables of nodes, or the file that holds the whole graph.
+            edges: the tables of edges.
+            features: tables of node, feature and value (without one: 1), for features that are mostly 0; or
+                JSON such as ``{"node": ["feature", ...]}``. A node without a row lacks features.
+            database: its URL, as SQLAlchemy writes them; ``nodes``, ``edges`` and ``features`` are then
+                queries, or names of tables.
             id: the column of ``nodes`` with their names. Default: the first.
             label: the column of ``nodes`` with their classes; an empty cell is unknown. Default: no labels.
             source: the column of ``edges`` with one end. Default: ``'source'``, else the first.
             target: the column with the other end. Default: ``'target'``, else the second.
             weight: the column of ``edges`` with their weights. Default: all weigh 1.
             split: the column of ``nodes`` that says train, validation or test. Default: no split.
+            classes: how many classes of equal size to cut a label of numbers into, or ``'each'`` to take
+                every number for a class. Default: many different numbers are refused.
             categorical: columns of ``nodes`` that are categories though they look like numbers.
             ignore: columns of ``nodes`` to leave out.
+            keep: columns of ``nodes`` to take as categories though there are very many of them.
+            unknown_edges: ``'drop'`` to leave out edges whose ends are no nodes. Default: ``'error'``.
             delimiter: what separates cells of text, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
+            encoding: of text. Default: found by its bytes, and noted unless it is UTF-8.
+            decimal: the decimal point of text, ``'.'`` or ``','``. Default: a point; where all cells of a
+                column have a comma, that, and noted.
             name: what to call the graph. Default: the name of the node file.
             encoder: that of a graph read before, or of a fitted model (``classifier.encoder_``): this file is
                 read alike, but for what is named anew. Its labels are optional, a split is left out.
         """
-        told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore)
-        parts = io.read_files(nodes, edges, told, encoder)
-        with readable(Path(nodes).name):
-            graph = cls.from_edges(**(parts | {"name": name or Path(nodes).stem}))
-        if graph.notes:
-            warnings.warn(f"{graph.name}: {'; '.join(graph.notes)}.", GraphWarning, stacklevel=2)
-        return graph
+        told = Options(
+            *(id, label, split, source, target, weight, delimiter, categorical, ignore),
+            *(keep, encoding, decimal, classes, unknown_edges),
+        )
+        parts = io.read_files(nodes, edges, features, database, told, encoder)
+        place = io.place_name(nodes) if database is None else "graph"
+        with readable(place):
+            graph = cls.from_edges(**(parts | {"name": name or name_of(place)}))
+        return _warned(graph)
+
+    @classmethod
+    def from_frames(
+        cls,
+        nodes: Any,
+        edges: Any,
+        *,
+        features: Any = None,
+        name: str = "graph",
+        encoder: Encoder | None = None,
+        **options: Any,
+    ) -> Graph:
+        """Take over frames of nodes and of edges; their columns are read as those of files are.
+
+        >>> nodes = {"id": ["a", "b", "c"], "age": [31, 25, None], "risk": ["low", "high", None]}
+        >>> graph = Graph.from_frames(nodes, {"source": [*"abbc"], "target": [*"bacb"]}, label="risk")
+        >>> graph.feature_names, graph.missing.tolist(), graph.labels.tolist()
+        (('age',), [False, False, True], [1, 0, -1])
+
+        Args:
+            nodes: of pandas, or of any library with ``__arrow_c_stream__`` or ``__dataframe__``, as Polars;
+                also a dictionary of columns. An index that has a name is a column.
+            edges: likewise.
+            features: a long frame of node, feature and value, as for ``from_files``.
+            name: what to call the graph.
+            encoder: as for ``from_files``.
+            **options: what ``from_files`` takes on columns, such as ``id``, ``label`` and ``ignore``.
+        """
+        parts = io.from_frames(nodes, edges, features, Options(**options), encoder)
+        return _warned(cls.from_edges(**(parts | {"name": name})))
+
+    @staticmethod
+    def open(folder: str | PathLike[str]) -> PackedGraph:
+        """Open a graph that ``pairnorm pack`` wrote, however large: its arrays are mapped, not read.
+
+        Args:
+            folder: of the packed graph.
+        """
+        return PackedGraph.open(folder)
+
+    @classmethod
+    def from_packed(cls, packed: PackedGraph) -> Graph:
+        """Read a packed graph into memory.
+
+        Args:
+            packed: as ``Graph.open`` gives it.
+        """
+        packed.check()
+        facts = packed.facts
+        weights = np.ones(facts.entries, np.float32) if packed.weight is None else np.array(packed.weight)
+        crow, column = np.array(packed.crow), packed.column.astype(np.int64)
+        features = packed.features(slice(None), range(facts.features))
+        gone = _UNSET if facts.missing[1] else torch.from_numpy(packed.missing == 2)
+        parts = Split(*(torch.from_numpy(packed.split == number) for number in range(3)))
+        return cls(
+            sparse_csr(
+                torch.from_numpy(crow),
+                torch.from_numpy(column),
+                torch.from_numpy(weights),
+                (facts.nodes, facts.nodes),
+            ),
+            torch.from_numpy(features if gone is None else np.nan_to_num(features, copy=False, nan=0.0)),
+            torch.from_numpy(packed.labels.astype(np.int64)),
+            missing=gone,
+            node_names=np.concatenate(list(packed.ids())),
+            class_names=facts.classes,
+            encoder=facts.encoder,
+            name=packed.folder.name,
+            notes=facts.notes,
+            _checked=True,
+            **parts._asdict(),
+        )
 
     @classmethod
     def from_networkx(
@@ -458,6 +595,12 @@ class Graph:
         )
 
 
+def _warned(graph: Graph) -> Graph:
+    if graph.notes:
+        warnings.warn(f"{graph.name}: {'; '.join(graph.notes)}.", GraphWarning, stacklevel=3)
+    return graph
+
+
 def _share(part: int, whole: int) -> str:
     """Say how many, and what share of the whole that is.
 
@@ -465,6 +608,26 @@ def _share(part: int, whole: int) -> str:
     '140 (5.17%)'
     """
     return f"{part:,} ({100 * part / max(whole, 1):.3g}%)"
+
+
+def _are_texts(labels: Any) -> bool:
+    array = np.asarray(labels)
+    return array.dtype.kind in "UST" or any(isinstance(one, str) for one in array.ravel().tolist())
+
+
+def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    names = [
+        None if one is None or one != one or one == "" else str(one) for one in np.asarray(labels, object)
+    ]
+    codes, found = class_codes(np.array(names, dtype=object), known)
+    if known is not None and len(found) > len(known):
+        raise PairNormError(
+            f"a label is {quoted(found[len(known)])}",
+            code="unknown-class",
+            value=found[len(known)],
+            expected=f"one of class_names: {shown(tuple(known), 7)}",
+        )
+    return codes, found
 
 
 def _numbered_classes(labels: Tensor) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -14,18 +14,20 @@ import torch
 from torch import Tensor
 
 from pairnorm.data.adjacency import check_csr, csr_tensor
-from pairnorm.data.encoder import Encoder, Options, read_nodes
-from pairnorm.data.tables import (
+from pairnorm.data.encoder import Encoder, Options
+from pairnorm.data.names import Ends, find_ends, read_edges
+from pairnorm.data.nodes import read_nodes
+from pairnorm.data.readers import (
+    STDIN,
     TABLES,
-    Ends,
-    Source,
+    Given,
+    arrow_frame,
+    columns_of,
     existing,
-    find_ends,
-    is_table,
-    open_table,
-    read_edges,
-    readable,
+    kind_of,
+    open_tables,
 )
+from pairnorm.data.tables import Source, readable, shown
 from pairnorm.errors import PairNormError, quoted, whole_number
 from pairnorm.sparse import quieten
 
@@ -39,33 +41,53 @@ _NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
 
 
 def read_files(
-    nodes: str | PathLike[str], edges: str | PathLike[str] | None, told: Options, encoder: Encoder | None
+    nodes: Given,
+    edges: Given | None,
+    features: Given | None,
+    database: str | None,
+    told: Options,
+    encoder: Encoder | None,
 ) -> Parts:
-    """Return the parts of a graph in two tables, or in one file that holds it whole.
+    """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole.
 
     Args:
-        nodes: the table of nodes, or the whole graph.
-        edges: the table of edges.
+        nodes: the tables of nodes, or the whole graph.
+        edges: the tables of edges.
+        features: tables of node, feature and value.
+        database: where the tables are, unless they are files.
         told: what the user says of columns.
         encoder: how earlier files were read.
     """
-    path = Path(nodes)
-    delimiter = told.delimiter or (encoder.delimiter if encoder else None)
-    if is_table(path, edges, delimiter):
+    if not isinstance(nodes, str | PathLike) and len(nodes) == 1:
+        (nodes,) = nodes
+    how: dict[str, Any] = {
+        name: getattr(told, name) or getattr(encoder, name, None)
+        for name in ("delimiter", "encoding", "decimal")
+    }
+    if database is not None or not _holds_all(nodes, edges, how["delimiter"]):
         if edges is None:
-            problem = f"{path.name}: a table of nodes needs a table of edges beside it"
+            problem = f"{place_name(nodes)}: a table of nodes needs a table of edges beside it"
             raise PairNormError(problem, code="option-missing", remedy="Pass {edges}", edges=...)
-        node_table, edge_table = open_table(path, delimiter), open_table(Path(edges), delimiter)
-        return _from_tables(node_table, edge_table, told, encoder)
-    if edges is not None:
-        raise PairNormError(
-            f"{path.name}: {path.suffix!r} is no table, but edges are given",
-            code="unknown-file-type",
-            value=path.suffix,
-            expected=", ".join(TABLES),
-            remedy="For a text file with another ending pass {delimiter}.",
-            delimiter=",",
-        )
+        if nodes == edges == STDIN:
+            raise PairNormError(
+                "nodes and edges are both '-'", code="conflicting-options", remedy="Pipe one of them in only."
+            )
+        tables = [
+            [] if given is None else open_tables(role, given, database=database, **how)
+            for role, given in (("nodes", nodes), ("edges", edges), ("features", features))
+        ]
+        return _from_tables(tables, told, encoder)
+    path = Path(nodes)  # type: ignore[arg-type]
+    for option, given in (("edges", edges), ("features", features)):
+        if given is not None:
+            raise PairNormError(
+                f"{path.name}: {path.suffix!r} is no table, but {option} are given",
+                code="unknown-file-type",
+                value=path.suffix,
+                expected=", ".join(TABLES),
+                remedy="For a text file with another ending pass {delimiter}.",
+                delimiter=",",
+            )
     kind = existing(path).suffix.lower()
     with readable(path.name):
         _check_applies(kind, told)
@@ -74,6 +96,26 @@ def read_files(
 
             return from_networkx(networkx.read_graphml(path), told, encoder)
         return READERS[kind](path)
+
+
+def _holds_all(nodes: Given, edges: Given | None, delimiter: str | None) -> bool:
+    """Say whether a file holds the whole graph: by its ending, unless edges and a delimiter come with it."""
+    if (
+        not isinstance(nodes, str | PathLike)
+        or nodes == STDIN
+        or (edges is not None and delimiter is not None)
+    ):
+        return False
+    path = Path(nodes)
+    if any(sign in path.name for sign in "*?[") or path.is_dir():
+        return False
+    return kind_of(path) not in TABLES
+
+
+def place_name(given: Given) -> str:
+    """Return what to call a graph, or its nodes, by where they are."""
+    first = given if isinstance(given, str | PathLike) else next(iter(given), "")
+    return Path(first).name
 
 
 def _check_applies(kind: str, told: Options) -> None:
@@ -97,20 +139,80 @@ def _check_applies(kind: str, told: Options) -> None:
             )
 
 
-def _from_tables(nodes: Source, edges: Source, told: Options, encoder: Encoder | None) -> Parts:
+def from_frames(nodes: Any, edges: Any, features: Any, told: Options, encoder: Encoder | None) -> Parts:
+    """Return the parts of a graph in frames of pandas, or of any library that hands its columns over."""
+    tables = [
+        [] if frame is None else [_frame_source(f"the frame of {role}", frame)]
+        for role, frame in (("nodes", nodes), ("edges", edges), ("features", features))
+    ]
+    return _from_tables(tables, told, encoder)
+
+
+def _frame_source(name: str, found: Any) -> Source:
+    import pandas
+
+    if isinstance(found, Mapping):
+        found = pandas.DataFrame(found)
+    if not isinstance(found, pandas.DataFrame):
+        import pyarrow
+
+        if hasattr(found, "__arrow_c_stream__"):
+            found = arrow_frame(pyarrow.table(found))
+        elif hasattr(found, "__dataframe__"):
+            from pyarrow.interchange import from_dataframe
+
+            found = arrow_frame(from_dataframe(found))
+        else:
+            raise PairNormError(
+                f"{name} is a {type(found).__name__}",
+                code="wrong-type",
+                value=type(found).__name__,
+                expected="a pandas.DataFrame, or one that has __arrow_c_stream__ or __dataframe__",
+            )
+    if any(found.index.names):  # an index with a name is a column
+        found = found.reset_index()
+    return Source(
+        name, columns_of(name, list(found.columns)), found.set_axis(map(str, found.columns), axis=1)
+    )
+
+
+def _from_tables(tables: Sequence[Sequence[Source]], told: Options, encoder: Encoder | None) -> Parts:
+    """Return the parts of a graph in tables of nodes, of edges, and of features."""
+    nodes, edges, features = tables
     source, target, weight = (
         getattr(told, name) or (getattr(encoder, name) if encoder else None)
         for name in ("source", "target", "weight")
     )
-    ends = find_ends(edges, source, target)
-    return _parts(nodes, edges, ends, weight and edges.column("weight", weight), told, encoder)
+    ends = [find_ends(table, source, target) for table in edges]
+    if weight is not None:
+        for table in edges:
+            table.column("weight", weight)
+    for table, two in zip(edges, ends, strict=True):
+        if unused := [name for name in table.columns if name not in (*two[:2], weight)]:
+            columns = f"{'column' if len(unused) == 1 else 'columns'} {shown(unused)}"
+            more = "" if weight else "; the option weight weighs edges by one of numbers"
+            table.notes.append(f"{columns} of {table.name}: not used{more}")
+    return _parts(nodes, edges, ends, weight, told, encoder, features)
 
 
 def _parts(
-    nodes: Source, edges: Source, ends: Ends, weight: str | None, told: Options, encoder: Encoder | None
+    nodes: Sequence[Source],
+    edges: Sequence[Source],
+    ends: Sequence[Ends],
+    weight: str | None,
+    told: Options,
+    encoder: Encoder | None,
+    features: Sequence[Source] = (),
 ) -> Parts:
-    parts = read_nodes(nodes, told, encoder)
-    parts["edge_index"], parts["weights"] = read_edges(edges, ends, parts["node_names"], weight)
+    parts = read_nodes(nodes, told, encoder, features)
+    drop = (told.unknown_edges or (encoder.unknown_edges if encoder else None)) == "drop"
+    found = [
+        read_edges(table, two, parts["node_names"], weight, drop)
+        for table, two in zip(edges, ends, strict=True)
+    ]
+    parts["edge_index"] = np.concatenate([one.edge_index for one in found], 1)
+    parts["weights"] = None if weight is None else np.concatenate([one.weights for one in found])
+    parts["notes"] += tuple(remark for table in edges for remark in table.remarks())
     return parts | {"num_nodes": len(parts["node_names"])}
 
 
@@ -137,11 +239,11 @@ def from_networkx(
         weight = "weight"
         edges[weight] = [1.0 if value is None else value for value in edges[weight]]
     node_table, edge_table = (
-        Source(f"the {what} of the networkx graph", tuple(columns), frame=pandas.DataFrame(columns))
+        Source(f"the {what} of the networkx graph", tuple(columns), pandas.DataFrame(columns))
         for what, columns in (("nodes", {_NODE: list(graph.nodes)} | nodes), ("edges", edges))
     )
     weight = weight and edge_table.column("weight", weight)
-    parts = _parts(node_table, edge_table, Ends(_SOURCE, _TARGET), weight, told, encoder)
+    parts = _parts([node_table], [edge_table], [Ends(_SOURCE, _TARGET)], weight, told, encoder)
     parts["name"] = graph.name or "graph"
     return parts if vectors is None else parts | _vectors(vectors, features)
 
@@ -273,19 +375,23 @@ def from_scipy(adjacency: Any, features: Any = None) -> Parts:
 
 
 def read_npz(file: str | Path | IO[bytes]) -> Parts:
-    """Read an ``.npz``: CSR pieces ``adj_*``, ``attr_*`` and ``labels``, or what scipy's ``save_npz`` writes.
+    """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them; CSR pieces ``adj_*``,
+    ``attr_*`` and ``labels``; or what scipy's ``save_npz`` writes.
 
     Args:
         file: the file, or its name.
     """
     with np.load(file, allow_pickle=False) as archive:
         _check_sizes(archive)
+        if "edge_index" in archive:
+            return _from_arrays({name: archive[name] for name in archive.files})
         if "adj_data" not in archive and "format" in archive:
             return from_scipy(_matrix(archive, "", str(archive["format"].astype(str))))
         if "adj_data" not in archive:
             found = ", ".join(archive.files[:10]) or "nothing"
             raise PairNormError(
-                f"there is no 'adj_data', 'adj_indices', 'adj_indptr', 'adj_shape'; it holds {found}",
+                f"there is no 'edge_index', nor 'adj_data', 'adj_indices', 'adj_indptr', 'adj_shape'; "
+                f"it holds {found}",
                 code="edges-missing",
             )
         features = archive.get("attr_matrix")
@@ -295,6 +401,13 @@ def read_npz(file: str | Path | IO[bytes]) -> Parts:
         if "labels" in archive:
             parts["labels"] = _whole_labels("labels", torch.from_numpy(archive["labels"]))
         return parts
+
+
+def _from_arrays(found: dict[str, Any]) -> Parts:
+    """Return the parts of a graph in arrays that are called as PyG's; classes may be texts."""
+    texts = {name: value for name, value in found.items() if value.dtype.kind in "US"}
+    parts = from_pyg({name: torch.from_numpy(found[name]) for name in found.keys() - texts.keys()})
+    return parts | {"labels": texts["y"].astype(str)} if "y" in texts else parts
 
 
 def _check_sizes(archive: Any) -> None:

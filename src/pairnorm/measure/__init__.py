@@ -5,9 +5,14 @@ features] and returns one value per trial. It sums in float64, returns float32 (
 no graph. States of finite values give finite measures; NaN gives NaN, so that a diverged model shows.
 """
 
+from pairnorm.measure.collapse import (
+    dominant_subspace_distance,
+    group_distance_ratio,
+    instance_information_gain,
+    numerical_rank,
+)
 from pairnorm.measure.functional import (
     MEASURES,
-    Estimate,
     apd,
     apsd,
     col_diff,
@@ -20,19 +25,25 @@ from pairnorm.measure.functional import (
     row_diff,
     tpsd,
 )
-from pairnorm.measure.probe import Probe
+from pairnorm.measure.inputs import Estimate
+from pairnorm.measure.probe import Probe, Verdict
 
 __all__ = [
     "MEASURES",
     "Estimate",
     "Probe",
+    "Verdict",
     "apd",
     "apsd",
     "col_diff",
     "connected_pairs",
     "dirichlet_energy",
+    "dominant_subspace_distance",
     "effective_rank",
+    "group_distance_ratio",
+    "instance_information_gain",
     "mean_average_distance",
+    "numerical_rank",
     "pair_distances",
     "random_pairs",
     "row_diff",

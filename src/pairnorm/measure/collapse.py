@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.measure.functional import Estimate
-from pairnorm.measure.inputs import block_length, centred, check_states, over_trials, result_dtype
+from pairnorm.measure.inputs import (
+    Estimate,
+    block_length,
+    centred,
+    check_states,
+    over_trials,
+    result_dtype,
+    unit_rows,
+)
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.
 ROWS = 512
@@ -152,7 +159,7 @@ def group_distance_ratio(
         )
     index = index.to(x.device)
     measure = _squared_ratio if distance == "squared" else _euclidean_ratio
-    return over_trials(x[labelled.to(x.device)], lambda trial: measure(_unit_rows(trial), index))
+    return over_trials(x[labelled.to(x.device)], lambda trial: measure(unit_rows(trial), index))
 
 
 def _squared_ratio(x: Tensor, index: Tensor) -> Tensor:
@@ -221,7 +228,7 @@ def instance_information_gain(
             value=list(features.shape),
             expected=f"[{nodes}, features]",
         )
-    unit = _unit_rows(features.double())
+    unit = unit_rows(features.double())
     squares = unit.square().sum(1)
     trials = x.argmax(-1).view(nodes, math.prod(x.shape[1:-1]))  # [nodes, trials], the entry of each state
     size = x.shape[-1]
@@ -249,11 +256,6 @@ def instance_information_gain(
         return gain.mean(0).to(dtype).view(shape)
     error = gain.std(0) / math.sqrt(sample)
     return Estimate(gain.mean(0).to(dtype).view(shape), error.to(dtype).view(shape))
-
-
-def _unit_rows(x: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / norm.where(norm > 0, 1)
 
 
 def _sums(x: Tensor, index: Tensor | None) -> Tensor:

@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, overload
+from typing import Literal, NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of, whole_number
+from pairnorm.measure.collapse import dominant_subspace_distance, numerical_rank
 from pairnorm.measure.inputs import (
     Adjacency,
+    Estimate,
     block_length,
     centred,
     check_nodes,
@@ -17,14 +19,10 @@ from pairnorm.measure.inputs import (
     edges,
     over_trials,
     result_dtype,
+    unit_rows,
 )
 
-
-class Estimate(NamedTuple):
-    """A measure estimated from random pairs: its value and the standard error of that value, per trial."""
-
-    value: Tensor
-    standard_error: Tensor
+Laplacian = Literal["sym", "rw", "unnormalised"]
 
 
 @overload
@@ -245,31 +243,38 @@ def _mean(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def dirichlet_energy(x: Tensor, adjacency: Adjacency, laplacian: str = "sym") -> Tensor:
-    """Return the Dirichlet energy tr(Xᵀ L X), summed over the edges: a scalar, or one value per trial.
+def dirichlet_energy(
+    x: Tensor, adjacency: Adjacency, laplacian: Laplacian = "sym", relative: bool = False
+) -> Tensor:
+    """Return the Dirichlet energy, how much X changes along the edges: a scalar, or one value per trial.
 
-    - ``"sym"``: L = I − D̃^(−1/2) Ã D̃^(−1/2) with self-loops, ½ Σ_{i,j} a_ij ‖x_i/√d̃_i − x_j/√d̃_j‖² (Cai &
-      Wang 2020, "A Note on Over-Smoothing for Graph Neural Networks"). It is zero at the stationary point of
-      the GCN, where nodes still differ by the square root of their degree.
-    - ``"combinatorial"``: L = D − A, ½ Σ_{i,j} a_ij ‖x_i − x_j‖². It is zero only where all nodes of a
-      component are equal, the stationary point of D̃⁻¹Ã. The energy of Rusch, Bronstein & Mishra (2023, "A
-      Survey on Oversmoothing in Graph Neural Networks") is 2/n times this one, and their measure the square
-      root of that.
+    - ``"sym"``: tr(Xᵀ L X), L = I − D̃^(−1/2) Ã D̃^(−1/2) with self-loops, which is ½ Σ_{i,j} a_ij ‖x_i/√d̃_i −
+      x_j/√d̃_j‖² (Cai & Wang 2020, "A Note on Over-Smoothing for Graph Neural Networks"). It is zero at the
+      stationary point of the GCN, where nodes still differ by the square root of their degree, and not zero
+      where all nodes are equal: no measure of node similarity in the sense of Rusch, Bronstein & Mishra.
+    - ``"rw"``: ½ Σ_{i,j} (a_ij / d̃_i) ‖x_i − x_j‖², over the steps of the walk D̃⁻¹Ã: every node counts
+      about once, where a hub counts by its degree below. Zero only where all nodes of a component are equal.
+    - ``"unnormalised"``: tr(Xᵀ L X), L = D − A, which is ½ Σ_{i,j} a_ij ‖x_i − x_j‖². Zero only where all
+      nodes of a component are equal, the stationary point of D̃⁻¹Ã. The energy of Rusch, Bronstein & Mishra
+      (2023, "A Survey on Oversmoothing in Graph Neural Networks") is 2/n times this one, and their measure
+      the square root of that.
 
-    Neither is divided by the number of nodes or edges, and both grow with the square of the scale of ``x``. A
-    directed graph counts as (A + Aᵀ)/2, and self-loops of ``adjacency`` are dropped.
+    None is divided by the number of nodes or edges, and all grow with the square of the scale of ``x``:
+    states that only shrink seem to smooth. A directed graph counts as (A + Aᵀ)/2, and self-loops of
+    ``adjacency`` are dropped.
 
     Args:
         x: states [nodes, features] or [nodes, trials..., features].
         adjacency: a sparse or dense matrix [nodes, nodes], weights >= 0, or an ``edge_index`` [2, edges] that
             holds both directions of every edge.
-        laplacian: ``"sym"`` or ``"combinatorial"``.
+        laplacian: ``"sym"``, ``"rw"`` or ``"unnormalised"``.
+        relative: divide by ‖X‖_F², which takes the scale out; 0 for a zero matrix.
 
     >>> edge_index = torch.tensor([[0, 1], [1, 0]])
-    >>> dirichlet_energy(torch.tensor([[0.0], [2.0]]), edge_index, laplacian="combinatorial")
+    >>> dirichlet_energy(torch.tensor([[0.0], [2.0]]), edge_index, laplacian="unnormalised")
     tensor(4.)
     """
-    one_of("laplacian", laplacian, ["sym", "combinatorial"])
+    one_of("laplacian", laplacian, get_args(Laplacian))
     pairs, weight = _edges_of(x, adjacency)
     if weight.numel() and float(weight.min()) < 0:
         worst = float(weight.min())
@@ -277,11 +282,16 @@ def dirichlet_energy(x: Tensor, adjacency: Adjacency, laplacian: str = "sym") ->
             f"adjacency holds the weight {worst:g}", code="out-of-range", value=worst, expected="weights >= 0"
         )
     states = x.double()
+    # Half of either direction: the degree itself in a symmetric graph.
+    degree = weight.new_ones(len(x)).index_add_(0, pairs.flatten(), weight.repeat(2) / 2)
     if laplacian == "sym":
-        # Half of either direction: the degree itself in a symmetric graph.
-        degree = weight.new_ones(len(x)).index_add_(0, pairs.flatten(), weight.repeat(2) / 2)
         states = states / degree.sqrt().view(-1, *[1] * (x.ndim - 1))
+    elif laplacian == "rw":
+        weight = weight * (1 / degree)[pairs].mean(0)
     energy: Tensor = torch.tensordot(weight, squared_distances(states, pairs), dims=1) / 2
+    if relative:
+        whole = x.double().square().sum((0, -1))
+        energy = energy / whole.where(whole > 0, 1)
     return energy.to(result_dtype(x))
 
 
@@ -316,18 +326,13 @@ def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tens
         raise PairNormError("adjacency has no edges", code="no-pairs", expected="some to average over")
     neighbours = torch.bincount(pairs[0], minlength=len(x))
     weight = 1 / (neighbours[pairs[0]].double() * (neighbours > 0).sum())
-    mean: Tensor = torch.tensordot(weight, squared_distances(_unit_rows(x.double()), pairs) / 2, dims=1)
+    mean: Tensor = torch.tensordot(weight, squared_distances(unit_rows(x.double()), pairs) / 2, dims=1)
     return mean.to(result_dtype(x))
 
 
 def _mean_cosine_distance(rows: Tensor) -> Tensor:
     """Return TPSD(unit rows) / 2 over the n (n − 1) pairs, from Eq. 9 of the paper."""
-    return centred(_unit_rows(rows)).square().sum() / max(1, len(rows) - 1)
-
-
-def _unit_rows(x: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / length.where(length > 0, 1)
+    return centred(unit_rows(rows)).square().sum() / max(1, len(rows) - 1)
 
 
 def _edges_of(x: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
@@ -378,5 +383,7 @@ MEASURES = {
     "tpsd": Measure(tpsd, 2),
     "mean_average_distance": Measure(mean_average_distance, 0),
     "effective_rank": Measure(effective_rank, 0),
+    "numerical_rank": Measure(numerical_rank, 0),
+    "dominant_subspace_distance": Measure(dominant_subspace_distance, 1),
 }
-"""All of them by name: what training and a ``Probe`` can take."""
+"""Those that need nothing but states, by name: what training and a ``Probe`` can take."""

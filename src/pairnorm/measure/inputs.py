@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,13 @@ from pairnorm.nn.propagate import entries
 # The most that one temporary may take on a CPU: a larger one leaves its cache. A GPU takes eight times that,
 # lest it wait for launches.
 BLOCK_BYTES = 2**24
+
+
+class Estimate(NamedTuple):
+    """A measure estimated from a random sample: its value and the standard error of that value, per trial."""
+
+    value: Tensor
+    standard_error: Tensor
 
 
 def check_states(x: Tensor) -> None:
@@ -56,6 +64,12 @@ def centred(rows: Tensor) -> Tensor:
     # The first row goes first: a common offset then never meets the rounding of the mean.
     shifted = rows - rows[:1]
     return shifted - shifted.mean(0) if len(rows) else rows
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """Return ``x`` with every row divided by its norm; a zero row stays zero."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / norm.where(norm > 0, 1)
 
 
 def block_length(values_per_item: int, device: torch.device) -> int:

@@ -23,8 +23,11 @@ _TITLES = {
     "dirichlet_energy": "Dirichlet energy",
     "mean_average_distance": "mean average distance",
     "effective_rank": "effective rank",
+    "numerical_rank": "numerical rank",
+    "dominant_subspace_distance": "distance to the dominant subspace",
+    "gradient_norm": "gradient norm",
 }
-_NO_MEASURE = ("forward", "layer", "name", "trial")
+_NO_MEASURE = ("forward", "layer", "name", "node_type", "trial")
 
 
 def draw(frame: pandas.DataFrame) -> Figure:

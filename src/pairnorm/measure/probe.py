@@ -1,21 +1,21 @@
-"""The Probe: what every graph convolution of a model does to the distances between nodes."""
+"""The Probe: what every graph convolution of a model does to its states, and what that means in words."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pairnorm.errors import PairNormError, one_of, quoted, whole_number
+from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.measure.functional import (
     MEASURES,
-    Estimate,
     apd,
     apsd,
     col_diff,
@@ -26,7 +26,7 @@ from pairnorm.measure.functional import (
     row_diff,
     tpsd,
 )
-from pairnorm.measure.inputs import Adjacency, is_sparse_adjacency
+from pairnorm.measure.inputs import Adjacency, Estimate, is_sparse_adjacency
 from pairnorm.nn.patch import PairNormPatch, graph_convolutions
 from pairnorm.nn.propagate import is_edge_index
 
@@ -36,23 +36,49 @@ if TYPE_CHECKING:
 
 
 OwnMeasure = Callable[[Tensor], Tensor]
+SCALE_FREE = ("effective_rank", "numerical_rank", "mean_average_distance", "col_diff")
 
 # Exact distances of this many coordinates take half a second on two cores: 20,000 nodes with 64 features.
 EXACT_WORK = 20_000**2 * 64
 
 _NAMES = (*MEASURES, "apd", "apsd", "dirichlet_energy")
 
+# What a verdict is drawn at: docs/measures.md holds it against real states, noise and smoothed ones.
+SAME_DIRECTION = 0.05
+ONE_DIMENSION = 1.05
+VANISHED = 1e-3
+
 
 @dataclass(frozen=True)
 class Record:
-    """One call of one convolution: its measures, one value per trial, and distances of node pairs."""
+    """One call of one convolution: its measures, one value per trial, and distances of node pairs.
+
+    A backward pass adds ``gradient_norm`` to the measures. ``norm`` is ‖X‖_F, and ``node_type`` is empty
+    where there is only one.
+    """
 
     forward: int
     layer: int
     name: str
+    node_type: str
     nodes: int
+    norm: Tensor
     measures: dict[str, Tensor]
     distances: dict[str, Tensor]
+
+
+class Verdict(NamedTuple):
+    """What a Probe has seen, in words and as a code.
+
+    ``layer`` is the first one that it holds for, counted from 1; None where it is none's in particular.
+    """
+
+    kind: Literal["states-collapse", "gradients-vanish", "does-not-generalise", "no-sign"]
+    layer: int | None
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -143,14 +169,19 @@ class Probe:
     ::
 
         with Probe(model) as probe:
-            model(x, edge_index)
+            loss(model(x, edge_index), y).backward()  # the backward pass is for gradient norms
+        probe.verdict()
         probe.frame()
 
     What is measured is the output of each convolution or, where PairNorm follows it, of PairNorm: the model's
     own or that of ``add_pair_norm``. Other steps after a convolution, such as an activation or dropout, are
     not seen. A convolution called several times gives one record per call. Every forward pass inside the
     ``with`` appends its records, told apart by ``forward``; so does entering the same Probe again. The
-    model's output, its gradients and the global random numbers stay as they are.
+    model's output, its gradients and the global random numbers stay as they are. States in a dictionary by
+    node type (``HeteroConv``, ``HGTConv``) give one record per type.
+
+    By default the measures are those that do not depend on the scale of the states, which weights may change
+    at will. After a backward pass there is also ``gradient_norm``, ‖∂L/∂X‖_F.
 
     Connected pairs come from ``adjacency`` or, without it, from an ``edge_index`` or a sparse square
     matrix among the arguments of the convolution or of the model. The random kind stands for all n² pairs:
@@ -161,8 +192,9 @@ class Probe:
     Args:
         model: any module with graph convolutions.
         measures: names among ``row_diff``, ``col_diff``, ``apd``, ``apsd`` (the last two for each kind of
-            pairs), ``tpsd``, ``dirichlet_energy``, ``mean_average_distance``, ``effective_rank``; or a
-            mapping from a name of your own to a function of the states.
+            pairs), ``tpsd``, ``dirichlet_energy``, ``mean_average_distance``, ``effective_rank``,
+            ``numerical_rank``, ``dominant_subspace_distance``; or a mapping from a name of your own to a
+            function of the states.
         adjacency: the graph, a matrix [nodes, nodes] or an ``edge_index`` [2, edges].
         pairs: node pairs [2, pairs] of your own, or several by name, such as ``{"same_class": ...}``, to be
             measured beside the connected ones.
@@ -175,7 +207,7 @@ class Probe:
     def __init__(
         self,
         model: nn.Module,
-        measures: Sequence[str] | Mapping[str, OwnMeasure] = ("row_diff", "col_diff", "apd", "apsd"),
+        measures: Sequence[str] | Mapping[str, OwnMeasure] = SCALE_FREE,
         adjacency: Adjacency | None = None,
         pairs: Tensor | Mapping[str, Tensor] | None = None,
         layers: Sequence[str] | None = None,
@@ -199,9 +231,10 @@ class Probe:
         self._forward = -1
         self._layer = 0
         self._running = self._repeats = False
+        self._open: list[int] = []  # the latest records, which PairNorm may still follow
         self._arguments: list[Any] = []
-        self._graph: Adjacency | None = None
-        self._connected: Tensor | None = None
+        # The graph that a node type was last seen with, and its connected pairs.
+        self._graphs: dict[str, tuple[Adjacency | None, Tensor | None]] = {}
 
     def __repr__(self) -> str:
         counts = f"{len(self._convolutions)} convolutions, {len(self.records)} records"
@@ -232,23 +265,74 @@ class Probe:
     ) -> None:
         while self._handles:
             self._handles.pop().remove()
-        self._arguments, self._graph, self._connected = [], None, None
+        self._arguments, self._graphs = [], {}
 
     def frame(self) -> pandas.DataFrame:
         """Return the records as a DataFrame: one row per call of a convolution and trial.
 
-        Columns: ``forward`` (counted from 0), ``layer`` (the call within it, from 1), ``name``, ``trial``
-        (always 0 without a trial axis), and the measures.
+        Columns: ``forward`` (counted from 0), ``layer`` (the call within it, from 1), ``name``, ``node_type``
+        (where there are several), ``trial`` (always 0 without a trial axis), and the measures.
         """
         import pandas
 
         rows: list[dict[str, Any]] = []
         for record in self.records:
-            place = {"forward": record.forward, "layer": record.layer, "name": record.name}
+            place: dict[str, Any] = {"forward": record.forward, "layer": record.layer, "name": record.name}
+            if record.node_type:
+                place["node_type"] = record.node_type
             columns = {name: value.flatten().tolist() for name, value in record.measures.items()}
             for trial, values in enumerate(zip(*columns.values(), strict=True)):
                 rows.append(place | {"trial": trial} | dict(zip(columns, values, strict=True)))
         return pandas.DataFrame(rows)
+
+    def verdict(
+        self,
+        train_loss: float | None = None,
+        validation_loss: float | None = None,
+        chance_loss: float | None = None,
+    ) -> Verdict:
+        """Say in words what ails the last forward pass, if anything.
+
+        - *States collapse*: from some layer on to the last but one, all nodes point the same way (mean
+          average distance below 0.05), or lie on one line (numerical rank below 1.05).
+        - *Gradients vanish*: ‖X‖ ‖∂L/∂X‖, by which the loss answers to a change of the states by their own
+          size, is at the first layer below a thousandth of that at the last. Needs a backward pass.
+        - *It fits and does not generalise*: the training loss is below half of what chance gives, and the
+          validation loss has come less than half as far down. Needs all three losses.
+
+        The first that holds is the verdict. Of several trials the mean counts, of node types the worst.
+
+        Args:
+            train_loss: of the training nodes.
+            validation_loss: of the validation nodes.
+            chance_loss: of a model that knows the share of each class alone; ln C for C classes of one size.
+        """
+        last = max((record.forward for record in self.records), default=0)
+        records = [record for record in self.records if record.forward == last]
+        if not records:
+            raise _no_records()
+        for name in ("numerical_rank", "mean_average_distance"):
+            if name not in records[0].measures:
+                raise PairNormError(
+                    f"{name} was not measured",
+                    code="no-measure",
+                    value=name,
+                    remedy="Leave the Probe its own measures, {measures}, or add this one.",
+                    measures=list(SCALE_FREE),
+                )
+        layers = sorted({record.layer for record in records})
+        responses = [_response(records, layer) for layer in layers]
+        return (
+            _collapse(records, layers[:-1] or layers)
+            or _vanishing(layers, responses)
+            or _no_generalisation(train_loss, validation_loss, chance_loss)
+            or Verdict(
+                "no-sign",
+                None,
+                "No sign of oversmoothing: the states keep apart, and gradients "
+                + ("were not recorded." if math.isnan(responses[0]) else "reach the first layer."),
+            )
+        )
 
     def plot(self, forward: int = -1) -> Figure:
         """Return a figure of the measures over the layers of one forward pass, by default the last.
@@ -259,11 +343,7 @@ class Probe:
 
         frame = self.frame()
         if frame.empty:
-            raise PairNormError(
-                "nothing was recorded",
-                code="no-records",
-                remedy="Run the model inside `with Probe(model) as probe:`.",
-            )
+            raise _no_records()
         known = sorted(set(frame["forward"]))
         if not -len(known) <= forward < len(known):
             raise PairNormError(
@@ -298,6 +378,7 @@ class Probe:
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._forward += 1
         self._layer = 0
+        self._open = []
         self._running = self._repeats = False
         self._arguments = [*args, *kwargs.values()]
 
@@ -319,38 +400,54 @@ class Probe:
     ) -> None:
         self._running = False
         self._layer += 1
-        graph = self.adjacency
-        if graph is None:
-            graph = _first_graph([*args, *kwargs.values()], self._arguments)
-        self.records.append(self._record(name, _states(name, output).detach(), graph))
+        self._open = []
+        for kind, states in _states(name, output).items():
+            graph = self.adjacency
+            if graph is None:
+                graph = _first_graph(kind, [*args, *kwargs.values()], self._arguments)
+            self._open.append(len(self.records))
+            self.records.append(self._record(name, kind, states, graph))
 
     def _after_norm(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         """Let PairNorm's output take the place of what the convolution before it gave."""
-        follows = self._layer > 0 and not self._running and len(output) == self.records[-1].nodes
-        if follows:
-            self.records[-1] = self._record(self.records[-1].name, output.detach(), self._graph)
+        if self._running:
+            return
+        for index in self._open:
+            known = self.records[index]
+            if known.nodes == len(output):
+                self._open.remove(index)
+                graph = self._graphs[known.node_type][0]
+                self.records[index] = self._record(known.name, known.node_type, output, graph)
+                return
 
-    def _record(self, name: str, x: Tensor, graph: Adjacency | None) -> Record:
-        connected = self._connected_pairs(graph, len(x))
+    def _record(self, name: str, kind: str, states: Tensor, graph: Adjacency | None) -> Record:
+        x = states.detach()
+        connected = self._connected_pairs(kind, graph, len(x))
         pairs = ({} if connected is None else {"connected": connected}) | self.pairs
         if self.adjacency is None:
             # Weights found on the way may be a model's own normalisation, which is not the graph's.
             graph = None if connected is None else torch.cat([connected, connected.flip(0)], dim=1)
         measures = self.measures(x, pairs, graph)
-        return Record(
+        record = Record(
             forward=max(self._forward, 0),
             layer=self._layer,
             name=name,
+            node_type=kind,
             nodes=len(x),
+            norm=_norm(x),
             measures={name: value.cpu() for name, value in measures.items()},
             distances={kind: pair_distances(x, some).cpu() for kind, some in self._some(pairs, len(x))},
         )
+        if states.requires_grad:
+            states.register_hook(functools.partial(_note_gradient, record))
+        return record
 
-    def _connected_pairs(self, graph: Adjacency | None, num_nodes: int) -> Tensor | None:
+    def _connected_pairs(self, kind: str, graph: Adjacency | None, num_nodes: int) -> Tensor | None:
         """Return the connected pairs of ``graph``, or None if it has none, or not of these nodes."""
-        if self._graph is not graph:
-            self._graph, self._connected = graph, None if graph is None else connected_pairs(graph)
-        pairs = self._connected
+        seen, pairs = self._graphs.get(kind, (None, None))
+        if seen is not graph or kind not in self._graphs:
+            pairs = None if graph is None else connected_pairs(graph)
+            self._graphs[kind] = graph, pairs
         if pairs is None or not pairs.shape[1]:
             return None
         # A graph found among the arguments may lead from many nodes to fewer, as in sampled mini-batches.
@@ -367,6 +464,79 @@ class Probe:
             yield "random", random_pairs(num_nodes, sample, seed)
 
 
+def _no_records() -> PairNormError:
+    return PairNormError(
+        "nothing was recorded",
+        code="no-records",
+        remedy="Run the model inside `with Probe(model) as probe:`.",
+    )
+
+
+def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
+    """Return the verdict on states that have collapsed from some layer on to the last of ``layers``."""
+    verdict = None
+    for layer in reversed(layers):
+        found = None
+        for record in (record for record in records if record.layer == layer):
+            angle = float(record.measures["mean_average_distance"].mean())
+            rank = float(record.measures["numerical_rank"].mean())
+            if angle < SAME_DIRECTION:
+                found = f"point the same way (mean average distance {angle:.2g})"
+            elif rank < ONE_DIMENSION:
+                found = f"lie on one line (numerical rank {rank:.3g})"
+            if found:
+                where = f"{record.name}, {record.node_type}" if record.node_type else record.name
+                text = f"States collapse: from layer {layer} ({where}) on, all nodes {found}."
+                verdict = Verdict("states-collapse", layer, text)
+        if found is None:
+            break
+    return verdict
+
+
+def _response(records: list[Record], layer: int) -> float:
+    """Return ‖X‖ ‖∂L/∂X‖ of a layer, the largest of its node types; NaN without a backward pass."""
+    values = [
+        float((record.norm * record.measures["gradient_norm"]).mean())
+        for record in records
+        if record.layer == layer and "gradient_norm" in record.measures
+    ]
+    return max(values, default=math.nan)
+
+
+def _vanishing(layers: list[int], responses: list[float]) -> Verdict | None:
+    limit = VANISHED * responses[-1]
+    if not responses[0] < limit:
+        return None
+    weak = max(layer for layer, response in zip(layers, responses, strict=True) if response < limit)
+    return Verdict(
+        "gradients-vanish",
+        weak,
+        f"Gradients vanish: at layer {layers[0]} the loss answers to the states "
+        f"{responses[0] / responses[-1]:.1g} times as much as at layer {layers[-1]}, and up to layer {weak} "
+        "hardly anything is learnt. The states themselves do not collapse.",
+    )
+
+
+def _no_generalisation(*losses: float | None) -> Verdict | None:
+    if None in losses:
+        if any(loss is not None for loss in losses):
+            names = ("train_loss", "validation_loss", "chance_loss")
+            lacking = [name for name, loss in zip(names, losses, strict=True) if loss is None]
+            raise PairNormError(
+                f"there is no {lacking[0]}", code="no-loss", value=lacking[0], expected="all three losses"
+            )
+        return None
+    train, validation, chance = (real_number("a loss", loss) for loss in losses)
+    if train > chance / 2 or chance - validation >= (chance - train) / 2:
+        return None
+    return Verdict(
+        "does-not-generalise",
+        None,
+        f"It fits and does not generalise: the loss is {train:.3g} in training, {validation:.3g} in "
+        f"validation and {chance:.3g} by chance. The states do not collapse.",
+    )
+
+
 def _pair_norms(model: nn.Module) -> set[nn.Module]:
     """Return the PairNorm modules of a model, of whichever library, and that of ``add_pair_norm``."""
     own = {m for m in model.modules() if any(base.__name__ == "PairNorm" for base in type(m).__mro__)}
@@ -375,22 +545,43 @@ def _pair_norms(model: nn.Module) -> set[nn.Module]:
     return own | {patch.norm for patch in patches if isinstance(patch, PairNormPatch)}
 
 
-def _first_graph(*places: list[Any]) -> Adjacency | None:
-    """Return the first ``edge_index`` or sparse square matrix of the first place that has one."""
+def _norm(x: Tensor) -> Tensor:
+    """Return ‖X‖_F of every trial, summed in float64: squares of float16 leave its range."""
+    norm: Tensor = torch.linalg.vector_norm(x.detach().double(), dim=(0, -1))
+    return norm.cpu()
+
+
+def _note_gradient(record: Record, gradient: Tensor) -> None:
+    record.measures["gradient_norm"] = _norm(gradient)
+
+
+def _first_graph(kind: str, *places: list[Any]) -> Adjacency | None:
+    """Return the first ``edge_index`` or sparse square matrix of the first place that has one.
+
+    Of a dictionary by edge type, that of the edges from a node type to itself.
+    """
     for values in places:
         # The features come first, and one-hot ones are square too: they are the last to be taken for a graph.
-        for value in (*values[1:], *values[:1]):
+        for given in (*values[1:], *values[:1]):
+            value = given
+            if isinstance(given, Mapping):
+                ends = ((edges[0], edges[-1]) if isinstance(edges, tuple) else () for edges in given)
+                value = next(
+                    (x for x, end in zip(given.values(), ends, strict=True) if end == (kind, kind)), None
+                )
             if is_edge_index(value) or is_sparse_adjacency(value):
                 graph: Adjacency = value
                 return graph
     return None
 
 
-def _states(name: str, output: Any) -> Tensor:
-    """Return the node states in what a convolution gave: a tensor, or the first one of a tuple."""
+def _states(name: str, output: Any) -> dict[str, Tensor]:
+    """Return the node states in what a convolution gave, by node type: a tensor, or the first of a tuple."""
+    if isinstance(output, Mapping):
+        return {str(kind): _states(name, x)[""] for kind, x in output.items() if x is not None}
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     if isinstance(first, Tensor) and first.is_floating_point() and first.ndim >= 2:
-        return first
+        return {"": first}
     shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
     raise PairNormError(
         f"the convolution {name!r} returned a {type(first).__name__}{shape}",

@@ -1,8 +1,9 @@
-"""PairNorm put into any GNN from outside: no change to its code, its parameters or its ``state_dict``."""
+"""PairNorm put into any GNN from outside: no change to its code or its parameters."""
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -33,6 +34,11 @@ _GRAPH_ARGUMENTS = frozenset(
     ("adj", "adj_t", "adj_matrix", "adjacency", "adjacency_matrix", "edge_index", "edges", "g", "graph")
 )
 _CLASS_NAMES = re.compile(r"Conv$|Convolution$|(Graph|GCN|GAT|GIN|SAGE)\w*Layer$")
+# What PyG's to_hetero calls the copies of a convolution: one for each type of edges, with where these end.
+_EDGE_TYPE = re.compile(r"\.[^.]+?__[^.]+__(?P<target>[^.]+?)$")
+# A name of the state that a model has with PairNorm only, which says itself what is to be done about it.
+MARK = "add_pair_norm"
+_BESIDE = "left alone, beside the last"
 
 
 def add_pair_norm(
@@ -40,6 +46,7 @@ def add_pair_norm(
     scale: float = 1.0,
     mode: Mode = "PN-SI",
     layers: Sequence[str] | None = None,
+    batch: str | None = "batch",
     process_group: "ProcessGroup | None" = None,
 ) -> "PairNormPatch":
     """Put PairNorm after every graph convolution of ``model`` but the last; return a handle that removes it.
@@ -56,19 +63,27 @@ def add_pair_norm(
     A residual connection adds the normalised branch (``DeepGCNLayer`` with ``"res"`` or ``"dense"``); where
     the activation follows the sum (``"res+"``), the sum itself goes on unchanged. Convolutions that run side
     by side on the same input are one layer. Heads in ``[nodes, heads, features]`` are normalised one by one.
+    Where states are a dictionary by node type (``HeteroConv``, ``HGTConv``, ``to_hetero``), every type is
+    normalised on its own.
 
     The last convolution is the last to run. It is taken to be the last one registered until the first forward
     pass; if that shows another, the pass is repeated from the same random state and the same buffers.
 
     If ``forward`` is given ``batch``, or a PyG ``Batch`` that has one, every graph is normalised on its own.
+    Where it gets none, but integers for each node that may well be one by another name, it warns once.
     A convolution called outside the model's ``forward`` (layer-wise ``inference`` in PyG) is an error, and so
     is a model that has PairNorm already. Copies of the model have a patch of their own.
+
+    The ``state_dict`` has one entry more, ``"add_pair_norm"``: weights that were trained with PairNorm are
+    not loaded into a model without it, nor the other way round, nor with another scale or mode.
 
     Args:
         model: any module with graph convolutions; see ``graph_convolutions``.
         scale: the paper's s.
         mode: ``"PN"``, ``"PN-SI"`` (the paper's choice for GCN and GAT) or ``"PN-SCS"``.
         layers: the dotted names of the convolutions, where they are not recognised.
+        batch: what the model calls the graph of each node, among the arguments of ``forward`` or the
+            attributes of the first; None for a model of one graph.
         process_group: the ranks whose rows are one graph; see ``PairNorm``.
 
     >>> class Convolution(nn.Linear):
@@ -113,7 +128,8 @@ def add_pair_norm(
                 value=name,
                 remedy="Call remove() of its handle or remove_pair_norm.",
             )
-    return PairNormPatch(model, PairNorm(scale, mode, process_group=process_group), convolutions)
+    norm = PairNorm(scale, mode, process_group=process_group)
+    return PairNormPatch(model, norm, convolutions, batch)
 
 
 def remove_pair_norm(model: nn.Module) -> None:
@@ -131,18 +147,26 @@ def _patch_of(module: nn.Module) -> "PairNormPatch | None":
 class PairNormPatch:
     """PairNorm inside a model: removed by ``remove`` or at the end of a ``with`` block."""
 
-    def __init__(self, model: nn.Module, norm: PairNorm, convolutions: dict[str, nn.Module]) -> None:
+    def __init__(
+        self, model: nn.Module, norm: PairNorm, convolutions: dict[str, nn.Module], batch: str | None
+    ) -> None:
         self.model, self.norm = model, norm
         self.places = dict.fromkeys(convolutions, "not run yet")
         self._names = {module: name for name, module in convolutions.items()}
         self._arguments = list(inspect.signature(model.forward).parameters)
+        self._batch = batch
         self._last = list(convolutions)[-1]
         self._rewind: _Rewind | None = None
         self._settled = False
-        self._pass = _Pass(norm)
+        self._pass = _Pass(norm, {name: _EDGE_TYPE.sub("", name) for name in convolutions})
+        # Without its ranks, of which there may be others next time.
+        self._settings = repr(PairNorm(norm.scale, norm.mode, norm.eps))
+        # Bytes, which no change of precision touches.
+        model.register_buffer(MARK, torch.tensor(list(self._settings.encode()), dtype=torch.uint8))
         self._hooks = [
             model.register_forward_pre_hook(self._before_model, with_kwargs=True),
             model.register_forward_hook(self._after_model, with_kwargs=True, always_call=True),
+            model.register_load_state_dict_pre_hook(self._before_loading),
         ]
         for module in self._names:
             self._hooks.append(module.register_forward_pre_hook(self._before_convolution, with_kwargs=True))
@@ -153,6 +177,8 @@ class PairNormPatch:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.model._buffers.pop(MARK, None)
+        self.model._non_persistent_buffers_set.discard(MARK)
 
     def __enter__(self) -> Self:
         return self
@@ -172,12 +198,19 @@ class PairNormPatch:
     def _after_model(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
+        if not self._pass.active:  # the exception on its way is from before the pass
+            return output
         calls, places = self._pass.end()
         if output is None or not calls:  # an exception is on its way, or no convolution has run
             return output
-        if calls[-1] != self._last and self._rewind:
+        # While torch.compile traces, nothing can be set back: nothing must have changed.
+        unchanged = torch.compiler.is_compiling() and not (
+            self._settled or (model.training and _counting(model))
+        )
+        if calls[-1] != self._last and (self._rewind or unchanged):
             self._last = calls[-1]
-            self._rewind()
+            if self._rewind:
+                self._rewind()
             self._begin(args, kwargs)
             try:
                 output = model.forward(*args, **kwargs)
@@ -189,18 +222,54 @@ class PairNormPatch:
                 code="other-order",
                 value=calls[-1],
                 expected=f"{self._last}, which PairNorm left alone",
-                remedy="A model must end in the same one in every pass, and must have run once before "
-                "torch.compile if that is not the one registered last.",
+                remedy="A model must end in the same one in every pass; if it has buffers and that is not "
+                "the one registered last, let it run once before torch.compile.",
             )
         self._settled, self._rewind, self.places = True, None, places
+        if self._pass.unused:
+            name, self._pass.unused = self._pass.unused, None
+            _warn_of_unused(name)
         return output
+
+    def _before_loading(self, model: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+        given = state.get(prefix + MARK)
+        trained = self._settings if given is None else bytes(given.tolist()).decode()
+        if trained != self._settings:
+            raise PairNormError(
+                f"these weights were trained with {trained}",
+                code="other-norm",
+                value=trained,
+                expected=f"{self._settings}, which the model has",
+                remedy="Give add_pair_norm the same settings.",
+            )
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(self._arguments, args, strict=False)) | kwargs
-        batch = given.get("batch")
-        if batch is None and args and not isinstance(args[0], Tensor):
-            batch = getattr(args[0], "batch", None)
-        self._pass.begin(self._last, batch, given.get("batch_size"))
+        self._pass.begin(
+            self._last,
+            None if self._batch is None else self._find(self._batch, given),
+            given.get("batch_size"),
+            {} if self._batch is None or self._settled else given,
+        )
+
+    def _find(self, name: str, given: dict[str, Any]) -> Any:
+        """Return the batch vector, or one for each node type: an argument, or an attribute of the first."""
+        first = next(iter(given.values()), None)
+        known = name in self._arguments
+        for key in (name, f"{name}_dict"):
+            known = known or key in given
+            if given.get(key) is not None:
+                return given[key]
+            if not isinstance(first, Tensor | Mapping) and (found := getattr(first, key, None)) is not None:
+                return found or None if isinstance(found, Mapping) else found
+        if not known and name != "batch":
+            raise PairNormError(
+                f"{type(self.model).__name__} was given no {name!r}",
+                code="unknown-argument",
+                value=name,
+                expected=f"one of its arguments {self._arguments}, or an attribute of the first",
+            )
+        return None
 
     def _before_convolution(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._pass.active:
@@ -223,25 +292,31 @@ class PairNormPatch:
 class _Pass(TorchFunctionMode):
     """One forward pass. It sees every activation function, whether a module or plain code calls it."""
 
-    def __init__(self, norm: PairNorm) -> None:
+    def __init__(self, norm: PairNorm, layers: dict[str, str]) -> None:
         super().__init__()
-        self.norm = norm
+        self.norm, self.layers = norm, layers
+        found = {name: _EDGE_TYPE.search(name) for name in layers}
+        self.targets = {name: edges["target"] if edges else "" for name, edges in found.items()}
+        self.unused: str | None = None  # an argument that may well be a batch vector, and was not taken
         self.active = False
-        self._reset("", None, None)
+        self._reset("", None, None, {})
 
-    def _reset(self, last: str, batch: Tensor | None, batch_size: int | None) -> None:
-        self.last, self.batch, self.batch_size = last, batch, batch_size
+    def _reset(self, last: str, batch: Any, batch_size: Any, given: dict[str, Any]) -> None:
+        name, call, count = last.partition(" ")
+        self.last, self.last_layer = last, self.layers.get(name, "") + call + count
+        self.batch, self.batch_size, self.given = batch, batch_size, given
         self.calls: list[str] = []
         self.counts: dict[str, int] = {}
         self.places: dict[str, str] = {}
         self.running = 0  # convolutions entered and not yet left
         self.activated: Any = None  # what the latest activation function inside one of them gave
         self.waiting: list[str] = []  # convolutions whose PairNorm is still to come
-        self.inputs: list[Tensor] = []  # what went into those
-        self.nodes = 0  # the rows that came out of them
+        self.layer = ""  # the layer they belong to
+        self.inputs: list[Tensor] = []  # what went into them
+        self.outputs: dict[str, Tensor] = {}  # what came out, by node type; "" where there is only one
 
-    def begin(self, last: str, batch: Tensor | None, batch_size: int | None) -> None:
-        self._reset(last, batch, batch_size)
+    def begin(self, last: str, batch: Any, batch_size: Any, given: dict[str, Any]) -> None:
+        self._reset(last, batch, batch_size, given)
         self.active = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -249,7 +324,7 @@ class _Pass(TorchFunctionMode):
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.active = False
         calls, places = self.calls, self.places
-        self._reset("", None, None)
+        self._reset("", None, None, {})
         return calls, places
 
     def __torch_function__(
@@ -260,39 +335,61 @@ class _Pass(TorchFunctionMode):
             return output
         if self.running:
             self.activated = output
-        elif self.waiting and len(output) == self.nodes:
-            return self.normalise(output, f"after {func.__name__}")
+        elif self.outputs and (kind := self._kind(args[0], output)) is not None:
+            return self.normalise(output, f"after {func.__name__}", kind)
         return output
+
+    def _kind(self, x: Tensor, output: Tensor) -> str | None:
+        """Return the node type that waits for PairNorm and that ``output`` has the nodes of, if any."""
+        for kind, waiting in self.outputs.items():
+            if waiting is x:
+                return kind
+        for kind, waiting in self.outputs.items():
+            if len(waiting) == len(output):
+                return kind
+        return None
 
     def enter_convolution(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.running += 1
         if self.running > 1:
             return None
         count = self.counts[name] = self.counts.get(name, 0) + 1
-        self.calls.append(name if count == 1 else f"{name} (call {count})")
+        suffix = "" if count == 1 else f" (call {count})"
+        self.calls.append(name + suffix)
         self.activated = None
+        beside, self.layer = self.layer, self.layers[name] + suffix
         values = (*args, *kwargs.values())
         inputs = _dense_tensors(values)
         # What the waiting convolutions were given too is the graph's, or else this one runs beside them.
         fresh = [x for x in inputs if not any(x is known for known in self.inputs)]
         if not self.waiting:
             self.inputs = inputs
+        elif beside == self.layer:
+            self.inputs = self.inputs + fresh
         elif fresh or not inputs:
-            if not fresh or not any(value is fresh[0] for value in values):
-                raise PairNormError(
-                    f"{name} takes no single tensor that could be normalised, and no activation function was "
-                    "recognised before it",
-                    code="no-place",
-                    value=name,
-                    remedy="Let one of torch's follow the convolution before.",
-                )
-            x, y = fresh[0], self.normalise(fresh[0], f"before {name}")
-            self.inputs = inputs
+            old, new = self._normalise_input(f"before {name}", values, fresh)
+            self.waiting, self.inputs, self.outputs = [], inputs, {}
             return (
-                tuple(y if value is x else value for value in args),
-                {key: y if value is x else value for key, value in kwargs.items()},
+                tuple(new if value is old else value for value in args),
+                {key: new if value is old else value for key, value in kwargs.items()},
             )
         return None
+
+    def _normalise_input(self, place: str, values: tuple[Any, ...], fresh: list[Tensor]) -> tuple[Any, Any]:
+        """Return which value goes into a convolution, a tensor or a dictionary of them, and what should."""
+        for value in values:
+            if isinstance(value, dict) and any(value.get(kind) is not None for kind in self.outputs):
+                kinds = [kind for kind in self.outputs if value.get(kind) is not None]
+                return value, value | {kind: self.normalise(value[kind], place, kind) for kind in kinds}
+        if "" not in self.outputs or not fresh or not any(value is fresh[0] for value in values):
+            raise PairNormError(
+                f"there is no single tensor to be normalised {place}, and no activation function was "
+                "recognised between it and the convolution before",
+                code="no-place",
+                value=place.removeprefix("before "),
+                remedy="Let one of torch's follow the convolution.",
+            )
+        return fresh[0], self.normalise(fresh[0], place, "")
 
     def leave_convolution(self, output: Any) -> Tensor | None:
         self.running -= 1
@@ -302,16 +399,57 @@ class _Pass(TorchFunctionMode):
         if name == self.last:
             self.places[name] = "left alone, the last"
             return None
-        self.places[name] = "left alone, beside the last"  # unless a place is found further on
+        self.places[name] = _BESIDE  # unless a place is found further on
+        if self.layer == self.last_layer:
+            return None
         self.waiting.append(name)
-        self.nodes = len(output[0] if isinstance(output, tuple) else output)
-        return self.normalise(output, "at its output") if output is self.activated else None
+        if isinstance(output, dict):
+            self.outputs |= {kind: x for kind, x in output.items() if x is not None}
+            return None
+        states = output[0] if isinstance(output, tuple) else output
+        kind = self.targets[name.partition(" ")[0]]
+        self.outputs[kind] = states
+        return self.normalise(output, "at its output", kind) if output is self.activated else None
 
-    def normalise(self, x: Tensor, place: str) -> Tensor:
-        self.places |= dict.fromkeys(self.waiting, place)
-        self.waiting, self.inputs = [], []
-        y: Tensor = self.norm(x, self.batch, self.batch_size)
+    def normalise(self, x: Tensor, place: str, kind: str) -> Tensor:
+        for name in self.waiting:
+            if self.places[name] == _BESIDE:
+                self.places[name] = place
+        del self.outputs[kind]
+        if not self.outputs:
+            self.waiting, self.inputs = [], []
+        batch, size = (
+            value.get(kind) if isinstance(value, dict) else value for value in (self.batch, self.batch_size)
+        )
+        if batch is None and self.unused is None:
+            self.unused = next((name for name, value in self.given.items() if _counts(value, kind, x)), None)
+        y: Tensor = self.norm(x, batch, size)
         return y
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # to be run, not traced
+def _warn_of_unused(name: str) -> bool:
+    warnings.warn(
+        f"{name!r} has an integer for each node and was not used: PairNorm takes all nodes for one graph. If "
+        f"it says which graph a node is of, call add_pair_norm with batch={name!r}, else with batch=None.",
+        stacklevel=2,
+    )
+    return True
+
+
+def _counts(value: Any, kind: str, x: Tensor) -> bool:
+    """Say whether ``value`` may well be a batch vector of the nodes of ``x``: integers, some alike."""
+    value = value.get(kind) if isinstance(value, dict) else value
+    if not isinstance(value, Tensor) or value.dim() != 1 or len(value) != len(x):
+        return False
+    if value.dtype not in (torch.int32, torch.int64):
+        return False
+    return torch.compiler.is_compiling() or 1 < len(value.unique()) < len(value)
+
+
+def _counting(model: nn.Module) -> bool:
+    """Say whether a model has buffers of its own, which a forward pass may change."""
+    return any(not name.endswith(MARK) for name, _ in model.named_buffers())
 
 
 class _Rewind:

@@ -49,24 +49,6 @@ class Layers:
     edges: dict[str, list[float]]
     histograms: dict[str, list[list[int]]]
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be drawn: the file may be another's."""
-        _check_numbers(1, [0.0 if self.test_accuracy is None else self.test_accuracy])
-        for kind in PAIRS:
-            depth, edges, counts = len(self.apd[kind]), self.edges[kind], self.histograms[kind]
-            _check_numbers(depth, self.apd[kind])
-            _check_numbers(depth, self.apsd[kind])
-            _check_numbers(BINS + 1, edges)
-            if not depth or len(counts) != depth:
-                raise ValueError(f"{len(counts)} histograms of {depth} layers")
-            for counted in counts:
-                _check_numbers(BINS, counted)
-
-
-def _check_numbers(count: int, values: list[Any]) -> None:
-    if len(values) != count or not all(type(value) in (int, float) for value in values):
-        raise ValueError(f"{count} numbers are wanted")
-
 
 def measure_layers(
     graph: Graph,
@@ -151,7 +133,7 @@ def read_layers(path: Path) -> dict[Spec, Layers]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {Spec.parse(text): Layers(**values) for text, values in found.items()}
+        return {Spec.parse(text): _checked(Layers(**values)) for text, values in found.items()}
     except (OSError, *UNEXPECTED) as error:
         raise PairNormError(
             f"{path} is no case study ({quoted(str(error))})",
@@ -159,6 +141,26 @@ def read_layers(path: Path) -> dict[Spec, Layers]:
             value=path,
             remedy="Remove it and run case-study again.",
         ) from None
+
+
+def _checked(layers: Layers) -> Layers:
+    """Return layers that can be drawn: the file may be another's."""
+    _check_numbers(1, [layers.test_accuracy or 0])
+    for kind in PAIRS:
+        depth, counts = len(layers.apd[kind]), layers.histograms[kind]
+        _check_numbers(depth, layers.apd[kind])
+        _check_numbers(depth, layers.apsd[kind])
+        _check_numbers(len(counts[0]) + 1, layers.edges[kind])
+        if len(counts) != depth:
+            raise ValueError(f"{len(counts)} histograms of {depth} layers")
+        for counted in counts:
+            _check_numbers(len(counts[0]), counted)
+    return layers
+
+
+def _check_numbers(count: int, values: list[Any]) -> None:
+    if len(values) != count or not all(type(value) in (int, float) for value in values):
+        raise ValueError(f"{count} numbers are wanted")
 
 
 def write_layers(path: Path, layers: dict[Spec, Layers]) -> None:

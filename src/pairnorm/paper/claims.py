@@ -74,6 +74,16 @@ class Claim:
     share: float = 1.0
 
 
+STATUSES = {
+    "holds": "hold",
+    "holds so far": "hold so far",
+    "fails so far": "fail so far",
+    "fails": "fail",
+    "not run": "have not been run",
+}
+"""What may become of a claim, and what of several."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A claim and what became of its cases."""

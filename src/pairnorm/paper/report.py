@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from pairnorm.escaping import markdown as markdown_text
 from pairnorm.escaping import markdown_code
+from pairnorm.page import can_render, render
 from pairnorm.paper import case_study, figures
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
-from pairnorm.paper.claims import Evidence, Verdict, verdicts
+from pairnorm.paper.claims import STATUSES, Evidence, Verdict, verdicts
 from pairnorm.paper.experiments import (
     ABLATION,
     DATASETS,
@@ -29,6 +30,9 @@ from pairnorm.paper.experiments import (
     Place,
     Selection,
 )
+from pairnorm.paper.own_trials import FILE as OWN_FILE
+from pairnorm.paper.own_trials import own_csv, own_section, own_trials
+from pairnorm.paper.paper_page import paper_page
 from pairnorm.paper.results import Chosen, Results, opened, reported
 from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown
 from pairnorm.plotting import save
@@ -39,7 +43,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def gain_section(table: Table | None) -> str:
+Show = Callable[[Table], str]
+"""How a section shows a table: a page has it apart, and can sort it."""
+
+
+def gain_section(table: Table | None, show: Show = markdown) -> str:
     """Return the section on SGC and SGC-PN when each has its own best optimiser."""
     if table is None:
         return ""
@@ -49,7 +57,7 @@ def gain_section(table: Table | None) -> str:
         "The paper trains SGC with the optimiser of GCN. Here both SGC and SGC-PN also choose learning rate "
         "(0.005, 0.05, 0.2), weight decay (0, 5e-6, 5e-4) and dropout (0, 0.6) by validation: first with one "
         "run of everything, then with all runs of the setting that did best.\n",
-        markdown(table),
+        show(table),
         "| Graph | Missing | Gain of PairNorm, paper's optimiser | Gain of PairNorm, both tuned | Share that "
         "is PairNorm's |",
         "|---|---:|---:|---:|---:|",
@@ -74,7 +82,7 @@ def gain_section(table: Table | None) -> str:
     return "\n".join([*lines, "", *sentences]) + "\n"
 
 
-def scaling_section(tables: Mapping[str, Table]) -> str:
+def scaling_section(tables: Mapping[str, Table], show: Show = markdown) -> str:
     """Return the section on features that are divided by their sum and features that are not."""
     found = {name: tables[name] for name in ("scaling", "table1", "table1-rows") if name in tables}
     if "scaling" not in found:
@@ -84,7 +92,7 @@ def scaling_section(tables: Mapping[str, Table]) -> str:
         "The paper's text does not say how. Its released code gives SGC features as they are, GCN and GAT "
         "the features of a node divided by their sum, and so do the tables above. Here the other way for "
         "both; `raw` are features as they are.\n",
-        markdown(found.pop("scaling")),
+        show(found.pop("scaling")),
     ]
     for table in found.values():
         apart = [entry.difference for entry in table.entries if entry.difference is not None]
@@ -97,7 +105,9 @@ def scaling_section(tables: Mapping[str, Table]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ablation_section(results: Results, selection: Selection, table: Table | None) -> str:
+def ablation_section(
+    results: Results, selection: Selection, table: Table | None, show: Show = markdown
+) -> str:
     """Return the section on adjacency, order and norm, and what it recommends."""
     experiment = selection.narrow(ABLATION)
     if table is None or experiment is None:
@@ -112,7 +122,7 @@ def ablation_section(results: Results, selection: Selection, table: Table | None
         "The paper, its released code and its authors' remarks disagree on details. `rw` is the random-walk "
         "adjacency and `sym` the symmetric one (attention has neither); the norm comes `after` the "
         "activation (the text) or `before` it (the code); PN-SCS is in the code only.\n",
-        markdown(table),
+        show(table),
         "What changes when one choice is changed and the others stay (mean difference of test accuracy over "
         "graphs and the other choices):\n",
         "| Change | " + " | ".join(f"{percent}% missing" for percent in experiment.missing) + " |",
@@ -355,7 +365,7 @@ def write_report(
     selection: Selection | None = None,
     workers: int = 1,
 ) -> Outputs:
-    """Write all tables and figures of what has been run, and ``report.md``; return what was written.
+    """Write all tables and figures of what has been run, ``report.md`` and ``report.html``; return them.
 
     The same store gives the same files, bit for bit.
 
@@ -372,41 +382,57 @@ def write_report(
             cells = found.cells()
             origins = _origins(found, cells)
         results, layers = Results(cells), read_layers(file_beside(store))
-        names = [name for name in NAMES if name != "all"]
+        own = own_trials(cells, selection)
+        alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
+        names = [name for name in NAMES if name != "all" and not alone]
         outputs = write_outputs(names, results, layers, selection, folder, pool)
+        if own:
+            outputs.write(OWN_FILE, own_csv(own))
         decided = verdicts(Evidence(results, layers, selection))
         tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
-        notes = folder / NOTES
+        path = folder / NOTES
+        notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        ran = _what_was_run(cells, origins, selection, Path(store).name)
         sections = [
-            "# The paper, reproduced\n",
-            _summary(tables, decided),
-            _what_was_run(cells, origins, selection, Path(store).name),
+            f"# Trials of {Path(store).name}\n" if alone else "# The paper, reproduced\n",
+            "" if alone else _summary(tables, decided),
+            own_section(own),
+            ran,
             *map(_table_section, tables),
             _differences(tables),
-            notes.read_text(encoding="utf-8", errors="replace") if notes.is_file() else "",
+            notes,
             scaling_section(outputs.tables),
             gain_section(outputs.tables.get("tuned")),
             ablation_section(results, selection, outputs.tables.get("ablation")),
-            _claims(decided),
+            "" if alone else _claims(decided),
             _figures(outputs),
         ]
         for drawn in outputs.drawing:
             drawn.result()
         outputs.write("report.md", "\n".join(section for section in sections if section))
+        if can_render():
+            apart: Show = lambda table: ""  # noqa: E731
+            texts: dict[str, str] = {
+                **{table.name: f"## Table {table.name[-1]}: {table.title}" for table in tables},
+                "differences": _differences(tables),
+                "notes": notes,
+                "scaling": scaling_section(outputs.tables, apart),
+                "tuned": gain_section(outputs.tables.get("tuned"), apart),
+                "ablation": ablation_section(results, selection, outputs.tables.get("ablation"), apart),
+            }
+            for name in ("bars", "table1-rows"):
+                if name in outputs.tables:
+                    texts[name] = f"## {outputs.tables[name].title}"
+            texts["run"] = ran
+            page = paper_page(results, selection, outputs.tables, decided, texts)
+            outputs.write("report.html", render(page))
     return outputs
 
 
 def _summary(tables: Sequence[Table], decided: Sequence[Verdict]) -> str:
     filled = sum(entry.difference is not None for table in tables for entry in table.entries)
-    words = {
-        "holds": "hold",
-        "holds so far": "hold so far",
-        "fails so far": "fail so far",
-        "fails": "fail",
-        "not run": "have not been run",
-    }
     counts = Counter(verdict.status for verdict in decided)
-    listed = ", ".join(f"{counts[status]} {word}" for status, word in words.items() if counts[status])
+    listed = ", ".join(f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status])
     return (
         f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
         f"Of {len(decided)} claims of its text, {listed}.\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pairnorm.data import Graph, load
+from pairnorm.data import Graph, datasets, load
 from pairnorm.errors import PairNormError, is_out_of_memory, one_of, whole_number
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
@@ -56,7 +56,8 @@ def run(
         store: what is there, and where results go.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         root: where named graphs are read from.
-        graphs: graphs by the name that specs give as ``dataset``, where they are not the package's own.
+        graphs: graphs by the name that specs give as ``dataset``. Trials of one that has not the name of a
+            graph of the package are stored under its fingerprint too: ``store.trials(spec.on(graph))``.
         measures: to take of the last hidden representation of what is trained now; what the store has stays
             as it is.
         curves: store learning curves too, likewise.
@@ -70,6 +71,7 @@ def run(
         whole_number("workers", workers, least=1)
     where = find_device(device) if one_of("on", on, PLACES) == "here" else None
     check_measures(measures)
+    pairs, graphs = _fingerprinted(pairs, graphs or {})
     lacking = _lacking(pairs, store)
     total, done, trained, label = 0, 0, 0, "starting"
 
@@ -92,6 +94,20 @@ def run(
         pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), hear)
         _drive(pool, jobs, {"measures": tuple(measures), "curves": curves}, hear, should_stop)
     return trained
+
+
+def _fingerprinted(pairs: Iterable[Pair], graphs: dict[str, Graph]) -> tuple[list[Pair], dict[str, Graph]]:
+    """Return pairs and graphs with the fingerprint of each user's graph in its name."""
+    ours = {"csbm", *(dataset.name for dataset in datasets())}
+    own = {name: graph for name, graph in graphs.items() if name not in ours}
+    specs: dict[Spec, Spec] = {}
+    found = []
+    for spec, seed in pairs:
+        graph = own.get(spec.dataset.partition("@")[0])
+        if spec not in specs:
+            specs[spec] = spec if graph is None else spec.on(graph)
+        found.append((specs[spec], seed))
+    return found, graphs | {f"{name}@{graph.fingerprint}": graph for name, graph in own.items()}
 
 
 def _lacking(pairs: Iterable[Pair], store: Store) -> list[Pair]:

@@ -5,13 +5,16 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import sha256
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pairnorm.data.features import SCALINGS
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.nn.models import ORDERS, Order
 from pairnorm.nn.pair_norm import MODES, Mode
 from pairnorm.nn.propagate import KINDS, Kind
+
+if TYPE_CHECKING:
+    from pairnorm.data import Graph
 
 # The paper's hidden widths; SGC has no hidden layer.
 HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
@@ -168,6 +171,25 @@ class Spec:
         if "depth" not in values:
             raise _malformed(text, f"spec {quoted(text)} has no depth")
         return cls(**values)
+
+    def on(self, graph: "Graph") -> Self:
+        """Return the spec of a user's graph: its fingerprint follows the name, as in ``mine@01ab…``.
+
+        ``run`` stores the trials of graphs that are not the package's own under such names, so that another
+        graph of the same name is never taken for the first.
+
+        Args:
+            graph: the one that the name stands for.
+        """
+        name, at, known = self.dataset.partition("@")
+        if at and known != graph.fingerprint:
+            raise PairNormError(
+                f"the spec is of {self.dataset!r}, but that graph has the fingerprint {graph.fingerprint!r}",
+                code="other-graph",
+                value=self.dataset,
+                remedy="Give the graph that it was made for, or leave out what follows the @.",
+            )
+        return self.replace(dataset=f"{name}@{graph.fingerprint}")
 
     def replace(self, **changes: Any) -> Self:
         """Return a spec with some fields changed."""

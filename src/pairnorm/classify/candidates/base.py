@@ -72,6 +72,12 @@ class Candidate:
         """PairNorm's mode, None without a norm."""
         return None if self.norm == "none" else self.norm
 
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """What the best by accuracy has most of: accuracy; then a small loss; then few layers."""
+        loss = inf if isnan(self.validation_loss) else self.validation_loss
+        return (self.validation_accuracy, -loss, -self.depth)
+
 
 @dataclass(frozen=True, eq=False)
 class Task:

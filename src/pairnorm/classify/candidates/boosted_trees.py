@@ -107,9 +107,7 @@ def _boost(task: Task, rows: Any, leaves: int, iterations: int) -> Any:
         random_state=0,
     )
     known = rows[train]
-    known[:, np.isnan(known).all(0)] = (
-        0  # without a value there is nothing to cut into bins
-    )
+    known[:, np.isnan(known).all(0)] = 0  # without a value there is nothing to cut into bins
     return model.fit(known, task.graph.labels.cpu().numpy()[train])
 
 
@@ -130,7 +128,9 @@ def _learn(task: Task, hops: int, leaves: int, iterations: int) -> Trees:
 
 def _arrays(model: Any) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     """Return nodes, roots, baseline and classes of scikit-learn's trees: arrays instead of a pickle."""
-    nodes, roots, start = [], [], 0
+    nodes: list[Any] = []
+    roots: list[list[int]] = []
+    start = 0
     for trees in model._predictors:
         roots.append([])
         for tree in trees:

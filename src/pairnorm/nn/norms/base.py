@@ -1,4 +1,4 @@
-"""What the norms share: their protocol, a readable ``repr``, checks of their input, means over each graph."""
+"""What the norms share: their protocol, a readable ``repr``, checks of their input."""
 
 import inspect
 from collections.abc import Sequence
@@ -103,44 +103,3 @@ def check(x: Tensor) -> None:
 def widen(x: Tensor) -> Tensor:
     """Return ``x`` in the dtype that statistics accumulate in: float32, float64 for float64."""
     return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-
-
-class Graphs:
-    """Means over the nodes of each graph, handed back to these nodes.
-
-    Args:
-        x: states ``[nodes, ..., features]``.
-        batch: the graph of each node; None: all nodes are one graph.
-        batch_size: the number of graphs, where it is known.
-    """
-
-    def __init__(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> None:
-        self.index = None if batch is None else batch.long()
-        if self.index is None:
-            return
-        if self.index.shape != x.shape[:1]:
-            raise PairNormError(
-                f"batch has shape {list(self.index.shape)}",
-                code="wrong-shape",
-                value=list(self.index.shape),
-                expected=f"[{len(x)}], the graph of each node",
-            )
-        if batch_size is None:
-            batch_size = int(self.index.max()) + 1 if len(x) else 0
-        self.count = self.index.new_zeros(batch_size).index_add(0, self.index, torch.ones_like(self.index))
-
-    def mean(self, x: Tensor) -> Tensor:
-        """Return each node's mean over its graph, ``[nodes, ...]``; of a single graph, ``[1, ...]``."""
-        if self.index is None:
-            return x.mean(0, keepdim=True)
-        total = x.new_zeros(len(self.count), *x.shape[1:]).index_add(0, self.index, x)
-        return (total / self.count.clamp(min=1).view(-1, *[1] * (x.dim() - 1)))[self.index]
-
-    def centre(self, x: Tensor) -> Tensor:
-        """Subtract from every node the mean of its graph.
-
-        Done twice: the second mean is what rounding left of the first, and matters where a large common
-        offset hides small differences, as in an oversmoothed state.
-        """
-        x = x - self.mean(x)
-        return x - self.mean(x)

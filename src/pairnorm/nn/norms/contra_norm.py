@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pairnorm.errors import real_number, whole_number
-from pairnorm.nn.norms.base import BaseNorm, Graphs, check, widen
+from pairnorm.nn.norms.base import BaseNorm, check, widen
+from pairnorm.nn.ops.moments import Groups
 
 # The most similarities that may be held at a time where no fused attention kernel takes the input. A GPU
 # takes sixteen times that, lest it wait for launches.
@@ -54,12 +55,12 @@ class ContraNorm(BaseNorm):
         """Normalise ``x``; see ``Norm`` for the arguments."""
         check(x)
         wide = widen(x)
-        graphs = Graphs(x, batch, batch_size)
-        if graphs.index is None:
+        groups = Groups.of(x, batch, batch_size)
+        if groups.batch is None:
             alike = self._alike(wide)
         else:
-            order = graphs.index.argsort(stable=True)
-            parts = wide[order].split(graphs.count.tolist())
+            order = groups.batch.argsort(stable=True)
+            parts = wide[order].split(groups.count(x.device).tolist())
             alike = torch.cat([self._alike(part) for part in parts])[order.argsort()]
         return (wide - self.scale * alike).to(x.dtype)
 

@@ -5,7 +5,8 @@ from typing import Literal, Self
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of, real_number
-from pairnorm.nn.norms.base import BaseNorm, Graphs, check, widen
+from pairnorm.nn.norms.base import BaseNorm, check, widen
+from pairnorm.nn.ops.moments import Groups
 
 MODES = ("PN", "PN-SI")
 
@@ -86,12 +87,12 @@ class DegreePairNorm(BaseNorm):
                 remedy="Call .bind(degree) with those of this graph.",
             )
         self.degree = self.degree.to(x.device)
-        graphs, centred = Graphs(x, batch, batch_size), widen(x)
+        groups, centred = Groups.of(x, batch, batch_size), widen(x)
         root = self.degree.to(centred).sqrt().view(-1, *[1] * (x.dim() - 1))
-        share = root / graphs.mean(root.square())
-        for _ in range(2):  # as in Graphs.centre: the second projection is the rounding of the first
-            centred = centred - share * graphs.mean(root * centred)
+        share = root / groups.mean_of_each(root.square())
+        for _ in range(2):  # as in Groups.centre: the second projection is the rounding of the first
+            centred = centred - share * groups.mean_of_each(root * centred)
         square = centred.square().sum(-1, keepdim=True)
         if self.mode == "PN":
-            square = graphs.mean(square)
+            square = groups.mean_of_each(square)
         return (centred * (self.scale * (square + self.eps).rsqrt())).to(x.dtype)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from pairnorm.nn.norms.base import Graphs, ParametricNorm, widen
+from pairnorm.nn.norms.base import ParametricNorm, widen
+from pairnorm.nn.ops.moments import Groups
 
 
 class GraphNorm(ParametricNorm):
@@ -31,8 +32,8 @@ class GraphNorm(ParametricNorm):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``Norm`` for the arguments."""
         self.check(x)
-        graphs, wide = Graphs(x, batch, batch_size), widen(x)
+        groups, wide = Groups.of(x, batch, batch_size), widen(x)
         # Exact where the mean goes altogether: x − αμ would keep its rounding.
-        z = graphs.centre(wide) + (1 - self.mean_scale) * graphs.mean(wide)
-        y = z * (graphs.mean(z.square()) + self.eps).rsqrt()
+        z = groups.centre(wide) + (1 - self.mean_scale) * groups.mean_of_each(wide)
+        y = z * (groups.mean_of_each(z.square()) + self.eps).rsqrt()
         return (y * self.weight + self.bias).to(x.dtype)

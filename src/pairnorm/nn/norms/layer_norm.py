@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pairnorm.errors import one_of
-from pairnorm.nn.norms.base import Graphs, ParametricNorm, widen
+from pairnorm.nn.norms.base import ParametricNorm, widen
+from pairnorm.nn.ops.moments import Groups
 
 MODES = ("graph", "node")
 
@@ -49,9 +50,9 @@ class LayerNorm(ParametricNorm):
         if self.mode == "node":
             y = F.layer_norm(wide, wide.shape[-1:], eps=self.eps)
         else:
-            graphs = Graphs(x, batch, batch_size)
-            for _ in range(2):  # as in Graphs.centre: the second mean is the rounding of the first
-                wide = wide - graphs.mean(wide.mean(-1, keepdim=True))
-            variance = graphs.mean(wide.square().mean(-1, keepdim=True))
+            groups = Groups.of(x, batch, batch_size)
+            for _ in range(2):  # as in Groups.centre: the second mean is the rounding of the first
+                wide = wide - groups.mean_of_each(wide.mean(-1, keepdim=True))
+            variance = groups.mean_of_each(wide.square().mean(-1, keepdim=True))
             y = wide * (variance + self.eps).rsqrt()
         return (y * self.weight + self.bias).to(x.dtype)

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from pairnorm.nn.norms.base import BaseNorm, Graphs, check, widen
+from pairnorm.nn.norms.base import BaseNorm, check, widen
+from pairnorm.nn.ops.moments import Groups
 
 
 class MeanSubtraction(BaseNorm):
@@ -18,4 +19,4 @@ class MeanSubtraction(BaseNorm):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``Norm`` for the arguments."""
         check(x)
-        return Graphs(x, batch, batch_size).centre(widen(x)).to(x.dtype)
+        return Groups.of(x, batch, batch_size).centre(widen(x)).to(x.dtype)

@@ -111,6 +111,10 @@ class Groups:
             return self.sum(x) / max(self.num_nodes, 1)
         return self.sum(x) / self.count(x.device).clamp(min=1).view(-1, *[1] * (x.dim() - 1))
 
+    def mean_of_each(self, x: Tensor) -> Tensor:
+        """Hand each node the mean over its graph, in what fits ``[nodes, ...]``."""
+        return self.spread(self.mean(x))
+
     def spread(self, statistic: Tensor) -> Tensor:
         """Hand each node its graph's statistic: ``[graphs, ...]`` to what fits ``[nodes, ...]``."""
         return statistic if self.batch is None else statistic.index_select(0, self.batch)
@@ -121,5 +125,5 @@ class Groups:
         Done twice: the second mean is what rounding left of the first, which matters when a large common
         offset hides small differences, the very state of an oversmoothed representation.
         """
-        x = x - self.spread(self.mean(x))
-        return x - self.spread(self.mean(x))
+        x = x - self.mean_of_each(x)
+        return x - self.mean_of_each(x)

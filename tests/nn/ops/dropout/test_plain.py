@@ -12,7 +12,7 @@ from pairnorm.nn.ops.dropout.keys import (
     position_hash,
     step_keys,
 )
-from pairnorm.nn.ops.dropout.plain import dropout, keep_mask
+from pairnorm.nn.ops.dropout.plain import dropout, keep_entries, keep_mask
 
 RATES = [0.1, 0.5, 0.6, 0.9]
 
@@ -172,3 +172,24 @@ class TestDropout:
     def test_expectation(self):
         y = dropout(torch.ones(1, 20000, 1), 0.6, keys(20000))
         assert abs(y.mean() - 1) < 5 * math.sqrt(0.6 / 0.4 / 20000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("features", [1, 7, 32])
+@pytest.mark.parametrize(("first", "last"), [(0, 20), (5, 12), (13, 20), (7, 7)])
+def test_some_nodes_of_a_graph_are_dropped_as_in_the_whole(dtype, features, first, last):
+    x, keys = torch.rand(20, 3, features, dtype=dtype), draw_keys(3)
+    whole, part = x.clone().requires_grad_(), x[first:last].clone().requires_grad_()
+    y, found = dropout(whole, 0.5, keys), dropout(part, 0.5, keys, first)
+    assert torch.equal(found, y[first:last])
+    y.sum().backward()
+    found.sum().backward()
+    assert torch.equal(part.grad, whole.grad[first:last])
+
+
+@pytest.mark.parametrize("entries", [10, 11])
+@pytest.mark.parametrize(("first", "last"), [(0, 10), (2, 9), (6, 10), (3, 3)])
+def test_some_entries_of_a_matrix_are_dropped_as_in_the_whole(entries, first, last):
+    keys = draw_keys(3)
+    mask = keep_mask(keys, 1, entries, 0.5)[0]
+    assert torch.equal(keep_entries(keys, first, last - first, entries, 0.5), mask[:, first:last])

@@ -97,7 +97,7 @@ def _formula(
     centred = groups.centre(x.to(_accumulator(x)))
     square = centred.square().sum(-1, keepdim=True)
     if not individually:
-        square = groups.spread(groups.mean(square))
+        square = groups.mean_of_each(square)
     norm = (square + eps).sqrt()
     return (centred * (scale / norm)).to(x.dtype), norm
 
@@ -120,9 +120,9 @@ def formula_gradient(
     grad, y_wide = grad.to(norm.dtype), y.to(norm.dtype)
     pull = -(grad * y_wide).sum(-1, keepdim=True) / norm
     if not individually:
-        pull = groups.spread(groups.mean(pull))
+        pull = groups.mean_of_each(pull)
     if grad_norm is not None:
-        pull = pull + (grad_norm if individually else groups.spread(groups.mean(grad_norm)))
+        pull = pull + (grad_norm if individually else groups.mean_of_each(grad_norm))
     result = grad * (scale / norm) + y_wide * (pull / scale)
     return groups.centre(result).to(y.dtype)
 
@@ -179,7 +179,7 @@ def _wide_enough(
 def _scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> tuple[Tensor, Tensor]:
     wide = x.to(_accumulator(x))
     norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
-    return (wide * (scale / norm) - groups.spread(groups.mean(wide))).to(x.dtype), norm
+    return (wide * (scale / norm) - groups.mean_of_each(wide)).to(x.dtype), norm
 
 
 class _ScaleAndCentre(torch.autograd.Function):

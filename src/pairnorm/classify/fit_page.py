@@ -1,0 +1,434 @@
+"""The pages of ``fit`` and ``diagnose``: what a manager asks, and the evidence an engineer wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import isnan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairnorm.classify.conformal import LabelSets, label_sets
+from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
+from pairnorm.classify.evaluation import Scores, wilson
+from pairnorm.classify.findings import Findings
+from pairnorm.data import Graph
+from pairnorm.escaping import terminal
+from pairnorm.page import (
+    Chart,
+    Choices,
+    Details,
+    Document,
+    Markdown,
+    Nodes,
+    Section,
+    Table,
+    Text,
+    Threshold,
+)
+from pairnorm.page.charts import BLUE, VERMILLION, Line, confusion, intervals, lines, reliability
+
+MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
+USUAL_RATE, CONFIDENT = 3, 0.9
+GLOSSARY = {
+    "Held-out node": "A node whose label is known but took no part in learning or in choosing the model. How "
+    "often the model is right is counted on these alone.",
+    "95% interval": "Where the true value lies with a confidence of 95%. The more nodes are held out, the "
+    "narrower it is.",
+    "Confidence": "The probability that the model gives to the label it predicts, softened so that it fits "
+    "what was seen on validation nodes.",
+    "Label with a guarantee": "A set of labels that holds the true one as often as was asked for, whatever "
+    "the model, as long as other nodes are like the held-out ones (conformal prediction).",
+    "Hop": "A step along an edge. A node learns from those that are as many hops away as the model has "
+    "layers (its depth).",
+    "Oversmoothing": "Averaging over neighbours again and again makes all nodes alike, until none can be "
+    "told from another. PairNorm keeps them apart.",
+}
+
+
+def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
+    """Return the page of a fitted classifier.
+
+    Args:
+        findings: what there is to say.
+        notes: what else the user should know, a sentence each.
+    """
+    graph, test = findings.graph, findings.test
+    sets = []
+    if test.any():
+        labels, lacking = graph.labels.cpu().numpy(), graph.missing_vectors.cpu().numpy()
+        sets = label_sets(findings.probabilities, labels, test, lacking)
+    sections = [
+        Section("Which labels to trust", list(_trust(findings))),
+        *([Section("Labels with a guarantee", _guarantee(findings, sets))] if sets else []),
+        Section("Every node, and why", [_nodes(findings, sets)]),
+        *([Section("How often it is right", list(_accuracy(findings)))] if test.any() else []),
+        *([Section("Against simpler methods", _comparison(findings))] if test.any() else []),
+        *([Section("How deep", list(_depth(findings)))] if _chosen(findings) else []),
+        *(
+            [smoothing_section(findings.smoothing, 0 if findings.deep is None else findings.deep.depth)]
+            if findings.smoothing
+            else []
+        ),
+        Section("What it was made from", [_about(findings), *map(Text, notes)]),
+    ]
+    return Document(f"Labels for {graph.name}", _cards(findings), sections, GLOSSARY)
+
+
+def diagnosis_page(graph: Graph, rows: Sequence[Smoothing], suggestion: Suggestion) -> Document:
+    """Return the page of ``diagnose``.
+
+    Args:
+        graph: the graph.
+        rows: the measures.
+        suggestion: the depth to start from.
+    """
+    share = suggestion.lacking / max(graph.num_nodes, 1)
+    reach = "All of them have a path to a node with features."
+    if suggestion.unreachable:
+        reach = (
+            f"{suggestion.unreachable:,} of them have no path to one that has some: no depth reaches them."
+        )
+    cards = [
+        (
+            "What was asked",
+            f"{graph.num_nodes:,} nodes",
+            f"How quickly propagation makes the nodes of {graph.name} alike.",
+        ),
+        ("How deep to go", f"Depth {suggestion.depth}", suggestion.reason),
+        (
+            "Without features",
+            f"{suggestion.lacking:,} ({share:.0%})",
+            reach if suggestion.lacking else "Every node has features of its own.",
+        ),
+    ]
+    facts = Section("The graph", [Table([], graph.describe())])
+    glossary = {name: GLOSSARY[name] for name in ("Hop", "Oversmoothing")}
+    sections = [smoothing_section(rows, suggestion.depth), facts]
+    return Document(f"Oversmoothing of {graph.name}", cards, sections, glossary)
+
+
+def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
+    """Return what depth does to the features, without PairNorm and with it.
+
+    Args:
+        rows: the measures.
+        depth: one to mark.
+    """
+    titles = {
+        "row_diff": ("Distance between nodes (row-diff)", "% of depth 0"),
+        "col_diff": ("Distance between features (col-diff)", "% of depth 0"),
+        "effective_rank": ("Directions in use (effective rank)", "directions"),
+    }
+    charts = []
+    for measure, (title, unit) in titles.items():
+        found = []
+        for norm, name, colour in (("none", "without", VERMILLION), ("PN", "with PairNorm", BLUE)):
+            line = [row for row in rows if row.norm == norm]
+            start = 1.0 if measure == "effective_rank" else max(getattr(line[0], measure), 1e-30) / 100
+            values = [getattr(row, measure) / start for row in line]
+            symbol = "square" if norm == "none" else "circle"
+            found.append(Line(name, [row.depth for row in line], values, colour, norm == "none", symbol))
+        mark = (depth, f"depth {depth}") if depth else None
+        charts.append(lines(title, found, "depth", unit, upright=mark, from_zero=True))
+    what = Text(
+        "Repeated averaging makes nodes alike and features alike. PairNorm keeps the total squared distance "
+        "between nodes where it was. Measured on the scaled features, propagated without any training."
+    )
+    numbers = Details("The numbers", [Table(HEADINGS, measured(rows))])
+    return Section("What depth does to the features", [what, *charts, numbers], wide=True)
+
+
+def _cards(findings: Findings) -> list[tuple[str, str, str]]:
+    graph, classes = findings.graph, findings.graph.num_classes
+    lacking, unknown = int(graph.missing_vectors.sum()), int((~graph.labelled).sum())
+    asked = (
+        f"One of {classes} classes for each of {graph.num_nodes:,} nodes, learnt from "
+        f"{int(graph.train.sum()):,} labelled ones. {unknown:,} had no label; {lacking:,} have no features."
+    )
+    cards = [("What was asked", f"{unknown or graph.num_nodes:,} labels", asked)]
+    headline, _, rest = findings.verdict().removeprefix("**").partition("** ")
+    if not findings.test.any():
+        return [*cards, ("How often is it right?", "Not known", headline)]
+    groups = findings.groups()
+    scores = groups.pop("all held-out nodes")
+    low, high = scores.interval
+    sure = (
+        f"{scores.right:,} of {scores.count:,} held-out nodes. On all nodes like them it lies between "
+        f"{100 * low:.1f} and {100 * high:.1f}% (95% interval)."
+    )
+    if groups:
+        sure += (
+            " "
+            + "; ".join(f"{name} {100 * one.accuracy:.1f}%" for name, one in groups.items()).capitalize()
+            + "."
+        )
+    counted = (findings.probabilities.max(1) >= CONFIDENT)[
+        ~graph.labelled.cpu().numpy() if unknown else slice(None)
+    ]
+    share = findings.confident(CONFIDENT)[1]
+    seen = "" if isnan(share) else f" Of held-out labels as confident, {percent(share)} are right."
+    return [
+        *cards,
+        ("How often is it right?", f"{100 * scores.accuracy:.1f}%", sure),
+        ("Is it worth using over the simple way?", headline, rest),
+        (
+            "Which labels to trust?",
+            f"{int(counted.sum()):,} of {len(counted):,}",
+            f"have a confidence of {CONFIDENT:.0%} or more; the other {int((~counted).sum()):,} are to be "
+            f"reviewed.{seen} Below, other thresholds.",
+        ),
+    ]
+
+
+def _trust(findings: Findings) -> Iterator[Text | Threshold]:
+    confidence, test = _thousandths(findings.probabilities.max(1)), findings.test
+    unknown = ~findings.graph.labelled.cpu().numpy()
+    right = findings.predicted == findings.graph.labels.cpu().numpy()
+    what = "without a known label" if unknown.any() else "in all"
+    counted = unknown if unknown.any() else np.ones_like(unknown)
+    total, sentences = int(counted.sum()), []
+    for least in range(101):
+        sure = confidence >= 10 * least
+        trusted, judged = int((counted & sure).sum()), int((test & sure).sum())
+        text = f"Of {total:,} nodes {what}, {trusted:,} to trust and {total - trusted:,} to review."
+        for group, name in ((test & sure, "at least so confident"), (test & ~sure, "less so")):
+            if count := int(group.sum()):
+                hits = int(right[group].sum())
+                low, high = wilson(hits, count)
+                text += (
+                    f" Of {count:,} held-out nodes on which it is {name}, {100 * hits / count:.1f}% are "
+                    f"right (95% interval {100 * low:.1f} to {100 * high:.1f}%)."
+                )
+        if test.any() and not judged:
+            text += " On no held-out node is it so confident: how often it would be right is not known."
+        sentences.append(text)
+    yield Text(
+        "Set how confident the model must be for its label to be used as it is; a person looks at the others."
+    )
+    yield Threshold("Trust labels with a confidence of at least", sentences, round(100 * CONFIDENT))
+
+
+def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Choices | Details]:
+    unknown = ~findings.graph.labelled.cpu().numpy()
+    lacking = findings.graph.missing_vectors.cpu().numpy()
+    counted = unknown if unknown.any() else np.ones_like(unknown)
+    what = "nodes without a known label" if unknown.any() else "nodes"
+    groups = {f"all {what}": counted}
+    if (counted & lacking).any() and (counted & ~lacking).any():
+        groups |= {"with features": counted & ~lacking, "without features": counted & lacking}
+    choices = {}
+    for found in sets:
+        rows = [[name, f"{group.sum():,}", *_shares(found.sizes[group])] for name, group in groups.items()]
+        measured_rows = [
+            [
+                name,
+                f"{one.nodes:,}",
+                f"{100 * (1 - found.rate):g}%" if one.own else "–",
+                f"{100 * one.mean:.1f}%",
+                f"{100 * one.low:.1f} to {100 * one.high:.1f}%",
+            ]
+            for name, one in found.coverage.items()
+        ]
+        blocks: list[Table | Text] = [
+            Table(["group", "nodes", "one label", "several", "none"], rows, "What they get"),
+            Table(
+                ["group", "held out", "asked for", "measured", "9 of 10 times"],
+                measured_rows,
+                "How often the true label is among those given",
+            ),
+        ]
+        if not all(one.own for one in found.coverage.values()):
+            blocks.append(
+                Text(
+                    "Too few nodes of one kind are held out for a guarantee of its own: it holds for all "
+                    "together."
+                )
+            )
+        choices[f"{found.rate:.0%}"] = blocks
+    return [
+        Text(
+            "Choose how often the true label may be left out. A node then gets the labels that cannot be "
+            "ruled out: one, several, or none, where no label fits. A person should look at the last two."
+        ),
+        Choices("Error rate", choices, USUAL_RATE),
+        Text(
+            "The guarantee is that of conformal prediction: it holds on average over nodes that are like the "
+            "held-out ones, not for each class or each node. Measured: random halves of the held-out nodes, "
+            "one to set the threshold and one to judge."
+        ),
+    ]
+
+
+def _shares(sizes: NDArray[np.int64]) -> list[str]:
+    counts = [int((sizes == 1).sum()), int((sizes > 1).sum()), int((sizes == 0).sum())]
+    return [f"{count:,} ({count / max(len(sizes), 1):.0%})" for count in counts]
+
+
+def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
+    """Return a row for every node; of very many, those that the model is least sure of."""
+    from scipy.sparse import csr_array
+
+    graph, probabilities = findings.graph, findings.probabilities
+    confidence = probabilities.max(1)
+    rows = np.sort(np.argsort(confidence, kind="stable")[:MOST_ROWS])
+    labels, lacking = graph.labels.cpu().numpy(), graph.missing_vectors.cpu().numpy()
+    train = graph.train.cpu().numpy()
+    adjacency = graph.adjacency.cpu()
+    pattern = csr_array(
+        (
+            np.ones(adjacency.values().numel(), dtype=np.int32),
+            adjacency.col_indices().numpy(),
+            adjacency.crow_indices().numpy(),
+        ),
+        shape=(graph.num_nodes, graph.num_nodes),
+    )
+    known = np.flatnonzero(labels >= 0)
+    classes = csr_array(
+        (np.ones(len(known), dtype=np.int32), (known, labels[known])),
+        shape=(graph.num_nodes, graph.num_classes),
+    )
+    likeliest = np.argsort(-probabilities[rows], axis=1, kind="stable")[:, :MOST_CLASSES]
+    shares = _thousandths(np.take_along_axis(probabilities[rows], likeliest, 1))
+    parts = np.select([train, graph.validation.cpu().numpy(), findings.test], [1, 2, 3], 0)
+    columns = {
+        "classes": [_cut(name) for name in graph.class_names],
+        "id": [_cut(str(name)) for name in graph.node_names[rows].tolist()],
+        "predicted": findings.predicted[rows].tolist(),
+        "confidence": _thousandths(confidence[rows]).tolist(),
+        "top": [
+            [
+                number
+                for pair in zip(kinds, values, strict=True)
+                if pair[1] or pair[0] == kinds[0]
+                for number in pair
+            ]
+            for kinds, values in zip(likeliest.tolist(), shares.tolist(), strict=True)
+        ],
+        "label": labels[rows].tolist(),
+        "part": parts[rows].tolist(),
+        "features": (~lacking[rows]).astype(int).tolist(),
+        "featureHops": _hops(pattern, ~lacking)[rows].tolist(),
+        "labelHops": _hops(pattern, train)[rows].tolist(),
+        "neighbours": _flat_rows((pattern[rows] @ classes).tocsr()),
+        "degree": np.diff(pattern.indptr)[rows].tolist(),
+        "sets": [found.sizes[rows].tolist() for found in sets],
+    }
+    return Nodes(graph.num_nodes, columns)
+
+
+def _hops(pattern: object, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return how many edges lie between every node and the nearest source; -1 where no path leads to one."""
+    from scipy.sparse.csgraph import dijkstra
+
+    if not sources.any():
+        return np.full(len(sources), -1)
+    found = dijkstra(pattern, indices=np.flatnonzero(sources), unweighted=True, min_only=True)
+    return np.where(np.isfinite(found), found, -1).astype(np.int64)
+
+
+def _flat_rows(counts: object) -> list[list[int]]:
+    """Return class and number in turn for every row of a sparse matrix, the most frequent class first."""
+    starts, kinds, numbers = (getattr(counts, name).tolist() for name in ("indptr", "indices", "data"))
+    found = []
+    for low, high in pairwise(starts):
+        pairs = sorted(zip(kinds[low:high], numbers[low:high], strict=True), key=lambda pair: -pair[1])
+        found.append([number for pair in pairs for number in pair])
+    return found
+
+
+def _thousandths(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    # Down, as 0.9997 is not certain; but 0.9, which float32 holds a little low, is 900.
+    down = np.floor(values.astype(np.float64) * 1000 + 1e-4)
+    return np.asarray(down, dtype=np.int64)
+
+
+def _cut(text: str) -> str:
+    text = terminal(text)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
+    groups, names, test = findings.groups(), findings.graph.class_names, findings.test
+    scores = groups["all held-out nodes"]
+    yield Text("On held-out nodes. Balanced accuracy and macro F1 count small classes as much as large ones.")
+    yield Table(
+        ["group", "nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
+        [[name, f"{one.count:,}", *numbers(one)] for name, one in groups.items()],
+    )
+    columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
+    yield Table(
+        ["class", "nodes", "found (recall)", "right when said (precision)", "F1"],
+        [
+            [name, f"{count:,}", *map(percent, shares)]
+            for name, (count, *shares) in zip(names, columns, strict=True)
+        ],
+    )
+    yield confusion(
+        "Which class is taken for which (shade: share of the true class)", scores.confusion, names
+    )
+    right = findings.predicted[test] == findings.graph.labels.cpu().numpy()[test]
+    title = "How far confidence can be believed (on the diagonal: as often right as it says)"
+    yield reliability(title, findings.probabilities[test].max(1), right)
+
+
+def _comparison(findings: Findings) -> list[Markdown | Table | Chart]:
+    found = findings.comparison()
+    ends = [(one.accuracy, *one.interval) for one in found.values()]
+    values = [(100 * value, 100 * low, 100 * high) for value, low, high in ends]
+    rows = [[name, *numbers(one)] for name, one in found.items()]
+    return [
+        Markdown(findings.verdict()),
+        intervals("Right on held-out nodes, with 95% interval", list(found), values, "accuracy (%)"),
+        Table(["method", "accuracy", "95% interval", "balanced accuracy", "macro F1"], rows),
+    ]
+
+
+def _chosen(findings: Findings) -> bool:
+    return not isnan(findings.classifier.best_.validation_accuracy)
+
+
+def _depth(findings: Findings) -> Iterator[Text | Chart]:
+    best, tried = findings.deep or findings.classifier.best_, findings.classifier.search_
+    symbols = ("circle", "square", "triangle-up", "diamond", "cross", "x")
+    models = list(dict.fromkeys(one.model for one in tried))
+    yield Text(
+        f"Of {len(tried):,} models tried, {best.name} had the smallest loss of all networks on the validation "
+        f"nodes (right on {percent(best.validation_accuracy)}). Of each depth the best setting is drawn."
+    )
+    found = []
+    for model, norm in dict.fromkeys((one.model, one.norm) for one in tried if one.depth):
+        accuracy: dict[int, float] = {}
+        for one in tried:
+            if (one.model, one.norm) == (model, norm):
+                accuracy[one.depth] = max(accuracy.get(one.depth, 0.0), 100 * one.validation_accuracy)
+        depths, bare = sorted(accuracy), norm == "none"
+        name, symbol = model if bare else f"{model}-{norm}", symbols[models.index(model) % len(symbols)]
+        colour = VERMILLION if bare else BLUE
+        found.append(Line(name, depths, [accuracy[depth] for depth in depths], colour, bare, symbol))
+    if found:
+        marks = [(best.depth, 100 * best.validation_accuracy, f"best: {best.name}")] if best.depth else []
+        yield lines("Accuracy on validation nodes against depth", found, "depth", "right (%)", marks=marks)
+
+
+def _about(findings: Findings) -> Table:
+    graph, classifier = findings.graph, findings.classifier
+    rows = [*graph.describe(), ("scaling", classifier.scaling_.sentence)]
+    return Table([], [*rows, ("model", f"{classifier.best_.name}, adjacency {classifier.adjacency}")])
+
+
+def numbers(scores: Scores) -> list[str]:
+    """Return accuracy, its 95% interval, balanced accuracy and macro F1, as they are written."""
+    low, high = scores.interval
+    return [
+        percent(scores.accuracy),
+        f"{100 * low:.1f} to {100 * high:.1f}%",
+        percent(scores.balanced_accuracy),
+        percent(scores.macro_f1),
+    ]
+
+
+def percent(value: float) -> str:
+    """Return a share as it is written; a dash where there is none."""
+    return "–" if isnan(value) else f"{100 * value:.1f}%"

@@ -1,0 +1,316 @@
+"""``fit`` for graphs larger than memory: the candidates that stream, and predictions written as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pairnorm.classify.candidates.base import Candidate
+from pairnorm.classify.candidates.sgc import ENOUGH, SCALES
+from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabilities
+from pairnorm.classify.holdout import complete_split
+from pairnorm.classify.regression import regressions
+from pairnorm.classify.search import DEEPEST, LARGEST_SCALE, LEAST_SCALE
+from pairnorm.classify.summary import write_rows
+from pairnorm.data import Graph, PackedGraph
+from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.escaping import markdown
+from pairnorm.memory import size
+from pairnorm.train.trainers import part_accuracies, part_losses
+from pairnorm.train.walk import Plan, Walk, label_propagation
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+NORMS = ("none", "PN")
+MOST_TAUGHT, MOST_VALIDATED = 20_000, 10_000
+ALPHA, ROUNDS = 0.9, 50
+LEFT_OUT = (
+    "GCN and GAT, which keep a state per layer for their gradients",
+    "PN-SCS, whose rows are scaled by all columns before they are centred",
+    "row scaling: columns are standardised",
+)
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The nodes that a model learns from, is chosen by and is judged on.
+
+    Args:
+        train: int64, at most 20,000, of every class its share.
+        validation: int64, at most 10,000.
+        test: int64, all of them.
+        taught: int32 [n], the labels of all training nodes, -1 elsewhere.
+    """
+
+    train: NDArray[np.int64]
+    validation: NDArray[np.int64]
+    test: NDArray[np.int64]
+    taught: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, graph: PackedGraph, seed: int) -> Rows:
+        """Take the split of the graph, and draw what it lacks."""
+        labelled = np.flatnonzero(graph.labels >= 0)
+        labels, split = graph.labels[labelled].astype(np.int64), graph.split[labelled]
+        train, validation, test = (torch.from_numpy(split == part) for part in range(3))
+        few = Graph.from_edges(
+            np.zeros((2, 0), np.int64), labels=labels, num_nodes=len(labels), name=graph.folder.name,
+            class_names=graph.facts.classes, train=train, validation=validation, test=test,
+        )  # fmt: skip
+        parts = [mask.numpy() for mask in complete_split(few, seed)]
+        if not parts[1].any():
+            raise PairNormError(
+                "no labelled node is left to choose a model by",
+                code="no-validation",
+                remedy="Label more nodes.",
+            )
+        taught = np.full(graph.facts.nodes, -1, np.int32)
+        taught[labelled[parts[0]]] = labels[parts[0]]
+        learnt, held = (
+            labelled[part][_sample(labels[part], most)]
+            for part, most in zip(parts, (MOST_TAUGHT, MOST_VALIDATED), strict=False)
+        )
+        return cls(learnt, held, labelled[parts[2]], taught)
+
+
+def _sample(labels: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return at most so many places, evenly spaced among the nodes of a class, and the first of each."""
+    if len(labels) <= most:
+        return np.arange(len(labels))
+    order = labels.argsort(kind="stable")
+    first = np.unique(labels[order], return_index=True)[1]
+    return np.unique(
+        order[np.concatenate([np.linspace(0, len(order) - 1, most - len(first)).astype(int), first])]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What was found.
+
+    Args:
+        graph: the graph.
+        plan: what memory was planned.
+        rows: the nodes used.
+        tried: all candidates.
+        best: the one that delivers.
+        logits: [n, classes], mapped.
+        temperature: of the probabilities.
+        left_out: what was not tried, and why.
+    """
+
+    graph: PackedGraph
+    plan: Plan
+    rows: Rows
+    tried: list[Candidate]
+    best: Candidate
+    logits: NDArray[np.float32]
+    temperature: float
+    left_out: tuple[str, ...]
+
+    @property
+    def scores(self) -> Scores:
+        """How good the predictions of the test nodes are."""
+        labels = self.graph.labels[self.rows.test].astype(np.int64)
+        predicted = self.logits[self.rows.test].argmax(1)
+        return Scores.of(labels, predicted, len(self.graph.facts.classes))
+
+    def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
+        """Write the predictions batch by batch, and the report.
+
+        Args:
+            folder: where to.
+            parquet: as Parquet too.
+            spreadsheet_safe: see ``write_rows``.
+        """
+        import pandas
+
+        start, writer, classes = 0, None, np.array(self.graph.facts.classes)
+        try:
+            with open(folder / "predictions.csv", "w", encoding="utf-8", newline="") as file:
+                for ids in self.graph.ids():
+                    rows = slice(start, start + len(ids))
+                    logits = torch.from_numpy(np.array(self.logits[rows]))[:, None]
+                    chances = mean_probabilities(logits, self.temperature).numpy()
+                    frame = pandas.DataFrame(
+                        {
+                            "id": ids,
+                            "predicted": classes[chances.argmax(1)],
+                            **{f"p_{name}": chances[:, place] for place, name in enumerate(classes)},
+                            "features_missing": self.graph.missing[rows] == 2,
+                            "labelled": self.graph.labels[rows] >= 0,
+                        }
+                    )
+                    write_rows(frame, file, spreadsheet_safe, header=start == 0)
+                    if parquet:
+                        writer = _append(writer, frame, folder / "predictions.parquet")
+                    start = rows.stop
+        finally:
+            if writer is not None:
+                writer.close()
+        (folder / "report.md").write_text(self.report(), encoding="utf-8")
+
+    def report(self) -> str:
+        """Return what was done and how far to trust it, as Markdown."""
+        scores, rows = self.scores, self.rows
+        low, high = scores.interval
+        best: dict[tuple[str, ...], Candidate] = {}  # of every method
+        for one in sorted(self.tried, key=lambda candidate: candidate.rank, reverse=True):
+            best.setdefault((one.model, one.norm, one.setting), one)
+        lines = [
+            f"# {markdown(self.graph.folder.name)}", "",
+            *(f"- {what}: {markdown(text)}" for what, text in self.graph.describe()), "",
+            "## Accuracy", "",
+            f"On {scores.count:,} test nodes, which no choice has seen: **{scores.accuracy:.1%}** "
+            f"(95% interval {low:.1%} to {high:.1%}), balanced {scores.balanced_accuracy:.1%}, "
+            f"macro F1 {scores.macro_f1:.1%}.", "",
+            "## Chosen", "",
+            f"{self.best.name}{f' ({self.best.setting})' if self.best.setting else ''}, by its accuracy on "
+            f"{len(rows.validation):,} validation nodes; learnt from {len(rows.train):,} of "
+            f"{np.count_nonzero(rows.taught >= 0):,} training nodes (at most {MOST_TAUGHT:,}, of every class "
+            f"its share; candidates were compared on {min(ENOUGH, len(rows.train)):,}).", "",
+            "| candidate | setting | validation accuracy | loss |", "| --- | --- | ---: | ---: |",
+            *(f"| {one.name} | {one.setting} | {one.validation_accuracy:.1%} | {one.validation_loss:.3f} |"
+              for one in best.values()), "",
+            "## Not tried", "", *(f"- {what}" for what in self.left_out), "",
+            "## Memory", "",
+            f"At most {size(self.plan.peak(self.plan.width))} were planned, in blocks of {self.plan.width} "
+            f"columns, of {size(self.plan.memory)} allowed.", "",
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+
+def _append(writer: Any, frame: Any, path: Path) -> Any:
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pandas(frame, preserve_index=False)
+    writer = parquet.ParquetWriter(path, table.schema) if writer is None else writer
+    writer.write_table(table)
+    return writer
+
+
+class Streaming:
+    """A search over the candidates that stream; made, its plan and steps are known before any work.
+
+    Args:
+        graph: the graph.
+        work: a folder for what is finished, so that a killed search goes on.
+        memory: bytes that may be taken.
+        depths: of SGC.
+        norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``.
+        scales: PairNorm's s.
+        seed: of a split that is drawn.
+        tell: is told of every step.
+    """
+
+    def __init__(
+        self,
+        graph: PackedGraph,
+        work: Path,
+        memory: int,
+        *,
+        depths: Sequence[int] = DEPTHS,
+        norms: Sequence[str] = NORMS,
+        scales: Sequence[float] = SCALES,
+        seed: int = 0,
+        tell: Tell = lambda done: None,
+    ) -> None:
+        if not graph.facts.classes:
+            raise PairNormError(
+                f"{graph.folder}: no node has a class",
+                code="no-labels",
+                remedy="Pack it again and name the column that holds them: {label}",
+                label=...,
+            )
+        graph.check()
+        depths = sorted({whole_number("depth", depth, 1, DEEPEST) for depth in depths})
+        scales = [real_number("scale", scale, least=LEAST_SCALE, most=LARGEST_SCALE) for scale in scales]
+        self.graph, self.work, self.scales, self.tell = graph, work, sorted(scales), tell
+        self.rows = Rows.of(graph, seed)
+        kept = np.concatenate([self.rows.train, self.rows.validation])
+        self.plan = Plan(graph.facts.nodes, graph.facts.features, len(kept), len(depths), memory)
+        whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
+        methods = [("zero", norm) for norm in norms]
+        if whole:
+            methods += [("mass", "none")] if "none" in norms else []
+            methods += [("fp", norm) for norm in norms if norm != "none"]
+        self.left_out: tuple[str, ...] = LEFT_OUT
+        if graph.facts.missing[1]:
+            self.left_out += ("the mass fill and feature propagation, as single features are missing",)
+        self.walks = [
+            Walk(graph, work, kept, tuple(depths), self.plan.width, fill, norm, tell)
+            for fill, norm in (methods if graph.facts.features else [])
+        ]
+
+    @property
+    def steps(self) -> int:
+        """How often ``tell`` is called at most, the last steps of a prediction not counted."""
+        return sum(walk.steps + len(walk.depths) for walk in self.walks) + 1
+
+    def run(self) -> Outcome:
+        """Try all, and let the best deliver."""
+        tried: list[Candidate] = []
+        best: tuple[Candidate, Walk | None] | None = None
+        for walk in self.walks:
+            walk.run()
+            for candidate in self._candidates(walk):
+                tried.append(candidate)
+                if best is None or candidate.rank > best[0].rank:
+                    best = candidate, walk
+        spread, candidate = self._spread()
+        tried.append(candidate)
+        if best is None or candidate.rank > best[0].rank:
+            best = candidate, None
+        logits = spread if best[1] is None else self._logits(best[1], best[0])
+        held = torch.from_numpy(logits[self.rows.validation])[:, None]
+        temperature = fit_temperature(held, self._labels(self.rows.validation))
+        return Outcome(self.graph, self.plan, self.rows, tried, best[0], logits, temperature, self.left_out)
+
+    def _labels(self, nodes: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(self.graph.labels[nodes].astype(np.int64))
+
+    def _judge(self, logits: torch.Tensor) -> tuple[float, float]:
+        labels = self._labels(self.rows.validation)
+        return float(part_accuracies(logits, labels)), float(part_losses(logits, labels))
+
+    def _candidates(self, walk: Walk) -> list[Candidate]:
+        count, classes = len(self.rows.train), len(self.graph.facts.classes)
+        labels = self._labels(self.rows.train)
+        few = torch.from_numpy(_sample(labels.numpy(), ENOUGH))
+        found = []
+        for depth in walk.depths:
+            state = torch.from_numpy(walk.state(depth))
+            for scale, weight, bias in regressions(state[:count][few], labels[few], classes, self.scales):
+                judged = self._judge(scale * state[count:] @ weight + bias)
+                setting = "" if walk.fill == "zero" else f"fill {walk.fill}"
+                found.append(Candidate("SGC", walk.norm, depth, scale, *judged, setting))  # type: ignore[arg-type]
+            self.tell(f"SGC-{walk.norm}, {walk.fill}, depth {depth}")
+        return found
+
+    def _logits(self, walk: Walk, best: Candidate) -> NDArray[np.float32]:
+        count, classes = len(self.rows.train), len(self.graph.facts.classes)
+        state = torch.from_numpy(walk.state(best.depth)[:count])
+        labels = self._labels(self.rows.train)
+        ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale])
+        return walk.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
+
+    def _spread(self) -> tuple[NDArray[np.float32], Candidate]:
+        """Return label propagation as logits; where nothing arrives, the most frequent class is best."""
+        path = self.work / "labels"
+        found = label_propagation(self.graph, self.rows.taught, ALPHA, ROUNDS, self.plan.width, path)
+        classes = len(self.graph.facts.classes)
+        counts = np.bincount(self.rows.taught[self.rows.taught >= 0], minlength=classes).astype(np.float32)
+        for start in range(0, len(found), 2**16):
+            part = found[start : start + 2**16]
+            np.log(part + np.float32(1e-12) * counts + np.float32(1e-30), out=part)
+        judged = self._judge(torch.from_numpy(found[self.rows.validation]))
+        self.tell("label propagation")
+        return found, Candidate("label propagation", "none", 0, 1.0, *judged, f"α = {ALPHA:g}")

@@ -1,0 +1,200 @@
+"""The column of classes and that of parts: which class each node has, and what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pairnorm.data.encoder import EACH
+from pairnorm.data.split import Split
+from pairnorm.data.tables import Source, shown
+from pairnorm.errors import PairNormError, quoted
+
+if TYPE_CHECKING:
+    import pandas
+
+
+PARTS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
+# Classes that are numbers: more than so many, with fewer nodes each than that, are no classes.
+MOST_NUMBERS, FEWEST_NODES_EACH = 100, 20
+MOST_FRACTIONS = 20
+
+
+def read_labels(
+    table: Source, name: str, cells: pandas.Series, known: Sequence[str] | None = None, each: bool = False
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the class of each node, -1 where the cell is empty, and the names of the classes in order.
+
+    Args:
+        table: where the column is from, for messages.
+        name: of the column.
+        cells: its cells.
+        known: the classes of a model; others are refused, and cells may all be empty.
+        each: take every number for a class, however many there are.
+    """
+    text = table.text(name, cells)
+    codes, found = class_codes(text, known)
+    if known is None and len(found) < 2:
+        only = f"holds one class only, {quoted(found[0])}" if len(found) else "is empty throughout"
+        problem = f"column {quoted(name)} {only}"
+        raise PairNormError(
+            f"{table.name}: {problem}" if len(found) else f"{table.name}: no node has a label: {problem}",
+            code="too-few-classes",
+            value=len(found),
+            remedy="Label some of another." if len(found) else "Label some nodes.",
+        )
+    if known is None and not each:
+        _refuse_regression(table, name, found, int((codes >= 0).sum()))
+    if strange := [place for place, value in enumerate(found) if known and value not in known]:
+        table.reject(
+            int((codes == strange[0]).argmax()),
+            f"class {quoted(found[strange[0]])} is unknown to the model, which has {shown(known or (), 7)}",
+            code="unknown-class",
+            value=found[strange[0]],
+            remedy="Empty it or fit again.",
+        )
+    return torch.from_numpy(codes), found if known is None else tuple(known)
+
+
+def class_codes(
+    text: NDArray[np.object_], known: Sequence[str] | None = None
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the number of the class of each node, -1 for None, and the classes, numbers before words.
+
+    Args:
+        text: the class of each node.
+        known: classes in their order; those that are found beside them come after.
+    """
+    import pandas
+
+    codes, found = pandas.factorize(text)
+    names = list(known or ())
+    names += sorted(set(found) - set(names), key=numbers_first)
+    order = {value: place for place, value in enumerate(names)}
+    places = np.array([*(order[value] for value in found), -1])
+    return places[codes].astype(np.int64), tuple(names)
+
+
+def _refuse_regression(table: Source, name: str, found: Sequence[str], labelled: int) -> None:
+    values = _as_numbers(found)
+    if values is None:
+        return
+    most = MOST_NUMBERS if (values % 1 == 0).all() else MOST_FRACTIONS
+    if len(found) > most and (most == MOST_FRACTIONS or labelled < FEWEST_NODES_EACH * len(found)):
+        raise PairNormError(
+            f"{table.name}: column {quoted(name)} holds {len(found):,} different numbers: to predict them is "
+            "regression, which this is not made for",
+            code="numeric-label",
+            value=len(found),
+            expected="a column of classes",
+            remedy=f"{{classes}} cuts it into classes of equal size; {EACH!r} in place of the number makes "
+            "every number a class.",
+            classes=5,
+        )
+
+
+def _as_numbers(texts: Sequence[str]) -> NDArray[np.float64] | None:
+    try:
+        return np.array([float(text.replace(",", ".")) for text in texts])
+    except ValueError:
+        return None
+
+
+def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> tuple[float, ...]:
+    """Return where to cut a numeric label so that classes have equally many nodes, as far as can be.
+
+    Args:
+        table: where the column is from, for messages.
+        name: of the column.
+        cells: its cells.
+        classes: how many classes to make.
+    """
+    values = table.numbers(name, cells)
+    if values is None or np.isnan(values).all():
+        raise PairNormError(
+            f"{table.name}: column {quoted(name)} holds no numbers, but classes is {classes}",
+            code="not-a-number",
+            value=name,
+            remedy="Leave it out: {classes}",
+            classes=classes,
+        )
+    there = values[~np.isnan(values)].astype(np.float64)
+    cuts = {float(f"{cut:.6g}") for cut in np.quantile(there, np.arange(1, classes) / classes)}
+    return tuple(sorted(cut for cut in cuts if cut > there.min()))
+
+
+def bin_names(bins: Sequence[float]) -> tuple[str, ...]:
+    """Return the name of each class between cuts.
+
+    >>> bin_names([10, 20.5])
+    ('below 10', '10 to 20.5', '20.5 or more')
+    """
+    between = (f"{low:g} to {high:g}" for low, high in pairwise(bins))
+    return (f"below {bins[0]:g}", *between, f"{bins[-1]:g} or more")
+
+
+def binned(table: Source, name: str, cells: pandas.Series, bins: Sequence[float]) -> pandas.Series:
+    """Return the names of the classes that numbers fall into."""
+    import pandas
+
+    values = table.numbers(name, cells)
+    if values is None:
+        return cells  # others than numbers are refused as classes that are not known
+    names = np.array(bin_names(bins), dtype=object)[np.searchsorted(bins, values, side="right")]
+    names[np.isnan(values)] = None
+    return pandas.Series(names, dtype=object)
+
+
+def numbers_first(text: str) -> tuple[int, int, str]:
+    """Sort '10' after '9', and words after numbers."""
+    return (0, int(text), text) if text.isdecimal() and text.isascii() and len(text) < 19 else (1, 0, text)
+
+
+def read_split(
+    table: Source, name: str, cells: pandas.Series, labels: Tensor, class_names: tuple[str, ...]
+) -> Split:
+    """Return the three masks that a column of 'train', 'validation', 'test' or nothing describes.
+
+    Args:
+        table: where the column is from, for messages.
+        name: of the column.
+        cells: its cells.
+        labels: int64 [n]; -1 where unknown.
+        class_names: to name a class that has no training node.
+    """
+    text = table.text(name, cells)
+    parts = np.array(
+        [-1 if value is None else PARTS.get(value.lower(), -2) for value in text], dtype=np.int64
+    )
+    if (parts == -2).any():
+        row = int((parts == -2).argmax())
+        table.reject(
+            row,
+            f"{quoted(text[row])} in column {quoted(name)}",
+            code="unknown-part",
+            value=text[row],
+            expected="'train', 'validation', 'test' or an empty cell",
+        )
+    blank = (parts >= 0) & (labels.numpy() < 0)
+    if blank.any():
+        row = int(blank.argmax())
+        problem = f"the node is in {quoted(text[row])} but has no label"
+        table.reject(
+            row, problem, code="label-missing", remedy=f"Label it, or empty its {quoted(name)} cell."
+        )
+    counts = np.bincount(labels.numpy()[parts == 0], minlength=len(class_names))
+    if (counts == 0).any():
+        empty = class_names[int((counts == 0).argmax())]
+        raise PairNormError(
+            f"{table.name}: class {quoted(empty)} has no training node",
+            code="class-without-training",
+            value=empty,
+            remedy=f"Mark one of its nodes 'train' in column {quoted(name)}.",
+        )
+    return Split(*(torch.from_numpy(parts == number) for number in range(3)))

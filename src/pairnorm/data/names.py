@@ -1,0 +1,285 @@
+"""What binds tables together: the names of nodes, in one table or several, and the ends of edges."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairnorm.data.tables import Source, read_blocks
+from pairnorm.errors import PairNormError, quoted
+
+if TYPE_CHECKING:
+    import pandas
+
+
+LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+
+
+class Ends(NamedTuple):
+    """The two columns of a table of edges that name nodes, and whether we guessed them by their place."""
+
+    source: str
+    target: str
+    guessed: bool = False
+
+
+def find_ends(edges: Source, source: str | None = None, target: str | None = None) -> Ends:
+    """Return the columns that are named, else ``source`` and ``target``, else the first two."""
+    if len(edges.columns) < 2:
+        problem = f"{edges.name}: it has one column only, {quoted(edges.columns[0])}"
+        raise PairNormError(problem, code="too-few-columns", expected="the two ends of an edge")
+    titled = {"source", "target"} <= set(edges.columns)
+    defaults = ("source", "target") if titled else edges.columns[:2]
+    first = defaults[0] if source is None else edges.column("source", source)
+    second = defaults[1] if target is None else edges.column("target", target)
+    if first == second:
+        problem = f"{edges.name}: column {quoted(first)} is both source and target"
+        raise PairNormError(problem, code="same-column", value=first, remedy="Name the two ends.")
+    return Ends(first, second, guessed=not titled and source is None and target is None)
+
+
+def read_rows(
+    tables: Sequence[Source], identity: str, text: Sequence[str]
+) -> tuple[Source, pandas.DataFrame, NDArray[Any]]:
+    """Read tables of nodes whole, put together by id: what one leaves empty, another may fill.
+
+    Args:
+        tables: the tables.
+        identity: the column of ids, which each of them has.
+        text: the columns to read as text even if they look like numbers.
+
+    Returns:
+        Where the rows are from, the rows, and the names of the nodes.
+    """
+    import pandas
+
+    frames = []
+    for table in tables:
+        table.column("id", identity)
+        (frame,) = read_blocks(table, [name for name in text if name in table.columns], rows=None)
+        if len(tables) == 1:
+            return table, frame, node_names(table, identity, frame[identity])
+        frames.append(frame.assign(**{identity: _ids(table, identity, frame[identity])}))
+    frame = pandas.concat(frames, ignore_index=True)
+    places = [np.stack([np.full(len(one), table), np.arange(len(one))]) for table, one in enumerate(frames)]
+    rows = np.concatenate(places, 1)
+    columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
+    name = " and ".join(table.name for table in tables) if len(tables) < 4 else f"{tables[0].name} and others"
+    merged = replace(
+        tables[0], name=name, columns=columns, open=None, load=None, notes=[], parts=(tables, rows), _told={}
+    )
+    again = frame[identity].duplicated().to_numpy()
+    if again.any():
+        _check_agreement(merged, identity, frame)
+        frame = frame.groupby(identity, sort=False, as_index=False).first()[list(columns)]
+        merged = replace(merged, parts=(tables, rows[:, ~again]))
+    merged.notes.extend(remark for table in tables for remark in table.remarks())
+    return replace(merged, frame=frame), frame, _whole_numbers(frame[identity].to_numpy(dtype=object))
+
+
+def _check_agreement(merged: Source, identity: str, frame: pandas.DataFrame) -> None:
+    """Raise an error where two tables say different things of one node."""
+    several = frame[frame[identity].duplicated(keep=False)]
+    for name in (name for name in merged.columns if name != identity):
+        differing = several[[identity, name]].dropna().drop_duplicates()
+        second = differing[identity].duplicated()
+        if second.any():
+            row = int(second.index[int(second.to_numpy().argmax())])
+            node = differing[identity][row]
+            cells = [quoted(str(cell)) for cell in differing[name][differing[identity] == node][:2]]
+            problem = (
+                f"{quoted(node)} has {cells[1]} in column {quoted(name)}, but {cells[0]} in another file"
+            )
+            merged.reject(row, problem, "conflicting-rows", value=node, remedy="Correct one of them.")
+
+
+def node_names(source: Source, name: str, column: pandas.Series) -> NDArray[Any]:
+    """Return the names of the nodes: int64 where all are plainly written whole numbers, else strings.
+
+    Args:
+        source: where the table is from, for messages.
+        name: of the column.
+        column: its cells.
+    """
+    return _whole_numbers(_ids(source, name, column))
+
+
+def _ids(source: Source, name: str, column: pandas.Series) -> NDArray[np.object_]:
+    """Return the names of nodes as texts, once each is known to have one of its own."""
+    import pandas
+
+    text = source.text(name, column)
+    empty = pandas.isna(text)
+    if empty.any():
+        row, remedy = int(empty.argmax()), "Give every node a name of its own."
+        source.reject(
+            row, f"the id in column {quoted(name)} is empty", "empty-cell", value=name, remedy=remedy
+        )
+    again = pandas.Series(text).duplicated().to_numpy()
+    if again.any():
+        row = int(again.argmax())
+        first = source.line(int((text == text[row]).argmax()))
+        problem = f"id {quoted(text[row])} was used before, in {first}"
+        source.reject(
+            row, problem, code="duplicate-id", value=text[row], remedy="Give every node an id of its own."
+        )
+    return text
+
+
+def _whole_numbers(text: NDArray[np.object_]) -> NDArray[Any]:
+    """Return names as int64 where all are plainly written whole numbers, else as they are."""
+    try:
+        whole = text.astype(np.int64)
+    except (ValueError, OverflowError):
+        return text
+    # '007' and '7' may be two customers: names stay text unless every number is written as we would write it.
+    plain = all(str(value) == written for value, written in zip(whole.tolist(), text, strict=True))
+    return whole if plain else text
+
+
+def plain_form(name: object) -> str:
+    """Return what is left of a name without case, spaces, leading zeros and forms of Unicode.
+
+    >>> plain_form("Straße  7") == plain_form("STRASSE 07")
+    True
+    """
+    text = str(name)
+    if not text.isascii():  # most are, and names may be many
+        text = unicodedata.normalize("NFKC", text)
+    text = " ".join(text.casefold().split())
+    return LEADING_ZEROS.sub("", text) if "0" in text else text
+
+
+def alike(names: NDArray[Any]) -> list[str]:
+    """Return a note where names of different nodes are all but the same."""
+    if names.dtype != object:
+        return []
+    seen: dict[str, str] = {}
+    pairs = [(other, name) for name in names if (other := seen.setdefault(plain_form(name), name)) != name]
+    if not pairs:
+        return []
+    first, second = map(quoted, pairs[0])
+    return [
+        f"{len(pairs):,} ids differ from another only in case, spaces, leading zeros or Unicode form, as "
+        f"{first} and {second}; they are different nodes"
+    ]
+
+
+class Edges(NamedTuple):
+    """What tables of edges tell: the two nodes of each edge, [2, edges], and the weights."""
+
+    edge_index: NDArray[np.int64]
+    weights: NDArray[np.float32] | None
+
+
+def read_edges(
+    edges: Source, ends: Ends, names: NDArray[Any], weight: str | None, drop: bool = False
+) -> Edges:
+    """Return the numbers of the two nodes of every edge, and the weights.
+
+    Args:
+        edges: the table of edges.
+        ends: its two columns that name nodes.
+        names: of all nodes.
+        weight: the column of the weights; None for none.
+        drop: leave out an edge whose ends are not both nodes, and note how many those are.
+    """
+    if ends.guessed and all((names.astype(str) == end).any() for end in ends[:2]):
+        raise PairNormError(
+            f"{edges.name}: line 1 is no header: it holds the node ids {quoted(ends.source)} and "
+            f"{quoted(ends.target)}",
+            code="header-missing",
+            value=ends[:2],
+            remedy="Put a first line such as 'source,target' above it, or name the columns.",
+        )
+    index, first = NodeIndex(names, drop), 0
+    pairs, weights = [np.zeros((2, 0), dtype=np.int64)], []
+    # Whole numbers are read as such: that is several times faster than text.
+    for block in read_blocks(edges, () if names.dtype == np.int64 else ends[:2]):
+        found = np.stack([index.places(edges, name, block[name], first) for name in ends[:2]])
+        both = (found >= 0).all(0)
+        pairs.append(found if both.all() else found[:, both])
+        if weight is not None:
+            weights.append(_weights(edges, weight, block[weight], first)[both])
+        first += len(block)
+    whole = np.concatenate(pairs, 1)
+    if dropped := first - whole.shape[1]:
+        edges.notes.append(
+            f"{dropped:,} of {first:,} edges in {edges.name} were dropped: an end is not a node, such as "
+            f"{index.strange}"
+        )
+    return Edges(whole, np.concatenate(weights) if weights else None)
+
+
+class NodeIndex:
+    """The number of each node by its name.
+
+    Args:
+        names: of all nodes.
+        drop: give -1 for what is not a node instead of an error; ``strange`` is the first of those.
+    """
+
+    def __init__(self, names: NDArray[Any], drop: bool = False) -> None:
+        import pandas
+
+        self._index, self._drop, self.strange = pandas.Index(names), drop, ""
+
+    def places(self, table: Source, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.int64]:
+        """Return the number of each named node. ``first`` is the number of the block's first row."""
+        import pandas
+
+        cells: Any = column
+        index = self._index
+        if not pandas.api.types.is_integer_dtype(index.dtype):
+            cells = table.text(name, column, first)
+        elif not pandas.api.types.is_integer_dtype(column.dtype):
+            # Something among these cells is no whole number; compared as text, it will be found and named.
+            cells, index = table.text(name, column, first), pandas.Index(index.astype(str), dtype=object)
+        places: NDArray[np.int64] = index.get_indexer(cells)
+        if (unknown := places < 0).any():
+            row = int(unknown.argmax())
+            cell = cells.iloc[row].item() if cells is column else cells[row]
+            if not self._drop:
+                self._refuse(table, name, cell, first + row, int(unknown.sum()), len(unknown))
+            self.strange = self.strange or quoted(cell) + self._hint(cell)
+        return places
+
+    def _refuse(self, table: Source, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:
+        if cell is None:
+            problem = f"column {quoted(name)} is empty; an edge needs two ends"
+            table.reject(row, problem, "empty-cell", remedy="Fill it in or drop the edge.")
+        more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
+        table.reject(
+            row,
+            f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}",
+            code="unknown-node",
+            value=cell,
+            remedy="Add the node, name another column, or drop such rows with {unknown_edges}.",
+            unknown_edges="drop",
+        )
+
+    def _hint(self, cell: object) -> str:
+        """Name the node whose id differs from a cell only in how it is written."""
+        plain = plain_form(cell)
+        close = next((node for node in self._index if plain_form(node) == plain), None)
+        if close is None:
+            return ""
+        return (
+            f"; it differs from the node {quoted(close)} only in case, spaces, leading zeros or Unicode form"
+        )
+
+
+def _weights(edges: Source, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:
+    values = edges.numbers(name, column, first)
+    if values is None or not (values > 0).all():
+        row = 0 if values is None else int((~(values > 0)).argmax())
+        cell = edges.text(name, column.iloc[row : row + 1], first + row)[0]
+        problem = f"the weight in column {quoted(name)} is {quoted(cell)}"
+        edges.reject(first + row, problem, "bad-weight", value=cell, expected="a positive number")
+    return values

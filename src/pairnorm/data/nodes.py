@@ -1,0 +1,360 @@
+"""Tables of nodes become names, features, labels and a split, and an encoder tells what each column is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pairnorm.data.adjacency import csr_tensor
+from pairnorm.data.encoder import EACH, Column, Encoder, Kind, Options, check_categories, check_columns
+from pairnorm.data.labels import bin_names, binned, find_bins, numbers_first, read_labels, read_split
+from pairnorm.data.names import NodeIndex, alike, read_rows
+from pairnorm.data.tables import EMPTY, Source, read_blocks, shown
+from pairnorm.errors import PairNormError, quoted
+
+if TYPE_CHECKING:
+    import pandas
+
+
+# Below this share of non-zeros a sparse tensor is both smaller and faster.
+SPARSE_BELOW = 0.1
+MOST_CATEGORIES = 1000
+# Texts that are so many, and of which so many are different, are names: each would be a category of one node.
+FEWEST_NAMES = 50
+NAMES = 0.9
+
+
+def read_nodes(
+    tables: Sequence[Source], told: Options, known: Encoder | None = None, long: Sequence[Source] = ()
+) -> dict[str, Any]:
+    """Return what tables of nodes tell of a graph: names, features, labels, split, and the encoder.
+
+    Args:
+        tables: the nodes, put together by id.
+        told: what the user says of their columns.
+        known: how an earlier table was read; these must have its columns, categories and classes.
+        long: tables of node, feature and value.
+    """
+    columns = list(dict.fromkeys(name for table in tables for name in table.columns))
+    everywhere = replace(tables[0], columns=tuple(columns))
+    options: dict[str, Sequence[str | None]] = {
+        "label": [told.label], "split": [told.split], "categorical": told.categorical, "ignore": told.ignore,
+        "keep": told.keep,
+    }  # fmt: skip
+    for option, names in options.items():
+        for name in (name for name in names if name is not None):
+            everywhere.column(option, name)
+    told = told if known is None else known.options(told, columns)
+    identity = columns[0] if told.id is None else everywhere.column("id", told.id)
+    if told.split is not None and told.label is None:
+        problem = f"split is {quoted(told.split)} but label is not given"
+        raise PairNormError(problem, code="option-missing", remedy="Name the column of the classes too.")
+    named: tuple[tuple[str | None, Kind], ...] = (
+        (told.split, "split"),
+        (told.label, "label"),
+        (identity, "id"),
+    )
+    roles: dict[str, Kind] = dict.fromkeys(told.ignore, "ignored")
+    roles |= {column: kind for column, kind in named if column is not None}
+    chosen = [name for name in columns if name not in roles]
+    if known is not None:
+        check_columns(everywhere.name, chosen, known)
+        chosen = [column.name for column in known.named("number", "category", "date")]
+
+    as_text = [name for name in (identity, told.label, told.split, *told.categorical) if name is not None]
+    as_text += [] if known is None else [column.name for column in known.named("category")]
+    table, frame, node_names = read_rows(tables, identity, as_text)
+    if len(frame) == 0:
+        raise PairNormError(
+            f"{table.name}: there are no rows under the header", code="no-rows", expected="a row per node"
+        )
+    parts: dict[str, Any] = {"node_names": node_names}
+    classes: tuple[str, ...] = ()
+    bins = () if known is None else known.bins
+    if told.label is not None:
+        cells = frame[told.label]
+        expected = None if known is None else next((c.categories for c in known.named("label")), None)
+        if isinstance(told.classes, int):
+            bins = find_bins(table, told.label, cells, told.classes)
+        if bins:
+            cells, expected = binned(table, told.label, cells, bins), expected or bin_names(bins)
+        parts["labels"], classes = read_labels(table, told.label, cells, expected, told.classes == EACH)
+        parts["class_names"] = classes
+    if told.split is not None:
+        parts |= read_split(table, told.split, frame[told.split], parts["labels"], classes)._asdict()
+    read = list(_read_features(table, frame, chosen, told, known))
+    left_out = [column for one in read for column in one.columns if column.kind == "ignored"]
+    read = [one for one in read if one.columns[0].kind != "ignored"]
+    if long or (known is not None and known.named("sparse")):
+        read.append(_read_long(long, identity, node_names, told, known))
+    parts["features"], parts["missing"] = _assemble(read, len(frame))
+    rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
+    encoder = known or Encoder(
+        (*rest, *left_out, *(column for one in read for column in one.columns)),
+        *(told.id, told.source, told.target, told.weight, told.delimiter),
+        *(told.encoding, told.decimal, told.unknown_edges, bins),
+    )
+    if encoder.named("structure"):  # they are made of the edges, later
+        encoder = replace(encoder, columns=tuple(c for c in encoder.columns if c.kind != "structure"))
+    _check_names(table.name, encoder)
+    parts["encoder"] = encoder
+    remarks = [*table.remarks(), *(remark for one in long for remark in one.remarks())]
+    parts["notes"] = (*remarks, *alike(node_names), *_doubts(encoder, classes))
+    return parts
+
+
+def _check_names(place: str, encoder: Encoder) -> None:
+    wide = {column.name for column in encoder.named("number", "category", "date")}
+    if twice := [column.name for column in encoder.named("sparse") if column.name in wide]:
+        raise PairNormError(
+            f"{place}: {quoted(twice[0])} is a column, and a feature of the long table too",
+            code="duplicate-column",
+            value=twice[0],
+            remedy="Rename one, or pass {ignore}.",
+            ignore=twice[:1],
+        )
+
+
+class _Read(NamedTuple):
+    """Columns, their stored entries (row, place, value) among their features, and which cells are empty."""
+
+    columns: tuple[Column, ...]
+    rows: NDArray[np.int64]
+    places: NDArray[np.int64]
+    values: NDArray[np.float32]
+    empty: NDArray[np.bool_]
+
+    @property
+    def widths(self) -> list[int]:
+        return [column.width for column in self.columns]
+
+
+def _read_features(
+    table: Source, frame: pandas.DataFrame, names: Sequence[str], told: Options, known: Encoder | None
+) -> Iterator[_Read]:
+    """Read columns in order: each by itself, but plain numbers many at a time, for a table may be wide."""
+    plain = {
+        name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind in "iufb"
+    }
+    plain -= {
+        *told.categorical,
+        *(() if known is None else (column.name for column in known.named("category", "date"))),
+        *(() if known or len(frame) < FEWEST_NAMES else filter(re.compile("(^|_| )id$", re.I).search, names)),
+    }
+    step = max(1, 10_000_000 // len(frame))
+    for together, run in groupby(names, plain.__contains__):
+        group = list(run)
+        if together:
+            for start in range(0, len(group), step):
+                yield _read_numbers(table, frame[group[start : start + step]])
+        else:
+            for name in group:
+                expected = None if known is None else known.features[name]
+                yield _read_column(table, name, frame[name], expected, told)
+
+
+def _read_numbers(table: Source, frame: pandas.DataFrame) -> _Read:
+    with np.errstate(over="ignore"):
+        values = frame.to_numpy(dtype=np.float64).astype(np.float32)
+    if (infinite := np.isinf(values).any(0)).any():
+        name = frame.columns[int(infinite.argmax())]
+        table.numbers(name, frame[name])  # says which cell
+    empty = np.isnan(values)
+    rows, places = np.nonzero(~empty & (values != 0))
+    columns = tuple(Column(name, "number") for name in frame.columns)
+    return _Read(columns, rows, places, values[rows, places], empty)
+
+
+def _read_column(
+    table: Source, name: str, cells: pandas.Series, known: Column | None, told: Options
+) -> _Read:
+    """Read a feature: numbers and dates as numbers, text one-hot, as it is known or as its cells tell."""
+    import pandas
+
+    if not known and name not in (*told.categorical, *told.keep) and _are_names(cells):
+        table.tell("left out, for nearly all cells differ; the option keep takes it in", name)
+        nothing = np.zeros(0, dtype=np.int64)
+        return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
+    kind: Kind = "category" if name in told.categorical else "number"
+    values = None
+    if known.kind == "number" if known else kind == "number":
+        values = table.numbers(name, cells)
+    if values is None and (known.kind == "date" if known else kind == "number"):
+        values, kind = table.dates(name, cells), "date"
+        if values is None and known and cells.isna().all():
+            values = np.full(len(cells), np.nan, dtype=np.float32)
+    if values is not None:
+        empty = np.isnan(values)
+        rows = np.flatnonzero(~empty & (values != 0))
+        return _Read((known or Column(name, kind),), rows, np.zeros_like(rows), values[rows], empty[:, None])
+    text = table.text(name, cells)
+    if known:
+        found = pandas.unique(text[text != None])  # noqa: E711 (elementwise)
+        check_categories(table.name, Column(name, "category", tuple(found)), known)
+        column, codes = (
+            known,
+            pandas.Index(known.categories, dtype=object).get_indexer(pandas.Index(text, dtype=object)),
+        )
+    else:
+        codes, found = pandas.factorize(text, sort=True)
+        column = Column(name, "category", tuple(found))
+    if not known and name not in (*told.categorical, *told.keep) and len(found) > MOST_CATEGORIES:
+        raise PairNormError(
+            f"{table.name}: column {quoted(name)} holds {len(found):,} different texts",
+            code="too-many-categories",
+            value=name,
+            expected=f"at most {MOST_CATEGORIES:,} categories",
+            remedy="Pass {ignore}, or {keep} to have them all.",
+            ignore=[name],
+            keep=[name],
+        )
+    rows = np.flatnonzero(codes >= 0)
+    ones = np.ones(len(rows), dtype=np.float32)
+    return _Read((column,), rows, codes[rows].astype(np.int64), ones, codes[:, None] < 0)
+
+
+def _are_names(cells: pandas.Series) -> bool:
+    """Say whether texts, or the whole numbers of a column called id, are nearly all different."""
+    import pandas
+
+    filled = cells.dropna()
+    if len(filled) < FEWEST_NAMES or pandas.api.types.is_datetime64_any_dtype(cells.dtype):
+        return False
+    if pandas.api.types.is_numeric_dtype(cells.dtype):
+        return bool((filled % 1 == 0).all() and filled.is_unique)
+    words = filled[[isinstance(cell, str) for cell in filled]]
+    if len(words) < NAMES * len(filled) or words.nunique() < NAMES * len(filled):
+        return False
+    # Few of a column of numbers are names; a date, or a number with a comma, has no letter.
+    return bool(words.str.contains(r"[^\W\d_]", regex=True).mean() > NAMES and not _mostly_numbers(words))
+
+
+def _mostly_numbers(words: pandas.Series) -> bool:
+    import pandas
+
+    return bool(pandas.to_numeric(words, errors="coerce").notna().mean() > 1 - NAMES)
+
+
+def _read_long(
+    tables: Sequence[Source], identity: str, names: NDArray[Any], told: Options, known: Encoder | None
+) -> _Read:
+    """Read tables of node, feature and value: a node without a row lacks all, else what is absent is 0."""
+    import pandas
+
+    if not tables:
+        raise PairNormError(
+            "the model knows features of a long table",
+            code="option-missing",
+            remedy="Pass {features}.",
+            features=...,
+        )
+    index = NodeIndex(names, told.unknown_edges == "drop")
+    nodes, words, values = [], [], []
+    for table in tables:
+        node, feature, value = _long_columns(table, identity)
+        first = 0
+        for block in read_blocks(table, () if names.dtype == np.int64 else [node]):
+            text = table.text(feature, block[feature], first)
+            number = np.ones(len(block), np.float32)
+            if value is not None:
+                found = table.numbers(value, block[value], first)
+                number = np.full(len(block), np.nan, np.float32) if found is None else found
+            for row in np.flatnonzero(pandas.isna(text) | np.isnan(number))[:1].tolist():
+                problem = f"expected a feature in {quoted(feature)} and a number in {quoted(value)}"
+                table.reject(first + row, problem, "empty-cell", remedy="Fill it in or drop the row.")
+            place = index.places(table, node, block[node], first)
+            nodes.append(place)
+            words.append(text)
+            values.append(number)
+            first += len(block)
+    rows, strings, numbers = np.concatenate(nodes), np.concatenate(words), np.concatenate(values)
+    wide = [column.name for column in known.named("sparse")] if known else None
+    ordered = sorted(set(strings), key=numbers_first) if wide is None else wide
+    places = pandas.Index(ordered, dtype=object).get_indexer(pandas.Index(strings, dtype=object))
+    if wide is not None and (strange := set(strings[places < 0])):
+        note = f"{len(strange):,} features unknown to the model are left out: {shown(sorted(strange))}"
+        tables[0].notes.append(note)
+    absent = np.ones(len(names), dtype=bool)
+    absent[rows[rows >= 0]] = False
+    if absent.any():
+        tables[0].notes.append(
+            f"{int(absent.sum()):,} nodes have no row in {tables[0].name}: features missing"
+        )
+    used = (rows >= 0) & (places >= 0)
+    sums = pandas.Series(numbers[used]).groupby([rows[used], places[used]]).sum()
+    if len(sums) < used.sum():
+        tables[0].notes.append(f"{int(used.sum()) - len(sums):,} features given more than once were added up")
+    row, place = (sums.index.get_level_values(level).to_numpy(np.int64) for level in (0, 1))
+    columns = tuple(Column(name, "sparse") for name in ordered)
+    empty = np.broadcast_to(absent[:, None], (len(names), len(columns)))
+    return _Read(columns, row, place, sums.to_numpy(np.float32), empty)
+
+
+def _long_columns(table: Source, identity: str) -> tuple[str, str, str | None]:
+    if not 2 <= len(table.columns) <= 3:
+        raise PairNormError(
+            f"{table.name}: it has the columns {shown(table.columns)}",
+            code="wrong-shape",
+            value=len(table.columns),
+            expected="a row for each feature of a node: node, feature and value, or no value for 1",
+        )
+    node = identity if identity in table.columns else table.columns[0]
+    feature, *value = (name for name in table.columns if name != node)
+    return node, feature, value[0] if value else None
+
+
+def _assemble(read: Sequence[_Read], nodes: int) -> tuple[Tensor, Tensor]:
+    """Return features [n, d], dense or sparse, and what is missing of them, bool [n] or [n, d]."""
+    starts = np.cumsum([0, *(sum(one.widths) for one in read)])
+    width, stored = int(starts[-1]), sum(len(one.values) for one in read)
+    places = [one.places + start for one, start in zip(read, starts, strict=False)]
+    if stored < SPARSE_BELOW * nodes * width:
+        from scipy.sparse import coo_array
+
+        rows, values = (np.concatenate([one[field] for one in read]) for field in (1, 3))
+        matrix = coo_array((values, (rows, np.concatenate(places))), shape=(nodes, width)).tocsr()
+        matrix.sort_indices()
+        features = csr_tensor(matrix)
+    else:
+        dense = np.zeros((nodes, width), dtype=np.float32)
+        for one, place in zip(read, places, strict=True):
+            dense[one.rows, place] = one.values
+        features = torch.from_numpy(dense)
+
+    whole, partly = np.full(nodes, bool(read)), np.zeros(nodes, dtype=bool)
+    for one in read:
+        whole &= one.empty.all(1)
+        partly |= one.empty.any(1)
+    if (whole == partly).all():
+        return features, torch.from_numpy(whole)
+    entries = [np.repeat(one.empty, one.widths, axis=1) for one in read]
+    return features, torch.from_numpy(np.concatenate(entries, 1))
+
+
+def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:
+    """Return notes on what may not be meant: no features, and words that others write for an empty cell."""
+    notes = (
+        []
+        if encoder.features
+        else ["there are no feature columns: fit takes degrees and other structure instead"]
+    )
+    notes += [
+        f"{quoted(name)} is read as a class; empty the cells if it means unknown"
+        for name in classes
+        if name in EMPTY
+    ]
+    notes += [
+        f"{word!r} in column {quoted(column.name)} is read as a category; empty the cells if it means missing"
+        for column in encoder.named("category")
+        for word in column.categories
+        if word in EMPTY
+    ]
+    return tuple(notes)

@@ -1,0 +1,261 @@
+"""Graphs larger than memory, packed: arrays mapped from disk, of which only what is looked at is loaded.
+
+A packed graph is a folder: ``graph.json`` (what it holds), ``crow`` and ``column`` (the adjacency as CSR,
+both directions of every edge, sorted), ``weight`` where edges have weights, ``features-*`` (blocks of
+columns, NaN where missing), ``missing``, ``labels``, ``split`` and ``ids.parquet``. It is written by
+``pairnorm.data.packing``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairnorm.data.encoder import Encoder
+from pairnorm.errors import PairNormError, one_of, whole_number
+
+FORMAT = 1
+FACTS = "graph.json"
+MOST_NODES = 2**31 - 1
+ROWS_PER_BATCH = 2**16
+DTYPES = ("float32", "float16")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What ``graph.json`` says.
+
+    Args:
+        nodes: how many there are.
+        entries: of the adjacency, two for every edge.
+        weighted: whether edges have weights.
+        dtype: of the features on disk.
+        block: how many columns of features lie together.
+        missing: how many nodes have no features at all, and how many lack some.
+        encoder: what the columns of the nodes are.
+        known: of every feature, how many nodes have it.
+        mean: of what is known.
+        deviation: likewise.
+        classes: their names.
+        notes: what was odd.
+        format: of the folder.
+    """
+
+    nodes: int
+    entries: int
+    weighted: bool
+    dtype: str
+    block: int
+    missing: tuple[int, int]
+    encoder: Encoder
+    known: tuple[int, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+    format: int = FORMAT
+
+    @property
+    def features(self) -> int:
+        """How many features a node has."""
+        return len(self.known)
+
+    @property
+    def blocks(self) -> list[range]:
+        """The columns of every block of features."""
+        return blocks(self.features, self.block)
+
+    def write(self, folder: Path) -> None:
+        """Write ``graph.json``, the last of a folder's files."""
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        (folder / FACTS).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Facts:
+        """Read ``graph.json``; what does not fit together is refused."""
+        try:
+            found = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+            if found["format"] != FORMAT:
+                raise ValueError(f"its format is {found['format']!r}, expected {FORMAT}")
+            encoder = Encoder.from_json(found.pop("encoder"))
+            lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+            facts = cls(**(found | lists), encoder=encoder)
+            whole_number("nodes", facts.nodes, 1, MOST_NODES)
+            whole_number("entries", facts.entries)
+            whole_number("block", facts.block, 1)
+            one_of("dtype", facts.dtype, DTYPES)
+            widths = {len(part) for part in (facts.known, facts.mean, facts.deviation, encoder.feature_names)}
+            if len(widths) != 1 or len(facts.missing) != 2:
+                raise ValueError("its lists of features differ in length")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PairNormError(
+                f"{folder}: this is no packed graph ({error})",
+                code="file-damaged",
+                value=str(folder),
+                remedy="Name the folder that `pairnorm pack` wrote, or pack the graph again.",
+            ) from error
+        return facts
+
+
+def blocks(count: int, width: int) -> list[range]:
+    """Share out columns into blocks.
+
+    >>> blocks(5, 2)
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    return [range(start, min(start + width, count)) for start in range(0, count, width)]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedGraph:
+    """A packed graph, opened: its arrays are mapped, not read.
+
+    Args:
+        folder: where it is.
+        facts: what it holds.
+    """
+
+    folder: Path
+    facts: Facts
+
+    @classmethod
+    def open(cls, folder: str | PathLike[str]) -> PackedGraph:
+        """Open what ``pack`` wrote; the sizes it claims are held against what the files really have.
+
+        Args:
+            folder: the folder.
+        """
+        graph = cls(Path(folder), Facts.read(Path(folder)))
+        for name, expected in graph._sizes().items():
+            path = graph.folder / name
+            held = path.stat().st_size if path.is_file() else 0
+            if held != expected:
+                raise _damaged(path, f"it has {held:,} bytes", f"{expected:,}")
+        if graph.crow[0] != 0 or graph.crow[-1] != graph.facts.entries:
+            raise _damaged(graph.folder / "crow", "its ends do not fit", f"0 and {graph.facts.entries:,}")
+        return graph
+
+    def check(self) -> None:
+        """Read the adjacency once, and refuse one that would lead a kernel outside of its arrays."""
+        nodes, step = self.facts.nodes, 2**22
+        for start in range(0, nodes, step):
+            if (np.diff(self.crow[start : start + step + 1]) < 0).any():
+                raise _damaged(self.folder / "crow", "a row ends before it starts", "rising numbers")
+        for start in range(0, self.facts.entries, step):
+            part = self.column[start : start + step]
+            if part.min() < 0 or part.max() >= nodes:
+                raise _damaged(self.folder / "column", "a neighbour is not there", f"0 to {nodes - 1:,}")
+        for name, labels, count in (
+            ("labels", self.labels, len(self.facts.classes)),
+            ("split", self.split, 3),
+        ):
+            if labels.min() < -1 or labels.max() >= count:
+                raise _damaged(self.folder / name, "a number is out of range", f"-1 to {count - 1}")
+
+    def _sizes(self) -> dict[str, int]:
+        nodes, entries = self.facts.nodes, self.facts.entries
+        width = np.dtype(self.facts.dtype).itemsize * nodes
+        sizes = {"crow": 8 * (nodes + 1), "column": 4 * entries, "labels": 4 * nodes, "split": nodes}
+        sizes["missing"] = nodes
+        if self.facts.weighted:
+            sizes["weight"] = 4 * entries
+        return sizes | {
+            f"features-{number:04d}": width * len(columns) for number, columns in enumerate(self.facts.blocks)
+        }
+
+    def _array(self, name: str, dtype: str, *shape: int) -> NDArray[Any]:
+        if 0 in shape:  # an empty file cannot be mapped
+            return np.empty(shape, dtype)
+        return np.memmap(self.folder / name, dtype=dtype, mode="r", shape=shape)
+
+    @cached_property
+    def crow(self) -> NDArray[np.int64]:
+        """int64 [n + 1]: where the neighbours of every node begin."""
+        return self._array("crow", "<i8", self.facts.nodes + 1)
+
+    @cached_property
+    def column(self) -> NDArray[np.int32]:
+        """int32 [entries]: the neighbours, node after node, rising."""
+        return self._array("column", "<i4", self.facts.entries)
+
+    @cached_property
+    def weight(self) -> NDArray[np.float32] | None:
+        """float32 [entries], or None where all edges weigh 1."""
+        return self._array("weight", "<f4", self.facts.entries) if self.facts.weighted else None
+
+    @cached_property
+    def labels(self) -> NDArray[np.int32]:
+        """int32 [n]: the class of every node, -1 where unknown."""
+        return self._array("labels", "<i4", self.facts.nodes)
+
+    @cached_property
+    def split(self) -> NDArray[np.int8]:
+        """int8 [n]: 0 train, 1 validation, 2 test, -1 none."""
+        return self._array("split", "i1", self.facts.nodes)
+
+    @cached_property
+    def missing(self) -> NDArray[np.int8]:
+        """int8 [n]: 0 where all features are known, 1 where some are missing, 2 where all are."""
+        return self._array("missing", "i1", self.facts.nodes)
+
+    def features(self, rows: slice, columns: range) -> NDArray[np.float32]:
+        """Return features as they were packed, float32 [rows, columns]; NaN where missing.
+
+        Args:
+            rows: a range of nodes.
+            columns: of the features, in whatever blocks they lie.
+        """
+        width, parts = self.facts.block, []
+        for number in range(columns.start // width, -(-columns.stop // width)):
+            held = self.facts.blocks[number]
+            block = self._array(f"features-{number:04d}", self.facts.dtype, self.facts.nodes, len(held))
+            low, high = max(columns.start, held.start), min(columns.stop, held.stop)
+            parts.append(block[rows, low - held.start : high - held.start].astype(np.float32))
+        return np.concatenate(parts, 1) if len(parts) > 1 else parts[0]
+
+    def ids(self) -> Iterator[NDArray[Any]]:
+        """Yield the names of the nodes, whole numbers or texts, batch by batch."""
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(self.folder / "ids.parquet") as file:
+            for batch in file.iter_batches(ROWS_PER_BATCH):
+                yield batch.column(0).to_numpy(zero_copy_only=False)
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Return what is inside: a list of what it is about, and a text."""
+        facts = self.facts
+        labelled = int(np.count_nonzero(self.labels >= 0))
+        return [
+            ("nodes", f"{facts.nodes:,}"),
+            ("edges", f"{facts.entries // 2:,} undirected, {facts.entries / facts.nodes:.1f} per node"),
+            ("features", f"{facts.features:,} as {facts.dtype}"),
+            ("classes", f"{len(facts.classes)}"),
+            ("labelled", f"{labelled:,} ({100 * labelled / facts.nodes:.3g}%)"),
+            ("missing", f"{facts.missing[0]:,} vectors, and single entries of {facts.missing[1]:,} nodes"),
+            *(("note", note) for note in facts.notes),
+        ]
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        return (
+            f"PackedGraph({str(self.folder)!r}: {facts.nodes:,} nodes, {facts.entries // 2:,} edges, "
+            f"{facts.features:,} features, {len(facts.classes)} classes)"
+        )
+
+
+def _damaged(path: Path, problem: str, expected: str) -> PairNormError:
+    return PairNormError(
+        f"{path}: {problem}",
+        code="file-damaged",
+        value=str(path),
+        expected=expected,
+        remedy="Pack the graph again.",
+    )

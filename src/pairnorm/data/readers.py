@@ -1,0 +1,494 @@
+"""Every kind of table: text in any encoding, Parquet, Excel, JSON, compressed, piped in, or in a database."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import json
+import lzma
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from glob import glob
+from io import BufferedReader, BytesIO
+from os import PathLike, fspath
+from pathlib import Path, PurePath
+from typing import IO, TYPE_CHECKING, Any
+
+from pairnorm.data.tables import Source, readable, shown
+from pairnorm.errors import PairNormError, one_of, quoted
+
+if TYPE_CHECKING:
+    import pandas
+
+
+Given = str | PathLike[str] | Sequence[str | PathLike[str]]
+Open = Callable[[], IO[bytes]]
+
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
+TABLES = (*DELIMITERS, ".parquet", ".xlsx", ".json", ".jsonl")
+STDIN = "-"
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark begins it
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+MAGIC = {
+    b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"PAR1": ".parquet",
+    b"PK\x03\x04": ".xlsx",
+}
+
+
+def open_tables(
+    role: str,
+    given: Given,
+    *,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+    database: str | None = None,
+) -> list[Source]:
+    """Look at the head of each of some tables.
+
+    Args:
+        role: what they hold: ``'nodes'``, ``'edges'`` or ``'features'``.
+        given: files, patterns such as ``'part-*.parquet'``, ``'-'`` for the standard input; with a database
+            queries, or names of tables there.
+        delimiter: what separates the cells of text, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
+        encoding: of text. Default: found by its bytes, and noted unless it is UTF-8.
+        decimal: the decimal point, ``'.'`` or ``','``. Default: a comma is taken for one and noted where all
+            cells of a column agree.
+        database: its URL, as SQLAlchemy writes them.
+    """
+    if decimal is not None:
+        one_of("decimal", decimal, (".", ","))
+    if encoding is not None:
+        _check_encoding(encoding)
+    several = [given] if isinstance(given, str | PathLike) else list(given)
+    if database is not None:
+        return [_query(database, fspath(query), role) for query in several]
+    how = {"delimiter": delimiter, "encoding": encoding, "decimal": decimal}
+    return [
+        _read_stdin(role, how) if place == STDIN else open_table(place, **how, role=role)
+        for place in find_files(several)
+    ]
+
+
+def find_files(given: Iterable[str | PathLike[str]]) -> list[Any]:
+    """Return the files that names, patterns and folders of Parquet files stand for; ``'-'`` stays."""
+    found: list[Any] = []
+    for place in given:
+        path = Path(place)
+        if fspath(place) == STDIN:
+            found.append(STDIN)
+        elif path.is_dir() and (inside := sorted(path.glob("*.parquet"))):
+            found += inside
+        elif not path.exists() and any(sign in fspath(place) for sign in "*?["):
+            matching = sorted(map(Path, glob(fspath(place), recursive=True)))
+            if not matching:
+                raise PairNormError(f"{place}: no file matches", code="file-missing", value=str(place))
+            found += matching
+        else:
+            found.append(path)
+    return found
+
+
+def existing(path: Path) -> Path:
+    """Return a path if it is a file, else raise an error that names it."""
+    if path.is_file():
+        return path
+    problem = f"{path}: there is no such file"
+    raise PairNormError(
+        problem, code="file-missing", value=str(path), remedy="Check the name and the folder."
+    )
+
+
+def kind_of(path: PurePath) -> str:
+    """Return the ending of a file's name, without that of a compression; a zip has that of what is inside.
+
+    >>> kind_of(PurePath("nodes.CSV.gz"))
+    '.csv'
+    """
+    ending = path.suffix.lower()
+    if ending == ".zip" and not PurePath(path.stem).suffix and Path(path).is_file():
+        with readable(path.name):
+            return kind_of(PurePath(_member(Path(path))))
+    return PurePath(path.stem).suffix.lower() if ending in COMPRESSED else ending
+
+
+def name_of(place: str) -> str:
+    """Return what is before the endings of a file's name, those of its kind and of its compression.
+
+    >>> name_of("v1.2.csv.gz")
+    'v1.2'
+    """
+    path = PurePath(place)
+    return PurePath(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
+
+
+def open_table(
+    path: Path,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+    role: str = "nodes",
+) -> Source:
+    """Look at the head of one file; see ``open_tables``."""
+    if existing(path).stat().st_size == 0:
+        raise _empty(path.name)
+    opened: Open = partial(COMPRESSED.get(path.suffix.lower(), _plain), path)
+    return _table(path.name, kind_of(path), opened, role, delimiter, encoding, decimal)
+
+
+def _table(
+    name: str,
+    kind: str,
+    opened: Open,
+    role: str,
+    delimiter: str | None,
+    encoding: str | None,
+    decimal: str | None,
+) -> Source:
+    if kind == ".parquet":  # may be large, and tells its columns first
+        with readable(name), opened() as file:
+            columns = columns_of(
+                name, _library("pyarrow.parquet", "Parquet").read_schema(_seekable(file)).names
+            )
+        return Source(name, columns, load=lambda: _frame(name, kind, opened, role)[0], decimal=decimal)
+    if kind in FRAMES:
+        frame, notes = _frame(name, kind, opened, role)
+        return Source(name, columns_of(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
+    delimiter = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
+    if len(delimiter) != 1:
+        problem = f"delimiter is {quoted(delimiter)}"
+        raise PairNormError(problem, code="out-of-range", value=delimiter, expected="one character, or 'tab'")
+    with readable(name):
+        found, notes = (_with_mark(encoding), []) if encoding else _find_encoding(name, opened)
+        source = Source(name, (), None, opened, None, delimiter, found, decimal, notes)
+        with source.lines() as lines:
+            header: list[str] = next((cells for cells in lines if any(cell.strip() for cell in cells)), [])
+    if not header:
+        raise _empty(name)
+    other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)
+    if len(header) == 1 and other:
+        raise PairNormError(
+            f"{name}: line 1 is one column {quoted(header[0])}: "
+            f"separated by {other!r}, not by {delimiter!r}?",
+            code="wrong-delimiter",
+            value=delimiter,
+            remedy="Pass {delimiter}.",
+            delimiter=other,
+        )
+    return Source(name, columns_of(name, header), None, opened, None, delimiter, found, decimal, notes)
+
+
+def columns_of(name: str, header: Sequence[Any]) -> tuple[str, ...]:
+    """Return the names of columns, which must all be different."""
+    columns = tuple(map(str, header))
+    column, times = Counter(columns).most_common(1)[0] if columns else ("", 0)
+    if times > 1:
+        problem = f"{name}: column {quoted(column)} is there twice"
+        raise PairNormError(
+            problem, code="duplicate-column", value=column, remedy="Give each column its own name."
+        )
+    if not columns:
+        raise _empty(name)
+    return columns
+
+
+def _empty(name: str) -> PairNormError:
+    return PairNormError(f"{name}: the file is empty", code="file-empty", expected="a header line and rows")
+
+
+def _plain(path: Path) -> IO[bytes]:
+    return open(path, "rb")
+
+
+def _unzip(path: Path) -> IO[bytes]:
+    return zipfile.ZipFile(path).open(_member(path))
+
+
+def _member(path: Path) -> str:
+    with zipfile.ZipFile(path) as archive:
+        names = [one.filename for one in archive.infolist() if not one.is_dir()]
+    names = [name for name in names if not name.startswith("__MACOSX/")]
+    if len(names) != 1:
+        raise PairNormError(
+            f"it holds {len(names)} files: {shown(names)}",
+            code="unknown-contents",
+            value=names,
+            expected="one table",
+            remedy="Unpack it.",
+        )
+    return names[0]
+
+
+def _unzstd(path: Path | IO[bytes]) -> IO[bytes]:
+    zstandard = _library("zstandard", "zstd")
+    opened: IO[bytes] = zstandard.open(path, "rb")
+    return opened
+
+
+COMPRESSED: dict[str, Callable[[Any], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _unzstd,
+    ".zip": _unzip,
+}
+
+
+def _library(name: str, what: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise PairNormError(
+            f"reading {what} needs {name.partition('.')[0]}",
+            code="library-missing",
+            value=name.partition(".")[0],
+            remedy="pip install 'pairnorm[all]'",
+        ) from error
+
+
+def _read_stdin(role: str, how: dict[str, Any]) -> Source:
+    data = sys.stdin.buffer.read()
+    name = "the standard input"
+    if not data:
+        raise PairNormError(
+            f"{name}: there is nothing left to read for the {role}",
+            code="file-empty",
+            expected="a table; only one can be piped in",
+        )
+    opened: Open = partial(BytesIO, data)
+    kind = _magic(data)
+    with readable(name):
+        if kind in COMPRESSED:
+            with COMPRESSED[kind](BytesIO(data)) as file:
+                data = file.read()
+            opened, kind = partial(BytesIO, data), _magic(data)
+        return _table(name, kind, opened, role, **how)
+
+
+def _magic(data: bytes) -> str:
+    """Return the ending that a file with these bytes would have."""
+    start = data[:64].lstrip(codecs.BOM_UTF8).lstrip()
+    if start.startswith((b"{", b"[")):
+        with suppress(ValueError):
+            json.loads(data)
+            return ".json"
+        return ".jsonl"
+    return next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), ".csv")
+
+
+def _check_encoding(name: str) -> None:
+    try:
+        "".encode(name)
+    except (LookupError, ValueError) as error:
+        raise PairNormError(
+            f"encoding is {quoted(name)}",
+            code="unknown-choice",
+            value=name,
+            expected="one that Python knows, such as 'utf-8', 'utf-16' or 'latin-1'",
+        ) from error
+
+
+def _with_mark(encoding: str) -> str:
+    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+
+
+def _find_encoding(name: str, opened: Open) -> tuple[str, list[str]]:
+    """Return the encoding of a text by its bytes, all of them, and a note unless it is UTF-8."""
+    with opened() as file:
+        start = file.read(2**12)
+    marked = next((found for mark, found in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
+    if marked:
+        return marked, []
+    odd, even = start[1::2].count(0), start[::2].count(0)
+    if max(odd, even) > len(start) / 4:  # every other byte of plain UTF-16 is zero
+        found = "utf-16-le" if odd > even else "utf-16-be"
+    else:
+        found = next((one for one in ("utf-8", "cp1252") if _decodes(opened, one)), "latin-1")
+    if found == "utf-8":
+        return found, []
+    said = {"cp1252": "Windows-1252 (Latin-1)", "latin-1": "Latin-1"}.get(found, found.upper())
+    return found, [f"{name} is not UTF-8 and is read as {said}; the option encoding names another"]
+
+
+def _decodes(opened: Open, encoding: str) -> bool:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    with opened() as file:
+        try:
+            while block := file.read(2**20):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def _frame(name: str, kind: str, opened: Open, role: str) -> tuple[pandas.DataFrame, list[str]]:
+    notes: list[str] = []
+    with readable(name), opened() as file:
+        return FRAMES[kind](file, role, notes), notes
+
+
+def _read_parquet(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
+    parquet = _library("pyarrow.parquet", "Parquet")
+    return arrow_frame(parquet.read_table(_seekable(file)))
+
+
+def _seekable(file: IO[bytes]) -> IO[bytes]:
+    return file if isinstance(file, BufferedReader) else BytesIO(file.read())
+
+
+def arrow_frame(table: Any) -> pandas.DataFrame:
+    """Return a pyarrow table as a frame, whole numbers beside an empty cell exactly as they are."""
+    import pyarrow
+
+    for place, field in enumerate(table.schema):
+        if pyarrow.types.is_binary(field.type) or pyarrow.types.is_large_binary(field.type):
+            # Some writers do not mark text as such; what is none is refused where it is used.
+            with suppress(pyarrow.ArrowInvalid):
+                table = table.set_column(place, field.name, table.column(place).cast(pyarrow.large_string()))
+    # What pandas wrote about its index is ignored: to us that is a column like any other. Whole numbers
+    # beside an empty cell must not become floats: two that differ in their last digit would be one.
+    frame: pandas.DataFrame = table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
+    return frame
+
+
+def _read_excel(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
+    """Read the sheet that is called as what it holds, else the first."""
+    import pandas
+
+    _library("openpyxl", "Excel")
+    with pandas.ExcelFile(BytesIO(file.read()), engine="openpyxl") as book:
+        sheets = [str(sheet) for sheet in book.sheet_names]
+        sheet = next((sheet for sheet in sheets if sheet.strip().lower() == role), sheets[0])
+        if len(sheets) > 1:
+            notes.append(f"the {role} are read from sheet {quoted(sheet)} of {shown(sheets)}")
+        cells = pandas.read_excel(
+            book, sheet_name=sheet, header=None, dtype=object, na_values=[""], keep_default_na=False
+        )
+    cells = cells.dropna(how="all").dropna(how="all", axis=1)
+    if cells.empty:
+        raise PairNormError(
+            f"sheet {quoted(sheet)} is empty", code="file-empty", expected="a header and rows"
+        )
+    cells.columns = pandas.Index([str(title).strip() for title in cells.iloc[0]])
+    return _typed(cells.iloc[1:].reset_index(drop=True))
+
+
+def _read_json(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
+    """Read a list of records or a dictionary of columns, maybe under the name of what they are."""
+    found = json.loads(file.read())
+    if isinstance(found, dict):
+        # Graphs as d3 and networkx write them have both in one file.
+        names = (role, "links") if role == "edges" else (role,)
+        found = next((found[name] for name in names if isinstance(found.get(name), list)), found)
+    if (
+        role == "features"
+        and isinstance(found, dict)
+        and all(isinstance(v, list | dict) for v in found.values())
+    ):
+        found = [
+            {"node": node, "feature": feature, "value": words[feature] if isinstance(words, dict) else 1}
+            for node, words in found.items()
+            for feature in words
+        ]
+    return _records(found)
+
+
+def _read_json_lines(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
+    return _records([json.loads(line) for line in file if line.strip()])
+
+
+def _records(found: Any) -> pandas.DataFrame:
+    import pandas
+
+    rows = found if isinstance(found, list) else [found]
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise PairNormError(
+            "it holds no table",
+            code="unknown-contents",
+            value=type(rows[0]).__name__ if rows else None,
+            expected='rows such as {"id": "a", "age": 31}',
+        )
+    return _typed(pandas.DataFrame(found, dtype=object))
+
+
+def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Give columns of Python's objects their type, but for whole numbers beside an empty cell; see above."""
+    import pandas
+
+    columns = (frame.iloc[:, place] for place in range(frame.shape[1]))
+    typed = [column.infer_objects() if column.notna().all() else column for column in columns]
+    return pandas.concat(typed, axis=1) if typed else frame
+
+
+FRAMES = {".parquet": _read_parquet, ".xlsx": _read_excel, ".json": _read_json, ".jsonl": _read_json_lines}
+
+
+def _query(database: str, query: str, role: str) -> Source:
+    """Return what a query finds, or all of a table that is named; nothing is changed there."""
+    import pandas
+
+    sqlalchemy = _library("sqlalchemy", "a database")
+    name = f"the query for {role}"
+    try:
+        url = sqlalchemy.make_url(database)
+        if url.drivername in ("postgres", "postgresql"):
+            url = url.set(drivername="postgresql+psycopg")
+        local = url.get_backend_name() in ("sqlite", "duckdb") and url.database
+        if local and local != ":memory:":
+            existing(Path(local))  # else an empty one would be made
+        reading = {"connect_args": {"read_only": True}} if url.get_backend_name() == "duckdb" else {}
+        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool, **reading)
+        with engine.connect() as connection:  # what is not committed is undone
+            if len(query.split()) == 1:
+                quote = connection.dialect.identifier_preparer.quote
+                query = f"SELECT * FROM {'.'.join(map(quote, query.split('.')))}"
+            found = connection.exec_driver_sql(query)
+            if not found.returns_rows:
+                raise PairNormError(
+                    f"{name} gives no rows",
+                    code="no-rows",
+                    value=query,
+                    expected="a SELECT, or a table's name",
+                )
+            columns = columns_of(name, list(found.keys()))
+            frame = _typed(pandas.DataFrame(found.fetchall(), columns=list(columns), dtype=object))
+    except sqlalchemy.exc.NoSuchModuleError as error:
+        raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
+    except ImportError as error:
+        raise PairNormError(
+            f"this database needs {error.name}",
+            code="library-missing",
+            value=error.name,
+            remedy="pip install 'pairnorm[all]'",
+        ) from error
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        raise _no_database(f"{name}: {getattr(error, 'orig', None) or error}", error) from error
+    return Source(name, columns, frame)
+
+
+def _no_database(problem: str, error: Exception) -> PairNormError:
+    return PairNormError(
+        " ".join(problem.split())[:300],
+        code="database-error",
+        value=type(error).__name__,
+        expected="a URL such as sqlite:///file.db, duckdb:///file.db or postgresql://user@host/database, "
+        "and a query that it answers",
+    )

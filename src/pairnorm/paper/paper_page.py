@@ -1,0 +1,210 @@
+"""The page of the paper: tables that sort, any cell's curve against depth, claims with their evidence."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
+from statistics import fmean
+from typing import Any
+
+from pairnorm.page import Chart, Choices, Details, Document, Markdown, Section, Text
+from pairnorm.page import Table as Shown
+from pairnorm.page.charts import COLOURS, GREY, SYMBOLS, Line, lines
+from pairnorm.paper.claims import STATUSES, Verdict
+from pairnorm.paper.experiments import EXPERIMENTS, Experiment, Place, Selection
+from pairnorm.paper.results import Results, Summary
+from pairnorm.paper.tables import PARTIAL, TITLES, Entry, Table
+
+GLOSSARY = {
+    "Missing": "The share of nodes outside the training set whose features were taken away.",
+    "Layers": "How many graph convolutions; chosen by accuracy on the validation nodes.",
+    "PN": "With PairNorm: after each layer, nodes are centred and rescaled so that their distances do not "
+    "shrink.",
+    "SGC, GCN, GAT": "The models: a linear one, one with hidden layers, and one with attention.",
+    "Row-diff, col-diff": "The mean distance between nodes, and between features: both fall as a model "
+    "oversmooths.",
+    "±": "The standard deviation over the runs, which differ in their seeds.",
+}
+
+
+def paper_page(
+    results: Results,
+    selection: Selection,
+    tables: Mapping[str, Table],
+    decided: Sequence[Verdict],
+    texts: Mapping[str, str],
+) -> Document:
+    """Return the page.
+
+    Args:
+        results: what has been run.
+        selection: how much of the experiments is wanted.
+        tables: by name.
+        decided: the claims.
+        texts: Markdown by the name of the table it is about, or by its own; ``## `` opens its title.
+    """
+    sections = []
+    for name, text in texts.items():
+        if text:
+            shown = [_shown(tables[name], results, selection)] if name in tables else []
+            sections.append(_section(text, shown))
+        if name == "differences":
+            sections.append(_claims(decided))
+    sections[-1:-1] = _figures(results, selection)
+    return Document("The paper, reproduced", list(_cards(tables, decided)), sections, GLOSSARY)
+
+
+def _section(text: str, blocks: Sequence[Any]) -> Section:
+    title, _, rest = text.removeprefix("## ").partition("\n")
+    return Section(title, [*([Markdown(rest)] if rest.strip() else []), *blocks])
+
+
+def _cards(tables: Mapping[str, Table], decided: Sequence[Verdict]) -> Iterator[tuple[str, str, str]]:
+    entries = [
+        entry for name in ("table1", "table2", "table3") if name in tables for entry in tables[name].entries
+    ]
+    gaps = [abs(entry.difference) for entry in entries if entry.difference is not None]
+    yield (
+        "What was asked",
+        "Does the paper hold?",
+        "PairNorm (Zhao & Akoglu, ICLR 2020) was built anew, and its experiments run again.",
+    )
+    if gaps:
+        near = sum(gap <= 0.05 for gap in gaps)
+        yield (
+            "Do the numbers agree?",
+            f"{near} of {len(gaps)}",
+            f"accuracies are within 0.05 of the paper's; on average they differ by {fmean(gaps):.3f}.",
+        )
+    counts = Counter(verdict.status for verdict in decided)
+    rest = ", ".join(
+        f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status] and word != "hold"
+    )
+    yield "Do its claims hold?", f"{counts['holds']} of {len(decided)}", f"hold; {rest}." if rest else "hold."
+
+
+def _shown(table: Table, results: Results, selection: Selection) -> Shown:
+    """Return a row for every place, our number beside the paper's, with the curve it was chosen from."""
+    names = ("table1-rows", "tuned") if table.name == "tuned" else (table.name,)
+    experiments = [one for name in names if (one := selection.narrow(EXPERIMENTS[name]))]
+    headings = ["Graph", "Method", "Missing", "Ours", "±", "Layers", "Paper", "Paper's layers", "Difference"]
+    entries = [entry for entry in table.entries if entry.ours or entry.paper]
+    rows = [_row(entry) for entry in entries]
+    if not table.against_paper:
+        headings, rows = headings[:6], [row[:6] for row in rows]
+    charts = [_curve(entry, results, experiments) for entry in entries]
+    caption = "Test accuracy, ours beside the paper's" if table.against_paper else "Test accuracy"
+    return Shown(
+        headings, rows, caption + (f" ({PARTIAL})" if table.partial else ""), search=True, charts=charts
+    )
+
+
+def _row(entry: Entry) -> list[str]:
+    dataset, method, percent = entry.place
+    ours, paper, difference = entry.ours, entry.paper, entry.difference
+    found = ["–", "–", "–"]
+    if ours is not None:
+        spread = "–" if isnan(ours.accuracy_std) else f"{ours.accuracy_std:.3f}"
+        found = [f"{ours.accuracy:.3f}{'' if ours.complete else '*'}", spread, str(ours.layers)]
+    theirs = ["–", "–"] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
+    gap = "–" if difference is None else f"{difference:+.3f}"
+    return [TITLES[dataset], method, f"{percent}%", *found, *theirs, gap]
+
+
+def _curve(entry: Entry, results: Results, experiments: Sequence[Experiment]) -> Chart | None:
+    """Draw accuracies against depth at a place, and mark what was chosen and what the paper reports."""
+    place = entry.place
+    experiment = next((one for one in experiments if place.method in one.methods), None)
+    curve = results.by_depth(experiment, place) if experiment is not None else []
+    if not curve or entry.ours is None:
+        return None
+    marks = [(float(entry.ours.layers), round(entry.ours.accuracy, 4), "ours, chosen by validation")]
+    if entry.paper is not None:
+        marks.append((entry.paper.layers, entry.paper.accuracy, "the paper's"))
+    title = f"{TITLES[place.dataset]}, {place.method}, {place.missing_percent}% missing"
+    found = [_line(curve, f"{part}_accuracy", part, COLOURS[part], SYMBOLS[part]) for part in COLOURS]
+    return lines(title, found, "layers", "accuracy", ".3f", marks)
+
+
+def _line(curve: Sequence[Summary], metric: str, name: str, colour: str, symbol: str = "circle") -> Line:
+    depths = [one.spec.depth for one in curve]
+    return Line(name, depths, [one.mean(metric) for one in curve], colour, symbol=symbol)
+
+
+def _claims(decided: Sequence[Verdict]) -> Section:
+    marks = {True: "yes", False: "no", None: "not run"}
+    rows = [[one.status, one.claim.place, one.claim.text, one.claim.reading, one.counts] for one in decided]
+    evidence = [
+        Details(
+            f"{one.claim.text} ({one.status}: {one.counts})",
+            [
+                Shown(
+                    ["Case", "Holds", "Evidence"],
+                    [[case.label, marks[case.holds], case.evidence] for case in one.cases],
+                )
+            ],
+        )
+        for one in decided
+        if one.run
+    ]
+    headings = ["Status", "Where", "The paper says", "Read as", "Cases"]
+    blocks = [
+        Text(
+            "A case that lacks some of its trials counts as not run. Below the table, the evidence for each "
+            "claim."
+        ),
+        Shown(headings, rows, "Claims of the paper", search=True),
+        *evidence,
+    ]
+    return Section("Claim by claim", blocks)
+
+
+def _figures(results: Results, selection: Selection) -> Iterator[Section]:
+    titles = {
+        "figure1": "Figure 1: SGC against depth",
+        "figure3": "Figure 3: GCN and GAT against depth",
+        "figure4": "Figure 4: against depth, all vectors missing",
+    }
+    for name, title in titles.items():
+        experiment = selection.narrow(EXPERIMENTS[name])
+        graphs = {
+            TITLES[dataset]: charts
+            for dataset in (experiment.datasets if experiment else ())
+            if experiment and (charts := list(_panels(results, experiment, dataset)))
+        }
+        if graphs:
+            what = Text("Without PairNorm dashed, with it solid.")
+            yield Section(title, [what, Choices("Graph", graphs)], wide=True)
+
+
+def _panels(results: Results, experiment: Experiment, dataset: str) -> Iterator[Chart]:
+    """Draw a figure of the paper on one graph: a chart for every model, of Figure 1 one for every metric."""
+    [percent] = experiment.missing
+    measured = bool(experiment.measures)
+    for model in (name for name in experiment.methods if not name.endswith("-PN")):
+        curves = {
+            method: results.by_depth(experiment, Place(dataset, method, percent), one_scale=measured)
+            for method in (model, f"{model}-PN")
+            if method in experiment.methods
+        }
+        if not any(curves.values()):
+            continue
+        for metric in ("accuracy", "loss") if measured else ("accuracy",):
+            found = [
+                _line(curve, f"{part}_{metric}", part, COLOURS[part], SYMBOLS[part])._replace(
+                    dashed=plain, listed=not plain, name=f"{part}, without" if plain else part
+                )
+                for method, curve in curves.items()
+                for part in COLOURS
+                if curve
+                for plain in [method == model]
+            ]
+            yield lines(f"{model}: {metric}", found, "layers", metric, ".3f")
+        for measure in experiment.measures:
+            found = [
+                _line(curve, measure, method, GREY)._replace(dashed=method == model)
+                for method, curve in curves.items()
+                if curve and all(measure in trial.measures for one in curve for trial in one.trials)
+            ]
+            if found:
+                name = measure.replace("_", "-")
+                yield lines(f"{model}: {name}", found, "layers", name, ".3g", from_zero=True)

@@ -1,0 +1,189 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.classify import Candidate, suggest_depth
+from pairnorm.classify import fit_page as module
+from pairnorm.classify.diagnosis import Smoothing
+from pairnorm.classify.findings import Findings, Rival
+from pairnorm.classify.fit_page import diagnosis_page, fit_page
+from pairnorm.data import csbm
+from pairnorm.page import Document, Nodes, Threshold, render
+
+NODES = 600
+NAMES = ("<script>alert(1)</script>", "=cmd|'/c calc'!A1", "**bold** [x](javascript:alert(1))", "<img src=x>")
+CLASSES = ("<b>bold</b>", "$x_1$ & <script>alert(2)</script>", "**stars**")
+
+
+@pytest.fixture(scope="module")
+def findings() -> Findings:
+    """Made up: nothing is trained. Names that would do harm where they are not shown as text."""
+    random = np.random.default_rng(0)
+    graph = csbm(NODES, classes=3, seed=0)
+    truth, part = graph.labels.clone(), torch.from_numpy(random.integers(0, 5, NODES))
+    probabilities = np.exp(random.normal(size=(NODES, 3)) + 2 * np.eye(3)[truth.numpy()])
+    probabilities /= probabilities.sum(1, keepdims=True)
+    graph = graph.replace(
+        labels=torch.where(part < 3, truth, -1),
+        train=part == 0,
+        validation=part == 1,
+        test=part == 2,
+        missing=torch.from_numpy(random.random(NODES) < 0.4),
+        node_names=np.array([*NAMES, *(f"node {number}" for number in range(len(NAMES), NODES))]),
+        class_names=CLASSES,
+        name="<i>mine</i>",
+    )
+    tried = [
+        Candidate("SGC", norm, depth, 1.0, 0.6 - 0.01 * depth, 1.0)
+        for norm in ("none", "PN")
+        for depth in (1, 2, 4)
+    ]
+    smoothing = [
+        Smoothing(norm, depth, 4 / (depth + 1), 2.0, 5.0) for norm in ("none", "PN") for depth in (0, 2)
+    ]
+    scaling = SimpleNamespace(sentence="as they are")
+    classifier: Any = SimpleNamespace(best_=tried[3], search_=tried, adjacency="rw", scaling_=scaling)
+    rival = Rival("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64))
+    found = probabilities.astype(np.float32)
+    return Findings(classifier, graph, found, [rival], smoothing, suggest_depth(graph))
+
+
+def block(document: Document, kind: type) -> Any:
+    [found] = [one for section in document.sections for one in section.blocks if isinstance(one, kind)]
+    return found
+
+
+def test_hops_and_neighbours_are_those_of_networkx(findings: Findings) -> None:
+    graph = findings.graph
+    known: networkx.Graph = networkx.Graph(graph.edge_index.T.tolist())
+    known.add_nodes_from(range(NODES))
+    columns = block(fit_page(findings), Nodes).columns
+    for name, sources in (("featureHops", ~graph.missing_vectors), ("labelHops", graph.train)):
+        hops = networkx.multi_source_dijkstra_path_length(known, set(sources.nonzero()[:, 0].tolist()))
+        assert columns[name] == [hops.get(node, -1) for node in range(NODES)]
+    labels = graph.labels.tolist()
+    for node in range(NODES):
+        pairs = np.reshape(columns["neighbours"][node], (-1, 2)).tolist()
+        around = [labels[other] for other in known[node] if labels[other] >= 0]
+        assert dict(map(tuple, pairs)) == {label: around.count(label) for label in set(around)}
+        assert columns["degree"][node] == len(known[node])
+
+
+def test_probabilities_are_in_thousandths_the_likeliest_first(findings: Findings) -> None:
+    columns = block(fit_page(findings), Nodes).columns
+    for node in range(0, NODES, 37):
+        pairs = np.reshape(columns["top"][node], (-1, 2))
+        np.testing.assert_allclose(pairs[:, 1] / 1000, findings.probabilities[node, pairs[:, 0]], atol=1.1e-3)
+        assert pairs[0, 0] == columns["predicted"][node] == findings.predicted[node]
+        assert (np.diff(pairs[:, 1]) <= 0).all()
+
+
+def test_of_very_many_nodes_the_most_uncertain_are_shown(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_ROWS", 50)
+    nodes = block(fit_page(findings), Nodes)
+    least = np.sort(findings.probabilities.max(1))[:50]
+    assert max(nodes.columns["confidence"]) / 1000 <= least[-1]
+    assert (len(nodes.columns["id"]), nodes.total) == (50, NODES)
+
+
+def test_counts_at_a_threshold_are_those_of_the_probabilities(findings: Findings) -> None:
+    slider = block(fit_page(findings), Threshold)
+    confidence, unknown = findings.probabilities.max(1), ~findings.graph.labelled.numpy()
+    sure, test = confidence >= 0.8, findings.test
+    right = findings.predicted == findings.graph.labels.numpy()
+    trusted = int((unknown & sure).sum())
+    text = slider.sentences[80]
+    assert f"{trusted} to trust and {int(unknown.sum()) - trusted} to review" in text
+    assert f"Of {int((test & sure).sum())} held-out nodes" in text
+    assert f"{100 * right[test & sure].mean():.1f}% are right" in text
+
+
+def test_without_held_out_nodes_there_is_no_guarantee(findings: Findings) -> None:
+    graph = findings.graph
+    document = fit_page(replace(findings, graph=graph.replace(test=torch.zeros_like(graph.test))))
+    titles = [section.title for section in document.sections]
+    assert "Labels with a guarantee" not in titles
+    assert "How often it is right" not in titles
+    assert document.cards[1][1] == "Not known"
+    assert len(render(document)) > 1000
+
+
+def test_a_diagnosis_marks_the_suggested_depth(findings: Findings) -> None:
+    document = diagnosis_page(findings.graph, findings.smoothing, findings.suggestion)
+    assert document.cards[1][1] == f"Depth {findings.suggestion.depth}"
+    charts = [one for one in document.sections[0].blocks if one.kind == "chart"]
+    assert [chart.layout["shapes"][0]["x0"] for chart in charts] == [findings.suggestion.depth] * 3
+    assert charts[0].traces[0]["y"] == pytest.approx([100, 100 / 3])
+
+
+@pytest.fixture
+def view(findings: Findings, open_page: Callable[..., Any], tmp_path: Path) -> Any:
+    path = tmp_path / "report.html"
+    path.write_text(render(fit_page(findings, [f"no node is of class {CLASSES[1]}"])), encoding="utf-8")
+    return open_page(path)
+
+
+def rows(view: Any) -> list[list[str]]:
+    script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    found: list[list[str]] = view.eval_on_selector_all(".view tbody tr:not(.spacer)", script)
+    return found
+
+
+def test_nodes_are_found_sorted_and_explained_in_a_browser(findings: Findings, view: Any) -> None:
+    assert view.text_content(".nodes .note") == f"{NODES} of {NODES} nodes"
+    shown = rows(view)
+    assert len(shown) < 60, "only what is in view is drawn"
+    confidence = [float(row[2].rstrip("%")) for row in shown]
+    assert confidence == sorted(confidence)
+    view.click(".view th button >> text=Node")
+    assert rows(view)[0][0] in NAMES
+    view.fill(".filters input", "<script>")
+    assert [row[0] for row in rows(view)] == [NAMES[0]]
+    view.click(".view tbody tr:not(.spacer)")
+    likeliest = CLASSES[findings.predicted[0]]
+    assert view.text_content(".why h3") == f"{NAMES[0]}: {likeliest}"
+    assert view.locator(".bar").count() == 3
+    view.fill(".filters input", "node 7")
+    view.focus(".view")
+    view.keyboard.press("ArrowDown")
+    view.keyboard.press("ArrowDown")
+    assert view.text_content(".why h3").startswith(rows(view)[1][0])
+
+
+def test_thresholds_and_rates_reach_the_table_in_a_browser(findings: Findings, view: Any) -> None:
+    unknown = ~findings.graph.labelled.numpy()
+    view.select_option(".filters select >> nth=0", label="to review (no known label, below the threshold)")
+    for percent in (90, 60):
+        view.evaluate(
+            "value => { const slider = document.querySelector('input[type=range]');"
+            "slider.value = value; slider.dispatchEvent(new Event('input')); }",
+            percent,
+        )
+        wanted = int((unknown & (findings.probabilities.max(1) < percent / 100)).sum())
+        assert view.text_content(".nodes .note") == f"{wanted} of {NODES} nodes"
+        assert f"{wanted} to review" in view.text_content(".answer")
+    view.select_option(".filters select >> nth=0", label="guarantee: one label")
+    counts = []
+    for rate in ("1%", "30%"):
+        view.select_option(".control select", label=rate)
+        counts.append(int(view.text_content(".nodes .note").split(" ")[0]))
+        assert all(" or " not in row[3] for row in rows(view))
+    assert counts[0] < counts[1]
+
+
+def test_scrolling_brings_other_rows(view: Any) -> None:
+    first = rows(view)[0]
+    view.evaluate("document.querySelector('.view').scrollTop = 10000")
+    view.wait_for_function(
+        "first => !document.querySelector('.view').textContent.includes(first)", arg=first[0]
+    )
+    assert 20 < len(rows(view)) < 60

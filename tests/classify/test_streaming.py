@@ -1,0 +1,60 @@
+"""The candidates that stream are those of ``SGCFamily`` over the same graph in memory."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.classify.candidates import SGCFamily, Task
+from pairnorm.classify.scaling import Scaling
+from pairnorm.data import Graph
+
+pytest.importorskip("numba")
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from test_walk import packed_graph
+
+from pairnorm.classify.streaming import Rows, Streaming, _sample
+
+
+def test_as_in_memory(tmp_path):
+    packed = packed_graph(tmp_path / "graph", nodes=600, degree=8)
+    search = Streaming(
+        packed, tmp_path / "work", 10**9, depths=(1, 3), norms=("none", "PN"), scales=(1.0, 30.0)
+    )
+    outcome = search.run()
+    assert {(one.setting, one.norm) for one in outcome.tried if one.model == "SGC"} == {
+        ("", "none"), ("", "PN"), ("fill mass", "none"), ("fill fp", "PN")
+    }  # fmt: skip
+    masks = {}
+    for part in ("train", "validation", "test"):
+        masks[part] = torch.zeros(600, dtype=torch.bool)
+        masks[part][getattr(search.rows, part)] = True
+    graph = Graph.from_packed(packed).replace(**masks)
+    task = Task(graph, Scaling.of(graph, "columns")(graph), "rw", torch.device("cpu"))
+    expected = [one for one, _ in SGCFamily(("none", "PN"), (1, 3), (1.0, 30.0)).fit(task, lambda done: None)]
+    found = {(one.norm, one.depth, one.scale): one for one in outcome.tried if not one.setting}
+    assert len(expected) == 8
+    for one in expected:
+        same = found[one.norm, one.depth, one.scale]
+        assert same.validation_loss == pytest.approx(one.validation_loss, rel=1e-3)
+        assert same.validation_accuracy == pytest.approx(one.validation_accuracy, abs=0.011)
+    assert outcome.best.rank == max(one.rank for one in outcome.tried)
+    assert outcome.scores.count == int(masks["test"].sum())
+
+
+def test_rows_are_a_split_of_the_labelled(tmp_path):
+    packed = packed_graph(tmp_path / "graph", nodes=600)
+    rows = Rows.of(packed, 0)
+    parts = np.concatenate([rows.train, rows.validation, rows.test])
+    assert sorted(parts) == np.flatnonzero(packed.labels >= 0).tolist()
+    assert np.array_equal(np.flatnonzero(rows.taught >= 0), np.sort(rows.train))
+
+
+def test_samples_have_every_class():
+    labels = np.array([0] * 5000 + [1] * 5 + [2])
+    chosen = labels[_sample(labels, 100)]
+    assert len(chosen) <= 100
+    assert set(chosen) == {0, 1, 2}
+    assert len(_sample(labels, 10_000)) == len(labels)

@@ -1,0 +1,70 @@
+"""From tables to predictions without the graph in memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from written import write_customers
+
+from pairnorm import cli
+from pairnorm.data import Graph
+
+pytest.importorskip("duckdb")
+pytest.importorskip("numba")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed")
+    files = write_customers(folder)
+    columns = ["--id", "customer", "--label", "risk", "--memory", "300MB"]
+    assert cli.main(["pack", *files.options, *columns, "--out", str(folder / "graph")]) == 0
+    return folder / "graph"
+
+
+def test_what_is_packed_is_said(packed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert Graph.open(packed).facts.nodes == 400
+    files = write_customers(tmp_path)
+    assert cli.main(["pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph")]) == 0
+    told = capsys.readouterr().out
+    assert "400" in told
+    assert "pairnorm fit --graph" in told
+    assert cli.main(["pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph")]) == 1
+    assert "there is something of that name" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--memory", "2GB", "--depth", "1,4", "--out", str(tmp_path / "run")]
+    assert cli.main(["fit", "--graph", str(packed), *options]) == 0
+    told = capsys.readouterr().out
+    assert told.index("Memory: at most") < told.index("Walking")  # the plan comes before the work
+    assert "GCN and GAT" in told
+    frame = pandas.read_csv(tmp_path / "run" / "predictions.csv")
+    assert frame["id"].tolist() == [f"c{number:04}" for number in range(400)]
+    np.testing.assert_allclose(frame[["p_high", "p_low"]].sum(axis=1), 1, atol=1e-5)
+    same = pandas.read_parquet(tmp_path / "run" / "predictions.parquet")
+    assert (same["predicted"] == frame["predicted"]).all()
+    truth = Graph.open(packed)
+    labelled = truth.labels >= 0
+    right = np.array(truth.facts.classes)[truth.labels[labelled]] == frame["predicted"][labelled]
+    assert right.mean() > 0.8
+    report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert "single features are missing" in report
+    assert "label propagation" in report
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    for words, told in (
+        (["--graph", str(packed), "--memory", "10MB"], "--memory"),
+        (["--graph", str(packed), "--model", "GAT"], "model is 'GAT'"),
+        (["--graph", str(packed), "--nodes", "n.csv"], "tables beside"),
+        (["--graph", str(packed), "--depth", "0"], "depth is 0"),
+        (["--graph", str(packed), "--norm", "PN-SCS"], "norm is 'PN-SCS'"),
+        (["--graph", str(tmp_path)], "no packed graph"),
+    ):
+        assert cli.main(["fit", *words, *out]) == 1
+        assert told in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "run").exists()

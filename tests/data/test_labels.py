@@ -1,0 +1,94 @@
+from collections.abc import Callable
+
+import pandas
+import pytest
+import torch
+
+from pairnorm.data.labels import bin_names, binned, find_bins, read_labels, read_split
+from pairnorm.data.tables import Source
+
+
+def table(frame: pandas.DataFrame) -> Source:
+    return Source("nodes.csv", tuple(frame.columns), frame)
+
+
+def test_classes_are_sorted_numbers_as_numbers() -> None:
+    frame = pandas.DataFrame({"y": ["10", "9", None, "x", "9"]})
+    labels, names = read_labels(table(frame), "y", frame["y"])
+    assert names == ("9", "10", "x")
+    assert labels.tolist() == [1, 0, -1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ([None, None], "nodes.csv: no node has a label: column 'y' is empty throughout. Label some nodes."),
+        (["a", None, "a"], "nodes.csv: column 'y' holds one class only, 'a'. Label some of another."),
+    ],
+)
+def test_labels_that_teach_nothing_are_refused(cells: list[object], message: str, raises: Callable) -> None:
+    frame = pandas.DataFrame({"y": cells})
+    with raises("too-few-classes") as caught:
+        read_labels(table(frame), "y", frame["y"])
+    assert str(caught.value) == message
+
+
+def test_a_split_column_may_say_val() -> None:
+    frame = pandas.DataFrame({"s": ["train", "TRAIN", "val", None, "test"]})
+    masks = read_split(table(frame), "s", frame["s"], torch.tensor([0, 1, 0, -1, 1]), ("a", "b"))
+    assert masks.train.tolist() == [True, True, False, False, False]
+    assert masks.validation.tolist() == [False, False, True, False, False]
+    assert masks.test.tolist() == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("cells", "labels", "code", "problem"),
+    [
+        (["train", "trian"], [0, 1], "unknown-part", "nodes.csv, row 2: 'trian' in column 's'"),
+        (["train", "test"], [0, -1], "label-missing", "row 2: the node is in 'test' but has no label"),
+        (["train", "test"], [0, 1], "class-without-training", "class 'b' has no training node"),
+    ],
+)
+def test_a_split_that_does_not_fit_is_named(
+    cells: list[str], labels: list[int], code: str, problem: str, raises: Callable
+) -> None:
+    frame = pandas.DataFrame({"s": cells})
+    with raises(code) as caught:
+        read_split(table(frame), "s", frame["s"], torch.tensor(labels), ("a", "b"))
+    assert problem in caught.value.problem
+
+
+def labels(cells: list[object], **told: object) -> tuple[list[int], tuple[str, ...]]:
+    frame = pandas.DataFrame({"y": cells})
+    codes, names = read_labels(table(frame), "y", frame["y"], **told)
+    return codes.tolist(), names
+
+
+@pytest.mark.parametrize(
+    "cells", [[i / 7 for i in range(30)], [str(i) for i in range(150)], ["1,5", *range(25)]]
+)
+def test_many_numbers_are_no_classes(cells: list[object], raises: Callable) -> None:
+    with raises("numeric-label", value=len(cells), options={"classes": 5}):
+        labels(cells)
+    assert len(labels(cells, each=True)[1]) == len(cells)
+
+
+def test_numbers_that_many_nodes_share_are_classes() -> None:
+    assert len(labels([str(i % 150) for i in range(3000)])[1]) == 150
+    assert len(labels([i % 5 + 0.5 for i in range(100)])[1]) == 5
+    assert len(labels([f"word {i}" for i in range(300)])[1]) == 300
+
+
+def test_numbers_are_cut_into_classes_of_equal_size() -> None:
+    frame = pandas.DataFrame({"y": [*map(str, range(9)), None]})
+    bins = find_bins(table(frame), "y", frame["y"], 3)
+    assert bins == pytest.approx((8 / 3, 16 / 3), rel=1e-5)
+    names = binned(table(frame), "y", frame["y"], bins).tolist()
+    assert [names.count(name) for name in bin_names(bins)] == [3, 3, 3]
+    assert names[9] is None
+
+
+def test_what_is_no_number_is_not_cut(raises: Callable) -> None:
+    frame = pandas.DataFrame({"y": ["low", "high"]})
+    with raises("not-a-number", value="y"):
+        find_bins(table(frame), "y", frame["y"], 3)

@@ -1,0 +1,165 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+from pairnorm.data import tables
+from pairnorm.data.names import Ends, alike, node_names, read_edges, read_rows
+from pairnorm.data.readers import open_table
+from pairnorm.data.tables import Source, read_blocks
+from pairnorm.errors import PairNormError
+
+Write = Callable[[str, str], Path]
+NODES = Source("nodes.csv", ("id",))
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["3", "1", "-2"], [3, 1, -2]),
+        (["007", "7"], ["007", "7"]),
+        (["1", "b"], ["1", "b"]),
+        (["99999999999999999999", "1"], ["99999999999999999999", "1"]),
+        ([3.0, 4.0], [3, 4]),
+    ],
+)
+def test_names_are_numbers_only_where_nothing_is_lost(cells: list[object], expected: list[object]) -> None:
+    assert node_names(NODES, "id", pandas.Series(cells)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["a", "b", "a"], "row 3: id 'a' was used before, in row 1. Give every node an id of its own"),
+        (["a", None], "row 2: the id in column 'id' is empty"),
+    ],
+)
+def test_names_are_there_and_unlike(cells: list[object], message: str) -> None:
+    with pytest.raises(PairNormError, match=message):
+        node_names(NODES, "id", pandas.Series(cells))
+
+
+@pytest.mark.parametrize("names", [np.array([5, 7, 9]), np.array(["5", "7", "x"], dtype=object)])
+def test_ends_are_found(write: Write, names: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables.read_blocks, "__defaults__", ((), 2))
+    last = names[2]
+    edges = open_table(write("edges.csv", f"a,b,w\n5,7,1\n7,{last},2.5\n{last},5,3\n"))
+    ends, weights = read_edges(edges, Ends("a", "b"), names, "w")
+    assert ends.tolist() == [[0, 1, 2], [1, 2, 0]]
+    assert weights is not None
+    assert weights.tolist() == [1, 2.5, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,w\n5,7,1\n7,8,1\n", r"edges\.csv, line 3: 8 in column 'b' is not the id of a node"),
+        (
+            "a,b,w\n5,7,1\n7,8,1\n7,6,1\n",
+            r"edges\.csv, line 3: 8 in .* is not the id of a node \(2 of 3 cells are not\)",
+        ),
+        ("a,b,w\n5,7,1\n7,ann,1\n", r"edges\.csv, line 3: 'ann' in column 'b' is not the id of a node"),
+        ("a,b,w\n5,7,1\n\n,7,1\n", r"edges\.csv, line 4: column 'a' is empty; an edge needs two ends"),
+        (
+            "a,b,w\n5,7,0\n",
+            r"edges\.csv, line 2: the weight in column 'w' is '0'; expected a positive number",
+        ),
+        ("a,b,w\n5,7,1\n7,9,\n", r"edges\.csv, line 3: the weight in column 'w' is None"),
+        ("a,b,w\n5,7,heavy\n", r"edges\.csv, line 2: the weight in column 'w' is 'heavy'"),
+        ("a,b,w\n5,7,1\n5,7,x\n", r"edges\.csv, line 3: 'x' in column 'w' is not a number"),
+        ("a,b,w\n5,7,inf\n", r"edges\.csv, line 2: inf in column 'w' is not finite"),
+    ],
+)
+def test_bad_edges_are_named_by_line_and_value(write: Write, text: str, message: str) -> None:
+    with pytest.raises(PairNormError, match=message):
+        read_edges(open_table(write("edges.csv", text)), Ends("a", "b"), np.array([5, 7, 9]), "w")
+
+
+def test_a_file_without_a_header_is_noticed(write: Write) -> None:
+    edges = open_table(write("edges.csv", "5,7\n7,9\n"))
+    with pytest.raises(PairNormError, match="line 1 is no header: it holds the node ids '5' and '7'"):
+        read_edges(edges, Ends("5", "7", guessed=True), np.array([5, 7, 9]), None)
+
+
+def test_no_edges_are_fine(write: Write) -> None:
+    ends, weights = read_edges(open_table(write("e.csv", "a,b\n")), Ends("a", "b"), np.array([1]), None)
+    assert (ends.tolist(), weights) == ([[], []], None)
+
+
+def test_cells_longer_than_csv_allows_are_quoted_in_part(write: Write, raises: Callable) -> None:
+    long = "x" * 200_000
+    path = write("t.csv", f"id,text\na,{long}\n{long},b\n{long},c\n")
+    table = open_table(path)
+    (frame,) = read_blocks(table, rows=None)
+    with raises("duplicate-id", value=long) as caught:
+        node_names(table, "id", frame["id"])
+    assert "t.csv, line 4: id 'xxx" in str(caught.value)
+    assert len(str(caught.value)) < 250
+    with raises("unknown-column") as caught:
+        table.column("label", long)
+    assert len(str(caught.value)) < 250
+
+
+def rows(name: str, **columns: list[object]) -> Source:
+    frame = pandas.DataFrame(columns)
+    return Source(name, tuple(frame.columns), frame)
+
+
+def test_tables_are_put_together_by_id() -> None:
+    first = rows("a.csv", id=["1", "2"], age=[30, None])
+    second = rows("b.csv", id=[3, 2], age=[None, 40.0], job=["clerk", "nurse"])
+    table, frame, names = read_rows([first, second], "id", ["id"])
+    assert (table.name, table.columns) == ("a.csv and b.csv", ("id", "age", "job"))
+    assert names.tolist() == [1, 2, 3]
+    assert frame["age"].fillna(-1).tolist() == [30, 40, -1]
+    assert frame["job"].fillna("").tolist() == ["", "nurse", "clerk"]
+    assert [table.place(row) for row in range(3)] == ["a.csv, row 1", "a.csv, row 2", "b.csv, row 1"]
+
+
+def test_tables_that_disagree_are_named(raises: Callable) -> None:
+    first, second = rows("a.csv", id=["x"], age=[30]), rows("b.csv", id=["y", "x"], age=[1, 31])
+    with raises("conflicting-rows", value="x") as caught:
+        read_rows([first, second], "id", [])
+    assert caught.value.problem == "b.csv, row 2: 'x' has '31' in column 'age', but '30' in another file"
+    with raises("duplicate-id"):
+        read_rows([first, rows("b.csv", id=["y", "y"])], "id", [])
+    with raises("unknown-column", value="id"):
+        read_rows([first, rows("b.csv", key=["y"])], "id", [])
+
+
+EDGES = "a,b\nx,y\nx,Y\ny,no\n"
+LETTERS = np.array(["x", "y", "Zu\u0308rich"], dtype=object)
+
+
+def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raises: Callable) -> None:
+    table = open_table(write("e.csv", EDGES))
+    with raises("unknown-node", value="Y", options={"unknown_edges": "drop"}) as caught:
+        read_edges(table, Ends("a", "b"), LETTERS, None)
+    assert "differs from the node 'y' only in case, spaces" in caught.value.problem
+    found = read_edges(table, Ends("a", "b"), LETTERS, None, drop=True)
+    assert found.edge_index.tolist() == [[0], [1]]
+    assert table.notes[0].startswith("2 of 3 edges in e.csv were dropped: an end is not a node, such as 'Y'")
+
+
+@pytest.mark.parametrize("cell", ["Z\u00fcrich", "z\u00fcrich", "ZU\u0308RICH"])
+def test_another_form_of_a_name_is_recognised(write: Write, cell: str, raises: Callable) -> None:
+    with raises("unknown-node", value=cell) as caught:
+        read_edges(open_table(write("e.csv", f"a,b\n{cell},x\n")), Ends("a", "b"), LETTERS, None)
+    assert "Unicode form" in caught.value.problem
+
+
+def test_leading_zeros_are_said(write: Write, raises: Callable) -> None:
+    names = np.array(["7", "x"], dtype=object)
+    with raises("unknown-node", value="007") as caught:
+        read_edges(open_table(write("e.csv", "a,b\n007,x\n")), Ends("a", "b"), names, None)
+    assert "differs from the node '7' only in" in caught.value.problem
+
+
+def test_names_of_nodes_that_are_all_but_the_same_are_noted() -> None:
+    assert alike(np.array(["Bob", "ann", "Bo  b", "bo b", "BOB"], dtype=object)) == [
+        "2 ids differ from another only in case, spaces, leading zeros or Unicode form, as 'Bo  b' and "
+        "'bo b'; they are different nodes"
+    ]
+    assert alike(np.array([1, 2])) == alike(np.array(["a", "b"], dtype=object)) == []

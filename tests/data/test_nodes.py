@@ -1,0 +1,224 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairnorm.data import Encoder, Graph
+from pairnorm.data import nodes as module
+from pairnorm.data.encoder import Options
+from pairnorm.data.nodes import read_nodes
+from pairnorm.data.tables import Source
+
+Cell = st.one_of(st.none(), st.integers(-9, 9))
+Word = st.one_of(st.none(), st.sampled_from(["red", "green", "NA"]))
+
+
+def table(frame: pandas.DataFrame) -> Source:
+    return Source("nodes.csv", tuple(frame.columns), frame)
+
+
+def read(frame: pandas.DataFrame, known: Encoder | None = None, **told: Any) -> dict[str, Any]:
+    """Read a frame whose rows get ids of their own."""
+    named = frame.assign(id=[f"n{row}" for row in range(len(frame))])
+    return read_nodes([table(named)], Options(id="id", **told), known)
+
+
+@given(st.lists(st.tuples(Cell, Cell, Word), min_size=1, max_size=12), st.booleans())
+def test_features_are_those_written_by_hand_dense_and_sparse(
+    rows: list[tuple[int | None, int | None, str | None]], sparse: bool
+) -> None:
+    frame = pandas.DataFrame(rows, columns=["a", "b", "c"]).astype({"a": float, "b": float, "c": object})
+    words = sorted({word for *_, word in rows if word is not None})
+    kept = module.SPARSE_BELOW
+    module.SPARSE_BELOW = 2.0 if sparse else 0.0
+    try:
+        found = read(frame, categorical=["c"])
+    finally:
+        module.SPARSE_BELOW = kept
+    assert found["encoder"].feature_names == ("a", "b", *(f"c={word}" for word in words))
+    expected = [[a or 0, b or 0, *(float(c == word) for word in words)] for a, b, c in rows]
+    assert found["features"].to_dense().tolist() == expected
+
+    empty = [[a is None, b is None, *(c is None for _ in words)] for a, b, c in rows]
+    whole = [(a, b, c) == (None, None, None) for a, b, c in rows]
+    partly = any(None in row for row, all_empty in zip(rows, whole, strict=True) if not all_empty)
+    assert found["missing"].tolist() == (empty if partly else whole)
+
+    again = read(frame, known=found["encoder"])
+    assert torch.equal(again["features"].to_dense(), found["features"].to_dense())
+    assert torch.equal(again["missing"], found["missing"])
+
+
+def test_wide_and_empty_features_are_kept_sparse() -> None:
+    frame = pandas.DataFrame({f"w{i}": [float(i == row) for row in range(20)] for i in range(20)})
+    assert read(frame)["features"].layout == torch.sparse_csr
+    assert read(frame[["w1", "w2"]])["features"].layout == torch.sparse_csr
+    assert read(frame[["w1", "w2"]][:4])["features"].layout == torch.strided
+
+
+def test_numbers_can_be_categories() -> None:
+    found = read(pandas.DataFrame({"zip": ["007", "7", None]}), categorical=["zip"])
+    assert found["encoder"].feature_names == ("zip=007", "zip=7")
+    assert found["missing"].tolist() == [False, False, True]
+
+
+def test_more_categories_than_the_cap_are_refused(raises: Callable) -> None:
+    frame = pandas.DataFrame({"city": [f"n{i % 1001}" for i in range(2002)]})
+    with raises("too-many-categories", value="city", expected="at most 1,000 categories"):
+        read(frame)
+    assert read(frame, keep=["city"])["features"].shape == (2002, 1001)
+    assert read(frame, categorical=["city"])["features"].shape == (2002, 1001)
+
+
+def test_no_columns_are_no_features() -> None:
+    found = read(pandas.DataFrame(index=range(2)))
+    assert found["features"].shape == (2, 0)
+    assert found["missing"].tolist() == [False, False]
+    assert found["notes"] == ("there are no feature columns: fit takes degrees and other structure instead",)
+
+
+def column(cells: list[Any], **told: Any) -> tuple[Any, list[float], tuple[str, ...]]:
+    """Return what is made of the only column of a table: its column, its features, and the notes."""
+    found = read(pandas.DataFrame({"x": cells}), **told)
+    kind = next(one for one in found["encoder"].columns if one.name == "x")
+    return kind, found["features"].to_dense().flatten().tolist(), found["notes"]
+
+
+def test_names_are_noted_and_left_out_unless_they_are_to_be_kept() -> None:
+    names = [f"page {i}" for i in range(95)] + [
+        "7",
+        "8",
+        "9",
+        "10",
+        "11",
+    ]  # some pages are called by a number
+    kind, values, notes = column(names)
+    assert (kind.kind, values) == ("ignored", [])
+    assert notes[0] == (
+        "column 'x' of nodes.csv: left out, for nearly all cells differ; the option keep takes it in"
+    )
+    for told in ({"keep": ["x"]}, {"categorical": ["x"]}):
+        assert column(names, **told)[0].width == 100
+    assert column(["red", "green"] * 50)[0].categories == ("green", "red")
+    again = read(pandas.DataFrame({"x": names}), known=read(pandas.DataFrame({"x": names}))["encoder"])
+    assert again["features"].shape == (100, 0)
+
+
+def test_a_column_called_id_is_no_feature_where_all_its_numbers_differ() -> None:
+    frame = pandas.DataFrame({"facebook_id": range(100), "paid": range(100), "group_id": [1, 2] * 50})
+    assert read(frame)["encoder"].feature_names == ("paid", "group_id")
+    assert read(frame, keep=["facebook_id"])["encoder"].feature_names == ("facebook_id", "paid", "group_id")
+
+
+@pytest.mark.parametrize(
+    ("cells", "first"),
+    [
+        (["2001-02-03", None, "1970-01-01"], 11356),
+        (["2001-02-03 12:00", "", "1970-01-01T00:00:00Z"], 11356.5),
+        (["03.02.2001", None, "01.01.1970"], 11356),
+        (["02/03/2001", None, "1/1/1970"], 11356),
+        (["13/02/2001", None, "01/01/1970"], 11366),
+        (list(pandas.to_datetime(["2001-02-03", None, "1970-01-01"])), 11356),
+        (list(pandas.to_datetime(["2001-02-03", None, "1970-01-01"], utc=True)), 11356),
+        ([pandas.Timestamp("2001-02-03").date(), None, pandas.Timestamp("1970-01-01").date()], 11356),
+    ],
+)
+def test_dates_are_days_and_said_so(cells: list[Any], first: float) -> None:
+    kind, values, notes = column(cells)
+    assert kind.kind == "date"
+    assert values == [first, 0, 0]
+    assert "are read as days since 1970-01-01" in notes[0]
+    frame = pandas.DataFrame({"x": cells})
+    found = read(frame)
+    assert found["missing"].tolist() == [False, True, False]
+    again = read(frame, known=found["encoder"])
+    assert torch.equal(again["features"], found["features"])
+    assert read(pandas.DataFrame({"x": [None] * 3}), known=found["encoder"])["missing"].all()
+
+
+def test_what_only_looks_like_a_date_is_text() -> None:
+    assert column(["2001-13-45", "2001-02-03"])[0].kind == "category"
+    assert column(["2001-02-03", "soon"])[0].kind == "category"
+
+
+@pytest.mark.parametrize(
+    ("cells", "values", "told"),
+    [
+        (["3,5", "-1", None], [3.5, -1, 0], {}),
+        (["1.234,5", "2", "NA"], [1234.5, 2, 0], {}),
+        (["1,234", "5,678", "9"], [1.234, 5.678, 9], {"decimal": ","}),
+        (["1.234", "5.678", ","], None, {}),
+    ],
+)
+def test_a_decimal_comma_is_read_and_said(cells: list[Any], values: list[float] | None, told: Any) -> None:
+    source = Source("t.csv", ("x",), decimal=told.get("decimal"))
+    if values is None:
+        with pytest.raises(ValueError, match="',' in column 'x' is not a number"):
+            source.numbers("x", pandas.Series(cells))
+        return
+    found = source.numbers("x", pandas.Series(cells, dtype=object))
+    np.testing.assert_allclose(np.nan_to_num(found), values, rtol=1e-6)
+    said = ["column 'x' of t.csv: a comma is read as the decimal point"]
+    assert source.remarks() == ([] if told else said)
+
+
+def test_thousands_are_not_guessed_at(raises: Callable) -> None:
+    source = Source("t.csv", ("x",))
+    with raises("ambiguous-number", value="x", options={"decimal": ","}):
+        source.numbers("x", pandas.Series(["1,234", "5,678"]))
+    assert Source("t.csv", ("x",), decimal=".").numbers("x", pandas.Series(["1,234", "5,678"])) is None
+
+
+def long(**columns: list[Any]) -> Source:
+    frame = pandas.DataFrame(columns)
+    return Source("long.csv", tuple(frame.columns), frame)
+
+
+NODES = Source("nodes.csv", ("id", "age"), pandas.DataFrame({"id": ["a", "b", "c"], "age": [1.0, 2.0, 3.0]}))
+
+
+def test_a_long_table_is_features_of_which_most_are_zero() -> None:
+    table = long(node=["a", "b", "a", "a"], word=["10", "9", "red", "red"], count=[2, 1, 1, 4])
+    found = read_nodes([NODES], Options(), long=[table])
+    assert found["encoder"].feature_names == ("age", "9", "10", "red")
+    assert found["features"].to_dense().tolist() == [[1, 0, 2, 5], [2, 1, 0, 0], [3, 0, 0, 0]]
+    assert found["missing"].tolist() == [[False] * 4, [False] * 4, [False, True, True, True]]
+    assert found["notes"] == (
+        "1 nodes have no row in long.csv: features missing",
+        "1 features given more than once were added up",
+    )
+
+
+def test_a_long_table_read_again_has_the_features_of_the_first(raises: Callable) -> None:
+    known = read_nodes([NODES], Options(), long=[long(node=["a", "b"], word=["x", "y"])])["encoder"]
+    later = long(node=["a", "c", "c"], word=["y", "x", "new"])
+    found = read_nodes([NODES], Options(), known, [later])
+    assert found["features"].to_dense().tolist() == [[1, 0, 1], [2, 0, 0], [3, 1, 0]]
+    assert "1 features unknown to the model are left out: 'new'" in found["notes"]
+    with raises("option-missing"):
+        read_nodes([NODES], Options(), known)
+    free = Graph.from_edges([[0], [1]], **read_nodes([NODES], Options(), long=[later]))
+    aligned = free.aligned(known, 3)
+    assert torch.equal(aligned.features.to_dense(), found["features"].to_dense())
+    assert torch.equal(aligned.missing, found["missing"])
+
+
+@pytest.mark.parametrize(
+    ("table", "code"),
+    [
+        (long(node=["z"], word=["x"]), "unknown-node"),
+        (long(node=["a"], word=[None]), "empty-cell"),
+        (long(node=["a"], word=["x"], count=["many"]), "empty-cell"),
+        (long(node=["a"]), "wrong-shape"),
+        (long(node=["a"], word=["x"], count=[1], more=[1]), "wrong-shape"),
+        (long(node=["a"], word=["age"]), "duplicate-column"),
+    ],
+)
+def test_a_long_table_that_does_not_fit_is_named(table: Source, code: str, raises: Callable) -> None:
+    with raises(code):
+        read_nodes([NODES], Options(), long=[table])

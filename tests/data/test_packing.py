@@ -1,0 +1,228 @@
+"""A packed graph is the one that ``Graph.from_files`` reads of the same tables."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from pairnorm.data import Graph, PackedGraph, pack
+from pairnorm.data.packed import FACTS
+
+pytest.importorskip("duckdb")
+NODES, EDGES = 3000, 9000
+
+
+def tables(seed=0, ids=str, nodes=NODES, edges=EDGES):
+    draw = np.random.default_rng(seed)
+    names = draw.permutation(nodes * 3)[:nodes]
+    names = [f"c{name:05d}" if ids is str else int(name) for name in names]
+    numbers = draw.normal(size=(nodes, 3)) * [1, 100, 0.01] + [0, 1000, 5]
+    frame = pandas.DataFrame({"who": names, "kind": draw.choice(["b", "10", "9", "a "], nodes)})
+    frame["kind"] = frame["kind"].where(draw.random(nodes) < 0.7, None)
+    for place, name in enumerate(("x", 'y"z', "ünï'code")):
+        frame[name] = numbers[:, place]
+    frame["job"] = draw.choice(["nurse", "NA", "cook, chef"], nodes)
+    frame["active"] = draw.random(nodes) < 0.5
+    lost = draw.random(nodes) < 0.4
+    features = list(frame.columns[2:])
+    frame[features] = frame[features].astype(object)
+    frame.loc[lost, features] = None
+    ends = draw.integers(0, nodes - 5, (2, edges))
+    ends = np.concatenate([ends, ends[::-1, :50], ends[:, 50:80], np.array([[1], [1]])], 1)
+    weights = np.round(draw.random(ends.shape[1]) + 0.1, 3)
+    links = pandas.DataFrame({"from": np.array(names)[ends[0]], "to": np.array(names)[ends[1]], "w": weights})
+    return frame, links
+
+
+def write(folder: Path, frame, links, ending: str) -> tuple[Path, Path]:
+    nodes, edges = folder / f"nodes.{ending}", folder / f"edges.{ending}"
+    if ending == "parquet":
+        frame["x"] = frame["x"].astype(float)
+        for name in frame.columns[3:5]:
+            frame[name] = frame[name].astype(float)
+        frame["active"] = frame["active"].astype("boolean")
+        frame.to_parquet(nodes, index=False)
+        links.to_parquet(edges, index=False)
+    else:
+        frame.to_csv(nodes, index=False)
+        links.to_csv(edges, index=False)
+    return nodes, edges
+
+
+def same(packed: PackedGraph, expected: Graph) -> None:
+    graph = Graph.from_packed(packed)
+    for piece in ("crow_indices", "col_indices", "values"):
+        assert torch.equal(getattr(graph.adjacency, piece)(), getattr(expected.adjacency, piece)()), piece
+    assert torch.equal(graph.features.to_dense(), expected.features.to_dense())
+    assert torch.equal(graph.missing_vectors, expected.missing_vectors)
+    assert torch.equal(graph.missing.expand_as(expected.missing), expected.missing)
+    assert torch.equal(graph.labels, expected.labels)
+    assert graph.class_names == expected.class_names
+    assert graph.feature_names == expected.feature_names
+    assert graph.node_names.tolist() == expected.node_names.tolist()
+    assert set(graph.notes) <= set(expected.notes)  # of edges; doubts about words are from_files' own
+    assert len(graph.notes) == 4
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("ids", [str, int])
+@pytest.mark.parametrize("weight", [None, "w"])
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_as_from_files(tmp_path, ending, ids, weight):
+    files = write(tmp_path, *tables(ids=ids), ending)
+    options = {"id": "who", "label": "kind", "weight": weight}
+    packed = pack(*files, tmp_path / "graph", **options, memory="256MB", block=3)
+    same(packed, Graph.from_files(*files, **options))
+    assert packed.facts.missing[0] > 1000
+    assert (packed.weight is not None) == (weight is not None)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_several_files_and_ranges(tmp_path, monkeypatch):
+    frame, links = tables(nodes=5000)
+    whole = write(tmp_path, frame, links, "csv")
+    for number in range(3):
+        frame[number * 1700 : (number + 1) * 1700].to_csv(tmp_path / f"n-{number}.csv", index=False)
+        links[number::3].to_csv(tmp_path / f"e-{number}.csv", index=False)
+    monkeypatch.setattr("pairnorm.data.packing.FEWEST_PER_RANGE", 2**12)
+    monkeypatch.setattr("pairnorm.data.packing.ENTRIES_PER_RANGE", 2**12)
+    edges = [tmp_path / f"e-{number}.csv" for number in range(3)]
+    packed = pack(tmp_path / "n-*.csv", edges, tmp_path / "graph", label="kind", memory="256MB")
+    same(packed, Graph.from_files(*whole, label="kind"))
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_single_entries_missing_and_split(tmp_path):
+    frame, links = tables()
+    draw = np.random.default_rng(1)
+    frame["x"] = frame["x"].where(draw.random(NODES) < 0.8, None)
+    frame["part"] = np.where(frame["kind"].notna(), draw.choice(["Train", "val", "test", ""], NODES), "")
+    files = write(tmp_path, frame, links, "csv")
+    packed = pack(*files, tmp_path / "graph", label="kind", split="part", memory="256MB")
+    expected = Graph.from_files(*files, label="kind", split="part")
+    same(packed, expected)
+    for ours, theirs in zip(Graph.from_packed(packed).split, expected.split, strict=True):
+        assert torch.equal(ours, theirs)
+    known = ~expected.missing
+    column = expected.features.to_dense()[:, 1].double()[known[:, 1]]
+    assert packed.facts.mean[1] == pytest.approx(float(column.mean()))
+    assert packed.facts.deviation[1] == pytest.approx(float(column.std(correction=0)))
+    assert packed.facts.known[1] == int(known[:, 1].sum())
+
+
+def test_half_precision(tmp_path, raises):
+    frame, links = tables()
+    files = write(tmp_path, frame[["who", "kind", "x"]], links, "csv")
+    packed = pack(*files, tmp_path / "graph", label="kind", memory="256MB", dtype="float16")
+    found = packed.features(slice(0, 50), range(1))[:, 0]
+    np.testing.assert_allclose(found, frame["x"][:50].astype(float), rtol=1e-3)
+    frame.loc[3, "x"] = 1e6
+    files = write(tmp_path, frame[["who", "kind", "x"]], links, "csv")
+    with raises("not-finite", value=1e6):
+        pack(*files, tmp_path / "other", memory="256MB", dtype="float16", ignore=["kind"])
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda n, e: n.loc.__setitem__((5, "who"), n.loc[6, "who"]), "duplicate-id"),
+        (lambda n, e: n.loc.__setitem__((5, "who"), None), "empty-cell"),
+        (lambda n, e: e.loc.__setitem__((5, "from"), "nobody"), "unknown-node"),
+        (lambda n, e: e.loc.__setitem__((5, "to"), "7.5"), "unknown-node"),
+        (lambda n, e: e.loc.__setitem__((5, "to"), None), "empty-cell"),
+        (lambda n, e: e.loc.__setitem__((5, "w"), -1.0), "bad-weight"),
+        (lambda n, e: n.loc.__setitem__((5, "x"), "tall"), "not-a-number"),
+        (lambda n, e: n.loc.__setitem__((5, "x"), "inf"), "not-finite"),
+        (lambda n, e: n.__setitem__("kind", "a"), "too-few-classes"),
+        (lambda n, e: n.__setitem__("job", [row // 2 for row in range(NODES)])
+         or n.__setitem__("job", "j" + n["job"].astype(str)), "too-many-categories"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_refused_as_from_files_does(tmp_path, raises, change, code):
+    frame, links = tables(ids=int)
+    frame, links = frame.astype(object), links.astype(object)
+    change(frame, links)
+    files = write(tmp_path, frame, links, "csv")
+    options = {"id": "who", "label": "kind", "weight": "w"}
+    with raises(code):
+        Graph.from_files(*files, **options)
+    with raises(code):
+        pack(*files, tmp_path / "graph", **options, memory="256MB")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "nodes.csv"]
+
+
+def test_columns_and_places_are_checked(tmp_path, raises):
+    files = write(tmp_path, *tables(), "csv")
+    with raises("unknown-column", value="agee"):
+        pack(*files, tmp_path / "graph", ignore=["agee"])
+    with raises("exists-already"):
+        pack(*files, tmp_path)
+    with raises("file-missing"):
+        pack(tmp_path / "none.csv", files[1], tmp_path / "graph")
+    with raises("unlike-columns"):
+        pack(list(files), files[1], tmp_path / "graph")
+    with raises("not-a-size"):
+        pack(*files, tmp_path / "graph", memory="much")
+    files[1].write_text(files[1].read_text() + '"broken\n')
+    with raises("file-damaged"):
+        pack(*files, tmp_path / "graph", label="kind")
+
+
+def test_killed_half_way_nothing_looks_finished(tmp_path):
+    files = write(tmp_path, *tables(), "csv")
+    script = (
+        "import sys, time; from pairnorm.data import pack\n"
+        "def tick(stage, share):\n"
+        "    if stage == 'sorting': print('now', flush=True); time.sleep(60)\n"
+        "pack(sys.argv[1], sys.argv[2], sys.argv[3], label='kind', memory='256MB', tick=tick)"
+    )
+    out = tmp_path / "graph"
+    command = [sys.executable, "-c", script, *map(str, files), str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"now\n"
+        os.kill(process.pid, signal.SIGKILL)
+    assert not out.exists()
+    pack(*files, out, label="kind", memory="256MB")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["edges.csv", "graph", "nodes.csv"]
+    assert Graph.open(out).facts.nodes == NODES
+
+
+def test_hostile_folder_is_refused(tmp_path, raises):
+    files = write(tmp_path, *tables(), "csv")
+    out = tmp_path / "graph"
+    packed = pack(*files, out, label="kind", memory="256MB")
+    assert repr(packed) == repr(Graph.open(out))
+    facts = (out / FACTS).read_text()
+    for wrong in ("{}", "[]", "not json", facts.replace('"nodes": 3000', '"nodes": 1e99'),
+                  facts.replace('"format": 1', '"format": 2'), facts.replace('"block": 32', '"block": 0'),
+                  facts.replace('"float32"', '"object"')):  # fmt: skip
+        (out / FACTS).write_text(wrong)
+        with raises("file-damaged"):
+            Graph.open(out)
+    (out / FACTS).write_text(facts.replace('"nodes": 3000', '"nodes": 300000000'))
+    with raises("file-damaged"):
+        Graph.open(out)
+    (out / FACTS).write_text(facts)
+    column = np.fromfile(out / "column", "<i4")
+    column[7] = 2**30
+    column.tofile(out / "column")
+    with raises("file-damaged"):
+        Graph.open(out).check()
+    with raises("file-damaged"):
+        Graph.open(tmp_path)
+
+
+def test_progress(tmp_path):
+    files = write(tmp_path, *tables(), "csv")
+    stages = []
+    pack(*files, tmp_path / "graph", label="kind", memory="256MB", tick=lambda *told: stages.append(told))
+    assert {stage for stage, _ in stages} == {"names", "features", "edges", "sorting"}
+    assert all(0 <= share <= 1 for _, share in stages)

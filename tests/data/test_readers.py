@@ -1,0 +1,348 @@
+import bz2
+import gzip
+import io
+import json
+import lzma
+import sqlite3
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import pytest
+
+from pairnorm.data.readers import find_files, open_table, open_tables
+from pairnorm.data.tables import read_blocks
+from pairnorm.errors import PairNormError
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv", "", r"t\.csv: the file is empty"),
+        ("t.csv", "\n  \n\n", r"t\.csv: the file is empty"),
+        (
+            "t.csv",
+            "id;label;x\na;b;1\n",
+            r"one column 'id;label;x': separated by ';', not by ','\? .*delimiter=';'",
+        ),
+        ("t.csv", "id\tx\na\t1\n", r"delimiter='\\t'"),
+        ("t.tsv", "id,x\na,1\n", "separated by ',', not by "),
+        ("t.csv", "id,x,x\na,1,2\n", "column 'x' is there twice"),
+    ],
+)
+def test_a_file_that_cannot_be_a_table_is_named(write: Write, name: str, text: str, message: str) -> None:
+    with pytest.raises(PairNormError, match=message):
+        open_table(write(name, text))
+
+
+@pytest.mark.parametrize("delimiter", ["\t", "\\t", "tab"])
+def test_a_tab_has_three_names(write: Write, delimiter: str) -> None:
+    assert open_table(write("t.csv", "id\tx\na\t1\n"), delimiter).columns == ("id", "x")
+
+
+def test_a_delimiter_is_one_character(write: Write) -> None:
+    with pytest.raises(PairNormError, match="delimiter is '::'; expected one character, or 'tab'"):
+        open_table(write("t.csv", "id::x\na::1\n"), "::")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("utf-8", ""),
+        ("utf-8-sig", ""),
+        ("utf-16", ""),
+        ("utf-32", ""),
+        ("utf-16-le", "UTF-16-LE"),
+        ("utf-16-be", "UTF-16-BE"),
+        ("latin-1", "Windows-1252 (Latin-1)"),
+    ],
+)
+def test_encodings_are_found_and_said(tmp_path: Path, encoding: str, said: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("id,city\na,Zürich\nb,Köln\n".encode(encoding))
+    for table in (open_table(path), open_table(path, encoding=encoding)):
+        assert table.columns == ("id", "city")
+        (frame,) = read_blocks(table)
+        assert frame["city"].tolist() == ["Zürich", "Köln"]
+        assert table.line(1) == "line 3"
+    expected = [f"t.csv is not UTF-8 and is read as {said}; the option encoding names another"]
+    assert open_table(path).notes == (expected if said else [])
+
+
+def test_bytes_that_windows_does_not_know_are_latin_1(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"id,x\na,\x81\xfc\n")
+    (frame,) = read_blocks(open_table(tmp_path / "t.csv"))
+    assert frame["x"].tolist() == ["\x81ü"]
+
+
+def test_a_wrong_encoding_is_named(tmp_path: Path, raises: Callable) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("id,city\na,Zürich\n".encode("latin-1"))
+    with raises("wrong-encoding", options={"encoding": ...}):
+        list(read_blocks(open_table(path, encoding="utf-8")))
+    for name in ("utf-9", "base64", "\0"):
+        with raises("unknown-choice", value=name):
+            open_tables("nodes", path, encoding=name)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbfid,x\na,1\n")
+    assert open_table(path).columns == ("id", "x")
+
+
+def test_parquet_is_read_as_written_whatever_its_index(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"id": ["a", "b"], "x": [1.5, None]}).set_index("id")
+    frame.to_parquet(tmp_path / "t.parquet")
+    source = open_table(tmp_path / "t.parquet")
+    assert set(source.columns) == {"id", "x"}
+    (found,) = read_blocks(source)
+    assert found["id"].tolist() == ["a", "b"]
+
+
+def test_whole_numbers_of_parquet_stay_exact_beside_an_empty_cell(tmp_path: Path) -> None:
+    numbers = [9007199254740993, 9007199254740992, None]
+    pandas.DataFrame({"id": pandas.array(numbers, dtype="Int64")}).to_parquet(tmp_path / "t.parquet")
+    table = open_table(tmp_path / "t.parquet")
+    (frame,) = read_blocks(table)
+    assert table.text("id", frame["id"]).tolist() == ["9007199254740993", "9007199254740992", None]
+    assert table.numbers("id", frame["id"]).tolist()[2] is not None
+
+
+def test_bytes_of_parquet_are_text_or_refused(tmp_path: Path, raises: Callable) -> None:
+    frame = pandas.DataFrame({"id": [b"a", "b\u00fc".encode()], "x": [b"\xff\xfe", b"1"]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    table = open_table(tmp_path / "t.parquet")
+    (found,) = read_blocks(table)
+    assert table.text("id", found["id"]).tolist() == ["a", "b\u00fc"]
+    for read in (table.text, table.numbers):
+        with raises("not-a-cell", value="x", options={"ignore": ["x"]}):
+            read("x", found["x"])
+
+
+def test_time_grows_with_the_number_of_columns_and_not_with_its_square(write: Write) -> None:
+    names = [f"c{number}" for number in range(30_000)]
+    path = write("t.csv", ",".join(names) + "\n" + ",".join(["1"] * 30_000) + "\n")
+    assert open_table(path).columns == tuple(names)
+
+
+TEXT = "id,x,city\na,1,Bonn\nb,,Köln\nc,3.5,Bonn\n"
+ROWS = [
+    {"id": "a", "x": 1.0, "city": "Bonn"},
+    {"id": "b", "city": "Köln"},
+    {"id": "c", "x": 3.5, "city": "Bonn"},
+]
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pytest.importorskip("zstandard").compress(data))
+
+
+def zipped(data: bytes, *names: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def parquet(rows: list[dict[str, object]]) -> bytes:
+    return pandas.DataFrame(rows).to_parquet()
+
+
+def excel(**sheets: list[dict[str, object]]) -> bytes:
+    pytest.importorskip("openpyxl")
+    file = io.BytesIO()
+    with pandas.ExcelWriter(file) as book:
+        for name, rows in sheets.items():
+            pandas.DataFrame(rows).to_excel(book, sheet_name=name, index=False)
+    return file.getvalue()
+
+
+def lines(rows: list[dict[str, object]]) -> bytes:
+    return "\n".join(map(json.dumps, rows)).encode()
+
+
+FILES = {
+    "t.csv": lambda: TEXT.encode(),
+    "t.tsv": lambda: TEXT.replace(",", "\t").encode(),
+    "t.csv.gz": lambda: gzip.compress(TEXT.encode()),
+    "t.CSV.bz2": lambda: bz2.compress(TEXT.encode()),
+    "t.csv.xz": lambda: lzma.compress(TEXT.encode()),
+    "t.csv.zst": lambda: zstd(TEXT.encode()),
+    "t.csv.zip": lambda: zipped(TEXT.encode(), "other name", "__MACOSX/._t"),
+    "t.zip": lambda: zipped(TEXT.replace(",", "\t").encode(), "t.tsv"),
+    "t.parquet": lambda: parquet(ROWS),
+    "t.parquet.gz": lambda: gzip.compress(parquet(ROWS)),
+    "t.xlsx": lambda: excel(Sheet1=ROWS),
+    "two.xlsx": lambda: excel(Edges=[{"a": 1}], Nodes=ROWS),
+    "t.json": lambda: json.dumps(ROWS).encode(),
+    "columns.json": lambda: json.dumps(
+        {"id": ["a", "b", "c"], "x": [1, None, 3.5], "city": ["Bonn", "Köln", "Bonn"]}
+    ).encode(),
+    "graph.json": lambda: json.dumps({"nodes": ROWS, "links": []}).encode(),
+    "t.jsonl": lambda: lines(ROWS) + b"\n\n",
+    "t.jsonl.gz": lambda: gzip.compress(lines(ROWS)),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_kind_of_file_holds_the_same_rows(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(FILES[name]())
+    (table,) = open_tables("nodes", tmp_path / name)
+    (frame,) = read_blocks(table, ["id"], rows=None)
+    assert table.columns == ("id", "x", "city")
+    assert table.text("id", frame["id"]).tolist() == ["a", "b", "c"]
+    assert table.text("city", frame["city"]).tolist() == ["Bonn", "Köln", "Bonn"]
+    assert str(table.numbers("x", frame["x"])) == "[1.  nan 3.5]"
+    assert table.line(1) in ("line 3", "row 2")
+
+
+@pytest.mark.parametrize(
+    "name", ["t.csv", "t.csv.gz", "t.csv.zst", "t.parquet", "t.xlsx", "t.json", "t.jsonl"]
+)
+def test_the_standard_input_is_known_by_its_first_bytes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    stdin = type("Stdin", (), {"buffer": io.BytesIO(FILES[name]())})
+    monkeypatch.setattr(sys, "stdin", stdin)
+    (table,) = open_tables("nodes", "-")
+    (frame,) = read_blocks(table, rows=None)
+    assert table.columns == ("id", "x", "city")
+    assert frame["city"].tolist() == ["Bonn", "Köln", "Bonn"]
+
+
+def test_only_one_table_is_piped_in(monkeypatch: pytest.MonkeyPatch, raises: Callable) -> None:
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": io.BytesIO(b"")}))
+    with raises("file-empty"):
+        open_tables("edges", "-")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "code"),
+    [
+        ("t.csv.gz", b"id,x\na,1\n", "file-damaged"),
+        ("t.csv.gz", gzip.compress(TEXT.encode() * 1000)[:-30], "file-damaged"),
+        ("t.csv.zst", b"id,x\na,1\n", "file-damaged"),
+        ("t.csv.zip", b"id,x\na,1\n", "file-damaged"),
+        ("t.zip", zipped(b"id,x\n", "a.csv", "b.csv"), "unknown-contents"),
+        ("t.xlsx", b"id,x\na,1\n", "file-damaged"),
+        ("t.json", b"{", "file-damaged"),
+        ("t.json", b"[1, 2]", "unknown-contents"),
+        ("t.json", b"[]", "unknown-contents"),
+        ("t.json", b"[" * 100_000, "file-damaged"),
+        ("t.jsonl", b'{"id": 1}\n{"id"', "file-damaged"),
+        ("t.parquet", b"PAR1", "file-damaged"),
+    ],
+)
+def test_what_is_not_what_its_name_says_is_named(
+    tmp_path: Path, name: str, data: bytes, code: str, raises: Callable
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with raises(code) as caught:
+        list(read_blocks(*open_tables("nodes", tmp_path / name)))
+    assert name in str(caught.value)
+
+
+def test_the_sheet_is_named_where_there_are_several(tmp_path: Path) -> None:
+    (tmp_path / "t.xlsx").write_bytes(excel(People=ROWS, Edges=[{"a": 1}]))
+    assert open_table(tmp_path / "t.xlsx").notes == [
+        "the nodes are read from sheet 'People' of 'People', 'Edges'"
+    ]
+    assert open_table(tmp_path / "t.xlsx", role="edges").columns == ("a",)
+
+
+def test_whole_numbers_of_json_stay_exact_beside_an_empty_cell(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('[{"id": 9007199254740993}, {"id": null}]')
+    table = open_table(tmp_path / "t.json")
+    assert table.text("id", table.frame["id"]).tolist() == ["9007199254740993", None]
+
+
+def test_patterns_and_folders_are_the_files_in_them(tmp_path: Path, raises: Callable) -> None:
+    names = ["b.parquet", "a.parquet", "x.csv", "odd[1].csv"]
+    for name in names:
+        (tmp_path / name).touch()
+    assert [path.name for path in find_files([tmp_path / "*.parquet"])] == ["a.parquet", "b.parquet"]
+    assert [path.name for path in find_files([tmp_path, "-"])[:2]] == ["a.parquet", "b.parquet"]
+    assert find_files([tmp_path / "odd[1].csv", "-"]) == [tmp_path / "odd[1].csv", "-"]
+    with raises("file-missing", value=str(tmp_path / "*.xls")):
+        find_files([tmp_path / "*.xls"])
+
+
+def test_json_may_list_the_features_of_each_node(tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text('{"7": [3, 1], "8": []}')
+    table = open_table(tmp_path / "f.json", role="features")
+    assert table.frame.to_numpy().tolist() == [["7", 3, 1], ["7", 1, 1]]
+    (tmp_path / "f.json").write_text('{"7": {"red": 0.5}}')
+    assert open_table(tmp_path / "f.json", role="features").frame.to_numpy().tolist() == [["7", "red", 0.5]]
+
+
+# Databases, each a real one.
+
+TABLE = "CREATE TABLE people (id BIGINT, x NUMERIC(9, 2), city TEXT, born DATE)"
+VALUES = "INSERT INTO people VALUES (9007199254740993, 1.25, 'Bonn', '2001-02-03'), (7, NULL, 'a:b %s', NULL)"
+
+
+@pytest.fixture(params=["sqlite", "duckdb", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    pytest.importorskip("sqlalchemy")
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgresql"))
+    path = tmp_path / "people.db"
+    if request.param == "sqlite":
+        connection = sqlite3.connect(path)
+    else:
+        pytest.importorskip("duckdb_engine")
+        connection = pytest.importorskip("duckdb").connect(str(path))
+    connection.execute(TABLE)
+    connection.execute(VALUES)
+    connection.commit()
+    connection.close()
+    return f"{request.param}:///{path}"
+
+
+@pytest.mark.parametrize("query", ["SELECT * FROM people ORDER BY id DESC", "people"])
+def test_a_query_and_a_table_of_a_database(database: str, query: str) -> None:
+    (table,) = open_tables("nodes", query, database=database)
+    assert table.columns == ("id", "x", "city", "born")
+    (frame,) = read_blocks(table, rows=None)
+    assert table.text("id", frame["id"]).tolist() == ["9007199254740993", "7"]
+    assert str(table.numbers("x", frame["x"])) == "[1.25  nan]"
+    assert table.text("city", frame["city"]).tolist() == ["Bonn", "a:b %s"]
+    days = (pandas.Timestamp("2001-02-03") - pandas.Timestamp(0)).days
+    assert table.dates("born", frame["born"]).tolist()[0] == days
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("SELECT nothing FROM people", "database-error"),
+        ("nobody", "database-error"),
+        ("SELECT 1 AS a, 2 AS a", "duplicate-column"),
+    ],
+)
+def test_a_query_that_cannot_be_answered_is_named(
+    database: str, query: str, code: str, raises: Callable
+) -> None:
+    with raises(code) as caught:
+        open_tables("edges", query, database=database)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_query_changes_nothing(database: str) -> None:
+    with pytest.raises(PairNormError):
+        open_tables("nodes", "DELETE FROM people", database=database)
+    assert len(open_tables("nodes", "people", database=database)[0].frame) == 2
+
+
+def test_what_is_no_database_is_named(tmp_path: Path, raises: Callable) -> None:
+    pytest.importorskip("sqlalchemy")
+    with raises("file-missing"):
+        open_tables("nodes", "people", database=f"sqlite:///{tmp_path}/none.db")
+    assert not (tmp_path / "none.db").exists()
+    for url in ("people.db", "ravendb://host/people", "postgresql://someone:secret@127.0.0.1:1/nothing"):
+        with raises("database-error") as caught:
+            open_tables("nodes", "people", database=url)
+        assert "secret" not in str(caught.value)

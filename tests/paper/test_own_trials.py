@@ -1,0 +1,65 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from pairnorm.paper.experiments import Selection
+from pairnorm.paper.own_trials import own_section, own_trials
+from pairnorm.paper.report import write_report
+from pairnorm.train import Spec, Store, Trial
+
+PAPER = Spec("cora", "GCN", 2)
+
+
+def trial(seed: int, validation: float, test: float, **measures: float) -> Trial:
+    rest = dict.fromkeys(("train_loss", "train_accuracy", "validation_loss", "test_loss"), 1.0)
+    return Trial(
+        seed=seed, best_epoch=1, validation_accuracy=validation, test_accuracy=test, measures=measures, **rest
+    )
+
+
+@pytest.fixture
+def cells() -> dict[Spec, list[Trial]]:
+    return {
+        PAPER: [trial(0, 0.5, 0.5)],
+        Spec("mine", "GCN", 2): [trial(0, 0.6, 0.7, row_diff=1.0), trial(1, 0.6, 0.5, row_diff=3.0)],
+        Spec("mine", "GCN", 8, norm="PN-SI"): [trial(0, 0.9, 0.8, row_diff=4.0)],
+        Spec("cora", "GCN", 2, hidden=77): [trial(0, 0.1, 0.1)],
+    }
+
+
+def test_the_papers_trials_are_not_ones_own(cells: dict[Spec, list[Trial]]) -> None:
+    assert [one.spec for one in own_trials(cells, Selection())] == list(cells)[1:]
+    few = Spec("cora", "GCN", 2, epochs=7)
+    assert own_trials({few: [trial(0, 1, 1)]}, Selection())
+    assert not own_trials({few: [trial(0, 1, 1)]}, Selection(epochs=7))
+
+
+def test_the_best_by_validation_comes_first_with_what_varied(cells: dict[Spec, list[Trial]]) -> None:
+    text = own_section(own_trials(cells, Selection()))
+    assert "Best by validation: `mine GCN depth=8 norm=PN-SI`, 0.800 of the test nodes" in text
+    table = text[text.index("### mine") : text.index("### cora")]
+    assert [line for line in table.splitlines() if line.startswith("| ")] == [
+        "| depth | norm | runs | validation | test accuracy | row_diff |",
+        "| 8 | PN-SI | 1 | 0.900 | 0.800 | 4 |",
+        "| 2 | none | 2 | 0.600 | 0.600 ± 0.141 | 2 |",
+    ]
+    assert own_section([]) == ""
+
+
+@pytest.mark.parametrize("with_paper", [True, False])
+def test_a_report_on_ones_own_store(cells: dict[Spec, list[Trial]], with_paper: bool, tmp_path: Path) -> None:
+    with Store(tmp_path / "mine.sqlite") as store:
+        for spec, trials in cells.items():
+            if with_paper or spec != PAPER:
+                store.add(spec, trials, seconds=1.0)
+    write_report(tmp_path / "mine.sqlite", tmp_path / "out", Selection(datasets=["cora"], depths=[2], runs=1))
+    text = (tmp_path / "out/report.md").read_text()
+    assert text.startswith("# The paper, reproduced" if with_paper else "# Trials of mine.sqlite")
+    assert "### mine" in text
+    assert ("claims of its text" in text) == with_paper
+    with (tmp_path / "out/own-trials.csv").open() as file:
+        rows = {(row["dataset"], row["depth"]): row for row in csv.DictReader(file)}
+    assert rows["mine", "2"]["accuracy"] == "0.6"
+    assert rows["mine", "2"]["row_diff"] == "2"
+    assert rows["cora", "2"]["hidden"] == "77"

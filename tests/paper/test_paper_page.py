@@ -1,0 +1,61 @@
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import fill
+
+from pairnorm.paper.experiments import EXPERIMENTS, Selection
+from pairnorm.paper.report import write_report
+
+SELECTION = Selection(datasets=("cora",), runs=2, epochs=3, depths=(2, 4), missing=(0, 100))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("paper")
+    wanted = [found for experiment in EXPERIMENTS.values() if (found := SELECTION.narrow(experiment))]
+    store = fill(folder / "paper.sqlite", wanted)
+    (folder / "out").mkdir()
+    (folder / "out" / "notes.md").write_text("## Explained\n\nSee [scaling](#how-features-are-scaled).\n")
+    write_report(store, folder / "out", SELECTION)
+    return folder / "out"
+
+
+def test_the_page_in_a_browser(written: Path, open_page: Callable[..., Any]) -> None:
+    view = open_page(written / "report.html")
+    titles = view.eval_on_selector_all("main > section > h2", "found => found.map(one => one.textContent)")
+    for title in ("Where we differ from the paper", "Claim by claim", "Explained", "How features are scaled"):
+        assert title in titles
+    assert view.locator("a[href='#how-features-are-scaled']").count() == 2
+    assert view.locator("#how-features-are-scaled").count() == 1
+
+    table = view.locator("main > section").nth(0)
+    with (written / "table1.csv").open() as file:
+        wanted = {(row["method"], row["missing_percent"]): row for row in csv.DictReader(file)}
+    cells = table.locator("tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    assert len(cells) == len(wanted)
+    for _, method, percent, ours, _, layers, paper, _, difference in cells:
+        row = wanted[method, percent.rstrip("%")]
+        assert float(ours) == pytest.approx(float(row["accuracy"]), abs=6e-4)
+        assert (layers, float(paper)) == (row["layers"], float(row["paper_accuracy"]))
+        assert float(difference) == pytest.approx(float(row["accuracy"]) - float(paper), abs=6e-4)
+
+    table.locator("tbody tr", has_text="SGC-PN").last.click()
+    assert table.locator("figcaption").text_content() == "Cora, SGC-PN, 100%"
+    assert table.locator(".scatterlayer .trace").count() == 5  # three parts, our choice, the paper's
+
+    claims = view.locator("#claim-by-claim")
+    claims.locator("input").fill("fails")
+    assert all("fails" in text for text in claims.locator("tbody tr:visible").all_text_contents())
+    details = claims.locator("details").first
+    details.locator("summary").click()
+    assert details.locator("table").is_visible()
+
+    figure = view.locator("#figure-1-sgc-against-depth")
+    assert figure.locator("figcaption:visible").all_text_contents() == [
+        f"SGC: {name}" for name in ("accuracy", "loss", "row-diff", "col-diff")
+    ]

@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+
+from pairnorm.memory import anonymous_memory, free_memory, parse_memory, size
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [(5, 5), ("8GB", 8 * 10**9), ("1.5 mb", 1_500_000), ("2GiB", 2**31)]
+)
+def test_sizes(text, count):
+    assert parse_memory(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "8XB", None, 1e99])
+def test_what_is_no_size(text, raises):
+    with raises("not-a-size", value=text):
+        parse_memory(text)
+
+
+def test_size_is_read_back():
+    for count in (17, 4_000, 8 * 10**6, 9 * 10**9):
+        assert parse_memory(size(count)) == count
+
+
+def test_anonymous_memory_is_what_is_allocated_not_what_is_mapped(tmp_path):
+    np.zeros(2**23).tofile(tmp_path / "zeros")
+    before = anonymous_memory()
+    mapped = np.memmap(tmp_path / "zeros", mode="r")
+    assert mapped.sum() == 0
+    held = np.ones(2**23)
+    assert 0.9 < (anonymous_memory() - before) / held.nbytes < 1.2
+    assert free_memory() > 10**7

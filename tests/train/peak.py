@@ -1,0 +1,41 @@
+"""Run a walk over a packed graph in a process of its own; print the peak of its memory and what was planned.
+
+Usage: peak.py GRAPH FOLDER NORM FILL
+"""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pairnorm.data import Graph
+from pairnorm.memory import anonymous_memory
+from pairnorm.train.walk import Plan, Walk
+
+
+def main(graph: str, folder: str, norm: str, fill: str) -> None:
+    packed, peak, done = Graph.open(graph), [0], threading.Event()
+
+    def sample() -> None:
+        while not done.is_set():
+            peak[0] = max(peak[0], anonymous_memory())
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    rows = np.arange(0, packed.facts.nodes, 100)
+    plan = Plan(packed.facts.nodes, packed.facts.features, len(rows), 2, 10**12)
+    walk = Walk(packed, Path(folder), rows, (1, 2), plan.width, fill, norm)
+    walk.run()
+    walk.logits(
+        np.ones((packed.facts.features, 5), np.float32), np.zeros(5, np.float32), 2, Path(folder) / "out"
+    )
+    done.set()
+    thread.join()
+    print(peak[0], plan.peak(plan.width))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

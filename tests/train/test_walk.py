@@ -1,0 +1,207 @@
+"""Walks over a packed graph are those of ``pairnorm.nn`` over the same graph in memory."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from pairnorm.data import Graph, PackedGraph
+from pairnorm.data.encoder import Encoder
+from pairnorm.data.packed import Facts
+from pairnorm.fill import feature_propagation, mass_states
+from pairnorm.memory import parse_memory
+from pairnorm.nn import PairNorm, propagation, states
+
+pytest.importorskip("numba")
+from pairnorm.train.walk import Plan, Walk, label_propagation
+
+NODES, FEATURES, CLASSES = 2000, 13, 3
+
+
+def packed_graph(folder, nodes=NODES, features=FEATURES, degree=4, weighted=True, seed=0, entries=False):
+    """Write a packed graph without tables."""
+    draw = np.random.default_rng(seed)
+    ends = draw.integers(0, nodes, (2, nodes * degree // 2))
+    graph = Graph.from_edges(
+        ends, num_nodes=nodes, weights=draw.random(ends.shape[1]) + 0.5, labels=[0] * nodes
+    )
+    folder.mkdir(parents=True)
+    crow, column = graph.adjacency.crow_indices(), graph.adjacency.col_indices()
+    crow.numpy().astype("<i8").tofile(folder / "crow")
+    column.numpy().astype("<i4").tofile(folder / "column")
+    if weighted:
+        graph.adjacency.values().numpy().tofile(folder / "weight")
+    x = (draw.normal(size=(nodes, features)) * 3 + 1).astype("<f4")
+    gone = draw.random(nodes) < 0.5
+    x[gone] = np.nan
+    if entries:
+        x[0, 0] = np.nan
+    known = ~np.isnan(x)
+    for number, start in enumerate(range(0, features, 4)):
+        np.ascontiguousarray(x[:, start : start + 4]).tofile(folder / f"features-{number:04d}")
+    (2 * gone).astype("i1").tofile(folder / "missing")
+    labels = draw.integers(-1, CLASSES, nodes).astype("<i4")
+    labels.tofile(folder / "labels")
+    np.full(nodes, -1, "i1").tofile(folder / "split")
+    pandas.DataFrame({"id": np.arange(nodes)}).to_parquet(folder / "ids.parquet")
+    Facts(
+        nodes=nodes, entries=len(column), weighted=weighted, dtype="float32", block=4,
+        missing=(int(gone.sum()), int(entries)),
+        encoder=Encoder.of_numbers([f"x{number}" for number in range(features)]),
+        known=tuple(known.sum(0).tolist()), mean=tuple(np.nanmean(x, 0, dtype=float).tolist()),
+        deviation=tuple(np.nanstd(x, 0, dtype=float).tolist()), classes=("a", "b", "c"), notes=(),
+    ).write(folder)  # fmt: skip
+    return PackedGraph.open(folder)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    # So many neighbours that each node sees a vector: PN-SI makes rows of rounding errors as long as any.
+    return packed_graph(tmp_path_factory.mktemp("packed") / "graph", degree=16)
+
+
+def in_memory(packed, fill, norm, depth):
+    """Return the states of all depths in float64, step by step, with all columns at once."""
+    facts = packed.facts
+    x = torch.from_numpy(packed.features(slice(None), range(facts.features)))
+    known = ~x.isnan()
+    x = torch.where(known, (x - torch.tensor(facts.mean)) / torch.tensor(facts.deviation), 0).double()
+    adjacency = Graph.from_packed(packed).adjacency
+    matrix, symmetric = (propagation(adjacency, kind).to_dense().double() for kind in ("rw", "sym"))
+    if fill == "mass":
+        return list(mass_states(matrix, x, known[:, :1], steps=depth))
+    if fill == "fp":
+        x = feature_propagation(symmetric, x, known[:, 0])
+    walk = states(x, matrix, None if norm == "none" else PairNorm(mode=norm))
+    return [next(walk) for _ in range(depth + 1)]
+
+
+METHODS = [
+    ("zero", "none"),
+    ("zero", "PN"),
+    ("zero", "PN-SI"),
+    ("mass", "none"),
+    ("fp", "PN"),
+    ("fp", "PN-SI"),
+]
+
+
+@pytest.mark.parametrize(("fill", "norm"), METHODS)
+@pytest.mark.parametrize("width", [5, 16])
+def test_as_in_memory(packed, tmp_path, fill, norm, width):
+    rows, depths = np.arange(0, NODES, 7), (0, 1, 4, 12)
+    told = []
+    walk = Walk(packed, tmp_path, rows, depths, width, fill, norm, told.append)
+    walk.run()
+    assert len(told) == walk.steps
+    expected = in_memory(packed, fill, norm, 12)
+    for depth in depths:
+        torch.testing.assert_close(
+            torch.from_numpy(walk.state(depth)).double(), expected[depth][rows], rtol=1e-5, atol=1e-5
+        )
+    draw = np.random.default_rng(1)
+    weight, bias = draw.normal(size=(FEATURES, 7)).astype("f4"), draw.normal(size=7).astype("f4")
+    found = walk.logits(weight, bias, 4, tmp_path / "logits")
+    # PN-SI enlarges, up to a thousandfold, what rounding does to nodes that see no features.
+    close = 1e-3 if (fill, norm) == ("zero", "PN-SI") else 2e-5
+    torch.testing.assert_close(
+        torch.tensor(found).double(), expected[4] @ torch.tensor(weight).double() + torch.tensor(bias),
+        rtol=1e-4, atol=close,
+    )  # fmt: skip
+
+
+def test_long_walks_do_not_underflow(tmp_path):
+    graph = packed_graph(tmp_path / "graph", nodes=60, degree=40, weighted=False)
+    walk = Walk(graph, tmp_path, np.arange(60), (150,), 16)
+    walk.run()
+    state = walk.state(150).astype(float)
+    assert np.square(state).sum(1).mean() == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize("norm", ["PN", "PN-SI"])
+def test_killed_walks_go_on(packed, tmp_path, norm):
+    rows, depths = np.arange(50), (3, 6)
+    whole = Walk(packed, tmp_path / "whole", rows, depths, 5, norm=norm)
+    whole.run()
+    script = (
+        "import os, signal, sys\nimport numpy as np\nfrom pathlib import Path\n"
+        "from pairnorm.data import Graph\nfrom pairnorm.train.walk import Walk\n"
+        "left = [11]\n"
+        "def tick(done):\n"
+        "    left[0] -= 1\n"
+        "    if not left[0]: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "graph, folder, norm = Graph.open(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]\n"
+        "Walk(graph, folder, np.arange(50), (3, 6), 5, norm=norm, tick=tick).run()"
+    )
+    command = [sys.executable, "-c", script, str(packed.folder), str(tmp_path / "killed"), norm]
+    assert subprocess.run(command, env=os.environ).returncode == -signal.SIGKILL
+    told = []
+    again = Walk(packed, tmp_path / "killed", rows, depths, 5, norm=norm, tick=told.append)
+    again.run()
+    assert 0 < len(told) < again.steps
+    for depth in depths:
+        np.testing.assert_array_equal(again.state(depth), whole.state(depth))
+    other = Walk(packed, tmp_path / "killed", rows + 1, depths, 5, norm=norm, tick=told.append)
+    told.clear()
+    other.run()
+    assert len(told) == other.steps  # other rows are another walk
+
+
+def test_label_propagation_is_that_of_torch(packed, tmp_path):
+    matrix = propagation(Graph.from_packed(packed).adjacency, "sym").to_dense()
+    labels = torch.tensor(packed.labels).long()
+    given = torch.nn.functional.one_hot(labels.clamp(min=0), CLASSES) * (labels >= 0)[:, None].float()
+    state = given
+    for _ in range(10):
+        state = 0.9 * (matrix @ state) + 0.1 * given
+    found = label_propagation(packed, packed.labels, 0.9, 10, 2, tmp_path / "out")
+    torch.testing.assert_close(torch.tensor(found), state, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_fit_is_refused(raises):
+    fits = Plan(10_000_000, 128, 30_000, 8, 8 * 10**9)
+    assert fits.width >= 32
+    assert fits.peak(fits.width) <= 8 * 10**9 < fits.peak(128)
+    with raises("too-large", value=fits.peak(1)) as caught:
+        Plan(10_000_000, 128, 30_000, 8, 5 * 10**8).width
+    told = caught.value.options["memory"]
+    assert Plan(10_000_000, 128, 30_000, 8, parse_memory(told)).width >= 1
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    return packed_graph(
+        tmp_path_factory.mktemp("large") / "graph", nodes=200_000, features=128, weighted=False
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what a process holds")
+@pytest.mark.parametrize(("norm", "fill"), [("PN", "fp"), ("PN-SI", "zero")])
+def test_memory_is_what_was_planned(large, tmp_path, norm, fill):
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("peak.py")),
+        str(large.folder),
+        str(tmp_path),
+        norm,
+        fill,
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    measured, planned = map(int, run.stdout.split())
+    # All features at once would be a third more.
+    assert 0.85 < measured / planned < 1.15
+
+
+def test_fills_need_whole_vectors(tmp_path, raises):
+    graph = packed_graph(tmp_path / "graph", entries=True)
+    with raises("entries-missing", value="fp"):
+        Walk(graph, tmp_path, np.arange(5), (1,), 4, "fp")
+    with raises("unknown-choice", value="PN"):
+        Walk(graph, tmp_path, np.arange(5), (1,), 4, "mass", "PN")
+    Walk(graph, tmp_path, np.arange(5), (1,), 4).run()
