@@ -18,7 +18,12 @@ def part(nodes: int) -> Graph:
     missing = torch.arange(nodes) >= known
     labels = torch.where(missing, -1, graph.labels[:nodes])
     return Graph.from_edges(
-        ends, graph.features.to_dense()[:nodes], labels, num_nodes=nodes, missing=missing, class_names="abc"
+        ends,
+        graph.features.to_dense()[:nodes],
+        labels,
+        num_nodes=nodes,
+        missing=missing,
+        class_names=tuple("abc"),
     )
 
 

@@ -62,3 +62,10 @@ def test_ranks_go_on_from_their_checkpoint_to_what_one_run_gives(tmp_path: Path)
     assert rest.startswith("2 ranks, 3 epochs")
     losses = [float(re.search(r"loss ([\d.]+)", text)[1]) for text in (whole, rest)]
     assert abs(losses[0] - losses[1]) < 1e-4 * losses[0]
+
+
+def test_nodes_that_come_later_without_features_are_labelled() -> None:
+    text = run("new_nodes.py")
+    share = re.search(r"and on (\d+)% of the 100 who came later", text)
+    assert share is not None
+    assert int(share[1]) > 60

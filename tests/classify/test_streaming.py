@@ -33,7 +33,8 @@ def test_as_in_memory(tmp_path):
         masks[part][getattr(search.rows, part)] = True
     graph = Graph.from_packed(packed).replace(**masks)
     task = Task(graph, Scaling.of(graph, "columns")(graph), "rw", torch.device("cpu"))
-    expected = [one for one, _ in SGCFamily(("none", "PN"), (1, 3), (1.0, 30.0)).fit(task, lambda done: None)]
+    family = SGCFamily(("none", "PN"), (1, 3), (1.0, 30.0))
+    expected = [one for one, *_ in family.fit(task, lambda done: None)]
     found = {(one.norm, one.depth, one.scale): one for one in outcome.tried if not one.setting}
     assert len(expected) == 8
     for one in expected:

@@ -394,7 +394,7 @@ def _depth(findings: Findings) -> Iterator[Text | Chart]:
     symbols = ("circle", "square", "triangle-up", "diamond", "cross", "x")
     models = list(dict.fromkeys(one.model for one in tried))
     yield Text(
-        f"Of {len(tried):,} models tried, {best.name} had the smallest loss of all networks on the validation "
+        f"Of {len(tried):,} models tried, {best.name} had the smallest loss of networks on the validation "
         f"nodes (right on {percent(best.validation_accuracy)}). Of each depth the best setting is drawn."
     )
     found = []
