@@ -16,7 +16,9 @@ QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
 
 
 def test_blanked_cora_is_labelled_as_well_as_the_papers_protocol_does_it(blanked_cora: Graph) -> None:
-    classifier = NodeClassifier(**QUICK).fit(blanked_cora)
+    classifier = NodeClassifier(**QUICK, fill="zero", simple=True, refit=False, metric="accuracy").fit(
+        blanked_cora
+    )
     assert classifier.held_out_ is not None
     assert classifier.held_out_.count == 2068
     assert classifier.held_out_.accuracy >= 0.775
@@ -30,8 +32,11 @@ def test_blanked_citeseer_beats_two_layers() -> None:
     graph = load("citeseer", os.environ["PAIRNORM_DATA"])
     missing = missing_vectors(graph, 1.0)
     graph = graph.replace(features=features_after(graph, missing).trial(0), missing=missing.mask[:, 0])
-    deep = NodeClassifier(**QUICK | {"depth": 20}).fit(graph)
-    assert deep.score(graph) > NodeClassifier(depth=2, norm="PN").fit(graph).score(graph) + 0.1
+    plain = {"norm": "PN", "fill": "zero"}
+    deep, flat = (NodeClassifier(depth=depth, **plain).fit(graph).score(graph) for depth in (20, 2))
+    assert deep > flat + 0.1
+    filled = NodeClassifier(depth=2, norm="PN", fill="fp").fit(graph).score(graph)
+    assert filled > flat + 0.1, "what stands in for a missing vector matters as much as depth"
 
 
 def test_the_test_nodes_take_no_part_in_anything(small: Graph) -> None:
@@ -117,7 +122,7 @@ def test_a_graph_without_split_gets_one_and_is_scored_on_what_was_held_out(small
 def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
     """Not where only the test part is lacking, nor where labels or nodes have changed since."""
     nobody = torch.zeros_like(small.test)
-    classifier = NodeClassifier(depth=(1, 4)).fit(small.replace(test=nobody))
+    classifier = NodeClassifier(depth=(1, 4), refit=False).fit(small.replace(test=nobody))
     assert classifier.held_out_ is not None
     assert classifier.held_out_.count == 174
     right = classifier.predict(small) == small.labels.numpy().astype(str)
@@ -129,6 +134,67 @@ def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
     assert classifier.score(fewer) == pytest.approx(right[some].mean())
     as_text = without_split(small).replace(node_names=small.node_names.astype(str))
     assert classifier.score(as_text) == pytest.approx(right[held_out].mean())
+
+
+def test_after_the_choice_all_labels_are_learnt_from_but_those_to_be_tested(small: Graph) -> None:
+    graph = without_split(small)
+    before, after = (NodeClassifier(depth=(1, 4), refit=refit).fit(graph) for refit in (False, True))
+    assert before.held_out_ is not None
+    assert after.held_out_ is not None
+    assert np.array_equal(before.held_out_.confusion, after.held_out_.confusion), (
+        "reported is what was held out"
+    )
+    assert np.array_equal(before.judged_, after.judged_)
+    assert not np.array_equal(before.probabilities_, after.probabilities_)
+    assert not after.unseen(graph).any()
+    assert after.score(graph) == after.held_out_.accuracy, "nodes learnt from are not judged again"
+    own = NodeClassifier(depth=(1, 4)).fit(small)
+    assert np.array_equal(own.unseen(small), small.test.numpy()), "a test part that is given stays unseen"
+
+
+def rare(small: Graph) -> Graph:
+    """One node in seven is of class 1, and the features tell little."""
+    keep = (small.labels == 0) | (torch.arange(300) % 6 == 0)
+    labels = torch.where(keep, small.labels, -1)
+    noise = torch.rand(small.features.shape, generator=torch.Generator().manual_seed(0))
+    return without_split(small).replace(labels=labels, features=small.features.to_dense() + 0.5 * noise)
+
+
+def test_the_metric_and_class_weights_find_rare_classes(small: Graph) -> None:
+    graph, found = rare(small), {}
+    for name, options in {
+        "plain": {},
+        "metric": {"metric": "balanced-accuracy"},
+        "weight": {"class_weight": "balanced"},
+    }.items():
+        classifier = NodeClassifier("SGC", depth=1, norm="PN", scale=10.0, **options).fit(graph)
+        assert classifier.held_out_ is not None
+        found[name] = classifier.held_out_
+        predicted = classifier.probabilities_ / classifier.prior_**classifier.tilt_
+        assert np.array_equal(classifier.predict(graph), classifier.classes_[predicted.argmax(1)])
+        if name == "weight":
+            share = classifier.prior_[1] / classifier.prior_.sum()
+            assert classifier.threshold(1) == pytest.approx(share)
+    assert found["weight"].recall[1] > found["plain"].recall[1]
+    assert found["metric"].recall[1] >= found["plain"].recall[1]
+
+
+def test_an_average_is_no_worse_on_validation_than_its_parts(small: Graph) -> None:
+    classifier = NodeClassifier().fit(small)
+    assert classifier.best_.validation_loss <= min(one.validation_loss for _, one in classifier.parts_) + 1e-6
+    assert classifier.best_.validation_loss <= min(one.validation_loss for one in classifier.search_) + 1e-6
+    single = NodeClassifier(simple=True).fit(small)
+    assert [(weight, one) for weight, one in single.parts_] == [(1, single.best_)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"metric": "f1"}, {"class_weight": "heavy"}, {"fill": "median"}],
+    ids=lambda one: next(iter(one)),
+)
+def test_an_unknown_way_to_choose_is_refused(small: Graph, raises, options: dict[str, str]) -> None:
+    with raises("unknown-choice"):
+        NodeClassifier(**options).fit(small)
 
 
 def test_where_nothing_else_is_labelled_there_is_no_score(small: Graph, raises) -> None:

@@ -72,8 +72,26 @@ def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, open
 
 def test_a_draw_is_called_a_draw(findings: Findings) -> None:
     same = replace(findings, rivals=[Rival("a twin", Candidate("a twin"), 1, findings.predicted)])
-    assert same.verdict().startswith("**No clear gain.**")
-    assert "The difference of +0.0 points" in same.verdict()
+    assert same.verdict().startswith("**A twin does as well**: it says the same of every held-out node.")
+    twin, places = findings.predicted.copy(), np.flatnonzero(findings.test)
+    right = (findings.predicted == findings.graph.labels.numpy())[places]
+    twin[[places[right][0], places[~right][0]]] ^= 1
+    other = replace(findings, rivals=[Rival("a twin", Candidate("a twin"), 1, twin)])
+    assert other.verdict().startswith("**No clear gain.**")
+    assert "The difference of +0.0 points" in other.verdict()
+
+
+def test_a_class_that_is_never_predicted_is_said(findings: Findings) -> None:
+    assert "never predicts" not in findings.verdict()
+    chances = np.tile(np.float32([0.7, 0.3]), (300, 1))
+    verdict = replace(findings, probabilities=chances).verdict()
+    assert "It never predicts '1'; choosing by macro F1 (`--metric macro-f1`)" in verdict
+
+
+def test_of_two_classes_ranking_and_threshold_are_told(findings: Findings) -> None:
+    scores = findings.classifier.held_out_
+    assert f"with an AUC of {scores.auc:.3f} and an average precision of" in findings.verdict()
+    assert "from a probability of 0.50." in findings.verdict()
 
 
 def test_too_little_held_out_is_said(findings: Findings) -> None:
@@ -95,7 +113,7 @@ def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None
     assert tried == {
         "most frequent class": 1,
         "label propagation": 3,
-        "logistic regression": 6,
+        "logistic regression": 9,
         "GCN, 2 layers": 4,
     }
 
@@ -108,7 +126,7 @@ def test_the_model_is_asked_about_the_graph_once(small: Graph, monkeypatch: pyte
         return logits(self, *arguments)
 
     monkeypatch.setattr(Network, "logits", count)
-    classifier = NodeClassifier(depth=(1, 4)).fit(small)
+    classifier = NodeClassifier(depth=(1, 4), simple=True, refit=False).fit(small)
     findings = Findings.of(classifier, small)
     assert asked.count("SGC") == 1
     assert np.array_equal(findings.probabilities, classifier.predict_proba(small))

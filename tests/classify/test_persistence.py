@@ -20,6 +20,7 @@ FACTS_OF_A_MODEL = Facts.model_fields.keys() - {"format"}
 
 SETTINGS = {
     "SGC": {"model": "SGC", "depth": [2, 5]},
+    "an average": {"model": ["SGC", "boosted trees", "label propagation"], "depth": 2, "metric": "macro-f1"},
     "GCN": {"model": "GCN", "depth": 3, "norm": "PN-SI", "hidden": 8, "seeds": 2, "epochs": 5},
     "GAT": {"model": "GAT", "depth": 2, "norm": "none", "seeds": 2, "epochs": 5},
     "GCN of one layer": {"model": "GCN", "depth": 1, "seeds": 1, "epochs": 5},
@@ -37,7 +38,9 @@ def test_what_is_loaded_predicts_the_same(small: Graph, tmp_path: Path, settings
     assert loaded.best_ == fitted.best_
     assert loaded.classes_.tolist() == fitted.classes_.tolist()
     nobody = torch.zeros_like(small.test)
-    assert loaded.score(small.replace(test=nobody)) == fitted.held_out_.accuracy
+    assert loaded.score(small.replace(test=nobody)) == fitted.score(small)
+    assert np.array_equal(loaded.held_out_.confusion, fitted.held_out_.confusion)
+    assert (loaded.held_out_.auc, loaded.parts_) == (fitted.held_out_.auc, fitted.parts_)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model.json", "model.safetensors"]
 
 
@@ -80,7 +83,7 @@ def test_names_of_classes_and_features_are_kept(small: Graph, tmp_path: Path) ->
 def saved(small: Graph, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], bytes]:
     """The facts and the tensors of a saved model."""
     folder = tmp_path_factory.mktemp("saved")
-    NodeClassifier(depth=2, norm="PN", scaling="columns").fit(small).save(folder)
+    NodeClassifier(depth=2, norm="PN", scaling="columns", simple=True).fit(small).save(folder)
     return json.loads((folder / "model.json").read_text()), (folder / "model.safetensors").read_bytes()
 
 
@@ -94,7 +97,7 @@ def test_what_is_no_saved_model_is_named(tmp_path: Path, saved, raises) -> None:
         NodeClassifier.load(tmp_path)
     facts, tensors = saved
     write(tmp_path, facts | {"format": 99}, tensors)
-    with raises("wrong-version", value=99, expected="3"):
+    with raises("wrong-version", value=99, expected="4"):
         NodeClassifier.load(tmp_path)
     write(tmp_path, facts, b"no tensors")
     with raises("file-damaged"):
@@ -126,27 +129,36 @@ def test_what_is_no_object_is_named(tmp_path: Path, saved, raises, text: str) ->
         ("scaling", "diagonals"),
         ("parameters", []),
         ("parameters", {"depht": 1}),
-        ("settings", {}),
-        ("settings", {"adjacency": "left"}),
+        ("parts.0.settings", {}),
+        ("parts.0.settings", {"adjacency": "left"}),
+        ("parts.0.weight", 0),
+        ("parts.0.candidate.fill", "concrete"),
+        ("parts", []),
+        ("prior", [1.0]),
+        ("tilt", 2.0),
+        ("held_out", {"confusion": [[1]], "auc": None, "average_precision": None}),
         ("surplus", 1),
-        ("candidate.depth", 1.5),
-        ("candidate.depth", -1),
-        ("candidate.depth", 0),
-        ("candidate.depth", 10**9),
-        ("candidate.depth", True),
-        ("candidate.model", "GCN"),
-        ("candidate.model", "label propagation"),
-        ("candidate.model", "BERT"),
-        ("candidate.norm", None),
-        ("candidate.scale", 1e300),
-        ("candidate.scale", "1"),
-        ("candidate.scale", 0),
+        ("parts.0.candidate.depth", 1.5),
+        ("parts.0.candidate.depth", -1),
+        ("parts.0.candidate.depth", 0),
+        ("parts.0.candidate.depth", 10**9),
+        ("parts.0.candidate.depth", True),
+        ("parts.0.candidate.model", "GCN"),
+        ("parts.0.candidate.model", "label propagation"),
+        ("parts.0.candidate.model", "BERT"),
+        ("parts.0.candidate.norm", None),
+        ("parts.0.candidate.scale", 1e300),
+        ("parts.0.candidate.scale", "1"),
+        ("parts.0.candidate.scale", 0),
     ],
 )
 def test_a_field_that_is_wrong_is_an_error(tmp_path: Path, saved, raises, place: str, value: object) -> None:
     facts = json.loads(json.dumps(saved[0]))
     *parents, last = place.split(".")
-    (facts[parents[0]] if parents else facts)[last] = value
+    within = facts
+    for parent in parents:
+        within = within[int(parent) if parent.isdigit() else parent]
+    within[last] = value
     write(tmp_path, facts, saved[1])
     with raises("file-damaged"):
         NodeClassifier.load(tmp_path)
@@ -161,7 +173,7 @@ def test_a_field_that_is_not_there_is_an_error(tmp_path: Path, saved, raises, na
         NodeClassifier.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["model.weight", "model.bias", "scaling.mean", "seen"])
+@pytest.mark.parametrize("name", ["model.0.weight", "model.0.bias", "scaling.mean", "seen", "tested"])
 def test_tensors_that_are_not_finite_or_not_there_are_an_error(
     tmp_path: Path, saved, raises, name: str
 ) -> None:
@@ -193,7 +205,7 @@ def test_a_model_whose_change_was_interrupted_is_read_whole(small: Graph, tmp_pa
     """The killed run had decided: its files are those that count."""
     write(tmp_path, *saved)
     change = tmp_path / CHANGE
-    NodeClassifier(depth=3, norm="PN").fit(small).save(change)
+    NodeClassifier(depth=3, norm="PN", simple=True).fit(small).save(change)
     (change / "report.md.gone").touch()
     (tmp_path / "report.md").write_text("old")
     assert NodeClassifier.load(tmp_path).best_.depth == 3

@@ -262,7 +262,10 @@ def test_a_row_for_every_node(tmp_path: Path, suffix: str) -> None:
         class_names=("low", "high risk"),
     )
     chances = np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]], dtype=np.float32)
-    frame = predictions(graph, chances, np.array(graph.class_names))
+    classifier = NodeClassifier()
+    classifier.classes_ = np.array(graph.class_names)
+    classifier.prior_, classifier.tilt_ = np.float32([0.5, 0.5]), 0.0
+    frame = predictions(graph, chances, classifier)
     path = tmp_path / f"table.{suffix}"
     write_table(frame, path)
     found = pandas.read_csv(path, dtype={"id": str}) if suffix == "csv" else pandas.read_parquet(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Self
 
@@ -10,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
-from pairnorm.classify.candidates.base import Candidate, Fitted, Task
-from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabilities
-from pairnorm.classify.holdout import complete_split, fingerprints, unseen
+from pairnorm.classify.candidates.average import Average
+from pairnorm.classify.candidates.base import Candidate, Task
+from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
+from pairnorm.classify.holdout import complete_split, fingerprints, holds, unseen
 from pairnorm.classify.persistence import load, save
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import plan, search
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
-from pairnorm.errors import PairNormError
+from pairnorm.errors import PairNormError, one_of
 from pairnorm.nn import Kind
 from pairnorm.train.engine import find_device
 
@@ -27,21 +29,34 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
     """Learns the classes of some nodes of a graph and predicts them for all, also where features are missing.
 
     Parameters only go into the constructor; what is learnt ends in an underscore: ``classes_``, ``best_``
-    (the chosen ``Candidate``), ``search_`` (all that were tried), ``model_`` (the chosen one, fitted),
+    (the chosen ``Candidate``, or what the average is), ``parts_`` (what it consists of: how often each was
+    taken, and the ``Candidate``), ``search_`` (all that were tried), ``model_`` (the chosen one, fitted),
     ``scaling_``, ``encoder_`` (how columns of files became features: ``Graph.from_files(..., encoder=...)``
     reads others alike), ``temperature_`` (how much probabilities were softened to fit the validation nodes),
-    ``split_``, ``probabilities_`` of the graph's nodes, and ``held_out_``, the ``Scores`` on the test nodes,
-    which no choice has seen.
+    ``prior_`` and ``tilt_`` (the class with the largest p / prior^tilt is predicted), ``split_``,
+    ``probabilities_`` of the graph's nodes, ``judged_`` (the same from training labels alone), and
+    ``held_out_``, the ``Scores`` of those on the test nodes, which no choice has seen.
 
     SGC's part is convex and solved to the end, so it is the same for every seed; GCN and GAT are trained once
     per seed, and their probabilities averaged.
 
     Args:
-        model: ``"SGC"``, ``"GCN"``, ``"GAT"``, several, or ``"auto"``: SGC, and with a budget the others.
+        model: ``"SGC"``, ``"label propagation"``, ``"logistic regression"``, ``"boosted trees"``, ``"most
+            frequent class"``, ``"GCN"``, ``"GAT"``, several, or ``"auto"``: all but the last two, which come
+            with a budget (only SGC where a depth, norm, scale or fill is given).
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: none, and the
             paper's (PN for SGC, PN-SI for GCN and GAT).
         scale: PairNorm's s, several, or ``"auto"``. For SGC it is also the strength of regularisation.
+        fill: what stands in for missing features before an SGC: ``"zero"``, ``"fp"`` (feature propagation),
+            ``"mass"`` (means of known values), several, or ``"auto"``: all.
+        metric: what the model is chosen by: ``"loss"``, ``"accuracy"``, ``"balanced-accuracy"``,
+            ``"macro-f1"``, ``"average-precision"`` or ``"auc"``. With balanced accuracy and macro F1, classes
+            are predicted by probabilities that are weighted against their frequency.
+        class_weight: ``"balanced"`` predicts the class with the largest p / share of the class, which finds
+            rare ones more often; ``"auto"`` leaves it to the metric.
+        simple: one model, the best, instead of an average of several.
+        refit: after the choice, learn from all labelled nodes but those that the graph's split tests on.
         scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
         hidden: width of GCN and GAT; 0 for the paper's.
@@ -69,6 +84,11 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         norm: str | Sequence[str] = "auto",
         scale: str | float | Sequence[float] = "auto",
         *,
+        fill: str | Sequence[str] = "auto",
+        metric: str = "loss",
+        class_weight: str = "auto",
+        simple: bool = False,
+        refit: bool = True,
         scaling: str = "auto",
         adjacency: Kind = "rw",
         hidden: int = 0,
@@ -80,6 +100,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         random_state: int = 0,
     ) -> None:
         self.model, self.depth, self.norm, self.scale = model, depth, norm, scale
+        self.fill, self.metric, self.class_weight = fill, metric, class_weight
+        self.simple, self.refit = simple, refit
         self.scaling, self.adjacency = scaling, adjacency
         self.hidden, self.dropout, self.epochs, self.seeds = hidden, dropout, epochs, seeds
         self.budget, self.device, self.random_state = budget, device, random_state
@@ -89,13 +111,18 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
     n_features_in_: int
     best_: Candidate
     search_: list[Candidate]
-    model_: Fitted
+    parts_: list[tuple[int, Candidate]]
+    model_: Average
     scaling_: Scaling
     temperature_: float
     split_: Split
+    prior_: NDArray[np.float32]
+    tilt_: float
     probabilities_: NDArray[np.float32]
+    judged_: NDArray[np.float32]
     held_out_: Scores | None
     _seen: NDArray[np.int64]
+    _tested: NDArray[np.int64]
 
     def fit(
         self, graph: Graph, y: None = None, *, progress: Callable[[int, int, str], None] | None = None
@@ -110,11 +137,14 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         _check_graph(graph)
         graph = graph.with_structure()
         check_features(graph)
+        one_of("metric", self.metric, METRICS)
+        one_of("class_weight", self.class_weight, ("auto", "balanced"))
+        given = graph.test
         split = complete_split(graph, self.random_state)
         graph = graph.with_split(split)
         families, done = plan(self, graph), 0
         scaling = Scaling.of(graph, self.scaling)
-        task = Task(graph, scaling(graph), self.adjacency, find_device(self.device))
+        task = Task(graph, scaling(graph), self.adjacency, find_device(self.device), metric=self.metric)
 
         def tick(what: str) -> None:
             nonlocal done
@@ -122,17 +152,32 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             if progress is not None:
                 progress(done, sum(family.steps for family in families), what)
 
-        self.search_, self.best_, self.model_ = search(task, families, tick)
+        choice = search(task, families, tick, simple=self.simple)
+        self.best_, self.search_ = choice.best, [one.candidate for one in choice.tried]
+        self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
+        self.model_, self.scaling_, self.split_ = choice.learn(task), scaling, split
         logits = self.model_.logits(graph, task.features, task.device)
         chosen_by = graph.validation.to(logits.device)
-        self.temperature_ = fit_temperature(logits[chosen_by], graph.labels.to(logits.device)[chosen_by])
-        self.probabilities_ = np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
-        self.scaling_, self.split_ = scaling, split
-        self._seen = fingerprints(graph.node_names[(split.train | split.validation).cpu().numpy()])
+        self.temperature_ = fit_temperature(logits[chosen_by], task.held.to(logits.device))
+        chances = mean_probabilities(logits, self.temperature_).cpu()
+        self.judged_, self.prior_ = np.asarray(chances.numpy()), task.prior.numpy()
+        self.tilt_ = decide(self.metric, task.held, chances[graph.validation.cpu()], task.prior)[1]
+        if self.class_weight == "balanced":
+            self.tilt_ = 1.0
         self.classes_ = np.array(graph.class_names)
         self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
         test = split.test.cpu().numpy()
-        self.held_out_ = self._scores(graph, test, self.probabilities_) if test.any() else None
+        self.held_out_ = self._scores(graph, test, self.judged_) if test.any() else None
+        learnt = split.train | split.validation
+        self.probabilities_ = self.judged_
+        if self.refit:
+            learnt = graph.labelled & ~given
+            again = replace(task, graph=graph.replace(train=learnt, validation=learnt & False, test=given))
+            self.model_ = choice.learn(again)
+            logits = self.model_.logits(graph, task.features, task.device)
+            self.probabilities_ = np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
+        self._seen = fingerprints(graph.node_names[learnt.cpu().numpy()])
+        self._tested = fingerprints(graph.node_names[(split.test & learnt).cpu().numpy()])
         return self
 
     @property
@@ -153,20 +198,42 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def predict(self, graph: Graph) -> NDArray[np.str_]:
-        """Return the name of the most probable class of every node.
+        """Return the name of the class of every node that is predicted.
 
         Args:
             graph: as for ``predict_proba``.
         """
-        likeliest = self.predict_proba(graph).argmax(1)
-        return np.asarray(self.classes_[likeliest])
+        probabilities = self.predict_proba(graph)
+        return np.asarray(self.classes_[self.decide(probabilities)])
+
+    def decide(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the number of the class that is predicted: the most probable, unless rare ones weigh more.
+
+        Args:
+            probabilities: [n, classes].
+        """
+        return np.asarray(tilted(probabilities, self.prior_, self.tilt_).argmax(1))
+
+    def threshold(self, number: int) -> float:
+        """Return the probability from which the class of that number is predicted, where there are two."""
+        weights = self.prior_**self.tilt_
+        return float(weights[number] / weights.sum())
+
+    def unseen(self, graph: Graph) -> NDArray[np.bool_]:
+        """Return bool [n]: the labelled nodes that the model was neither learnt from nor chosen by.
+
+        Args:
+            graph: the one fitted on, or another; nodes are told apart by their names.
+        """
+        return unseen(graph, self._seen)
 
     def score(self, graph: Graph, y: None = None) -> float:
         """Return the accuracy on the test nodes.
 
         Args:
             graph: with labels. Without test nodes of its own, all labelled nodes are judged but those that
-                ``fit`` learnt from or chose by, which are known by their names.
+                ``fit`` learnt from or chose by, which are known by their names. Where those are all, it is
+                the accuracy on what ``fit`` held out before it learnt from everything.
             y: not used.
         """
         self._check_fitted()
@@ -178,7 +245,9 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
                 value=graph.name,
                 expected="some to judge",
             )
-        judged = graph.test.cpu().numpy() if graph.test.any() else unseen(graph, self._seen)
+        judged = graph.test.cpu().numpy() if graph.test.any() else self.unseen(graph)
+        if not judged.any() and self.held_out_ is not None and holds(graph, self._tested):
+            return self.held_out_.accuracy
         if not judged.any():
             raise PairNormError(
                 f"graph {graph.name!r}: each of its {int(graph.labelled.sum())} labelled nodes has the name "
@@ -191,7 +260,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
 
     def _scores(self, graph: Graph, judged: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
         labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()
-        return Scores.of(labels[judged], probabilities[judged].argmax(1), len(self.classes_))
+        probabilities = probabilities[judged]
+        return Scores.of(labels[judged], self.decide(probabilities), len(self.classes_), probabilities)
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):

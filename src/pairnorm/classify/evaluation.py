@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan, sqrt
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,23 +19,45 @@ NORMAL_95 = 1.959964
 HOTTEST, TEMPERATURES = 30.0, 60
 # Of fewer nodes than this, a temperature cannot be learnt.
 FEWEST = 20
+METRICS = ("loss", "accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc")
+TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What a confusion matrix says.
+    """What a confusion matrix says, and where probabilities are known, how well they rank.
 
     Args:
         confusion: int64 [classes, classes]: row = the true class, column = the predicted one.
+        auc: the area under the ROC curve: how often a node of a class is ranked above one of another. Of two
+            classes that of the rarer, else the mean over classes, as for the next.
+        average_precision: the area under the precision-recall curve.
     """
 
     confusion: NDArray[np.int64]
+    auc: float = nan
+    average_precision: float = nan
 
     @classmethod
-    def of(cls, labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> Scores:
-        """Count how often each class was taken for each other one."""
+    def of(
+        cls,
+        labels: NDArray[np.int64],
+        predicted: NDArray[np.int64],
+        classes: int,
+        probabilities: NDArray[np.float32] | None = None,
+    ) -> Scores:
+        """Count how often each class was taken for each other one.
+
+        Args:
+            labels: int64 [m].
+            predicted: int64 [m].
+            classes: how many there are.
+            probabilities: [m, classes], where they are known.
+        """
         pairs = labels * classes + predicted
-        return cls(np.bincount(pairs, minlength=classes * classes).reshape(classes, classes))
+        confusion = np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+        ranked = () if probabilities is None else rankings(labels, probabilities)
+        return cls(confusion, *ranked)
 
     @property
     def count(self) -> int:
@@ -108,6 +131,66 @@ def wilson(right: int, count: int) -> tuple[float, float]:
         return 0.0, 1.0
     found = binomtest(right, count).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
+
+
+def rankings(labels: NDArray[np.int64], probabilities: NDArray[Any]) -> tuple[float, float]:
+    """Return the area under the ROC curve and the average precision; see ``Scores``. NaN for one class.
+
+    Args:
+        labels: int64 [m].
+        probabilities: [m, classes].
+    """
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    counts = np.bincount(labels, minlength=probabilities.shape[1])
+    there = [number for number, count in enumerate(counts) if 0 < count < len(labels)]
+    if probabilities.shape[1] == 2:
+        there = there[:1] if counts[0] < counts[1] else there[1:]
+    if not there:
+        return nan, nan
+    truth = [(labels == number, probabilities[:, number]) for number in there]
+    return tuple(  # type: ignore[return-value]
+        float(np.mean([score(*one) for one in truth])) for score in (roc_auc_score, average_precision_score)
+    )
+
+
+def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) -> tuple[float, float]:
+    """Return how good probabilities are by a metric, larger being better, and the tilt t that makes them so.
+
+    The class with the largest p / prior^t is predicted: t = 0 is right most often, t = 1 finds every class as
+    often as it can (of two classes any t is a threshold). It is chosen for the two metrics that count classes
+    alike, and 0 for the others.
+
+    Args:
+        metric: one of ``METRICS``; ``"loss"`` is minus the mean cross-entropy.
+        labels: int64 [m].
+        probabilities: [m, classes].
+        prior: the share of every class among those learnt from.
+    """
+    truth, chances = labels.numpy(), probabilities.double().numpy()
+    if len(truth) == 0:
+        return nan, 0.0
+    if metric in ("auc", "average-precision"):
+        return rankings(truth, chances)[metric != "auc"], 0.0
+    if metric == "accuracy":
+        return float((chances.argmax(1) == truth).mean()), 0.0
+    if metric == "loss":
+        return float(np.log(chances[np.arange(len(truth)), truth].clip(1e-30)).mean()), 0.0
+    found = []
+    for tilt in TILTS:
+        confusion = Scores.of(
+            truth, tilted(chances, prior.numpy(), tilt).argmax(1), chances.shape[1]
+        ).confusion
+        right, true, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+        # Recall, or F1; not scikit-learn's, which takes a hundred times as long, for this is asked often.
+        size = true if metric == "balanced-accuracy" else (true + said) / 2
+        found.append((float((right[size > 0] / size[size > 0]).mean()), tilt))
+    return max(found, key=lambda one: one[0])
+
+
+def tilted(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
+    """Return p / prior^t, whose largest is predicted; see ``decide``."""
+    return np.asarray(probabilities / prior**tilt, dtype=probabilities.dtype)
 
 
 def _mean(values: NDArray[np.float64]) -> float:

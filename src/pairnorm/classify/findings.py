@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import isnan
 
 import numpy as np
@@ -39,7 +41,7 @@ class Findings:
     Args:
         classifier: fitted.
         graph: with its split.
-        probabilities: [n, classes].
+        probabilities: [n, classes], from training labels alone, whatever was learnt from all in the end.
         rivals: simpler methods on the same split.
         smoothing: what propagation does to the features; nothing where they are too large to be dense.
         suggestion: the depth that diagnosis alone would have suggested.
@@ -70,7 +72,8 @@ class Findings:
             )
         graph = graph.with_structure().with_split(classifier.split_)
         features = classifier.scaling_(graph)
-        task = Task(graph, features, classifier.adjacency, find_device(classifier.device))
+        device = find_device(classifier.device)
+        task = Task(graph, features, classifier.adjacency, device, metric=classifier.metric)
         if large := is_large(graph):
             warnings.warn(
                 "the features are too large to be dense: logistic regression and what depth does to the "
@@ -81,16 +84,22 @@ class Findings:
         return cls(
             classifier,
             graph,
-            classifier.probabilities_,
+            classifier.judged_,
             [_run(family, task, tick) for family in rivals(graph, classifier.random_state, large)],
             [] if large else smoothing(graph, features, tick=tick),
             suggest_depth(graph),
         )
 
-    @property
+    @cached_property
     def predicted(self) -> NDArray[np.int64]:
-        """The number of the most probable class of every node."""
-        return np.asarray(self.probabilities.argmax(1))
+        """The number of the class that is predicted of every node."""
+        return self.classifier.decide(self.probabilities)
+
+    @property
+    def deep(self) -> Candidate | None:
+        """The best network that was tried, by its validation loss; None without one."""
+        networks = [candidate for candidate in self.classifier.search_ if candidate.depth]
+        return min(networks, key=lambda one: one.validation_loss, default=None)
 
     @property
     def test(self) -> NDArray[np.bool_]:
@@ -105,7 +114,8 @@ class Findings:
             judged: bool [n], the nodes.
         """
         labels = self.graph.labels.cpu().numpy()
-        return Scores.of(labels[judged], predicted[judged], self.graph.num_classes)
+        chances = self.probabilities[judged] if predicted is self.predicted else None
+        return Scores.of(labels[judged], predicted[judged], self.graph.num_classes, chances)
 
     def groups(self) -> dict[str, Scores]:
         """Judge the held-out nodes: all, and where some lack features, those with and those without."""
@@ -131,7 +141,34 @@ class Findings:
         return scores.count, scores.accuracy
 
     def verdict(self) -> str:
-        """Say in a sentence or two whether the model earns its keep."""
+        """Say in a sentence or two whether the model earns its keep, and what it does to rare classes."""
+        return " ".join([self._verdict(), *self._rare()])
+
+    def _rare(self) -> Iterator[str]:
+        if int(self.test.sum()) < FEW:
+            return
+        scores = self.scores(self.predicted, self.test)
+        counts = scores.confusion.sum(1)
+        never = [
+            repr(name)
+            for name, count, said in zip(self.graph.class_names, counts, scores.confusion.sum(0), strict=True)
+            if count and not said
+        ]
+        if never:
+            yield (
+                f"It never predicts {', '.join(never[:5])}; choosing by macro F1 (`--metric macro-f1`) "
+                "finds more of such classes."
+            )
+        if len(counts) == 2 and not isnan(scores.auc):
+            rarer = int(counts[1] <= counts[0])
+            yield (
+                f"It ranks nodes of class {self.graph.class_names[rarer]!r} "
+                f"({counts[rarer] / counts.sum():.0%} of them) with an AUC of {scores.auc:.3f} and an "
+                f"average precision of {scores.average_precision:.3f}; it predicts that class from a "
+                f"probability of {self.classifier.threshold(rarer):.2f}."
+            )
+
+    def _verdict(self) -> str:
         best = self.classifier.best_
         if not self.test.any():
             if isnan(best.validation_accuracy):
@@ -144,16 +181,22 @@ class Findings:
         labels = self.graph.labels.cpu().numpy()[self.test]
         right = {rival.name: rival.predicted[self.test] == labels for rival in self.rivals}
         rival = max(right, key=lambda name: right[name].sum())
-        ours = self.predicted[self.test] == labels
+        predicted = self.predicted[self.test]
+        ours = predicted == labels
         gain, low, high = (100 * value for value in paired_difference(ours, right[rival]))
         interval = f"(95% interval {low:+.1f} to {high:+.1f})"
-        opening = f"{best.name}, is right on {100 * ours.mean():.1f}% of the held-out nodes"
+        name = f"{best.name}," if best.depth else best.name
+        opening = f"{name} is right on {100 * ours.mean():.1f}% of the held-out nodes"
         if len(ours) < FEW:
             known = f"{ours.sum()} of {len(ours)} held-out {'node' if len(ours) == 1 else 'nodes'}"
             return (
-                f"**Too little is held out to tell.** {best.name}, is right on {known}, {rival} on "
+                f"**Too little is held out to tell.** {name} is right on {known}, {rival} on "
                 f"{right[rival].sum()}. Label more nodes to know more."
             )
+        same = [one.name for one in self.rivals if np.array_equal(one.predicted[self.test], predicted)]
+        if same:
+            simple = same[0].capitalize()
+            return f"**{simple} does as well**: it says the same of every held-out node. {opening}."
         if low > 0:
             return (
                 f"**It earns its keep.** {opening}, {gain:.1f} points more than the best simpler method, "
@@ -171,6 +214,6 @@ class Findings:
 
 
 def _run(family: Family, task: Task, tick: Tick) -> Rival:
-    tried, best, fitted = search(task, [family], tick)
-    chances = mean_probabilities(fitted.logits(task.graph, task.features, task.device))
-    return Rival(family.name, best, len(tried), chances.argmax(1).cpu().numpy())
+    choice = search(task, [family], tick)
+    chances = mean_probabilities(choice.learn(task).logits(task.graph, task.features, task.device))
+    return Rival(family.name, choice.best, len(choice.tried), chances.argmax(1).cpu().numpy())

@@ -78,6 +78,11 @@ def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
     return mask
 
 
+def holds(graph: Graph, names: NDArray[np.int64]) -> bool:
+    """Say whether some of a graph's labelled nodes have one of these fingerprints."""
+    return bool(np.isin(fingerprints(graph.node_names[graph.labelled.cpu().numpy()]), names).any())
+
+
 def _parts(
     labels: Tensor, among: Tensor, seed: int, validation: float, test: float, train_first: bool = True
 ) -> Split:

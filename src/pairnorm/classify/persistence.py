@@ -12,8 +12,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
-from pairnorm.classify.candidates import KINDS, Candidate
+from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
 from pairnorm.classify.candidates.base import Saved
+from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
 from pairnorm.data import Encoder, Split
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
-FORMAT = 3
+FORMAT = 4
 TENSORS, FACTS = "model.safetensors", "model.json"
 
 
@@ -36,30 +37,69 @@ class _Schema(BaseModel):
 
 
 class SavedCandidate(_Schema):
-    """The chosen ``Candidate``; what is not known is null."""
+    """A ``Candidate``; what is not known is null."""
 
-    model: Literal["SGC", "GCN", "GAT", "label propagation", "logistic regression", "most frequent class"]
+    model: Literal[
+        "SGC",
+        "GCN",
+        "GAT",
+        "label propagation",
+        "logistic regression",
+        "boosted trees",
+        "most frequent class",
+        "average",
+    ]
     norm: Literal["none", "PN", "PN-SI", "PN-SCS"]
     depth: Annotated[int, Field(ge=0, le=DEEPEST)]
     scale: Annotated[FiniteFloat, Field(gt=0, le=LARGEST_SCALE)]
     validation_accuracy: FiniteFloat | None
     validation_loss: FiniteFloat | None
     setting: str
+    fill: Literal["zero", "fp", "mass"]
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> SavedCandidate:
+        """Take up a candidate."""
+        facts = {name: None if value != value else value for name, value in asdict(candidate).items()}
+        return cls.model_validate(facts)
+
+    def candidate(self) -> Candidate:
+        """Return the candidate."""
+        return Candidate(**{name: value for name, value in self if value is not None})
+
+
+class SavedPart(_Schema):
+    """A part of the average: how often it was taken, what it is, and its settings."""
+
+    weight: Annotated[int, Field(ge=1)]
+    candidate: SavedCandidate
+    settings: dict[str, Any]
+
+
+class SavedScores(_Schema):
+    """The ``Scores`` on held-out nodes; what is not known is null."""
+
+    confusion: list[list[Annotated[int, Field(ge=0)]]]
+    auc: FiniteFloat | None
+    average_precision: FiniteFloat | None
 
 
 class Facts(_Schema):
     """All of ``model.json``."""
 
-    format: Literal[3]
+    format: Literal[4]
     pairnorm: str
     parameters: dict[str, Any]
-    candidate: SavedCandidate
-    settings: dict[str, Any]
+    average: SavedCandidate | None
+    parts: Annotated[list[SavedPart], Field(min_length=1)]
     classes: Annotated[list[str], Field(min_length=1)]
     features: Annotated[int, Field(ge=1)]
     encoder: Encoder | None
     scaling: Literal["rows", "columns", "none"]
     temperature: Annotated[FiniteFloat, Field(gt=1e-6)]
+    prior: list[Annotated[FiniteFloat, Field(gt=0, le=1)]]
+    tilt: Annotated[FiniteFloat, Field(ge=0, le=1)]
+    held_out: SavedScores | None
 
 
 def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
@@ -71,10 +111,14 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     """
     from safetensors.torch import save as as_bytes
 
-    scaling, best = classifier.scaling_, classifier.best_
-    settings, state = classifier.model_.state()
-    tensors = {f"model.{name}": value for name, value in state.items()}
-    tensors["seen"] = torch.from_numpy(classifier._seen)
+    scaling, scores = classifier.scaling_, classifier.held_out_
+    tensors: dict[str, Tensor] = {}
+    parts: list[SavedPart] = []
+    for number, (weight, candidate, fitted) in enumerate(classifier.model_.parts):
+        settings, state = fitted.state()
+        tensors |= {f"model.{number}.{name}": value for name, value in state.items()}
+        parts.append(SavedPart(weight=weight, candidate=SavedCandidate.of(candidate), settings=settings))
+    tensors |= {"seen": torch.from_numpy(classifier._seen), "tested": torch.from_numpy(classifier._tested)}
     if scaling.mean is not None and scaling.deviation is not None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -83,13 +127,16 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
             "format": FORMAT,
             "pairnorm": __version__,
             "parameters": classifier.get_params(),
-            "candidate": {name: None if value != value else value for name, value in asdict(best).items()},
-            "settings": settings,
+            "average": SavedCandidate.of(classifier.best_) if len(parts) > 1 else None,
+            "parts": parts,
             "classes": classifier.classes_.tolist(),
             "features": classifier.n_features_in_,
             "encoder": classifier.encoder_,
             "scaling": scaling.kind,
             "temperature": classifier.temperature_,
+            "prior": classifier.prior_.tolist(),
+            "tilt": classifier.tilt_,
+            "held_out": None if scores is None else _plain(asdict(scores)),
         },
         strict=False,
     )
@@ -101,6 +148,11 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     (place / FACTS).write_text(text + "\n", encoding="utf-8")
 
 
+def _plain(scores: dict[str, Any]) -> dict[str, Any]:
+    rest = {name: None if value != value else value for name, value in scores.items() if name != "confusion"}
+    return {"confusion": scores["confusion"].tolist(), **rest}
+
+
 def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     """Read a fitted classifier; see ``NodeClassifier.load``."""
     place = Path(folder)
@@ -108,24 +160,45 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         facts, tensors = _read(place), _read_tensors(place)
     try:
         state = _checked(facts, tensors)
-        known = {name: value for name, value in facts.candidate if value is not None}
-        best = Candidate(**known)
+        best = (facts.average or facts.parts[0].candidate).candidate()
         classifier = cls(**facts.parameters)
-        classifier.model_ = KINDS[best.model].restore(
-            Saved(best, facts.settings, state, facts.features, len(facts.classes))
+        classifier.model_ = Average(
+            [_part(part, state, f"{place}.", facts) for place, part in enumerate(facts.parts)]
         )
+        classifier.held_out_ = _scores(facts)
         mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))
-        classifier._seen = tensors["seen"].numpy()
+        classifier._seen, classifier._tested = tensors["seen"].numpy(), tensors["tested"].numpy()
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise _damaged(place / FACTS, error) from error
     classifier.best_, classifier.search_ = best, [best]
+    classifier.parts_ = [(weight, candidate) for weight, candidate, _ in classifier.model_.parts]
+    classifier.prior_, classifier.tilt_ = np.array(facts.prior, dtype=np.float32), facts.tilt
     classifier.scaling_ = Scaling(facts.scaling, mean, deviation)
     classifier.classes_, classifier.n_features_in_ = np.array(facts.classes), facts.features
     classifier.encoder_ = facts.encoder
-    classifier.temperature_, classifier.held_out_ = facts.temperature, None
+    classifier.temperature_ = facts.temperature
     nobody = torch.zeros(0, dtype=torch.bool)
     classifier.split_ = Split(nobody, nobody, nobody)
     return classifier
+
+
+def _part(
+    part: SavedPart, tensors: dict[str, Tensor], prefix: str, facts: Facts
+) -> tuple[int, Candidate, Fitted]:
+    candidate = part.candidate.candidate()
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    saved = Saved(candidate, part.settings, own, facts.features, len(facts.classes))
+    return part.weight, candidate, KINDS[candidate.model].restore(saved)
+
+
+def _scores(facts: Facts) -> Scores | None:
+    if facts.held_out is None:
+        return None
+    confusion = np.array(facts.held_out.confusion, dtype=np.int64)
+    if confusion.shape != (len(facts.classes),) * 2:
+        raise ValueError(f"the confusion matrix is not that of {len(facts.classes)} classes")
+    rest = {name: value for name, value in facts.held_out if name != "confusion" and value is not None}
+    return Scores(confusion, **rest)
 
 
 def _checked(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -140,6 +213,8 @@ def _checked(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         raise ValueError("the scaling is of another number of features")
     if facts.encoder is not None and len(facts.encoder.feature_names) != facts.features:
         raise ValueError(f"{len(facts.encoder.feature_names)} names for {facts.features} features")
+    if len(facts.prior) != len(facts.classes):
+        raise ValueError(f"{len(facts.prior)} shares of {len(facts.classes)} classes")
     return state
 
 

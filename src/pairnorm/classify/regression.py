@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-GRADIENT, STEPS, INNER_STEPS = 1e-7, 100, 500
+GRADIENT, STEPS, INNER_STEPS = 1e-10, 100, 500
 SUFFICIENT = 1e-4
 # Below this many numbers, waking a second thread takes longer than the work it would share.
 WORTH_A_THREAD = 2**20

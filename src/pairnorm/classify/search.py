@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
-from pairnorm.classify.candidates.base import Build, Candidate, Family, Fitted, Task, Tick
+from pairnorm.classify.candidates.average import Average, choose
+from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, Tried
+from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.gnn import GNNFamily
-from pairnorm.classify.candidates.label_propagation import LabelPropagation
+from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation
 from pairnorm.classify.candidates.logistic_regression import LogisticRegression
 from pairnorm.classify.candidates.most_frequent import MostFrequent
 from pairnorm.classify.candidates.sgc import SCALES, SGCFamily
@@ -25,7 +28,11 @@ if TYPE_CHECKING:
     from pairnorm.classify.classifier import NodeClassifier
 
 
-MODELS = ("SGC", "GCN", "GAT")
+NETWORKS = ("GCN", "GAT")
+# Those that need no budget, by what to call them.
+SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
+MODELS = ("SGC", *NETWORKS, *SIMPLE)
+FILLS = ("zero", "fp", "mass")
 SGC_DEPTHS = (*range(1, 11), *range(15, 61, 5))
 GNN_DEPTHS = (2, 4, 6, 8, 10)
 DEEPEST = 10_000
@@ -45,25 +52,31 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
 
     Args:
         wanted: whose parameters.
-        graph: with its split. Without validation nodes, one SGC is planned, its depth set by rule.
+        graph: with its split. Without validation nodes, one model is planned, by default an SGC whose depth
+            is set by rule.
     """
     models = _several("model", wanted.model, partial(_choice, MODELS))
+    fills = _several("fill", wanted.fill, partial(_choice, FILLS))
     norms = _several("norm", wanted.norm, partial(_choice, NORMS))
     depths = _several("depth", wanted.depth, partial(whole_number, least=1, most=DEEPEST))
     scales = _several("scale", wanted.scale, partial(real_number, least=LEAST_SCALE, most=LARGEST_SCALE))
     seed = whole_number("random_state", wanted.random_state, most=2**63 - 1)
     seeds = whole_number("seeds", wanted.seeds, least=1)
     seconds = parse_budget(wanted.budget)
-    if [] in (models, norms, depths, scales):
+    if [] in (models, norms, depths, scales, fills):
         raise PairNormError(
             "there is nothing to try",
             code="nothing-to-try",
             expected="a model, a norm, a depth and a scale at least, or 'auto'",
         )
-    models = models or (["SGC"] if seconds is None else list(MODELS))
-    gnns = [model for model in models if model != "SGC"]
+    if models is None:
+        # One who names a depth or a norm asks for what has them.
+        named = any(given is not None for given in (norms, depths, scales, fills))
+        models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else NETWORKS)]
+    gnns = [model for model in models if model in NETWORKS]
     sgc = (norms or ["none", "PN"]) if "SGC" in models else []
-    if not graph.validation.any():
+    chosen = bool(graph.validation.any())
+    if not chosen:
         if gnns:
             raise PairNormError(
                 f"model {gnns[0]!r} is chosen by validation, but no labelled node is left for that",
@@ -75,9 +88,13 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         sgc = [norm for norm in sgc if norm != "none"][:1] or sgc[:1]
         depths = depths[:1] if depths else [suggest_depth(graph).depth]
         scales = scales[:1] if scales else [USUAL_SCALE]
+        fills = fills[:1] if fills else ["zero"]
+        models = models[:1]
     families: list[Family] = []
     if sgc:
-        families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES))
+        over = tuple(fills or FILLS) if graph.missing.any() else ("zero",)
+        families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, over))
+    families += _simple(models, scales or SCALES, chosen)
     if gnns:
         # Shallow ones first: they are quick, and so often good enough that a budget should not miss them.
         specs = [
@@ -129,25 +146,58 @@ def rivals(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
     return found
 
 
+def _simple(models: Sequence[str], scales: Sequence[float], chosen: bool) -> list[Family]:
+    """Return the families that are asked for among ``SIMPLE``, with one setting where nothing chooses."""
+    few = None if chosen else 1
+    found: dict[str, Family] = {
+        "label propagation": LabelPropagation(ALPHAS[:few]),
+        "logistic regression": LogisticRegression(scales),
+        "boosted trees": BoostedTrees(HOPS[:few], LEAVES[:few]),
+        "most frequent class": MostFrequent(),
+    }
+    return [found[name] for name in SIMPLE if name in models]
+
+
+class Choice(NamedTuple):
+    """What a search found.
+
+    Args:
+        tried: all candidates.
+        parts: how often each of the chosen was taken.
+        best: the chosen one, or the average of them.
+    """
+
+    tried: Sequence[Tried]
+    parts: Sequence[tuple[int, Tried]]
+    best: Candidate
+
+    def learn(self, task: Task) -> Average:
+        """Learn what was chosen from a task's training nodes."""
+        return Average([(weight, one.candidate, one.learn(task)) for weight, one in self.parts])
+
+
 def search(
-    task: Task, families: Sequence[Family], tick: Tick = lambda done: None
-) -> tuple[list[Candidate], Candidate, Fitted]:
-    """Try every candidate and return them all, the best, and the best ready for use.
+    task: Task, families: Sequence[Family], tick: Tick = lambda done: None, *, simple: bool = True
+) -> Choice:
+    """Try every candidate and choose the best by the task's metric, or an average that is better.
 
     Args:
         task: the graph.
         families: what to try.
         tick: is told of every step done.
+        simple: choose one, not an average.
     """
-    tried: list[Candidate] = []
-    best: tuple[Candidate, Build] | None = None
-    for family in families:
-        for candidate, build in family.fit(task, tick):
-            tried.append(candidate)
-            if build is not None and (best is None or candidate.rank > best[0].rank):
-                best = candidate, build
-    assert best is not None, "every plan has a candidate that can be built"
-    return tried, best[0], best[1]()
+    tried = [one for family in families for one in family.fit(task, tick)]
+    first = max(range(len(tried)), key=lambda place: tried[place].rank)
+    counts = {first: 1} if simple or not len(task.held) else choose(task, tried)
+    parts = [(weight, tried[place]) for place, weight in counts.items()]
+    if len(parts) == 1:
+        return Choice(tried, parts, tried[first].candidate)
+    chances = torch.stack([weight * one.chances for weight, one in parts]).sum(0) / sum(counts.values())
+    names = [one.candidate.name for _, one in parts]
+    setting = f"{len(parts)} models: {'; '.join(names)}"
+    best = task.tried(Candidate("average", setting=setting), chances.log().unsqueeze(1), parts[0][1].learn)
+    return Choice(tried, parts, best.candidate)
 
 
 def parse_budget(budget: float | str | None) -> float | None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.classify.candidates.base import Candidate
+from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, measured
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.findings import Findings
@@ -82,11 +83,11 @@ def draw_depths(tried: Sequence[Candidate], best: Candidate) -> Figure:
 
     Args:
         tried: all candidates.
-        best: the chosen one, to mark.
+        best: the best of them, to mark.
     """
     figure = new_figure(6.4, 3.8)
     axis = figure.subplots()
-    kinds = dict.fromkeys((candidate.model, candidate.norm) for candidate in tried)
+    kinds = dict.fromkeys((candidate.model, candidate.norm) for candidate in tried if candidate.depth)
     for model, norm in kinds:
         accuracy: dict[int, float] = {}
         for candidate in tried:
@@ -103,7 +104,7 @@ def draw_depths(tried: Sequence[Candidate], best: Candidate) -> Figure:
             markersize=4.5,
             label=model if plain else f"{model}-{norm}",
         )
-    chosen = f"chosen: depth {best.depth}"
+    chosen = f"best: depth {best.depth}"
     axis.plot(best.depth, 100 * best.validation_accuracy, "*", color=MARK, markersize=13, label=chosen)
     axis.set_xlabel("depth")
     axis.set_ylabel("accuracy on validation nodes (%)")
@@ -200,13 +201,14 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
     """
     figures: dict[str, Figure] = {}
     if findings.smoothing:
-        figures["smoothing.png"] = draw_smoothing(findings.smoothing, findings.classifier.best_.depth)
+        depth = None if findings.deep is None else findings.deep.depth
+        figures["smoothing.png"] = draw_smoothing(findings.smoothing, depth)
     if findings.test.any():
         scores = findings.scores(findings.predicted, findings.test)
         figures["confusion.png"] = draw_confusion(scores, findings.graph.class_names)
         figures["comparison.png"] = draw_rivals(findings.comparison())
-    if _chosen(findings):
-        figures["depth.png"] = draw_depths(findings.classifier.search_, findings.classifier.best_)
+    if _chosen(findings) and findings.deep is not None:
+        figures["depth.png"] = draw_depths(findings.classifier.search_, findings.deep)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may have any letters
         for name, figure in figures.items():
@@ -237,7 +239,9 @@ def _sections(findings: Findings, notes: Sequence[str]) -> Iterator[str]:
         yield _tuning(findings)
         yield "![Accuracy of the model and of simpler methods](comparison.png)"
     if _chosen(findings):
-        yield from _depth(findings)
+        yield from _parts(findings)
+        if findings.deep is not None:
+            yield from _depth(findings, findings.deep)
     if findings.smoothing:
         yield from _smoothing(findings)
 
@@ -309,12 +313,39 @@ def _tuning(findings: Findings) -> str:
     )
 
 
-def _depth(findings: Findings) -> Iterator[str]:
-    best, tried = findings.classifier.best_, findings.classifier.search_
+def _parts(findings: Findings) -> Iterator[str]:
+    classifier = findings.classifier
+    yield "## What it consists of"
+    yield (
+        f"Of {len(classifier.search_):,} models tried, those were taken that together do best on the "
+        f"validation nodes, by {classifier.metric}: probabilities are averaged. What each reaches alone:"
+    )
+    named = [*classifier.parts_, (sum(weight for weight, _ in classifier.parts_), classifier.best_)]
+    yield _table(
+        ["", "taken", "validation accuracy", "validation loss"],
+        [
+            [
+                one.name if one.depth or one.model == "average" else f"{one.name} {one.setting}".strip(),
+                f"{weight}",
+                percent(one.validation_accuracy),
+                f"{one.validation_loss:.3f}",
+            ]
+            for weight, one in (named if len(named) > 2 else named[:1])
+        ],
+    )
+    if classifier.refit:
+        yield (
+            "What is delivered learnt from all labels after this choice, but those that your split tests on; "
+            "all numbers here are from before."
+        )
+
+
+def _depth(findings: Findings, best: Candidate) -> Iterator[str]:
+    tried = [candidate for candidate in findings.classifier.search_ if candidate.depth]
     yield "## How deep"
     yield (
-        f"Of {len(tried):,} models tried, {best.name} was right most often on the validation nodes "
-        f"({percent(best.validation_accuracy)}). Of each depth the best scale is drawn."
+        f"Of {len(tried):,} networks tried, {best.name} had the smallest loss on the validation nodes "
+        f"(right on {percent(best.validation_accuracy)}). Of each depth the best scale is drawn."
     )
     depths = {candidate.depth for candidate in tried if candidate.model == best.model}
     if len(depths) > 1 and best.depth == max(depths):
@@ -391,22 +422,23 @@ def check_folder(folder: Path) -> None:
 
 
 def predictions(
-    graph: Graph, probabilities: NDArray[np.float32], classes: NDArray[np.str_]
+    graph: Graph, probabilities: NDArray[np.float32], classifier: NodeClassifier
 ) -> pandas.DataFrame:
     """Return a row for every node: id, predicted, p_<class> ..., features_missing, labelled.
 
     Args:
         graph: the nodes.
         probabilities: [n, classes].
-        classes: their names.
+        classifier: names classes, and decides among them.
     """
     import pandas
 
+    classes = classifier.classes_
     columns = {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}
     return pandas.DataFrame(
         {
             "id": graph.node_names,
-            "predicted": classes[probabilities.argmax(1)],
+            "predicted": classes[classifier.decide(probabilities)],
             **columns,
             "features_missing": graph.missing_vectors.cpu().numpy(),
             "labelled": graph.labelled.cpu().numpy(),

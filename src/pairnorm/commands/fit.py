@@ -16,6 +16,7 @@ from pairnorm.commands.options import (
     SHARED,
     add_command,
     files_of,
+    flag,
     option,
     read_graph,
     refuse_inputs,
@@ -52,14 +53,30 @@ def add(commands: Any) -> None:
     parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
     parser.group(
         "Model",
-        model=option("NAMES", "SGC, GCN, GAT, or auto: SGC, with --budget also the others.", "auto"),
+        model=option(
+            "NAMES",
+            "SGC, label-propagation, logistic-regression, boosted-trees, GCN, GAT, several, or auto: "
+            "all, the last two only with --budget.",
+            "auto",
+        ),
         depth=option("NUMBERS", "Graph convolutions: a number, several as 2,8, or auto.", "auto"),
         norm=option("NAMES", "PN, PN-SI, PN-SCS, none or auto.", "auto"),
         scale=option("NUMBERS", "PairNorm's s: a number, several as 1,10, or auto.", "auto"),
+        fill=option("NAMES", "For missing features: zero, fp, mass, several, or auto.", "auto"),
         scaling=SHARED["scaling"],
+        metric=option(
+            "NAME",
+            "Choose by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc.",
+            "loss",
+        ),
+        simple=flag("One model, the best, instead of an average of several."),
         budget=option("TIME", "Try GCN and GAT too, for at most so long: 90s, 5m, 1h."),
         seeds=option("N", "How many of each GCN or GAT are averaged.", 5),
         epochs=option("N", "Epochs of GCN and GAT.", 500),
+        **{
+            "class-weight": option("KIND", "balanced finds rare classes more often; auto.", "auto"),
+            "no-refit": flag("Learn from training nodes only, also after the choice."),
+        },
     )
     parser.group("Running", "device", seed=option("N", "Of the split and of the models.", 0))
 
@@ -67,9 +84,9 @@ def add(commands: Any) -> None:
 def run(options: Namespace) -> None:
     """Learn from the labelled nodes of your graph and label all.
 
-    Also those without features. Validation nodes choose model, depth and scale; the
-    accuracy is that on test nodes, which no choice has seen. Where you give no
-    split, one is drawn.
+    Also those without features. Validation nodes choose models, whose average labels;
+    the accuracy is that on test nodes, which no choice has seen. Where you give no
+    split, one is drawn, and after the choice all labels are learnt from.
     """
     from pairnorm.classify import ClassifierWarning, NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings
@@ -80,10 +97,15 @@ def run(options: Namespace) -> None:
         return
     began, out, step = time.monotonic(), options.out, count(1)
     classifier = NodeClassifier(
-        model=_listed(options.model, str),
+        model=_listed(options.model.replace("-", " "), str),
         depth=_listed(options.depth, int),
         norm=_listed(options.norm, str),
         scale=_listed(options.scale, float),
+        fill=_listed(options.fill, str),
+        metric=options.metric,
+        class_weight=options.class_weight,
+        simple=options.simple,
+        refit=not options.no_refit,
         scaling=options.scaling,
         budget=options.budget,
         seeds=options.seeds,
@@ -193,7 +215,7 @@ def _write(findings: "Findings", folder: Path, notes: list[str], spreadsheet_saf
     from pairnorm.classify.summary import PREDICTIONS, has_parquet, predictions, write_report, write_table
 
     classifier = findings.classifier
-    frame = predictions(findings.graph, findings.probabilities, classifier.classes_)
+    frame = predictions(findings.graph, classifier.probabilities_, classifier)
     for name in PREDICTIONS if has_parquet() else PREDICTIONS[:1]:
         write_table(frame, folder / name, spreadsheet_safe)
     save(classifier, folder)

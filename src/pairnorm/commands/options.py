@@ -27,6 +27,11 @@ def option(metavar: str, help: str, default: object = None, **settings: Any) -> 
     return {"metavar": metavar, "help": help, "type": kind} | settings
 
 
+def flag(help: str) -> dict[str, Any]:
+    """Return how ``argparse`` is told of an option that takes no value."""
+    return {"help": help, "action": "store_true"}
+
+
 SHARED = {
     "nodes": option(
         "TABLE",
@@ -72,10 +77,7 @@ SHARED = {
     "scaling": option(
         "KIND", "Of features: rows (words, counts), columns (ages, incomes), none or auto.", "auto"
     ),
-    "spreadsheet-safe": {
-        "action": "store_true",
-        "help": "Put ' before names in the .csv that a spreadsheet would take for formulas.",
-    },
+    "spreadsheet-safe": flag("Put ' before names in the .csv that a spreadsheet would take for formulas."),
     "device": option("DEVICE", "auto, cpu or cuda.", "auto"),
     "dataset": option("NAMES", "Only these graphs, such as cora,citeseer."),
     "runs": option("N", "Runs of everything. Default: the paper's (5)."),

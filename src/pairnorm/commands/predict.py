@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 from contextlib import nullcontext, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
@@ -17,7 +17,15 @@ from pairnorm.commands.options import (
     read_graph,
     refuse_inputs,
 )
+from pairnorm.errors import PairNormError
 from pairnorm.writing import is_stream, whole_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pairnorm.classify import NodeClassifier
+    from pairnorm.data import Graph
 
 
 def add(commands: Any) -> None:
@@ -58,9 +66,37 @@ def _predict(options: Namespace) -> None:
         graph = read_graph(options, classifier.encoder_)
         with console.progress() as tell:
             tell(f"Predicting with {classifier.best_.name}", 0, None)
-            frame = predictions(graph, classifier.predict_proba(graph), classifier.classes_)
+            probabilities = classifier.predict_proba(graph)
+            frame = predictions(graph, probabilities, classifier)
         write_table(frame, file, options.spreadsheet_safe)
     counts = frame["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
+    _judge(classifier, graph, classifier.decide(probabilities))
     console.show(f"Wrote {safe(out)}: a row for each of {len(frame):,} nodes.")
+    if (held_out := classifier.held_out_) is not None:
+        low, high = held_out.interval
+        console.show(
+            f"When it was fitted, {held_out.accuracy:.1%} of {held_out.count:,} held-out nodes were right "
+            f"(95% interval {low:.1%} to {high:.1%})."
+        )
     console.show(f"\nNext: [bold]{safe(model / 'report.md')}[/] says how far to trust these labels.")
+
+
+def _judge(classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]") -> None:
+    """Say how often predictions are right where the class is known, on nodes learnt from and on others."""
+    from pairnorm.classify.evaluation import Scores
+
+    try:
+        labels = graph.labels_among(classifier.classes_.tolist()).cpu().numpy()
+    except PairNormError as strange:  # a class that came up since: nothing that labels need
+        console.note(f"{strange.problem}: how often predictions are right is not told.")
+        return
+    new = classifier.unseen(graph)
+    for judged, what in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it has learnt from")):
+        scores = Scores.of(labels[judged], predicted[judged], len(classifier.classes_))
+        if scores.count:
+            low, high = scores.interval
+            console.show(
+                f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {what} "
+                f"(95% interval {low:.1%} to {high:.1%})."
+            )

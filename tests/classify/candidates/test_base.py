@@ -1,39 +1,71 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from sklearn import metrics
 
 from pairnorm.classify.candidates import (
     KINDS,
+    BoostedTrees,
     Candidate,
     LabelPropagation,
     LogisticRegression,
     MostFrequent,
+    SGCFamily,
     Task,
 )
 from pairnorm.classify.candidates import base as module
-from pairnorm.classify.candidates.base import Family, Saved, check_size
+from pairnorm.classify.candidates.base import Family, Saved, Tried, check_size
+from pairnorm.classify.evaluation import METRICS
 from pairnorm.data import Graph
 
 CPU = torch.device("cpu")
 
 
-def test_accuracy_decides_then_loss_then_depth() -> None:
-    best = Candidate("SGC", "PN", 4, 1.0, 0.9, 0.1)
-    assert best.rank > Candidate("SGC", "none", 4, 1.0, 0.8, 0.01).rank
-    assert best.rank > Candidate("SGC", "none", 4, 1.0, 0.9, 0.5).rank
-    assert Candidate("SGC", "none", 4, 1.0, 0.9, 0.05).rank > best.rank
-    assert Candidate("SGC", "none", 2, 1.0, 0.9, 0.1).rank > best.rank
-    assert Candidate("GCN", "none", 2, 1.0, 0.9, float("nan")).rank < best.rank
+def test_the_score_decides_then_loss_then_depth() -> None:
+    def tried(score: float, loss: float, depth: int) -> tuple[float, float, int]:
+        candidate = Candidate("SGC", "PN", depth, validation_loss=loss)
+        return Tried(candidate, torch.zeros(0, 2), score, lambda task: pytest.fail("not asked for")).rank
+
+    best = tried(0.9, 0.1, 4)
+    assert best > tried(0.8, 0.01, 4)
+    assert best > tried(0.9, 0.5, 4)
+    assert best < tried(0.9, 0.05, 4)
+    assert best < tried(0.9, 0.1, 2)
+    assert best > tried(0.9, float("nan"), 2)
 
 
 def test_what_has_no_layers_is_called_by_its_name() -> None:
     assert Candidate("label propagation").name == "label propagation"
     assert Candidate("GCN", "none", 2).name == "GCN without PairNorm, depth 2"
+    assert Candidate("SGC", "PN", 2, fill="fp").name == "SGC-PN over feature propagation, depth 2, scale 1"
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_candidate_is_scored_by_the_tasks_metric(task: Task, metric: str) -> None:
+    """Against scikit-learn's own, of the classes it predicts."""
+    labels = task.held.numpy()
+    for one in SGCFamily(["PN"], (2,), (1.0, 100.0)).fit(replace(task, metric=metric), lambda done: None):
+        chances = one.chances.double().numpy()
+        likeliest = chances.argmax(1)
+        reference = {
+            "loss": -metrics.log_loss(labels, chances / chances.sum(1, keepdims=True)),
+            "accuracy": metrics.accuracy_score(labels, likeliest),
+            "balanced-accuracy": metrics.balanced_accuracy_score(labels, likeliest),
+            "macro-f1": metrics.f1_score(labels, likeliest, average="macro"),
+            "average-precision": metrics.average_precision_score(labels == 0, chances[:, 0]),
+            "auc": metrics.roc_auc_score(labels, chances[:, 1]),
+        }[metric]
+        assert (labels == 0).sum() < (labels == 1).sum()
+        # Classes of one size learnt from: no tilt changes what is predicted.
+        assert one.score == pytest.approx(reference, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    "family", [LabelPropagation(), LogisticRegression(), MostFrequent()], ids=lambda f: f.name
+    "family",
+    [LabelPropagation(), LogisticRegression(), MostFrequent(), BoostedTrees((1, 2), (4,))],
+    ids=lambda family: family.name,
 )
 def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
     """It ticks as often as it says; its candidates are as good as they say, also restored."""
@@ -41,15 +73,15 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
     found = list(family.fit(task, told.append))
     assert len(told) == family.steps
     validation = task.graph.validation
-    for candidate, build in found:
-        assert build is not None
-        fitted = build()
+    for candidate, chances, _, learn in found:
+        fitted = learn(task)
         logits = fitted.logits(task.graph, task.features, CPU)
         assert logits.shape == (300, 1, 2)
         right = (logits[:, 0].argmax(1) == task.graph.labels)[validation].double().mean()
         assert candidate.validation_accuracy == pytest.approx(float(right), abs=1e-6)
         loss = torch.nn.functional.cross_entropy(logits[validation, 0], task.graph.labels[validation])
         assert candidate.validation_loss == pytest.approx(float(loss), rel=1e-4)
+        torch.testing.assert_close(logits[validation, 0].softmax(-1), chances, atol=5e-3, rtol=0)
         settings, tensors = fitted.state()
         saved = Saved(candidate, json.loads(json.dumps(settings)), tensors, 500, 2)
         again = KINDS[candidate.model].restore(saved)

@@ -19,8 +19,8 @@ def test_a_gnn_is_judged_on_scaled_features(small: Graph, task: Task, model: str
     if layout == "dense":
         task = Task(small, 100 * task.features.to_dense(), "rw", CPU)
     spec = Spec("own", model, 2, norm="PN-SI", epochs=30)
-    ((candidate, build),) = GNNFamily([spec], [0, 1]).fit(task, nothing)
-    logits = build().logits(small, task.features, CPU)
+    ((candidate, _, _, learn),) = GNNFamily([spec], [0, 1]).fit(task, nothing)
+    logits = learn(task).logits(small, task.features, CPU)
     right = (logits.argmax(-1) == small.labels[:, None])[small.validation].double().mean()
     assert candidate.validation_accuracy == pytest.approx(float(right), abs=1e-6)
     assert candidate.name == f"{model}-PN-SI, depth 2, scale 1"
@@ -34,7 +34,7 @@ def test_a_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
     classes = torch.nn.functional.one_hot(small.labels).float()
     graph = small.replace(features=torch.cat([classes, noise], 1))
     scaled = Task(graph, torch.cat([classes, 0 * noise], 1), "rw", CPU)
-    ((candidate, _),) = GNNFamily([Spec("own", model, 2, epochs=60)], [0, 1]).fit(scaled, nothing)
+    ((candidate, *_),) = GNNFamily([Spec("own", model, 2, epochs=60)], [0, 1]).fit(scaled, nothing)
     assert candidate.validation_accuracy > 0.95
 
 
@@ -47,6 +47,6 @@ def test_a_spent_budget_trains_one_at_most_and_says_so(
     with pytest.warns(
         ClassifierWarning, match=rf"budget of 0 s was spent when {2 - len(trained)} of 2 GCNs and GATs"
     ):
-        found = [candidate.depth for candidate, _ in family.fit(task, told.append)]
+        found = [candidate.depth for candidate, *_ in family.fit(task, told.append)]
     assert found == trained
     assert len(told) == family.steps == 2

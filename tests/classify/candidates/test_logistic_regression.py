@@ -9,14 +9,13 @@ CPU = torch.device("cpu")
 
 def test_it_sees_no_edges(small: Graph, task: Task) -> None:
     alone = Graph.from_edges([[0], [1]], small.features, small.labels, **small.split._asdict())
-    (*_, fitted), (*_, other) = (
-        search(Task(graph, task.features, "rw", CPU), [LogisticRegression()]) for graph in (small, alone)
-    )
+    tasks = [Task(graph, task.features, "rw", CPU) for graph in (small, alone)]
+    fitted, other = (search(one, [LogisticRegression()]).learn(one) for one in tasks)
     assert torch.equal(fitted.logits(small, task.features, CPU), other.logits(alone, task.features, CPU))
 
 
 def test_validation_chooses_the_scale(task: Task) -> None:
-    tried, best, _ = search(task, [LogisticRegression((1.0, 10.0, 100.0))])
-    assert [candidate.setting for candidate in tried] == ["scale 1", "scale 10", "scale 100"]
-    assert best.rank == max(candidate.rank for candidate in tried)
+    tried, _, best = search(task, [LogisticRegression((1.0, 10.0, 100.0))])
+    assert [one.candidate.setting for one in tried] == ["scale 1", "scale 10", "scale 100"]
+    assert best.validation_loss == min(one.candidate.validation_loss for one in tried)
     assert best.validation_accuracy > 0.7

@@ -10,6 +10,7 @@ def test_frequencies_are_those_of_the_training_nodes(small: Graph, task: Task) -
     ones = (small.labels == 1) & small.train
     zeros = small.train & ~ones & (torch.cumsum((small.train & ~ones).int(), 0) <= 5)
     graph = small.replace(train=ones | zeros)
-    ((_, build),) = MostFrequent().fit(Task(graph, task.features, "rw", CPU), lambda done: None)
-    chances = build().logits(graph, task.features, CPU).softmax(-1)
+    task = Task(graph, task.features, "rw", CPU)
+    ((*_, learn),) = MostFrequent().fit(task, lambda done: None)
+    chances = learn(task).logits(graph, task.features, CPU).softmax(-1)
     torch.testing.assert_close(chances, torch.tensor([5 / 25, 20 / 25]).expand(300, 1, 2))

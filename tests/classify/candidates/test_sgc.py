@@ -28,23 +28,27 @@ def test_a_candidates_network_is_as_good_as_it_says(small: Graph, norm: str, adj
     family = SGCFamily([norm], (1, 4), SCALES)
     found = list(family.fit(task, told.append))
     assert len(told) == family.steps
-    tried = {(candidate.depth, candidate.scale) for candidate, _ in found}
+    tried = {(candidate.depth, candidate.scale) for candidate, *_ in found}
     assert tried == {(depth, scale) for depth in (1, 4) for scale in SCALES}
-    for candidate, build in found:
-        fitted = build()
+    for candidate, _, _, learn in found:
+        fitted = learn(task)
         assert fitted.module.depth == candidate.depth
         predicted = fitted.logits(small, task.features, CPU)[:, 0].argmax(1)
         accuracy = float((predicted == small.labels)[small.validation].double().mean())
         assert accuracy == pytest.approx(candidate.validation_accuracy, abs=1e-6)
 
 
-def test_missing_vectors_change_the_coordinates_but_not_the_answer(blanked_cora: Graph, monkeypatch) -> None:
-    task, family = on(blanked_cora), SGCFamily(["PN"], (5,), (10.0,))
-    ((reduced, build),) = family.fit(task, nothing)
+@pytest.mark.parametrize("fill", ["zero", "fp", "mass"])
+def test_missing_vectors_change_the_coordinates_but_not_the_answer(
+    blanked_cora: Graph, monkeypatch, fill: str
+) -> None:
+    task, family = on(blanked_cora), SGCFamily(["PN"], (5,), (10.0,), (fill,))
+    ((reduced, _, _, learn),) = family.fit(task, nothing)
+    logits = learn(task).logits(blanked_cora, task.features, CPU)
     monkeypatch.setattr(module, "span", lambda features: (None, features))
-    ((full, build_full),) = family.fit(task, nothing)
+    ((full, _, _, learn),) = family.fit(task, nothing)
+    full_logits = learn(task).logits(blanked_cora, task.features, CPU)
     assert reduced.validation_accuracy == pytest.approx(full.validation_accuracy, abs=0.005)
-    logits, full_logits = (make().logits(blanked_cora, task.features, CPU) for make in (build, build_full))
     assert (logits - full_logits).abs().max() < 0.01
 
 
@@ -52,7 +56,7 @@ def test_depth_pays_with_pair_norm_where_vectors_are_missing(blanked_cora: Graph
     best = {}
     for norm in ("none", "PN"):
         family = SGCFamily([norm], (2, 30), (30.0, 100.0))
-        found = [candidate for candidate, _ in family.fit(on(blanked_cora), nothing)]
+        found = [candidate for candidate, *_ in family.fit(on(blanked_cora), nothing)]
         for depth in (2, 30):
             best[norm, depth] = max(one.validation_accuracy for one in found if one.depth == depth)
     assert best["PN", 30] > best["PN", 2] + 0.1
@@ -65,14 +69,14 @@ def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: 
     counts = torch.bincount(task.graph.labels[few.graph.train])
     assert counts.tolist() == [5, 6]  # ten, and the first of each class
     assert not (few.graph.train & ~task.graph.train).any()
-    tried, best, fitted = search(task, [SGCFamily(["none", "PN"], (1, 4), (3.0, 30.0))])
-    assert len(tried) == 8 + 1
-    chosen = max(tried[:8], key=lambda candidate: candidate.rank)
-    assert (best.norm, best.depth, best.scale) == (chosen.norm, chosen.depth, chosen.scale)
+    choice = search(task, [SGCFamily(["none", "PN"], (1, 4), (3.0, 30.0))])
+    best = choice.best
+    assert len(choice.tried) == 8
+    assert best == max(choice.tried, key=lambda one: one.rank).candidate
+    ((_, _, fitted),) = choice.learn(task).parts
     monkeypatch.setattr(module, "ENOUGH", 4000)
-    ((whole, build),) = SGCFamily([best.norm], [best.depth], [best.scale]).fit(task, nothing)
-    assert whole == best
-    assert torch.equal(fitted.module.weight, build().module.weight)
+    ((*_, learn),) = SGCFamily([best.norm], [best.depth], [best.scale]).fit(task, nothing)
+    assert torch.equal(fitted.module.weight, learn(task).module.weight)
 
 
 def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:

@@ -1,6 +1,17 @@
 """What ``fit`` chooses among and what the report compares with: a family a file, all of one interface."""
 
-from pairnorm.classify.candidates.base import Candidate, Family, Fitted, Network, Task, check_size, is_large
+from pairnorm.classify.candidates.average import Average
+from pairnorm.classify.candidates.base import (
+    Candidate,
+    Family,
+    Fitted,
+    Network,
+    Task,
+    Tried,
+    check_size,
+    is_large,
+)
+from pairnorm.classify.candidates.boosted_trees import BoostedTrees, Trees
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import LabelPropagation, Spreading
 from pairnorm.classify.candidates.logistic_regression import Linear, LogisticRegression
@@ -13,12 +24,15 @@ KINDS: dict[str, type[Fitted]] = {
     "GAT": Network,
     "label propagation": Spreading,
     "logistic regression": Linear,
+    "boosted trees": Trees,
     "most frequent class": Frequencies,
 }
 """What a fitted candidate is, by ``Candidate.model``."""
 
 __all__ = [
     "KINDS",
+    "Average",
+    "BoostedTrees",
     "Candidate",
     "Family",
     "Fitted",
@@ -28,6 +42,7 @@ __all__ = [
     "MostFrequent",
     "SGCFamily",
     "Task",
+    "Tried",
     "check_size",
     "is_large",
 ]

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
 from math import inf, isnan, nan
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.classify.evaluation import decide, mean_probabilities
+from pairnorm.classify.holdout import fingerprints
+from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
-from pairnorm.nn import GAT, GCN, SGC, Kind, Mode
+from pairnorm.fill import fill_missing
+from pairnorm.nn import GAT, GCN, SGC, Kind, Mode, states
 from pairnorm.train.spec import Norm
 from pairnorm.train.trainers import part_accuracies, part_losses
 
@@ -21,6 +28,7 @@ LARGEST_STATE = 8 * 2**30
 
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
+FILL_NAMES = {"fp": "feature propagation", "mass": "means of known values"}
 
 
 @dataclass(frozen=True)
@@ -32,9 +40,10 @@ class Candidate:
         norm: PairNorm's mode, or ``"none"``.
         depth: graph convolutions; 0 for a model that has none.
         scale: PairNorm's s.
-        validation_accuracy: what decides.
-        validation_loss: mean cross-entropy, which decides among equals.
+        validation_accuracy: the share of them that is right.
+        validation_loss: mean cross-entropy.
         setting: what else was chosen, in words.
+        fill: what stands in for missing features, one of ``FILLS``.
     """
 
     model: str
@@ -44,26 +53,24 @@ class Candidate:
     validation_accuracy: float = nan
     validation_loss: float = nan
     setting: str = ""
+    fill: str = "zero"
 
     @property
     def name(self) -> str:
         """What to call it: ``'SGC-PN, depth 35, scale 100'``, ``'GCN without PairNorm, depth 2'``."""
+        if self.model == "average":
+            return f"The average of {self.setting.partition(':')[0]}"
         if self.depth == 0:
             return self.model
+        filled = "" if self.fill == "zero" else f" over {FILL_NAMES.get(self.fill, self.fill)}"
         if self.norm == "none":
-            return f"{self.model} without PairNorm, depth {self.depth}"
-        return f"{self.model}-{self.norm}, depth {self.depth}, scale {self.scale:g}"
+            return f"{self.model} without PairNorm{filled}, depth {self.depth}"
+        return f"{self.model}-{self.norm}{filled}, depth {self.depth}, scale {self.scale:g}"
 
     @property
     def mode(self) -> Mode | None:
         """PairNorm's mode, None without a norm."""
         return None if self.norm == "none" else self.norm
-
-    @property
-    def rank(self) -> tuple[float, float, int]:
-        """What the best candidate has most of: accuracy; then a small loss; then few layers."""
-        loss = inf if isnan(self.validation_loss) else self.validation_loss
-        return (self.validation_accuracy, -loss, -self.depth)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +83,7 @@ class Task:
         adjacency: ``"rw"`` or ``"sym"``.
         device: where to train.
         began: when the search began, which a budget counts from.
+        metric: what candidates are compared by, one of ``METRICS``.
     """
 
     graph: Graph
@@ -83,21 +91,37 @@ class Task:
     adjacency: Kind
     device: torch.device
     began: float = field(default_factory=time.perf_counter)
+    metric: str = "loss"
 
     @property
     def classes(self) -> int:
         """How many classes there are."""
         return self.graph.num_classes
 
-    def judge(self, logits: Tensor) -> tuple[float, float]:
-        """Return accuracy and mean cross-entropy on the validation nodes, the mean over trials.
+    @cached_property
+    def prior(self) -> Tensor:
+        """The share of every class among the training nodes, [classes]; one more of each is imagined."""
+        counts = torch.bincount(self.graph.labels[self.graph.train].cpu(), minlength=self.classes) + 1.0
+        return counts / counts.sum()
+
+    @cached_property
+    def held(self) -> Tensor:
+        """The classes of the validation nodes."""
+        return self.graph.labels[self.graph.validation].cpu()
+
+    def tried(self, candidate: Candidate, logits: Tensor, learn: Learn) -> Tried:
+        """Judge a candidate on the validation nodes: accuracy and mean cross-entropy are means over trials.
 
         Args:
+            candidate: its settings.
             logits: of the validation nodes, [m, trials, classes].
+            learn: makes it of a task.
         """
-        labels = self.graph.labels[self.graph.validation].to(logits.device)
-        accuracy, loss = (part(logits, labels).mean() for part in (part_accuracies, part_losses))
-        return float(accuracy), float(loss)
+        labels = self.held.to(logits.device)
+        accuracy, loss = (float(part(logits, labels).mean()) for part in (part_accuracies, part_losses))
+        candidate = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
+        chances = mean_probabilities(logits).cpu()
+        return Tried(candidate, chances, decide(self.metric, self.held, chances, self.prior)[0], learn)
 
 
 class Fitted(Protocol):
@@ -136,14 +160,65 @@ class Saved(NamedTuple):
         return self.tensors[name]
 
 
-Build = Callable[[], Fitted]
-Found = Iterator[tuple[Candidate, Build | None]]
-"""Candidates with a function that makes them ready for use; None for one that was only tried."""
+class Known(NamedTuple):
+    """The labels of some nodes, which are found again by name in any graph.
+
+    Args:
+        names: int64 [m], fingerprints of their names.
+        labels: int64 [m].
+    """
+
+    names: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, graph: Graph) -> Self:
+        """Take those of the training nodes."""
+        names = fingerprints(graph.node_names[graph.train.cpu().numpy()])
+        return cls(torch.from_numpy(names), graph.labels[graph.train].cpu())
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Self:
+        """Take up the tensors ``names`` and ``labels``."""
+        labels = saved.tensor("labels", *saved.tensors["names"].shape)
+        if not 0 <= int(labels.min()) <= int(labels.max()) < saved.classes:
+            raise ValueError(f"the labels are not those of {saved.classes} classes")
+        return cls(saved.tensors["names"], labels)
+
+    def labels_in(self, graph: Graph) -> Tensor:
+        """Return the labels of a graph's nodes, -1 where not known: int64 [n]."""
+        found, names = fingerprints(graph.node_names), self.names.numpy()
+        order = names.argsort()
+        place = order[np.searchsorted(names, found, sorter=order).clip(max=len(names) - 1)]
+        return torch.from_numpy(np.where(names[place] == found, self.labels.numpy()[place], -1))
 
 
-def ready(fitted: Fitted) -> Build:
-    """Return the function that makes a candidate ready which is so already."""
-    return lambda: fitted
+Learn = Callable[[Task], Fitted]
+
+
+class Tried(NamedTuple):
+    """A candidate that was tried.
+
+    Args:
+        candidate: its settings, and how well it did.
+        chances: the probabilities it gives the validation nodes, [m, classes].
+        score: by the task's metric, larger is better; NaN without validation nodes.
+        learn: learns it from a task's training nodes, which may be more than those it was tried with.
+    """
+
+    candidate: Candidate
+    chances: Tensor
+    score: float
+    learn: Learn
+
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """What the best has most of: score; then a small loss; then few layers."""
+        score, loss = (-inf if isnan(one) else one for one in (self.score, -self.candidate.validation_loss))
+        return score, loss, -self.candidate.depth
+
+
+Found = Iterator[Tried]
 
 
 class Family(Protocol):
@@ -168,16 +243,23 @@ class Family(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A fitted SGC, GCN or GAT."""
+    """A fitted SGC, GCN or GAT, and what stands in for the features it misses."""
 
     module: Any
+    fill: str = "zero"
     KINDS: ClassVar[dict[str, Any]] = {"SGC": SGC, "GCN": GCN, "GAT": GAT}
 
     @torch.no_grad()
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the logits of every node, [n, trials, classes]."""
-        module = self.module.to(device).eval()
-        found: Tensor = module(features.to(device), module.propagation(graph.adjacency).to(device))
+        module, features = self.module.to(device).eval(), features.to(device)
+        matrix = module.propagation(graph.adjacency).to(device)
+        if isinstance(module, SGC) and graph.missing.dim() == 1:  # few rows span few dimensions to walk in
+            basis, features = span(features.to_dense())
+            walk = states(filled(self.fill, graph, features), matrix, module.norm)
+            weight = module.weight if basis is None else basis.T @ module.weight
+            return (next(islice(walk, module.depth, None)) @ weight).transpose(0, 1) + module.bias
+        found: Tensor = module(filled(self.fill, graph, features), matrix)
         return found
 
     def state(self) -> State:
@@ -200,7 +282,21 @@ class Network:
         kind = cls.KINDS[candidate.model]
         module = kind(saved.features, saved.classes, depth, norm=norm, scale=candidate.scale, **options)
         module.load_state_dict(dict(tensors))
-        return cls(module.eval())
+        return cls(module.eval(), candidate.fill)
+
+
+def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
+    """Return features in which something stands in for what the graph misses.
+
+    Args:
+        fill: one of ``FILLS``; ``"zero"`` is what scaled features have already.
+        graph: whose edges, and what it misses.
+        features: [n, d], scaled; or any columns of it where whole vectors are missing.
+    """
+    if fill == "zero" or not graph.missing.any():
+        return features
+    known = ~graph.missing.to(features.device)
+    return fill_missing(fill, graph.adjacency.to(features.device), features, known)
 
 
 def is_large(graph: Graph) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from pairnorm.classify.candidates.base import Build, Candidate, Found, Network, Task, Tick
+from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, Tried
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer
@@ -66,16 +66,15 @@ class GNNFamily:
             )
 
 
-def _train(
-    task: Task, spec: Spec, seeds: Sequence[int], watch: Callable[[int], None]
-) -> tuple[Candidate, Build]:
+def _train(task: Task, spec: Spec, seeds: Sequence[int], watch: Callable[[int], None]) -> Tried:
     graph, spec = task.graph.replace(features=task.features), spec.replace(scaling="none")
     trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device)
     trainer.fit(watch)
     _, logits = trainer.evaluate()
-    judged = task.judge(logits[graph.validation.to(logits.device)])
     scale = 1.0 if spec.norm == "none" else spec.scale
     setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
-    return Candidate(spec.model, spec.norm, spec.depth, scale, *judged, setting), lambda: Network(
-        trainer.model
+    candidate = Candidate(spec.model, spec.norm, spec.depth, scale, setting=setting)
+    # When to stop was learnt from the validation nodes: nothing would be left to tell.
+    return task.tried(
+        candidate, logits[graph.validation.to(logits.device)], lambda task: Network(trainer.model)
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, ready
-from pairnorm.classify.holdout import fingerprints
+from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, State, Task, Tick
 from pairnorm.data import Graph
 from pairnorm.errors import real_number
 from pairnorm.nn import propagation
@@ -35,15 +34,16 @@ class LabelPropagation:
 
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every α."""
-        graph = task.graph
-        names = torch.from_numpy(fingerprints(graph.node_names[graph.train.cpu().numpy()]))
-        labels = torch.where(graph.train, graph.labels, -1)
         for alpha in self.alphas:
-            logits = _spread(graph, labels.to(task.device), alpha, task.classes)
-            judged = task.judge(logits[graph.validation.to(logits.device)])
-            fitted = Spreading(alpha, names, labels[graph.train].cpu(), task.classes)
-            yield Candidate(self.name, "none", 0, 1.0, *judged, f"α = {alpha:g}"), ready(fitted)
+            learn = partial(_learn, alpha=alpha)
+            logits = learn(task).logits(task.graph, task.features, task.device)
+            candidate = Candidate(self.name, setting=f"α = {alpha:g}")
+            yield task.tried(candidate, logits[task.graph.validation.to(logits.device)], learn)
         tick(self.name)
+
+
+def _learn(task: Task, alpha: float) -> Spreading:
+    return Spreading(alpha, Known.of(task.graph), task.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,36 +52,27 @@ class Spreading:
 
     Args:
         alpha: α.
-        names: int64 [m], fingerprints of the training nodes.
-        labels: int64 [m].
+        known: whose labels.
         classes: how many there are.
     """
 
     alpha: float
-    names: Tensor
-    labels: Tensor
+    known: Known
     classes: int
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the logarithm of what arrived of every class, [n, 1, classes]."""
-        found, names = fingerprints(graph.node_names), self.names.numpy()
-        order = names.argsort()
-        place = order[np.searchsorted(names, found, sorter=order).clip(max=len(names) - 1)]
-        labels = np.where(names[place] == found, self.labels.numpy()[place], -1)
-        return _spread(graph, torch.from_numpy(labels).to(device), self.alpha, self.classes)
+        return _spread(graph, self.known.labels_in(graph).to(device), self.alpha, self.classes)
 
     def state(self) -> State:
         """Return α and the labels."""
-        return {"alpha": self.alpha}, {"names": self.names, "labels": self.labels}
+        return {"alpha": self.alpha}, {"names": self.known.names, "labels": self.known.labels}
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
         """Take up the labels of the nodes that were learnt from."""
-        labels = saved.tensor("labels", *saved.tensors["names"].shape)
-        if not 0 <= int(labels.min()) <= int(labels.max()) < saved.classes:
-            raise ValueError(f"the labels are not those of {saved.classes} classes")
         alpha = real_number("alpha", saved.settings["alpha"], least=0, below=1)
-        return cls(alpha, saved.tensors["names"], labels, saved.classes)
+        return cls(alpha, Known.restore(saved), saved.classes)
 
 
 def _spread(graph: Graph, labels: Tensor, alpha: float, classes: int) -> Tensor:

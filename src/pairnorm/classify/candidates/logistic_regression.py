@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, check_size, ready
+from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, check_size
 from pairnorm.classify.candidates.sgc import SCALES
 from pairnorm.classify.regression import regressions
 from pairnorm.data import Graph
@@ -32,16 +33,27 @@ class LogisticRegression:
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every scale."""
         check_size(task.graph)
-        rows = pair_norm(task.features.to_dense().to(task.device))
-        labels, train, validation = (
-            part.to(task.device) for part in (task.graph.labels, task.graph.train, task.graph.validation)
-        )
-        for scale, weight, bias in regressions(rows[train], labels[train], task.classes, self.scales):
-            fitted = Linear(scale * weight, bias)
-            judged = task.judge((rows[validation] @ fitted.weight + bias).unsqueeze(1))
-            candidate = Candidate(self.name, "none", 0, scale, *judged, f"scale {scale:g}")
-            yield candidate, ready(fitted)
+        validation = task.graph.validation.to(task.device)
+        held = pair_norm(task.features.to_dense().to(task.device))[validation]
+        for scale, fitted in zip(sorted(self.scales), _learn(task, self.scales), strict=True):
+            candidate = Candidate(self.name, scale=scale, setting=f"scale {scale:g}")
+            logits = (held @ fitted.weight + fitted.bias).unsqueeze(1)
+            yield task.tried(candidate, logits, partial(_learn_one, scale=scale))
         tick(self.name)
+
+
+def _learn(task: Task, scales: Sequence[float]) -> Iterator[Linear]:
+    """Yield one for every scale, from small to large."""
+    train = task.graph.train.to(task.device)
+    rows = pair_norm(task.features.to_dense().to(task.device))[train]
+    for scale, weight, bias in regressions(
+        rows, task.graph.labels.to(task.device)[train], task.classes, scales
+    ):
+        yield Linear(scale * weight, bias)
+
+
+def _learn_one(task: Task, scale: float) -> Linear:
+    return next(_learn(task, [scale]))
 
 
 @dataclass(frozen=True, eq=False)

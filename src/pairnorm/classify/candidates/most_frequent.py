@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, ready
+from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick
 from pairnorm.data import Graph
 
 
@@ -21,12 +21,13 @@ class MostFrequent:
 
     def fit(self, task: Task, tick: Tick) -> Found:
         """Count."""
-        graph = task.graph
-        counts = torch.bincount(graph.labels[graph.train].cpu(), minlength=task.classes)
-        fitted = Frequencies(counts.float() / counts.sum())
-        logits = fitted.logits(graph, task.features, task.device)
-        judged = task.judge(logits[graph.validation.to(logits.device)])
-        yield Candidate(self.name, "none", 0, 1.0, *judged), ready(fitted)
+        logits = _count(task).logits(task.graph, task.features, task.device)
+        yield task.tried(Candidate(self.name), logits[task.graph.validation.to(logits.device)], _count)
+
+
+def _count(task: Task) -> Frequencies:
+    counts = torch.bincount(task.graph.labels[task.graph.train].cpu(), minlength=task.classes)
+    return Frequencies(counts.float() / counts.sum())
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, check_size
+from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, check_size, filled
 from pairnorm.classify.regression import regressions, span
 from pairnorm.nn import SGC, PairNorm, propagation, states
 from pairnorm.train.spec import Norm
 
-SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
 # A depth can be chosen by this many training nodes; the model is then fitted on all of them.
 ENOUGH = 4000
 
@@ -26,63 +27,74 @@ class SGCFamily:
         norms: ``"none"``, ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``.
         depths: numbers of propagations.
         scales: PairNorm's s; without a norm, what the features are multiplied by.
+        fills: what stands in for missing features, of ``FILLS``.
         name: of the family.
     """
 
     norms: Sequence[Norm]
     depths: Sequence[int]
     scales: Sequence[float] = SCALES
+    fills: Sequence[str] = ("zero",)
     name: str = "SGC"
 
     @property
     def steps(self) -> int:
-        """One for every norm and depth; PN-SCS is propagated anew for every scale."""
-        return sum(len(self.scales) if norm == "PN-SCS" else 1 for norm in self.norms) * len(self.depths)
+        """One for every fill, norm and depth; PN-SCS is propagated anew for every scale."""
+        walks = sum(len(self.scales) if norm == "PN-SCS" else 1 for norm in self.norms)
+        return walks * len(self.depths) * len(self.fills)
 
     def fit(self, task: Task, tick: Tick) -> Found:
-        """Yield an SGC for every norm, depth and scale; of many training nodes, some decide and all teach."""
+        """Yield an SGC for every fill, norm, depth and scale; of many training nodes, some decide."""
         check_size(task.graph)
-        few, best = _fewer(task), None
-        for norm in self.norms:
-            for candidate, build in _sweep(few, norm, self.depths, self.scales, tick):
-                yield candidate, build if few is task else None
-                if best is None or candidate.rank > best.rank:
-                    best = candidate
-        if few is not task and best is not None:
-            yield from _sweep(task, best.norm, [best.depth], [best.scale], lambda done: None)
+        few, validation = _fewer(task), task.graph.validation.to(task.device)
+        for fill in self.fills:
+            for norm in self.norms:
+                for candidate, state, weight, bias in _sweep(few, fill, norm, self.depths, self.scales, tick):
+                    logits = (state[validation] @ weight + bias).unsqueeze(1)
+                    yield task.tried(candidate, logits, partial(_learn, candidate=candidate))
 
 
-def _sweep(task: Task, norm: Norm, depths: Sequence[int], scales: Sequence[float], tick: Tick) -> Found:
-    """Yield every depth and scale from one propagation: PairNorm commutes with its scale, all but PN-SCS."""
+def _sweep(
+    task: Task, fill: str, norm: Norm, depths: Sequence[int], scales: Sequence[float], tick: Tick
+) -> Iterator[tuple[Candidate, Tensor, Tensor, Tensor]]:
+    """Yield (candidate, state, weight, bias) of every depth and scale from one propagation.
+
+    PairNorm commutes with its scale, all but PN-SCS.
+    """
     graph, device = task.graph, task.device
-    basis, start = span(task.features.to_dense().to(device))
+    start = filled(fill, graph, _reduced(task)[1])
     matrix = propagation(graph.adjacency, task.adjacency).to(device)
-    labels, train, validation = (part.to(device) for part in (graph.labels, graph.train, graph.validation))
+    labels, train = (part.to(device) for part in (graph.labels, graph.train))
     for group in [[scale] for scale in scales] if norm == "PN-SCS" else [scales]:
         own = group[0] if norm == "PN-SCS" else 1.0
         walk = states(start, matrix, None if norm == "none" else PairNorm(own, norm))
         for depth, state in zip(range(max(depths) + 1), walk, strict=False):
             if depth not in depths:
                 continue
-            held = state[validation]
-            fitted = regressions(state[train], labels[train], task.classes, [scale / own for scale in group])
-            for factor, weight, bias in fitted:
-                judged = task.judge((factor * held @ weight + bias).unsqueeze(1))
-                candidate = Candidate("SGC", norm, depth, own * factor, *judged)
-
-                def build(
-                    candidate: Candidate = candidate, weight: Tensor = weight, bias: Tensor = bias
-                ) -> Network:
-                    # Without a norm an SGC has no scale of its own: its weights take it over.
-                    weight = weight if candidate.norm != "none" else candidate.scale * weight
-                    weight = weight if basis is None else basis @ weight
-                    settings = {"norm": candidate.mode, "scale": candidate.scale, "adjacency": task.adjacency}
-                    return Network(
-                        SGC.from_weights(weight[None], bias[None], depth=candidate.depth, **settings)
-                    )
-
-                yield candidate, build
+            factors = [scale / own for scale in group]
+            for factor, weight, bias in regressions(state[train], labels[train], task.classes, factors):
+                candidate = Candidate("SGC", norm, depth, own * factor, fill=fill)
+                yield candidate, state, factor * weight, bias
             tick(f"SGC{'' if norm == 'none' else '-' + norm}, depth {depth}")
+
+
+def _learn(task: Task, candidate: Candidate) -> Network:
+    """Learn one SGC from all training nodes."""
+    depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
+    swept = _sweep(task, candidate.fill, norm, [depth], [scale], lambda done: None)
+    _, _, weight, bias = next(swept)
+    basis = _reduced(task)[0]
+    # Without a norm an SGC has no scale of its own, and its weights keep it; PN-SCS has it in its state.
+    weight = weight if norm in ("none", "PN-SCS") else weight / scale
+    weight = weight if basis is None else basis @ weight
+    settings = {"norm": candidate.mode, "scale": scale, "adjacency": task.adjacency}
+    return Network(SGC.from_weights(weight[None], bias[None], depth=depth, **settings), candidate.fill)
+
+
+def _reduced(task: Task) -> tuple[Tensor | None, Tensor]:
+    """Return the features in few coordinates, in which fills of whole vectors work as well."""
+    features = task.features.to_dense().to(task.device)
+    return span(features) if task.graph.missing.dim() == 1 else (None, features)
 
 
 def _fewer(task: Task) -> Task:

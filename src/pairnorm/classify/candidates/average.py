@@ -1,0 +1,66 @@
+"""The average of several candidates, chosen greedily by validation (Caruana et al., 2004)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pairnorm.classify.candidates.base import Candidate, Fitted, Task, Tried
+from pairnorm.classify.evaluation import decide, mean_probabilities
+from pairnorm.data import Graph
+
+ROUNDS, SHORTLIST = 20, 100
+# Of a validation score, what is too little to tell.
+GAIN = 1e-4
+
+
+def choose(task: Task, tried: Sequence[Tried]) -> Counter[int]:
+    """Return how often each of those tried is taken: each time the one with which the average gains most.
+
+    Args:
+        task: with validation nodes and the metric.
+        tried: to choose from.
+    """
+    order = sorted(range(len(tried)), key=lambda place: tried[place].rank, reverse=True)
+    kinds = [tuple(getattr(one.candidate, name) for name in ("model", "norm", "fill")) for one in tried]
+    # The best of all, and the best of each kind: an average gains by what differs.
+    shortlist = dict.fromkeys([*order[:SHORTLIST], *{kinds[place]: place for place in order[::-1]}.values()])
+    chosen: Counter[int] = Counter(order[:1])
+    total, best = tried[order[0]].chances.double(), _value(task, tried[order[0]].chances)
+    for count in range(2, ROUNDS + 1):
+        values = {place: _value(task, (total + tried[place].chances) / count) for place in shortlist}
+        place = max(values, key=lambda place: values[place])
+        if values[place] <= (best[0] + GAIN, best[1]):
+            break
+        chosen[place] += 1
+        total, best = total + tried[place].chances, values[place]
+    return chosen
+
+
+def _value(task: Task, chances: Tensor) -> tuple[float, float]:
+    value, loss = (decide(metric, task.held, chances, task.prior)[0] for metric in (task.metric, "loss"))
+    return (loss if value != value else value), loss
+
+
+@dataclass(frozen=True, eq=False)
+class Average:
+    """A weighted mean of the probabilities of fitted candidates.
+
+    Args:
+        parts: (how often it was taken, what it is, fitted) of each; one is enough.
+    """
+
+    parts: Sequence[tuple[int, Candidate, Fitted]]
+
+    def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+        """Return the logarithm of the mean probabilities of every node, [n, 1, classes]."""
+        total = sum(weight for weight, _, _ in self.parts)
+        found = [
+            weight / total * mean_probabilities(fitted.logits(graph, features, device))
+            for weight, _, fitted in self.parts
+        ]
+        return torch.stack(found).sum(0).clamp(min=1e-30).log().unsqueeze(1)

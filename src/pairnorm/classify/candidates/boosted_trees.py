@@ -1,0 +1,230 @@
+"""Gradient-boosted trees over a node's own columns, those around it, and the labels near it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, State, Task, Tick, check_size
+from pairnorm.classify.candidates.columns import feature_columns, label_columns
+from pairnorm.data import Graph
+from pairnorm.errors import whole_number
+
+HOPS, LEAVES = (1, 3), (4, 16)
+ITERATIONS, RATE = 200, 0.06
+# Of more features than this, the leading principal components are taken.
+MOST_FEATURES = 64
+MOST_HOPS = 10
+# How many steps down how many trees are taken at once: 64 MB of indices.
+AT_ONCE = 2**23
+FIELDS = ("feature", "threshold", "missing_left", "left", "right", "value")
+
+
+@dataclass(frozen=True)
+class BoostedTrees:
+    """scikit-learn's HistGradientBoosting, which takes missing values as they are.
+
+    The number of trees is chosen by the validation loss.
+
+    Args:
+        hops: how far around a node to look.
+        leaves: the most leaves of a tree.
+        name: of the family.
+    """
+
+    hops: Sequence[int] = HOPS
+    leaves: Sequence[int] = LEAVES
+    name: str = "boosted trees"
+
+    @property
+    def steps(self) -> int:
+        """One for every setting."""
+        return len(self.hops) * len(self.leaves)
+
+    def fit(self, task: Task, tick: Tick) -> Found:
+        """Yield one for every setting."""
+        check_size(task.graph)
+        held = task.graph.validation.cpu().numpy()
+        for hops in self.hops:
+            columns = _Columns.of(task, hops)
+            rows = columns(task.graph, task.features, task.device)
+            for leaves in self.leaves:
+                model = _boost(task, rows, leaves, ITERATIONS)
+                stages = [
+                    _logits(raw, model, task.classes) for raw in model.staged_decision_function(rows[held])
+                ]
+                losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
+                best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
+                learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1)
+                setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {best + 1} rounds of {leaves} leaves"
+                yield task.tried(Candidate(self.name, setting=setting), stages[best].unsqueeze(1), learn)
+                tick(f"{self.name}, {setting}")
+
+
+class _Columns(NamedTuple):
+    """How a node becomes a row: features, or their principal components, and labels around it."""
+
+    hops: int
+    known: Known
+    classes: int
+    axes: Tensor | None
+
+    @classmethod
+    def of(cls, task: Task, hops: int) -> Self:
+        axes = None
+        if task.features.shape[1] > MOST_FEATURES:
+            rows = task.features.to_dense()[~task.graph.missing_vectors].double()
+            axes = torch.linalg.eigh(rows.T @ rows)[1][:, -MOST_FEATURES:].float().cpu()
+        return cls(hops, Known.of(task.graph), task.classes, axes)
+
+    def __call__(self, graph: Graph, features: Tensor, device: torch.device) -> Any:
+        features = features.to_dense().to(device)
+        if self.axes is not None:
+            features = features @ self.axes.to(device)
+            graph = graph.replace(features=features, missing=graph.missing_vectors, feature_names=None)
+        columns = feature_columns(graph, features, self.hops)
+        around = label_columns(graph, self.known, self.classes, device)
+        return torch.cat([columns, around], 1).cpu().numpy()
+
+
+def _boost(task: Task, rows: Any, leaves: int, iterations: int) -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    train = task.graph.train.cpu().numpy()
+    model = HistGradientBoostingClassifier(
+        learning_rate=RATE,
+        max_iter=iterations,
+        max_leaf_nodes=leaves,
+        min_samples_leaf=max(2, min(20, int(train.sum()) // 20)),
+        l2_regularization=1.0,
+        early_stopping=False,
+        random_state=0,
+    )
+    known = rows[train]
+    known[:, np.isnan(known).all(0)] = 0  # without a value there is nothing to cut into bins
+    return model.fit(known, task.graph.labels.cpu().numpy()[train])
+
+
+def _logits(raw: Any, model: Any, classes: int) -> Tensor:
+    """Return logits of all classes, [m, classes]; one that was not learnt gets next to nothing."""
+    raw = torch.from_numpy(raw).float()
+    raw = torch.stack([-raw / 2, raw / 2], 1) if raw.dim() == 1 else raw
+    logits = torch.full((len(raw), classes), -30.0)
+    logits[:, torch.from_numpy(model.classes_)] = raw
+    return logits
+
+
+def _learn(task: Task, hops: int, leaves: int, iterations: int) -> Trees:
+    columns = _Columns.of(task, hops)
+    model = _boost(task, columns(task.graph, task.features, task.device), leaves, iterations)
+    return Trees(columns, *_arrays(model))
+
+
+def _arrays(model: Any) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+    """Return nodes, roots, baseline and classes of scikit-learn's trees: arrays instead of a pickle."""
+    nodes: list[Any] = []
+    roots: list[list[int]] = []
+    start = 0
+    for trees in model._predictors:
+        roots.append([])
+        for tree in trees:
+            nodes.append(tree.nodes)
+            roots[-1].append(start)
+            start += len(tree.nodes)
+    flat = np.concatenate(nodes)
+    first = np.repeat(np.concatenate(roots), [len(one) for one in nodes])
+    leaf = flat["is_leaf"].astype(bool)
+    here = np.arange(start)
+    arrays = {
+        "feature": np.where(leaf, 0, flat["feature_idx"]),
+        "threshold": np.where(leaf, 0.0, flat["num_threshold"]),
+        "missing_left": flat["missing_go_to_left"].astype(bool),
+        "left": np.where(leaf, here, first + flat["left"]),
+        "right": np.where(leaf, here, first + flat["right"]),
+        "value": flat["value"],
+    }
+    found = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    for name in ("feature", "left", "right"):
+        found[name] = found[name].long()
+    baseline = torch.from_numpy(np.ravel(model._baseline_prediction).astype(np.float64))
+    return found, torch.tensor(roots), baseline, torch.from_numpy(model.classes_).long()
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """Fitted trees as arrays of nodes; a leaf is its own child.
+
+    Args:
+        columns: how a node becomes a row.
+        nodes: ``feature``, ``threshold``, ``missing_left``, ``left``, ``right``, ``value`` of each.
+        roots: int64 [rounds, trees], where each tree begins.
+        baseline: float64 [trees], what they are added to.
+        learnt: int64, the classes that had training nodes.
+    """
+
+    columns: _Columns
+    nodes: dict[str, Tensor]
+    roots: Tensor
+    baseline: Tensor
+    learnt: Tensor
+
+    def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+        """Return the sum over all trees for every node, [n, 1, classes]."""
+        rows = torch.from_numpy(self.columns(graph, features, device)).double()
+        blocks = rows.split(max(1, AT_ONCE // self.roots.numel()))
+        raw = torch.cat([self._sum(block) for block in blocks])
+        raw = raw if raw.shape[1] > 1 else torch.cat([-raw / 2, raw / 2], 1)
+        logits = raw.new_full((len(raw), self.columns.classes), -30.0)
+        logits[:, self.learnt] = raw
+        return logits.float().unsqueeze(1).to(device)
+
+    def _sum(self, rows: Tensor) -> Tensor:
+        node, at = self.roots.flatten().expand(len(rows), -1), self.nodes
+        while True:
+            value = rows.gather(1, at["feature"][node])
+            left = torch.where(value.isnan(), at["missing_left"][node], value <= at["threshold"][node])
+            below = torch.where(left, at["left"][node], at["right"][node])
+            if torch.equal(below, node):
+                break
+            node = below
+        return at["value"][node].view(len(rows), *self.roots.shape).sum(1) + self.baseline
+
+    def state(self) -> State:
+        """Return the trees and the labels."""
+        tensors = {**self.nodes, "roots": self.roots, "baseline": self.baseline, "learnt": self.learnt}
+        tensors |= {"names": self.columns.known.names, "labels": self.columns.known.labels}
+        if self.columns.axes is not None:
+            tensors["axes"] = self.columns.axes
+        return {"hops": self.columns.hops}, tensors
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Self:
+        """Take up trees in which every path goes down, to columns that exist."""
+        hops = whole_number("hops", saved.settings["hops"], least=1, most=MOST_HOPS)
+        axes = saved.tensors.get("axes")
+        if axes is not None and axes.shape != (saved.features, MOST_FEATURES):
+            raise ValueError(f"the axes are not those of {saved.features} features")
+        width = saved.features if axes is None else MOST_FEATURES
+        width = width * (hops + 1) + 1 + 2 * saved.classes + 1
+        roots, learnt = saved.tensors["roots"], saved.tensors["learnt"]
+        count = len(saved.tensors["feature"])
+        nodes = {name: saved.tensor(name, count) for name in FIELDS}
+        here = torch.arange(count)
+        left, right, feature = nodes["left"], nodes["right"], nodes["feature"]
+        leaf = (left == here) & (right == here)
+        down = (left > here) & (right > here) & (torch.maximum(left, right) < count)
+        trees = 1 if len(learnt) == 2 else len(learnt)
+        if not (leaf | down).all() or not ((feature >= 0) & (feature < width)).all():
+            raise ValueError("the trees lead nowhere")
+        if roots.shape[1:] != (trees,) or not ((roots >= 0) & (roots < count)).all():
+            raise ValueError("the roots are not those of the trees")
+        if not ((learnt >= 0) & (learnt < saved.classes)).all():
+            raise ValueError(f"the trees are not those of {saved.classes} classes")
+        columns = _Columns(hops, Known.restore(saved), saved.classes, axes)
+        return cls(columns, nodes, roots, saved.tensor("baseline", trees), learnt)

@@ -1,0 +1,81 @@
+"""A node as a row of a table: its own columns, the means around it, its degree, and the labels near it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pairnorm.classify.candidates.base import Known
+from pairnorm.classify.holdout import fingerprints
+from pairnorm.data import Graph
+from pairnorm.fill.known import mask_of, observed
+from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.sparse import sparse_csr
+
+FOLDS = 10
+ALPHA, ROUNDS = 0.9, 20
+
+
+def feature_columns(graph: Graph, features: Tensor, hops: int) -> Tensor:
+    """Return a node's own features and, for every hop, the mean of what is known around it; NaN for nothing.
+
+    The mean of hop k is over the ends of all walks of k steps, each as probable as a random walker is to take
+    it. Last comes the logarithm of 1 + degree: [n, d (hops + 1) + 1].
+
+    Args:
+        graph: whose edges, and what it misses.
+        features: [n, d], dense.
+        hops: how far to look.
+    """
+    mask = mask_of(features, ~graph.missing.to(features.device))
+    matrix, degree = _walk(graph, features.device)
+    values, mass = observed(features, mask), mask.float()
+    columns = [torch.where(mask, features, torch.nan)]
+    for _ in range(hops):
+        values, mass = matrix @ values, matrix @ mass
+        columns.append(torch.where(mass > 1e-12, values / mass.clamp(min=1e-12), torch.nan))
+    return torch.cat([*columns, degree.log1p().unsqueeze(1)], 1)
+
+
+def label_columns(graph: Graph, known: Known, classes: int, device: torch.device) -> Tensor:
+    """Return the shares of classes among labelled neighbours, how many those are, and shares further around.
+
+    A node never sees its own label, else a model would learn to copy it: a neighbour is not oneself, and what
+    comes from further (label propagation) starts from the labels of other folds, to which nodes belong by
+    name. So a known node has the same columns whether it is learnt from or predicted. [n, 2 classes + 1].
+
+    Args:
+        graph: the one that the labels are of, or one that has changed since.
+        known: the labels to be seen.
+        classes: how many there are.
+        device: where to compute.
+    """
+    labels = known.labels_in(graph).to(device)
+    folds = torch.from_numpy(fingerprints(graph.node_names) % FOLDS).to(device).where(labels >= 0, FOLDS)
+    given = torch.nn.functional.one_hot(labels.clamp(min=0), classes).float() * (labels >= 0)[:, None]
+    matrix, degree = _walk(graph, device)
+    near = (matrix @ given) * degree[:, None]
+    # A set of columns for every fold, from the labels outside it, and one from all labels, for the others.
+    outside = (folds[:, None] != torch.arange(FOLDS + 1, device=device)).float()
+    start = (outside[:, :, None] * given[:, None]).flatten(1)
+    smooth, state = propagation(graph.adjacency).to(device), start
+    for _ in range(ROUNDS):
+        state = ALPHA * (smooth @ state) + (1 - ALPHA) * start
+    far = state.view(len(given), FOLDS + 1, classes)[torch.arange(len(given), device=device), folds]
+    count = near.sum(1, keepdim=True)
+    return torch.cat([_shares(near), count.log1p(), _shares(far)], 1)
+
+
+def _shares(values: Tensor) -> Tensor:
+    total = values.sum(1, keepdim=True)
+    return torch.where(total > 1e-12, values / total.clamp(min=1e-12), torch.nan)
+
+
+def _walk(graph: Graph, device: torch.device) -> tuple[SparseMatrix, Tensor]:
+    """Return D⁻¹A, without self-loops, and the degrees: of a node without edges both are zero."""
+    adjacency = graph.adjacency.to(device)
+    row, column = graph.edge_index.to(device)
+    weight = adjacency.values()
+    degree = weight.new_zeros(graph.num_nodes).index_add_(0, row, weight)
+    shares = sparse_csr(adjacency.crow_indices(), column, weight / degree[row], adjacency.shape)
+    return SparseMatrix.from_torch(shares), degree

@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.classify import Scaling
+from pairnorm.classify.candidates import BoostedTrees, Candidate, Task
+from pairnorm.classify.candidates import boosted_trees as module
+from pairnorm.classify.candidates.base import Saved
+from pairnorm.data import Graph, csbm
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def table() -> Task:
+    """Three classes and numbers, of which many are missing, that tell a class by neighbours' columns."""
+    graph = csbm(400, classes=3, seed=2).with_split("per-class-20")
+    generator = torch.Generator().manual_seed(0)
+    features = graph.labels[:, None].float() + 1.5 * torch.randn(400, 3, generator=generator)
+    missing = torch.rand(400, 3, generator=generator) < 0.5
+    graph = graph.replace(features=features, missing=missing)
+    return Task(graph, Scaling.of(graph)(graph), "rw", CPU)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_trees_as_arrays_are_scikit_learns(table: Task, classes: int) -> None:
+    task = table
+    if classes == 2:
+        graph = table.graph.replace(labels=table.graph.labels.clamp(max=1), class_names=("a", "b"))
+        task = Task(graph, table.features, "rw", CPU)
+    columns = module._Columns.of(task, 2)
+    rows = columns(task.graph, task.features, CPU)
+    model = module._boost(task, rows, 8, 30)
+    found = module.Trees(columns, *module._arrays(model)).logits(task.graph, task.features, CPU)
+    np.testing.assert_allclose(found[:, 0].softmax(-1).numpy(), model.predict_proba(rows), atol=1e-5)
+
+
+def test_neighbours_columns_are_worth_more_than_a_nodes_own(table: Task) -> None:
+    ((candidate, *_),) = BoostedTrees((2,), (4,)).fit(table, lambda done: None)
+    alone = table.graph.replace(adjacency=Graph.from_edges([[0], [1]], num_nodes=400).adjacency)
+    ((own, *_),) = BoostedTrees((2,), (4,)).fit(Task(alone, table.features, "rw", CPU), lambda done: None)
+    assert candidate.validation_accuracy > own.validation_accuracy + 0.05
+
+
+def test_many_features_become_principal_components(small: Graph, task: Task) -> None:
+    columns = module._Columns.of(task, 1)
+    assert columns.axes is not None
+    torch.testing.assert_close(columns.axes.T @ columns.axes, torch.eye(64), atol=1e-4, rtol=0)
+    assert columns(small, task.features, CPU).shape == (300, 2 * 64 + 1 + 2 * 2 + 1)
+
+
+def test_damaged_trees_are_refused(table: Task) -> None:
+    ((*_, learn),) = BoostedTrees((1,), (4,)).fit(table, lambda done: None)
+    settings, tensors = learn(table).state()
+    for name, wrong in {
+        "left": torch.zeros_like(tensors["left"]),
+        "right": tensors["right"] + 10**6,
+        "feature": tensors["feature"] + 1000,
+        "roots": tensors["roots"] - 10**6,
+        "learnt": tensors["learnt"] + 3,
+    }.items():
+        saved = Saved(Candidate("boosted trees"), settings, tensors | {name: wrong}, 3, 3)
+        with pytest.raises((ValueError, RuntimeError)):
+            module.Trees.restore(saved)
