@@ -118,6 +118,21 @@ class Scores:
         return _mean(self.f1)
 
 
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a share.
+
+    Args:
+        right: how many are right.
+        count: of how many.
+    """
+    from scipy.stats import binomtest
+
+    if count == 0:
+        return 0.0, 1.0
+    found = binomtest(right, count).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
+
+
 def rankings(labels: NDArray[np.int64], probabilities: NDArray[Any]) -> tuple[float, float]:
     """Return the area under the ROC curve and the average precision; see ``Scores``. NaN for one class.
 
@@ -176,21 +191,6 @@ def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) ->
 def tilted(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
     """Return p / prior^t, whose largest is predicted; see ``decide``."""
     return np.asarray(probabilities / prior**tilt, dtype=probabilities.dtype)
-
-
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval of a share.
-
-    Args:
-        right: how many are right.
-        count: of how many.
-    """
-    from scipy.stats import binomtest
-
-    if count == 0:
-        return 0.0, 1.0
-    found = binomtest(right, count).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
 
 
 def _mean(values: NDArray[np.float64]) -> float:

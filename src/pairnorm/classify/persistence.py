@@ -113,7 +113,7 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
 
     scaling, scores = classifier.scaling_, classifier.held_out_
     tensors: dict[str, Tensor] = {}
-    parts = []
+    parts: list[SavedPart] = []
     for number, (weight, candidate, fitted) in enumerate(classifier.model_.parts):
         settings, state = fitted.state()
         tensors |= {f"model.{number}.{name}": value for name, value in state.items()}

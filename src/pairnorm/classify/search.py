@@ -92,8 +92,8 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         models = models[:1]
     families: list[Family] = []
     if sgc:
-        stand_ins = tuple(fills or FILLS) if graph.missing.any() else ("zero",)
-        families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, stand_ins))
+        over = tuple(fills or FILLS) if graph.missing.any() else ("zero",)
+        families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, over))
     families += _simple(models, scales or SCALES, chosen)
     if gnns:
         # Shallow ones first: they are quick, and so often good enough that a budget should not miss them.

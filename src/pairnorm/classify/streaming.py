@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ class Outcome:
         scores, rows = self.scores, self.rows
         low, high = scores.interval
         best: dict[tuple[str, ...], Candidate] = {}  # of every method
-        for one in sorted(self.tried, key=lambda candidate: candidate.rank, reverse=True):
+        for one in sorted(self.tried, key=_rank, reverse=True):
             best.setdefault((one.model, one.norm, one.setting), one)
         lines = [
             f"# {markdown(self.graph.folder.name)}", "",
@@ -263,11 +264,11 @@ class Streaming:
             walk.run()
             for candidate in self._candidates(walk):
                 tried.append(candidate)
-                if best is None or candidate.rank > best[0].rank:
+                if best is None or _rank(candidate) > _rank(best[0]):
                     best = candidate, walk
         spread, candidate = self._spread()
         tried.append(candidate)
-        if best is None or candidate.rank > best[0].rank:
+        if best is None or _rank(candidate) > _rank(best[0]):
             best = candidate, None
         logits = spread if best[1] is None else self._logits(best[1], best[0])
         held = torch.from_numpy(logits[self.rows.validation])[:, None]
@@ -314,3 +315,10 @@ class Streaming:
         judged = self._judge(torch.from_numpy(found[self.rows.validation]))
         self.tell("label propagation")
         return found, Candidate("label propagation", "none", 0, 1.0, *judged, f"α = {ALPHA:g}")
+
+
+def _rank(candidate: Candidate) -> tuple[float, float, int]:
+    """What the best candidate has most of: accuracy; then a small loss; then few layers."""
+    known = (candidate.validation_accuracy, -candidate.validation_loss)
+    accuracy, loss = (-inf if isnan(value) else value for value in known)
+    return accuracy, loss, -candidate.depth

@@ -109,10 +109,12 @@ def pack(
         features = packer.write_nodes(columns, dtype, block)
         entries, counts = packer.write_edges(edges, source, target, weight)
         packer.close()
-        settings = {"source": source, "target": target, "weight": weight, "delimiter": delimiter}
         Facts(
             nodes=packer.nodes, entries=entries, weighted=weight is not None, dtype=dtype, block=block,
-            encoder=Encoder(tuple(columns), id=id, **settings), classes=packer.classes,
+            encoder=Encoder(
+                tuple(columns), id=id, source=source, target=target, weight=weight, delimiter=delimiter
+            ),
+            classes=packer.classes,
             notes=counts.notes(), **features,
         ).write(draft)  # fmt: skip
     return PackedGraph.open(place)
