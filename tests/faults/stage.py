@@ -32,14 +32,18 @@ class Lost(Exception):
     """What had been written is gone, or half of it is there."""
 
 
-def forked(words: list[str], seconds: float = LONGEST) -> int | None:
-    """Run a command and return its exit code; None if it was killed after so many seconds."""
+def forked(work: Callable[[], int], seconds: float = LONGEST, quiet: bool = True) -> int | None:
+    """Do work in a fork and return its exit code; None if it was killed after so many seconds.
+
+    All work is done so, checks too: this process must have no threads, which a fork would wait for.
+    """
     child = os.fork()
     if not child:
-        sink = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(sink, 1)
-        os.dup2(sink, 2)
-        os._exit(cli.main(words))
+        if quiet:
+            sink = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(sink, 1)
+            os.dup2(sink, 2)
+        os._exit(work())
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -49,6 +53,26 @@ def forked(words: list[str], seconds: float = LONGEST) -> int | None:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None
+
+
+def run(words: list[str], seconds: float = LONGEST) -> int | None:
+    """Run a command."""
+    return forked(lambda: cli.main(words), seconds)
+
+
+def examine(check: Callable[[Path, Path], None], corpus: Path, place: Path) -> None:
+    """Check what a command left behind."""
+
+    def work() -> int:
+        try:
+            check(corpus, place)
+        except Exception as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            return 1
+        return 0
+
+    if forked(work, quiet=False) != 0:
+        raise Lost(f"{place.name}: see what was printed")
 
 
 def graph_of(corpus: Path) -> list[str]:
@@ -71,7 +95,7 @@ def check_fit(corpus: Path, place: Path) -> None:
         raise Lost(f"{sorted(names)}")
     classifier = NodeClassifier.load(out)
     graph = Graph.from_files(corpus / "nodes.csv", corpus / "edges.csv", encoder=classifier.encoder_)
-    write_table(predictions(graph, classifier.predict_proba(graph), classifier.classes_), place / "again.csv")
+    write_table(predictions(graph, classifier.predict_proba(graph), classifier), place / "again.csv")
     columns = ["id", "predicted", "p_low", "p_high"]
     found, again = (pandas.read_csv(path)[columns] for path in (out / "predictions.csv", place / "again.csv"))
     if not found.equals(again):
@@ -144,7 +168,7 @@ def prepare(corpus: Path, scratch: Path) -> dict[str, float]:
         if name == "report":
             shutil.copy(scratch / "paper.sqlite", corpus / "paper.sqlite")
         began = time.monotonic()
-        code = forked(words(corpus, place, 0))
+        code = run(words(corpus, place, 0))
         times[name] = time.monotonic() - began
         assert code == 0, (name, code)
         if name == "predict":
@@ -153,7 +177,7 @@ def prepare(corpus: Path, scratch: Path) -> dict[str, float]:
             shutil.copy(place / "store.sqlite", scratch / "paper.sqlite")
         if name == "report":
             shutil.copytree(place / "report", corpus / "report")
-        check(corpus, place)
+        examine(check, corpus, place)
     return times
 
 
@@ -165,10 +189,10 @@ def campaign(corpus: Path, scratch: Path, seed: str, seconds: float) -> dict[str
         number += 1
         name = list(COMMANDS)[number % len(COMMANDS)]
         words, check = COMMANDS[name]
-        code = forked(words(corpus, scratch / name, number), random.uniform(0, 1.1 * times[name]))
+        code = run(words(corpus, scratch / name, number), random.uniform(0, 1.1 * times[name]))
         tally[f"{name} {'killed' if code is None else 'ended' if code == 0 else f'failed with {code}'}"] += 1
         try:
-            check(corpus, scratch / name)
+            examine(check, corpus, scratch / name)
         except Exception as error:
             lost.append(f"{name} {number}: {error!r}")
         if name == "reproduce" and code == 0:  # all is trained: begin anew
@@ -176,10 +200,10 @@ def campaign(corpus: Path, scratch: Path, seed: str, seconds: float) -> dict[str
             (scratch / name).mkdir()
     for name, (words, check) in COMMANDS.items():
         place = scratch / name
-        if (code := forked(words(corpus, place, 0))) != 0:
+        if (code := run(words(corpus, place, 0))) != 0:
             lost.append(f"{name} does not run any more: {code}")
         lost += [f"{path} is left" for path in place.rglob("*.partial")]
-        check(corpus, place)
+        examine(check, corpus, place)
     return {"killed": dict(tally), "lost": lost}
 
 

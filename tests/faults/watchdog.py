@@ -16,6 +16,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -85,6 +86,7 @@ class Worker:
         if answer:
             return case | json.loads(answer)
         code = self._process.wait()
+        self.close()
         errors = self._errors.read_text()[-2000:]
         self._start()
         return case | {"outcome": "crash", "detail": f"exit code {code}\n{errors}"}
@@ -92,6 +94,10 @@ class Worker:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):  # what was not yet written goes nowhere
+                    stream.close()
 
 
 def campaign(

@@ -12,7 +12,7 @@ import pytest
 
 from pairnorm.measure import MEASURES
 from pairnorm.paper import runner as module
-from pairnorm.paper.case_study import Layers, file_beside, read_layers
+from pairnorm.paper.case_study import BINS, PAIRS, Layers, file_beside, read_layers
 from pairnorm.paper.experiments import CASE_STUDY, TUNED, Experiment, Selection
 from pairnorm.paper.report import write_outputs
 from pairnorm.paper.results import Results
@@ -112,7 +112,12 @@ def test_the_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
 
     def fake(graph: object, spec: Spec, *_: object) -> Layers:
         asked.append(spec)
-        return Layers(0.5, {}, {}, {}, {})
+        return Layers(
+            0.5,
+            *({kind: [1.0] for kind in PAIRS} for _ in range(2)),
+            edges={kind: [float(edge) for edge in range(BINS + 1)] for kind in PAIRS},
+            histograms={kind: [[3] * BINS] for kind in PAIRS},
+        )
 
     monkeypatch.setattr(module, "measure_layers", fake)
     path = tmp_path / "s.sqlite"

@@ -100,7 +100,7 @@ def test_the_widest_table_fits_eighty_columns_too() -> None:
 def test_one_run_has_no_deviation() -> None:
     one = TABLE1.narrowed(datasets=["cora"], runs=1, depths=[4], missing=[0])
     assert one is not None
-    found = Results({Spec("cora", "SGC", 4, epochs=500): [trial(0, 0.5, 0.75)]})
+    found = Results({Spec("cora", "SGC", 4, epochs=500, scaling="none"): [trial(0, 0.5, 0.75)]})
     table = Table.of(found, one)
     assert "| 0.750 @ 4" in markdown(table).replace("**", "")
     assert "cora,SGC,0,0.7500,4,,0.815,4\n" in csv_text(table)

@@ -84,9 +84,9 @@ def add(commands: Any) -> None:
 def run(options: Namespace) -> None:
     """Learn from the labelled nodes of your graph and label all.
 
-    Also those without features. Validation nodes choose models, whose average labels;
-    the accuracy is that on test nodes, which no choice has seen. Where you give no
-    split, one is drawn, and after the choice all labels are learnt from.
+    Also those without features. Validation nodes choose models, whose average
+    labels; the accuracy is that on test nodes, which no choice has seen. Where you
+    give no split, one is drawn, and after the choice all labels are learnt from.
     """
     from pairnorm.classify import ClassifierWarning, NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pairnorm.data.tables import Source, readable, shown
 from pairnorm.errors import PairNormError, one_of, quoted
+from pairnorm.writing import check_path
 
 if TYPE_CHECKING:
     import pandas
@@ -89,7 +90,7 @@ def find_files(given: Iterable[str | PathLike[str]]) -> list[Any]:
     """Return the files that names, patterns and folders of Parquet files stand for; ``'-'`` stays."""
     found: list[Any] = []
     for place in given:
-        path = Path(place)
+        path = check_path(Path(place))
         if fspath(place) == STDIN:
             found.append(STDIN)
         elif path.is_dir() and (inside := sorted(path.glob("*.parquet"))):
