@@ -123,6 +123,7 @@ def test_what_is_no_object_is_named(tmp_path: Path, saved, raises, text: str) ->
         ("classes", "ab"),
         ("classes", ["a", "b", "c"]),
         ("temperature", 0),
+        ("held_out", {"confusion": [[2**70]], "auc": None, "average_precision": None}),
         ("temperature", 0.0),
         ("temperature", float("nan")),
         ("temperature", float("inf")),

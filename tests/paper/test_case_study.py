@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from synthetic import layers
 
 from pairnorm.data import Graph, csbm, features_after
+from pairnorm.errors import PairNormError
 from pairnorm.paper.case_study import (
     BINS,
     PAIRS,
@@ -176,3 +178,11 @@ def test_tensorboard_reads_it(found: dict[str, Layers], tmp_path: Path) -> None:
     assert [event.step for event in events.Histograms("distance_random")] == list(range(1, 12))
     assert events.Histograms("distance_random")[0].histogram_value.num == 10
     assert events.Scalars("apd_random")[1].value == pytest.approx(found["none"].apd["random"][1])
+
+
+@pytest.mark.parametrize("change", [{"test_accuracy": []}, {"apd": {kind: [float("nan")] for kind in PAIRS}}])
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "r.case-study.json"
+    write_layers(path, {Spec("cora", "SGC", 2): replace(LAYERS, **change)})  # type: ignore[arg-type]
+    with pytest.raises(PairNormError):
+        read_layers(path)

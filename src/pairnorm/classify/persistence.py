@@ -79,7 +79,7 @@ class SavedPart(_Schema):
 class SavedScores(_Schema):
     """The ``Scores`` on held-out nodes; what is not known is null."""
 
-    confusion: list[list[Annotated[int, Field(ge=0)]]]
+    confusion: list[list[Annotated[int, Field(ge=0, le=2**53)]]]
     auc: FiniteFloat | None
     average_precision: FiniteFloat | None
 

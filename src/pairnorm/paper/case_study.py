@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,7 @@ def read_layers(path: Path) -> dict[Spec, Layers]:
 
 def _checked(layers: Layers) -> Layers:
     """Return layers that can be drawn: the file may be another's."""
-    _check_numbers(1, [layers.test_accuracy or 0])
+    _check_numbers(1, [0 if layers.test_accuracy is None else layers.test_accuracy])
     for kind in PAIRS:
         depth, counts = len(layers.apd[kind]), layers.histograms[kind]
         _check_numbers(depth, layers.apd[kind])
@@ -159,8 +160,8 @@ def _checked(layers: Layers) -> Layers:
 
 
 def _check_numbers(count: int, values: list[Any]) -> None:
-    if len(values) != count or not all(type(value) in (int, float) for value in values):
-        raise ValueError(f"{count} numbers are wanted")
+    if len(values) != count or not all(type(value) in (int, float) and isfinite(value) for value in values):
+        raise ValueError(f"{count} finite numbers are wanted")
 
 
 def write_layers(path: Path, layers: dict[Spec, Layers]) -> None:
