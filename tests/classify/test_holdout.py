@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pairnorm.classify import ClassifierWarning, complete_split
-from pairnorm.classify.holdout import fingerprints, unseen
+from pairnorm.classify.holdout import ENOUGH, FOLDS, fingerprints, folds, unseen
 from pairnorm.data import Graph
 
 
@@ -95,3 +95,28 @@ def test_nodes_are_known_again_by_name_on_every_machine() -> None:
     assert fingerprints(np.array(["c1", "7"])).tolist() == [5653263758500360259, -9038873097560174361]
     again = graph([0, 1, -1, 1]).replace(node_names=np.array([7, 8, 9, 10]))
     assert unseen(again, fingerprints(np.array(["c1", "7"]))).tolist() == [False, True, False, True]
+
+
+def test_folds_hold_every_label_out_once_and_leave_none_without_its_class() -> None:
+    whole = graph([0] * 37 + [1] * 14 + [2] + [-1] * 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClassifierWarning)
+        split = complete_split(whole)
+    found = folds(whole, split)
+    learnable = split.train | split.validation
+    often = torch.stack(found).sum(0)
+    assert len(found) == FOLDS
+    assert torch.equal(often, (learnable & (whole.labels < 2)).long())
+    for held in found:
+        counts = torch.bincount(whole.labels[held], minlength=3)
+        assert ((counts - torch.bincount(whole.labels[learnable], minlength=3) / FOLDS).abs() <= 1).all()
+        assert len(torch.unique(whole.labels[learnable & ~held])) == 3
+
+
+def test_who_gives_validation_nodes_or_enough_labels_gets_no_folds() -> None:
+    given = graph([0, 1] * 50, train=list(range(40)), validation=list(range(40, 60)))
+    assert folds(given, complete_split(given)) == []
+    drawn = graph([0, 1] * 50, train=list(range(40)), test=list(range(60, 100)))
+    assert len(folds(drawn, complete_split(drawn))) == FOLDS
+    many = graph([0, 1] * (5 * ENOUGH // 2))
+    assert folds(many, complete_split(many)) == []

@@ -3,7 +3,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from pairnorm.classify.regression import regressions, span
+from pairnorm.classify.regression import fold_regressions, regressions, span
 from pairnorm.data import Graph, row_normalise
 from pairnorm.nn import pair_norm, propagation
 
@@ -38,6 +38,15 @@ def test_a_scale_does_not_depend_on_those_before_it() -> None:
     ((_, alone, alone_bias),) = regressions(features, labels, 3, (10.0,))
     torch.testing.assert_close(weight, alone, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(bias, alone_bias, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(60, 5), (20, 40)], ids=["tall", "wide"])
+def test_folds_side_by_side_are_each_the_regression_on_its_rows(rows: int, columns: int) -> None:
+    features, labels = problem(rows, columns)
+    folds = torch.stack([torch.arange(rows) % 3 != number for number in range(3)])
+    for scale, weight, bias in fold_regressions(features, labels, 3, (0.5, 30.0), folds):
+        for fold, own, constant in zip(folds, weight, bias, strict=True):
+            assert gradient(features[fold], labels[fold], scale, own, constant).abs().max() < 1e-5
 
 
 def objective(rows: Tensor, labels: Tensor, scale: float, weight: Tensor, bias: Tensor) -> float:

@@ -16,7 +16,7 @@ def test_by_default_sgc_at_all_depths_with_and_without_pair_norm(small: Graph) -
     sgc, *others = plan(NodeClassifier(), small)
     assert [family.name for family in others] == list(SIMPLE)
     assert sgc == SGCFamily(["none", "PN"], SGC_DEPTHS)
-    assert SGC_DEPTHS[:11] == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15)
+    assert (SGC_DEPTHS[:4], SGC_DEPTHS[-1]) == ((1, 2, 3, 4), 60)
     assert sgc.steps == 2 * len(SGC_DEPTHS)
 
 
@@ -163,10 +163,10 @@ def test_rivals_are_tuned_by_validation_too(task: Task) -> None:
     quick = replace(gcn, specs=[spec.replace(epochs=5) for spec in gcn.specs], seeds=[0])
     for family, least in (
         (families["label propagation"], 3),
-        (families["logistic regression"], 9),
+        (families["logistic regression"], 8),
         (quick, 4),
     ):
-        tried, _, best = search(task, [family])
+        tried, _, best, *_ = search(task, [family])
         assert len({one.candidate.setting for one in tried}) == least
         assert best == max(tried, key=lambda one: one.rank).candidate
 

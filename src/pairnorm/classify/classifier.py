@@ -13,8 +13,9 @@ from sklearn.base import BaseEstimator
 
 from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.base import Candidate, Task
+from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
-from pairnorm.classify.holdout import complete_split, fingerprints, holds, unseen
+from pairnorm.classify.holdout import complete_split, fingerprints, folds, holds, unseen
 from pairnorm.classify.persistence import load, save
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import plan, search
@@ -116,6 +117,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
     scaling_: Scaling
     temperature_: float
     split_: Split
+    task_: Task
     prior_: NDArray[np.float32]
     tilt_: float
     probabilities_: NDArray[np.float32]
@@ -139,12 +141,16 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         check_features(graph)
         one_of("metric", self.metric, METRICS)
         one_of("class_weight", self.class_weight, ("auto", "balanced"))
-        given = graph.test
+        given = graph.split
         split = complete_split(graph, self.random_state)
+        families, done = plan(self, graph.with_split(split)), 0
+        # Validation nodes say when the training of a network stops: it has no folds.
+        trained = any(isinstance(family, GNNFamily) for family in families)
+        turns = [] if trained else folds(graph, split, self.random_state)
         graph = graph.with_split(split)
-        families, done = plan(self, graph), 0
         scaling = Scaling.of(graph, self.scaling)
-        task = Task(graph, scaling(graph), self.adjacency, find_device(self.device), metric=self.metric)
+        device = find_device(self.device)
+        task = Task(graph, scaling(graph), self.adjacency, device, metric=self.metric, held_out=turns)
 
         def tick(what: str) -> None:
             nonlocal done
@@ -155,13 +161,11 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         choice = search(task, families, tick, simple=self.simple)
         self.best_, self.search_ = choice.best, [one.candidate for one in choice.tried]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
-        self.model_, self.scaling_, self.split_ = choice.learn(task), scaling, split
-        logits = self.model_.logits(graph, task.features, task.device)
-        chosen_by = graph.validation.to(logits.device)
-        self.temperature_ = fit_temperature(logits[chosen_by], task.held.to(logits.device))
-        chances = mean_probabilities(logits, self.temperature_).cpu()
-        self.judged_, self.prior_ = np.asarray(chances.numpy()), task.prior.numpy()
-        self.tilt_ = decide(self.metric, task.held, chances[graph.validation.cpu()], task.prior)[1]
+        self.model_, self.scaling_, self.task_ = choice.learn(task.learnable), scaling, task
+        self.split_ = split
+        self.temperature_ = fit_temperature(choice.chances.clamp(min=1e-30).log().unsqueeze(1), task.held)
+        self.judged_, self.prior_ = self._probabilities(task), task.prior.numpy()
+        self.tilt_ = decide(self.metric, task.held, choice.chances, task.prior)[1]
         if self.class_weight == "balanced":
             self.tilt_ = 1.0
         self.classes_ = np.array(graph.class_names)
@@ -171,11 +175,10 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         learnt = split.train | split.validation
         self.probabilities_ = self.judged_
         if self.refit:
-            learnt = graph.labelled & ~given
-            again = replace(task, graph=graph.replace(train=learnt, validation=learnt & False, test=given))
-            self.model_ = choice.learn(again)
-            logits = self.model_.logits(graph, task.features, task.device)
-            self.probabilities_ = np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
+            learnt = graph.labelled & ~given.test
+            every = graph.replace(train=learnt, validation=learnt & False, test=given.test)
+            self.model_ = choice.learn(replace(task, graph=every, held_out=()))
+            self.probabilities_ = self._probabilities(task)
         self._seen = fingerprints(graph.node_names[learnt.cpu().numpy()])
         self._tested = fingerprints(graph.node_names[(split.test & learnt).cpu().numpy()])
         return self
@@ -257,6 +260,10 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
                 remedy="Label others, or put those to judge in the test part.",
             )
         return self._scores(graph, judged, self.predict_proba(graph)).accuracy
+
+    def _probabilities(self, task: Task) -> NDArray[np.float32]:
+        logits = self.model_.logits(task.graph, task.features, task.device)
+        return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def _scores(self, graph: Graph, judged: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
         labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()

@@ -19,7 +19,6 @@ from pairnorm.classify.holdout import FEW, ClassifierWarning
 from pairnorm.classify.search import RIVAL_DROPOUTS, RIVAL_RATES, rivals, search
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
-from pairnorm.train.engine import find_device
 
 STEPS = 2 + len(RIVAL_RATES) * len(RIVAL_DROPOUTS) + len(DEPTHS)
 
@@ -70,10 +69,8 @@ class Findings:
                 value=graph.name,
                 remedy="Call fit(graph).",
             )
-        graph = graph.with_structure().with_split(classifier.split_)
-        features = classifier.scaling_(graph)
-        device = find_device(classifier.device)
-        task = Task(graph, features, classifier.adjacency, device, metric=classifier.metric)
+        task = classifier.task_
+        graph = task.graph
         if large := is_large(graph):
             warnings.warn(
                 "the features are too large to be dense: logistic regression and what depth does to the "
@@ -86,7 +83,7 @@ class Findings:
             graph,
             classifier.judged_,
             [_run(family, task, tick) for family in rivals(graph, classifier.random_state, large)],
-            [] if large else smoothing(graph, features, tick=tick),
+            [] if large else smoothing(graph, task.features, tick=tick),
             suggest_depth(graph),
         )
 
@@ -215,5 +212,5 @@ class Findings:
 
 def _run(family: Family, task: Task, tick: Tick) -> Rival:
     choice = search(task, [family], tick)
-    chances = mean_probabilities(choice.learn(task).logits(task.graph, task.features, task.device))
+    chances = mean_probabilities(choice.learn(task.learnable).logits(task.graph, task.features, task.device))
     return Rival(family.name, choice.best, len(choice.tried), chances.argmax(1).cpu().numpy())

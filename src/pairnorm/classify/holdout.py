@@ -17,6 +17,8 @@ from pairnorm.errors import PairNormError, quoted
 
 HELD_OUT = 0.2
 FEW = 30
+# Fewer validation nodes than this choose badly among hundreds of models.
+ENOUGH, FOLDS = 200, 5
 
 
 class ClassifierWarning(UserWarning):
@@ -54,6 +56,28 @@ def complete_split(graph: Graph, seed: int = 0) -> Split:
     _check_train(graph, split)
     _warn(graph, split)
     return split
+
+
+def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
+    """Return which nodes to hold out in turn, where validation nodes were drawn and are too few to choose by.
+
+    Every node of train and validation is held out once, but one that is the only one of its class.
+
+    Args:
+        graph: with the split that was given.
+        split: that split, completed.
+        seed: the same seed gives the same folds on every machine.
+    """
+    if graph.validation.any() or not 0 < int(split.validation.sum()) < ENOUGH:
+        return []
+    order = Stream(seed, "classify folds").order(graph.num_nodes)
+    order = order[(split.train | split.validation).cpu().numpy()[order]]
+    classes = graph.labels.cpu().numpy()[order]
+    order = order[np.argsort(classes, kind="stable")]
+    order = order[np.bincount(classes)[np.sort(classes)] > 1]
+    part = np.full(graph.num_nodes, -1)
+    part[order] = np.arange(len(order)) % FOLDS
+    return [torch.from_numpy(part == number).to(graph.device) for number in range(min(FOLDS, len(order)))]
 
 
 def fingerprints(names: NDArray[Any]) -> NDArray[np.int64]:

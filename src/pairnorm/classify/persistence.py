@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
 from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
-from pairnorm.classify.candidates.base import Saved
+from pairnorm.classify.candidates.base import Known, Saved
+from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
-FORMAT = 4
+FORMAT = 5
 TENSORS, FACTS = "model.safetensors", "model.json"
 
 
@@ -76,6 +77,13 @@ class SavedPart(_Schema):
     settings: dict[str, Any]
 
 
+class SavedSmooth(_Schema):
+    """What is done with the average: see ``Smooth``."""
+
+    alpha: Annotated[FiniteFloat, Field(ge=0, lt=1)]
+    power: Annotated[FiniteFloat, Field(gt=0, le=100)]
+
+
 class SavedScores(_Schema):
     """The ``Scores`` on held-out nodes; what is not known is null."""
 
@@ -87,11 +95,12 @@ class SavedScores(_Schema):
 class Facts(_Schema):
     """All of ``model.json``."""
 
-    format: Literal[4]
+    format: Literal[5]
     pairnorm: str
     parameters: dict[str, Any]
     average: SavedCandidate | None
     parts: Annotated[list[SavedPart], Field(min_length=1)]
+    smooth: SavedSmooth | None
     classes: Annotated[list[str], Field(min_length=1)]
     features: Annotated[int, Field(ge=1)]
     encoder: Encoder | None
@@ -118,6 +127,8 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
         settings, state = fitted.state()
         tensors |= {f"model.{number}.{name}": value for name, value in state.items()}
         parts.append(SavedPart(weight=weight, candidate=SavedCandidate.of(candidate), settings=settings))
+    if (smooth := classifier.model_.smooth) is not None:
+        tensors |= {"smooth.names": smooth.known.names, "smooth.labels": smooth.known.labels}
     tensors |= {"seen": torch.from_numpy(classifier._seen), "tested": torch.from_numpy(classifier._tested)}
     if scaling.mean is not None and scaling.deviation is not None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
@@ -127,8 +138,9 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
             "format": FORMAT,
             "pairnorm": __version__,
             "parameters": classifier.get_params(),
-            "average": SavedCandidate.of(classifier.best_) if len(parts) > 1 else None,
+            "average": SavedCandidate.of(classifier.best_) if classifier.best_.model == "average" else None,
             "parts": parts,
+            "smooth": None if smooth is None else {"alpha": smooth.alpha, "power": smooth.power},
             "classes": classifier.classes_.tolist(),
             "features": classifier.n_features_in_,
             "encoder": classifier.encoder_,
@@ -163,7 +175,8 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         best = (facts.average or facts.parts[0].candidate).candidate()
         classifier = cls(**facts.parameters)
         classifier.model_ = Average(
-            [_part(part, state, f"{place}.", facts) for place, part in enumerate(facts.parts)]
+            [_part(part, state, f"{place}.", facts) for place, part in enumerate(facts.parts)],
+            _smooth(facts, tensors),
         )
         classifier.held_out_ = _scores(facts)
         mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))
@@ -189,6 +202,13 @@ def _part(
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     saved = Saved(candidate, part.settings, own, facts.features, len(facts.classes))
     return part.weight, candidate, KINDS[candidate.model].restore(saved)
+
+
+def _smooth(facts: Facts, tensors: dict[str, Tensor]) -> Smooth | None:
+    if facts.smooth is None:
+        return None
+    known = Known.checked(tensors["smooth.names"], tensors["smooth.labels"], len(facts.classes))
+    return Smooth(facts.smooth.alpha, facts.smooth.power, known)
 
 
 def _scores(facts: Facts) -> Scores | None:

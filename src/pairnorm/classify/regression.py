@@ -17,6 +17,15 @@ WORTH_A_THREAD = 2**20
 def regressions(
     rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float]
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
+    """Yield (s, W, b) for every scale; see ``fold_regressions``, of which this is one fold of all rows."""
+    everyone = torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
+    for scale, weight, bias in fold_regressions(rows, labels, classes, scales, everyone):
+        yield scale, weight[0], bias[0]
+
+
+def fold_regressions(
+    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], folds: Tensor
+) -> Iterator[tuple[float, Tensor, Tensor]]:
     r"""Yield (s, W, b) for every scale s, from small to large: the logistic regression on rows s·x.
 
     $$
@@ -32,53 +41,59 @@ def regressions(
         labels: int64 [m].
         classes: how many there are.
         scales: PairNorm's s, each above 0.
+        folds: bool [folds, m], the rows that each fold learns from: W is [folds, d, classes].
     """
     basis, rows = _principal(rows.double())
     # The solver stops at a small gradient: it is given rows of norm one on average, whatever their unit.
     unit = max(float(rows.square().sum(1).mean().sqrt()), 1e-30)
     rows = torch.cat([rows / unit, rows.new_ones(len(rows), 1)], 1)
     target = torch.nn.functional.one_hot(labels, classes).double()
-    weight = rows.new_zeros(rows.shape[1], classes)
+    # [m, folds, 1]: what a row counts for in the mean of a fold.
+    shares = (folds.T / folds.sum(1)).to(rows).unsqueeze(2)
+    weight = rows.new_zeros(rows.shape[1], len(folds), classes)
     for scale in sorted(scales):
-        penalty = torch.full_like(weight[:, :1], 1 / (scale * unit) ** 2)
+        penalty = torch.full_like(weight[:, :1, :1], 1 / (scale * unit) ** 2)
         penalty[-1] = 0  # the bias
         with _threads(rows.numel()):
-            weight = _newton(rows, target, penalty, weight)
-        yield scale, (basis @ weight[:-1]).float() / (scale * unit), weight[-1].float()
+            weight = _newton(rows, target.unsqueeze(1), shares, penalty, weight)
+        found = torch.einsum("dr,rkc->kdc", basis, weight[:-1])
+        yield scale, found.float() / (scale * unit), weight[-1].float()
 
 
-def _newton(rows: Tensor, target: Tensor, penalty: Tensor, weight: Tensor) -> Tensor:
+def _newton(rows: Tensor, target: Tensor, shares: Tensor, penalty: Tensor, weight: Tensor) -> Tensor:
     """Return the weights of the least mean cross-entropy + Σ penalty · weight² / 2 (Nocedal & Wright, 7.1).
 
     Every Newton step is solved by conjugate gradients, more exactly the nearer the goal, and halved until the
-    objective falls enough.
+    objective falls enough. All folds go side by side, [d, folds, classes]: one that has arrived stays.
     """
-    count, squares = len(rows), rows.square()
+    squares = rows.square()
 
-    def objective(weight: Tensor) -> tuple[float, Tensor]:
-        logarithms = (rows @ weight).log_softmax(1)
-        value = -(target * logarithms).sum() / count + (penalty * weight.square()).sum() / 2
-        return float(value), logarithms.exp()
+    def objective(weight: Tensor) -> tuple[Tensor, Tensor]:
+        logarithms = _product(rows, weight).log_softmax(2)
+        return _sum(penalty / 2 * weight.square()) - _sum(shares * target * logarithms), logarithms.exp()
 
     value, chances = objective(weight)
     for _ in range(STEPS):
-        gradient = rows.T @ (chances - target) / count + penalty * weight
-        if float(gradient.abs().max()) < GRADIENT:
+        gradient = _product(rows.T, shares * (chances - target)) + penalty * weight
+        moving = gradient.abs().amax((0, 2), keepdim=True) >= GRADIENT
+        if not moving.any():
             break
+        weighted = shares * chances
 
-        def hessian(direction: Tensor, chances: Tensor = chances) -> Tensor:
-            change = chances * (product := rows @ direction)
-            change = change - chances * (chances * product).sum(1, keepdim=True)
-            return rows.T @ change / count + penalty * direction
+        def hessian(direction: Tensor, chances: Tensor = chances, weighted: Tensor = weighted) -> Tensor:
+            product = _product(rows, direction)
+            change = weighted * (product - (chances * product).sum(2, keepdim=True))
+            return _product(rows.T, change) + penalty * direction
 
-        diagonal = squares.T @ (chances * (1 - chances)) / count + penalty + 1e-15
-        step = _conjugate_gradients(hessian, -gradient, diagonal)
-        descent, share = float((gradient * step).sum()), 1.0
-        while share > 1e-10:
+        diagonal = _product(squares.T, weighted * (1 - chances)) + penalty + 1e-15
+        step = _conjugate_gradients(hessian, -gradient * moving, diagonal)
+        descent, share = _sum(gradient * step), moving.to(rows)
+        while float(share.max()) > 1e-10:
             new_value, new_chances = objective(weight + share * step)
-            if new_value <= value + SUFFICIENT * share * descent:
+            short = new_value > value + SUFFICIENT * share * descent
+            if not (short & (share > 0)).any():
                 break
-            share /= 2
+            share = torch.where(short, torch.where(share > 1e-10, share / 2, 0), share)
         else:  # rounding hides what is left to gain
             break
         weight, value, chances = weight + share * step, new_value, new_chances
@@ -89,21 +104,30 @@ def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], goal: Tensor, diago
     """Return x with matrix(x) ≈ goal, by conjugate gradients with the diagonal as preconditioner."""
     solution, residual = torch.zeros_like(goal), goal
     direction = scaled = residual / diagonal
-    size = float((residual * scaled).sum())
-    enough = min(0.01, size**0.5) * size
+    size = _sum(residual * scaled)
+    enough = size.sqrt().clamp(max=0.01) * size
     for _ in range(INNER_STEPS):
         product = matrix(direction)
-        curvature = float((direction * product).sum())
-        if curvature <= 0:  # of a convex function: rounding
+        curvature = _sum(direction * product)
+        # Of a convex function, a curvature of nothing is rounding.
+        length = torch.where((size > enough) & (curvature > 0), size / curvature, 0)
+        if not length.any():
             break
-        solution = solution + size / curvature * direction
-        residual = residual - size / curvature * product
+        solution = solution + length * direction
+        residual = residual - length * product
         scaled = residual / diagonal
-        size, before = float((residual * scaled).sum()), size
-        if size < enough:
-            break
-        direction = scaled + size / before * direction
+        size, before = torch.where(length > 0, _sum(residual * scaled), 0), size
+        direction = scaled + size / before.clamp(min=1e-300) * direction
     return solution
+
+
+def _product(matrix: Tensor, weight: Tensor) -> Tensor:
+    return (matrix @ weight.flatten(1)).unflatten(1, weight.shape[1:])
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Return the sum of every fold, [1, folds, 1]."""
+    return values.sum((0, 2), keepdim=True)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from pairnorm.classify.candidates.average import Average, choose
+from pairnorm.classify.candidates.average import Average, choose, choose_smooth
 from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, Tried
 from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.gnn import GNNFamily
@@ -19,6 +20,7 @@ from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagat
 from pairnorm.classify.candidates.logistic_regression import LogisticRegression
 from pairnorm.classify.candidates.most_frequent import MostFrequent
 from pairnorm.classify.candidates.sgc import SCALES, SGCFamily
+from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
@@ -33,7 +35,7 @@ NETWORKS = ("GCN", "GAT")
 SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
 MODELS = ("SGC", *NETWORKS, *SIMPLE)
 FILLS = ("zero", "fp", "mass")
-SGC_DEPTHS = (*range(1, 11), *range(15, 61, 5))
+SGC_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
 GNN_DEPTHS = (2, 4, 6, 8, 10)
 DEEPEST = 10_000
 # Beyond these, float32 holds no logits, or no difference between them.
@@ -165,15 +167,20 @@ class Choice(NamedTuple):
         tried: all candidates.
         parts: how often each of the chosen was taken.
         best: the chosen one, or the average of them.
+        chances: its probabilities for the nodes held out, fold after fold, [m, classes].
+        smooth: α and γ of ``Smooth``, where that was chosen too.
     """
 
     tried: Sequence[Tried]
     parts: Sequence[tuple[int, Tried]]
     best: Candidate
+    chances: Tensor
+    smooth: tuple[float, float] | None = None
 
     def learn(self, task: Task) -> Average:
         """Learn what was chosen from a task's training nodes."""
-        return Average([(weight, one.candidate, one.learn(task)) for weight, one in self.parts])
+        smooth = None if self.smooth is None else Smooth.of(task, *self.smooth)
+        return Average([(weight, one.candidate, one.learn(task)) for weight, one in self.parts], smooth)
 
 
 def search(
@@ -185,19 +192,24 @@ def search(
         task: the graph.
         families: what to try.
         tick: is told of every step done.
-        simple: choose one, not an average.
+        simple: choose one, not an average; among several families, an average may be smoothed too.
     """
     tried = [one for family in families for one in family.fit(task, tick)]
     first = max(range(len(tried)), key=lambda place: tried[place].rank)
     counts = {first: 1} if simple or not len(task.held) else choose(task, tried)
     parts = [(weight, tried[place]) for place, weight in counts.items()]
-    if len(parts) == 1:
-        return Choice(tried, parts, tried[first].candidate)
     chances = torch.stack([weight * one.chances for weight, one in parts]).sum(0) / sum(counts.values())
-    names = [one.candidate.name for _, one in parts]
-    setting = f"{len(parts)} models: {'; '.join(names)}"
+    choice = Choice(tried, parts, tried[first].candidate, chances)
+    if not simple and len(task.held) and len(families) > 1:
+        smooth, chances = choose_smooth(task, chances, choice.learn)
+        choice = choice._replace(smooth=smooth, chances=chances)
+    if len(parts) == 1 and choice.smooth is None:
+        return choice
+    how = "" if choice.smooth is None else ", smoothed over the graph"
+    names = "; ".join(one.candidate.name for _, one in parts)
+    setting = f"{len(parts)} {'model' if len(parts) == 1 else 'models'}{how}: {names}"
     best = task.tried(Candidate("average", setting=setting), chances.log().unsqueeze(1), parts[0][1].learn)
-    return Choice(tried, parts, best.candidate)
+    return choice._replace(best=best.candidate)
 
 
 def parse_budget(budget: float | str | None) -> float | None:

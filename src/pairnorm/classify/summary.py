@@ -330,7 +330,7 @@ def _parts(findings: Findings) -> Iterator[str]:
                 percent(one.validation_accuracy),
                 f"{one.validation_loss:.3f}",
             ]
-            for weight, one in (named if len(named) > 2 else named[:1])
+            for weight, one in (named if classifier.best_.model == "average" else named[:1])
         ],
     )
     if classifier.refit:

@@ -99,6 +99,41 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
             KINDS[candidate.model].restore(saved._replace(classes=1))
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        SGCFamily(["PN"], (2,), (3.0, 30.0)),
+        LabelPropagation(),
+        LogisticRegression((10.0,)),
+        MostFrequent(),
+        BoostedTrees((1,), (4,)),
+    ],
+    ids=lambda family: family.name,
+)
+def test_in_every_fold_a_node_is_judged_by_what_has_not_seen_it(task: Task, family: Family) -> None:
+    """As if each fold were a task of its own; a label that is held out changes nothing of what is said."""
+    graph = task.graph
+    every = graph.train | graph.validation
+    held_out = [every & (torch.arange(300) % 3 == number) for number in range(3)]
+    folded = replace(task, held_out=held_out)
+    assert torch.equal(folded.learnable.graph.train, every)
+    labels = graph.labels.clone()
+    labels[held_out[0]] = 1 - labels[held_out[0]]
+    lied = replace(folded, graph=graph.replace(labels=labels))
+    found, others = (list(family.fit(one, lambda done: None)) for one in (folded, lied))
+    for one, other in zip(found, others, strict=True):
+        assert len(one.chances) == len(folded.held) == int(every.sum())
+        if family.name != "boosted trees":  # whose number of rounds is chosen by all that is held out
+            count = int(held_out[0].sum())
+            assert torch.equal(one.chances[:count], other.chances[:count])
+        parts = []
+        for held in held_out:
+            alone = replace(task, graph=graph.replace(train=every & ~held, validation=held))
+            logits = one.learn(alone).logits(graph, task.features, CPU)
+            parts.append(logits[held, 0].softmax(-1))
+        torch.testing.assert_close(one.chances, torch.cat(parts), atol=1e-3, rtol=0)
+
+
 def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch, raises) -> None:
     monkeypatch.setattr(module, "LARGEST_STATE", 1000)
     with raises("too-large", value=4 * 500 * 300) as caught:

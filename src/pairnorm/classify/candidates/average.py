@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Fitted, Task, Tried
+from pairnorm.classify.candidates.smooth import ALPHAS, POWERS, Smooth, sharpened, spread
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.data import Graph
 
@@ -42,8 +43,35 @@ def choose(task: Task, tried: Sequence[Tried]) -> Counter[int]:
 
 
 def _value(task: Task, chances: Tensor) -> tuple[float, float]:
+    """Return the score by the task's metric, and by the loss, which decides between equals."""
     value, loss = (decide(metric, task.held, chances, task.prior)[0] for metric in (task.metric, "loss"))
     return (loss if value != value else value), loss
+
+
+def choose_smooth(
+    task: Task, chances: Tensor, learn: Callable[[Task], Average]
+) -> tuple[tuple[float, float] | None, Tensor]:
+    """Return the α and γ of ``Smooth`` with which an average gains most, None for nothing, and its chances.
+
+    Args:
+        task: with validation nodes or folds.
+        chances: of the average, for the nodes held out.
+        learn: makes the average of a task.
+    """
+    best, setting = _value(task, chances), None
+    every = []
+    for fold in task.folds:
+        found = learn(fold).logits(fold.graph, fold.features, fold.device).softmax(-1)[:, 0]
+        labels = fold.graph.labels.where(fold.graph.train, -1).to(found.device)
+        held = fold.graph.validation.to(found.device)
+        every.append([spread(fold.graph, found, labels, alpha)[held].cpu() for alpha in ALPHAS])
+    for alpha, parts in zip(ALPHAS, zip(*every, strict=True), strict=True):
+        for power in POWERS:
+            smoothed = sharpened(torch.cat(parts), power)
+            value = _value(task, smoothed)
+            if value > (best[0] + GAIN, best[1]):
+                best, setting, chances = value, (alpha, power), smoothed
+    return setting, chances
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +80,11 @@ class Average:
 
     Args:
         parts: (how often it was taken, what it is, fitted) of each; one is enough.
+        smooth: what is done with the mean.
     """
 
     parts: Sequence[tuple[int, Candidate, Fitted]]
+    smooth: Smooth | None = None
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the logarithm of the mean probabilities of every node, [n, 1, classes]."""
@@ -63,4 +93,7 @@ class Average:
             weight / total * mean_probabilities(fitted.logits(graph, features, device))
             for weight, _, fitted in self.parts
         ]
-        return torch.stack(found).sum(0).clamp(min=1e-30).log().unsqueeze(1)
+        chances = torch.stack(found).sum(0)
+        if self.smooth is not None:
+            chances = self.smooth(graph, chances)
+        return chances.clamp(min=1e-30).log().unsqueeze(1)

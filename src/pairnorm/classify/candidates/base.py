@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -90,6 +90,8 @@ class Task:
         device: where to train.
         began: when the search began, which a budget counts from.
         metric: what candidates are compared by, one of ``METRICS``.
+        held_out: bool [n] for every fold, which of the training and validation nodes are held out in turn;
+            where it is empty, the validation nodes are, once.
     """
 
     graph: Graph
@@ -98,6 +100,7 @@ class Task:
     device: torch.device
     began: float = field(default_factory=time.perf_counter)
     metric: str = "loss"
+    held_out: Sequence[Tensor] = ()
 
     @property
     def classes(self) -> int:
@@ -111,16 +114,47 @@ class Task:
         return counts / counts.sum()
 
     @cached_property
+    def learnable(self) -> Task:
+        """The task with all nodes to learn from, those of every fold, and nobody to choose by."""
+        if not self.held_out:
+            return self
+        graph = self.graph.replace(
+            train=self.graph.train | self.graph.validation, validation=torch.zeros_like(self.graph.validation)
+        )
+        return replace(self, graph=graph, held_out=())
+
+    @cached_property
+    def folds(self) -> Sequence[Task]:
+        """A task for every fold, whose validation nodes are those held out."""
+        every = self.learnable.graph.train
+        return [
+            replace(self, graph=self.graph.replace(train=every & ~held, validation=held), held_out=())
+            for held in self.held_out
+        ] or [self]
+
+    @cached_property
     def held(self) -> Tensor:
-        """The classes of the validation nodes."""
-        return self.graph.labels[self.graph.validation].cpu()
+        """The classes of the nodes that are held out, fold after fold."""
+        return torch.cat([fold.graph.labels[fold.graph.validation] for fold in self.folds]).cpu()
+
+    def held_logits(self, learn: Learn) -> Tensor:
+        """Return what is said of the nodes held out, fold after fold, by what learnt from the others.
+
+        Args:
+            learn: makes a candidate of a task.
+        """
+        return torch.cat([fold._logits(learn(fold)) for fold in self.folds])
+
+    def _logits(self, fitted: Fitted) -> Tensor:
+        logits = fitted.logits(self.graph, self.features, self.device)
+        return logits[self.graph.validation.to(logits.device)]
 
     def tried(self, candidate: Candidate, logits: Tensor, learn: Learn) -> Tried:
-        """Judge a candidate on the validation nodes: accuracy and mean cross-entropy are means over trials.
+        """Judge a candidate on what is held out: accuracy and mean cross-entropy are means over trials.
 
         Args:
             candidate: its settings.
-            logits: of the validation nodes, [m, trials, classes].
+            logits: of the nodes held out, fold after fold, [m, trials, classes].
             learn: makes it of a task.
         """
         labels = self.held.to(logits.device)
@@ -186,10 +220,14 @@ class Known(NamedTuple):
     @classmethod
     def restore(cls, saved: Saved) -> Self:
         """Take up the tensors ``names`` and ``labels``."""
-        labels = saved.tensor("labels", *saved.tensors["names"].shape)
-        if not 0 <= int(labels.min()) <= int(labels.max()) < saved.classes:
-            raise ValueError(f"the labels are not those of {saved.classes} classes")
-        return cls(saved.tensors["names"], labels)
+        return cls.checked(saved.tensors["names"], saved.tensors["labels"], saved.classes)
+
+    @classmethod
+    def checked(cls, names: Tensor, labels: Tensor, classes: int) -> Self:
+        """Take up tensors from a file, of a label a name."""
+        if labels.shape != names.shape or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise ValueError(f"the labels are not those of {classes} classes, one for each name")
+        return cls(names, labels)
 
     def labels_in(self, graph: Graph) -> Tensor:
         """Return the labels of a graph's nodes, -1 where not known: int64 [n]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -50,21 +50,24 @@ class BoostedTrees:
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every setting."""
         check_size(task.graph)
-        held = task.graph.validation.cpu().numpy()
         for hops in self.hops:
-            columns = _Columns.of(task, hops)
-            rows = columns(task.graph, task.features, task.device)
+            columns = [_Columns.of(fold, hops)(fold.graph, fold.features, fold.device) for fold in task.folds]
             for leaves in self.leaves:
-                model = _boost(task, rows, leaves, ITERATIONS)
-                stages = [
-                    _logits(raw, model, task.classes) for raw in model.staged_decision_function(rows[held])
-                ]
+                found = [_stages(fold, rows, leaves) for fold, rows in zip(task.folds, columns, strict=True)]
+                stages = [torch.cat(stage) for stage in zip(*found, strict=True)]
                 losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
                 best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
                 learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1)
                 setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {best + 1} rounds of {leaves} leaves"
                 yield task.tried(Candidate(self.name, setting=setting), stages[best].unsqueeze(1), learn)
                 tick(f"{self.name}, {setting}")
+
+
+def _stages(task: Task, rows: Any, leaves: int) -> Iterator[Tensor]:
+    """Yield the logits of the nodes held out after every round, [m, classes]."""
+    model = _boost(task, rows, leaves, ITERATIONS)
+    held = rows[task.graph.validation.cpu().numpy()]
+    return (_logits(raw, model, task.classes) for raw in model.staged_decision_function(held))
 
 
 class _Columns(NamedTuple):

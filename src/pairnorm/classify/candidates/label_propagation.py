@@ -36,9 +36,8 @@ class LabelPropagation:
         """Yield one for every α."""
         for alpha in self.alphas:
             learn = partial(_learn, alpha=alpha)
-            logits = learn(task).logits(task.graph, task.features, task.device)
             candidate = Candidate(self.name, setting=f"α = {alpha:g}")
-            yield task.tried(candidate, logits[task.graph.validation.to(logits.device)], learn)
+            yield task.tried(candidate, task.held_logits(learn), learn)
         tick(self.name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, check_size
-from pairnorm.classify.candidates.sgc import SCALES
-from pairnorm.classify.regression import regressions
+from pairnorm.classify.candidates.sgc import SCALES, fold_weights, held_products
 from pairnorm.data import Graph
 from pairnorm.nn import pair_norm
 
@@ -33,27 +32,18 @@ class LogisticRegression:
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every scale."""
         check_size(task.graph)
-        validation = task.graph.validation.to(task.device)
-        held = pair_norm(task.features.to_dense().to(task.device))[validation]
-        for scale, fitted in zip(sorted(self.scales), _learn(task, self.scales), strict=True):
+        rows = pair_norm(task.features.to_dense().to(task.device))
+        for scale, weight, bias in fold_weights(task, rows, self.scales):
             candidate = Candidate(self.name, scale=scale, setting=f"scale {scale:g}")
-            logits = (held @ fitted.weight + fitted.bias).unsqueeze(1)
-            yield task.tried(candidate, logits, partial(_learn_one, scale=scale))
+            logits = held_products(task, rows, scale * weight, bias)
+            yield task.tried(candidate, logits, partial(_learn, scale=scale))
         tick(self.name)
 
 
-def _learn(task: Task, scales: Sequence[float]) -> Iterator[Linear]:
-    """Yield one for every scale, from small to large."""
-    train = task.graph.train.to(task.device)
-    rows = pair_norm(task.features.to_dense().to(task.device))[train]
-    for scale, weight, bias in regressions(
-        rows, task.graph.labels.to(task.device)[train], task.classes, scales
-    ):
-        yield Linear(scale * weight, bias)
-
-
-def _learn_one(task: Task, scale: float) -> Linear:
-    return next(_learn(task, [scale]))
+def _learn(task: Task, scale: float) -> Linear:
+    rows = pair_norm(task.features.to_dense().to(task.device))
+    ((_, weight, bias),) = fold_weights(task, rows, [scale])
+    return Linear(scale * weight[0], bias[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,7 @@ class MostFrequent:
 
     def fit(self, task: Task, tick: Tick) -> Found:
         """Count."""
-        logits = _count(task).logits(task.graph, task.features, task.device)
-        yield task.tried(Candidate(self.name), logits[task.graph.validation.to(logits.device)], _count)
+        yield task.tried(Candidate(self.name), task.held_logits(_count), _count)
 
 
 def _count(task: Task) -> Frequencies:

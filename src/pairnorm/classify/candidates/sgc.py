@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, check_size, filled
-from pairnorm.classify.regression import regressions, span
+from pairnorm.classify.regression import fold_regressions, span
 from pairnorm.nn import SGC, PairNorm, propagation, states
 from pairnorm.train.spec import Norm
 
-SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
+SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
 # A depth can be chosen by this many training nodes; the model is then fitted on all of them.
 ENOUGH = 4000
 
@@ -46,25 +46,24 @@ class SGCFamily:
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield an SGC for every fill, norm, depth and scale; of many training nodes, some decide."""
         check_size(task.graph)
-        few, validation = _fewer(task), task.graph.validation.to(task.device)
+        few = _fewer(task)
         for fill in self.fills:
             for norm in self.norms:
                 for candidate, state, weight, bias in _sweep(few, fill, norm, self.depths, self.scales, tick):
-                    logits = (state[validation] @ weight + bias).unsqueeze(1)
+                    logits = held_products(task, state, weight, bias)
                     yield task.tried(candidate, logits, partial(_learn, candidate=candidate))
 
 
 def _sweep(
     task: Task, fill: str, norm: Norm, depths: Sequence[int], scales: Sequence[float], tick: Tick
 ) -> Iterator[tuple[Candidate, Tensor, Tensor, Tensor]]:
-    """Yield (candidate, state, weight, bias) of every depth and scale from one propagation.
+    """Yield (candidate, state, weights, biases) of every depth and scale from one propagation.
 
-    PairNorm commutes with its scale, all but PN-SCS.
+    There is a weight for every fold. PairNorm commutes with its scale, all but PN-SCS.
     """
     graph, device = task.graph, task.device
     start = filled(fill, graph, _reduced(task)[1])
     matrix = propagation(graph.adjacency, task.adjacency).to(device)
-    labels, train = (part.to(device) for part in (graph.labels, graph.train))
     for group in [[scale] for scale in scales] if norm == "PN-SCS" else [scales]:
         own = group[0] if norm == "PN-SCS" else 1.0
         walk = states(start, matrix, None if norm == "none" else PairNorm(own, norm))
@@ -72,7 +71,7 @@ def _sweep(
             if depth not in depths:
                 continue
             factors = [scale / own for scale in group]
-            for factor, weight, bias in regressions(state[train], labels[train], task.classes, factors):
+            for factor, weight, bias in fold_weights(task, state, factors):
                 candidate = Candidate("SGC", norm, depth, own * factor, fill=fill)
                 yield candidate, state, factor * weight, bias
             tick(f"SGC{'' if norm == 'none' else '-' + norm}, depth {depth}")
@@ -88,7 +87,32 @@ def _learn(task: Task, candidate: Candidate) -> Network:
     weight = weight if norm in ("none", "PN-SCS") else weight / scale
     weight = weight if basis is None else basis @ weight
     settings = {"norm": candidate.mode, "scale": scale, "adjacency": task.adjacency}
-    return Network(SGC.from_weights(weight[None], bias[None], depth=depth, **settings), candidate.fill)
+    return Network(SGC.from_weights(weight, bias, depth=depth, **settings), candidate.fill)
+
+
+def fold_weights(
+    task: Task, state: Tensor, scales: Sequence[float]
+) -> Iterator[tuple[float, Tensor, Tensor]]:
+    """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on some columns.
+
+    Args:
+        task: whose folds.
+        state: [n, d], the columns of every node.
+        scales: from small to large.
+    """
+    train = task.learnable.graph.train
+    folds = torch.stack([fold.graph.train[train] for fold in task.folds]).to(state.device)
+    labels = task.graph.labels[train].to(state.device)
+    return fold_regressions(state[train.to(state.device)], labels, task.classes, scales, folds)
+
+
+def held_products(task: Task, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return what the weights of every fold say of the nodes it holds out, [m, 1, classes]."""
+    found = [
+        state[fold.graph.validation.to(state.device)] @ own + constant
+        for fold, own, constant in zip(task.folds, weight, bias, strict=True)
+    ]
+    return torch.cat(found).unsqueeze(1)
 
 
 def _reduced(task: Task) -> tuple[Tensor | None, Tensor]:

@@ -1,0 +1,64 @@
+import numpy as np
+import torch
+
+from pairnorm.classify.candidates import Average, LabelPropagation, LogisticRegression, Task
+from pairnorm.classify.candidates.smooth import Smooth, sharpened, spread
+from pairnorm.classify.search import search
+
+CPU = torch.device("cpu")
+
+
+def test_what_is_spread_solves_its_equation(task: Task) -> None:
+    """Against a dense solution of Z = α S Z + (1 - α) Z₀, known labels in place of what was said of them."""
+    graph, alpha = task.graph, 0.5
+    labels = graph.labels.where(graph.train, -1)
+    chances = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
+    adjacency = graph.adjacency.to_dense().double() + torch.eye(300)
+    root = adjacency.sum(1).rsqrt()
+    start = chances.double()
+    start[graph.train] = torch.nn.functional.one_hot(labels[graph.train], 2).double()
+    matrix = torch.eye(300) - alpha * root[:, None] * adjacency * root
+    expected = torch.linalg.solve(matrix, (1 - alpha) * start)
+    found = spread(graph, chances, labels, alpha)
+    torch.testing.assert_close(found.double(), expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
+    assert torch.equal(found.argmax(1), sharpened(found, 3.0).argmax(1))
+
+
+def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task) -> None:
+    """Features alone know little, their neighbours' more."""
+    families = [LogisticRegression((3.0,)), LogisticRegression((10.0,))]
+    assert search(task, families).smooth is None
+    choice = search(task, families, simple=False)
+    assert choice.smooth is not None
+    plain = Average(choice.learn(task).parts)
+    held, truth = task.graph.validation, task.held
+
+    def loss(model: Average) -> float:
+        logits = model.logits(task.graph, task.features, CPU)[held, 0]
+        return float(torch.nn.functional.cross_entropy(logits, truth))
+
+    assert loss(choice.learn(task)) < loss(plain) - 0.01
+    assert np.isclose(loss(choice.learn(task)), choice.best.validation_loss, rtol=1e-4)
+    assert choice.best.name == "The average of 1 model, smoothed over the graph" or len(choice.parts) > 1
+
+
+def test_one_family_stays_itself(task: Task) -> None:
+    assert search(task, [LabelPropagation()], simple=False).smooth is None
+
+
+def test_nodes_are_known_by_name(task: Task) -> None:
+    """In a graph whose nodes come in another order the same is said of each."""
+    smooth = Smooth.of(task, 0.8, 2.0)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(1))
+    graph = task.graph
+    dense = graph.adjacency.to_dense()[order][:, order]
+    other = graph.replace(
+        adjacency=dense.to_sparse_csr(),
+        **{
+            name: getattr(graph, name)[order] for name in ("labels", "train", "validation", "test", "missing")
+        },
+        features=graph.features.to_dense()[order],
+        node_names=graph.node_names[order.numpy()],
+    )
+    chances = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(smooth(other, chances[order]), smooth(graph, chances)[order])
