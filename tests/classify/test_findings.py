@@ -6,7 +6,8 @@ import torch
 
 from pairnorm.classify import Candidate, NodeClassifier
 from pairnorm.classify.candidates.base import Network
-from pairnorm.classify.findings import STEPS, Findings, Rival
+from pairnorm.classify.findings import LATER, RANDOM, STEPS, Findings, Rival
+from pairnorm.classify.holdout import without
 from pairnorm.data import Graph
 
 
@@ -22,8 +23,8 @@ def findings(small: Graph) -> Findings:
 
 def test_groups_with_and_without_features_make_up_the_held_out_nodes(findings: Findings) -> None:
     groups = findings.groups()
-    assert list(groups) == ["all held-out nodes", "with features", "without features"]
-    everyone, *parts = (scores.confusion for scores in groups.values())
+    assert list(groups) == ["all held-out nodes", "with features", "without features", LATER]
+    everyone, *parts, _ = (scores.confusion for scores in groups.values())
     assert np.array_equal(sum(parts), everyone)
     assert groups["all held-out nodes"].count == 174
     test = findings.test & findings.graph.missing_vectors.numpy()
@@ -32,9 +33,43 @@ def test_groups_with_and_without_features_make_up_the_held_out_nodes(findings: F
 
 def test_without_missing_vectors_there_is_one_group(findings: Findings) -> None:
     nobody = torch.zeros_like(findings.graph.train)
-    assert list(replace(findings, graph=findings.graph.replace(missing=nobody)).groups()) == [
-        "all held-out nodes"
-    ]
+    complete = replace(findings, graph=findings.graph.replace(missing=nobody))
+    assert list(complete.groups()) == ["all held-out nodes", LATER]
+
+
+def test_what_comes_later_is_labelled_without_retraining(small: Graph) -> None:
+    """Neither features nor labels nor edges of those that come later change what was learnt."""
+    classifier = NodeClassifier("SGC", depth=4, norm="PN", scale=10.0, refit=False).fit(small)
+    scores = Findings.of(classifier, small).checks[LATER]
+    assert scores.count == 60  # a fifth of all nodes, of 174 held out
+    assert 0.6 < scores.accuracy <= 1
+    kept = without(small, small.test)
+    dense = small.adjacency.to_dense()
+    assert torch.equal(kept.adjacency.to_dense(), dense[~small.test][:, ~small.test])
+    assert torch.equal(kept.features.to_dense(), small.features.to_dense()[~small.test])
+    assert torch.equal(kept.labels, small.labels[~small.test])
+
+
+def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(raises) -> None:
+    """Classes drift: what tells them early is reversed late."""
+    generator = torch.Generator().manual_seed(0)
+    labels, day = torch.arange(400) % 2, torch.arange(400.0)
+    sign = (2.0 * labels - 1) * torch.where(day < 320, 1, -1)
+    features = torch.stack([day, sign + 0.3 * torch.randn(400, generator=generator)], 1)
+    edges = torch.randint(0, 400, (2, 50), generator=generator)
+    graph = Graph.from_edges(edges, features, labels, feature_names=("day", "sign"), num_nodes=400)
+    classifier = NodeClassifier("logistic regression", time="day").fit(graph)
+    split = classifier.split_
+    assert [int(mask.sum()) for mask in split] == [240, 80, 80]
+    assert day[split.train].max() < day[split.validation].min()
+    assert day[split.validation].max() < day[split.test].min()
+    found = Findings.of(classifier, graph)
+    assert found.checks[RANDOM].accuracy > classifier.held_out_.accuracy + 0.3
+    assert "A random split would flatter" in found.verdict()
+    with raises("unknown-choice", value="week"):
+        NodeClassifier(time="week").fit(graph)
+    with raises("conflicting-options"):
+        NodeClassifier(time="day").fit(graph.with_split("per-class-20"))
 
 
 def test_rivals_start_with_the_model_itself(findings: Findings) -> None:
@@ -113,7 +148,7 @@ def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None
     assert tried == {
         "most frequent class": 1,
         "label propagation": 3,
-        "logistic regression": 9,
+        "logistic regression": 8,
         "GCN, 2 layers": 4,
     }
 
@@ -128,7 +163,7 @@ def test_the_model_is_asked_about_the_graph_once(small: Graph, monkeypatch: pyte
     monkeypatch.setattr(Network, "logits", count)
     classifier = NodeClassifier(depth=(1, 4), simple=True, refit=False).fit(small)
     findings = Findings.of(classifier, small)
-    assert asked.count("SGC") == 1
+    assert asked.count("SGC") == 2  # and the one that was learnt without those who come later
     assert np.array_equal(findings.probabilities, classifier.predict_proba(small))
 
 

@@ -52,9 +52,10 @@ def findings() -> Findings:
     classifier: Any = SimpleNamespace(best_=tried[3], search_=tried, adjacency="rw", scaling_=scaling)
     classifier.decide = lambda chances: chances.argmax(1)
     classifier.threshold = lambda number: 0.5
+    classifier.task_ = SimpleNamespace(held_out=())
     rival = Rival("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64))
     found = probabilities.astype(np.float32)
-    return Findings(classifier, graph, found, [rival], smoothing, suggest_depth(graph))
+    return Findings(classifier, graph, found, [rival], {}, smoothing, suggest_depth(graph))
 
 
 def block(document: Document, kind: type) -> Any:

@@ -18,7 +18,7 @@ from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperatur
 from pairnorm.classify.holdout import complete_split, fingerprints, folds, holds, unseen
 from pairnorm.classify.persistence import load, save
 from pairnorm.classify.scaling import Scaling, check_features
-from pairnorm.classify.search import plan, search
+from pairnorm.classify.search import Choice, plan, search
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.errors import PairNormError, one_of
@@ -32,7 +32,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
     Parameters only go into the constructor; what is learnt ends in an underscore: ``classes_``, ``best_``
     (the chosen ``Candidate``, or what the average is), ``parts_`` (what it consists of: how often each was
     taken, and the ``Candidate``), ``search_`` (all that were tried), ``model_`` (the chosen one, fitted),
-    ``scaling_``, ``encoder_`` (how columns of files became features: ``Graph.from_files(..., encoder=...)``
+    ``scaling_``, ``task_`` and ``choice_`` (what it was learnt from, and how it is learnt: not saved),
+    ``encoder_`` (how columns of files became features: ``Graph.from_files(..., encoder=...)``
     reads others alike), ``temperature_`` (how much probabilities were softened to fit the validation nodes),
     ``prior_`` and ``tilt_`` (the class with the largest p / prior^tilt is predicted), ``split_``,
     ``probabilities_`` of the graph's nodes, ``judged_`` (the same from training labels alone), and
@@ -58,6 +59,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             rare ones more often; ``"auto"`` leaves it to the metric.
         simple: one model, the best, instead of an average of several.
         refit: after the choice, learn from all labelled nodes but those that the graph's split tests on.
+        time: a feature by which nodes come one after the other: the latest labelled ones are held out, so
+            that nothing that came later teaches what came before.
         scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
         hidden: width of GCN and GAT; 0 for the paper's.
@@ -90,6 +93,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         class_weight: str = "auto",
         simple: bool = False,
         refit: bool = True,
+        time: str | None = None,
         scaling: str = "auto",
         adjacency: Kind = "rw",
         hidden: int = 0,
@@ -102,7 +106,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.model, self.depth, self.norm, self.scale = model, depth, norm, scale
         self.fill, self.metric, self.class_weight = fill, metric, class_weight
-        self.simple, self.refit = simple, refit
+        self.simple, self.refit, self.time = simple, refit, time
         self.scaling, self.adjacency = scaling, adjacency
         self.hidden, self.dropout, self.epochs, self.seeds = hidden, dropout, epochs, seeds
         self.budget, self.device, self.random_state = budget, device, random_state
@@ -118,6 +122,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
     temperature_: float
     split_: Split
     task_: Task
+    choice_: Choice
     prior_: NDArray[np.float32]
     tilt_: float
     probabilities_: NDArray[np.float32]
@@ -142,11 +147,11 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         one_of("metric", self.metric, METRICS)
         one_of("class_weight", self.class_weight, ("auto", "balanced"))
         given = graph.split
-        split = complete_split(graph, self.random_state)
+        split = complete_split(graph, self.random_state, self.time)
         families, done = plan(self, graph.with_split(split)), 0
-        # Validation nodes say when the training of a network stops: it has no folds.
-        trained = any(isinstance(family, GNNFamily) for family in families)
-        turns = [] if trained else folds(graph, split, self.random_state)
+        # Validation nodes say when the training of a network stops, and in folds what is later would teach.
+        apart = self.time is not None or any(isinstance(family, GNNFamily) for family in families)
+        turns = [] if apart else folds(graph, split, self.random_state)
         graph = graph.with_split(split)
         scaling = Scaling.of(graph, self.scaling)
         device = find_device(self.device)
@@ -162,7 +167,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         self.best_, self.search_ = choice.best, [one.candidate for one in choice.tried]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
         self.model_, self.scaling_, self.task_ = choice.learn(task.learnable), scaling, task
-        self.split_ = split
+        self.split_, self.choice_ = split, choice
         self.temperature_ = fit_temperature(choice.chances.clamp(min=1e-30).log().unsqueeze(1), task.held)
         self.judged_, self.prior_ = self._probabilities(task), task.prior.numpy()
         self.tilt_ = decide(self.metric, task.held, choice.chances, task.prior)[1]

@@ -11,7 +11,7 @@ from torch import Tensor
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.measure import col_diff, effective_rank, row_diff
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix, propagation, states
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
 NODES, COLUMNS = 400, 300
@@ -54,8 +54,8 @@ def smoothing(
     columns = torch.randperm(graph.num_features, generator=generator)[:COLUMNS]
     dense = features.to_dense()
     # Distances between nodes need few columns; those between columns do not depend on PairNorm's scale.
-    states = zip(_states(matrix, span(dense)[1]), _states(matrix, dense[:, columns]), strict=False)
-    for depth, (state, some) in zip(range(max(depths) + 1), states, strict=False):
+    walks = zip(_states(matrix, span(dense)[1]), _states(matrix, dense[:, columns]), strict=False)
+    for depth, (state, some) in zip(range(max(depths) + 1), walks, strict=False):
         if depth not in depths:
             continue
         for norm in ("none", "PN"):
@@ -74,15 +74,19 @@ def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[dict[str, Tensor
     afterwards. So PairNorm's state, one scale and one row tell the plain state, whose own small differences
     would be lost beside its mean.
     """
-    row, length, state = features.new_zeros(features.shape[1]), 1.0, features
-    while True:
+    row, length = features.new_zeros(features.shape[1]), 1.0
+
+    def norm(state: Tensor) -> Tensor:
+        nonlocal row, length
         mean = state.mean(0)
         row = row + length * mean
         state = state - mean
         spread = max(float(state.square().sum(1).mean().sqrt()), TINY)
-        state, length = state / spread, length * spread
+        length *= spread
+        return state / spread
+
+    for state in states(features, matrix, norm):
         yield {"none": length * state + row, "PN": state}
-        state = matrix @ state
 
 
 HEADINGS = ("depth", "row-diff", "with PN", "col-diff", "with PN", "effective rank", "with PN")

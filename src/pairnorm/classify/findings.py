@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, is_large
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
 from pairnorm.classify.evaluation import Scores, mean_probabilities, paired_difference
-from pairnorm.classify.holdout import FEW, ClassifierWarning
-from pairnorm.classify.search import RIVAL_DROPOUTS, RIVAL_RATES, rivals, search
-from pairnorm.data import Graph
+from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without
+from pairnorm.classify.scaling import Scaling
+from pairnorm.classify.search import NETWORKS, RIVAL_DROPOUTS, RIVAL_RATES, rivals, search
+from pairnorm.data import Graph, Split
+from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
+
+# Other ways to hold nodes out than to hide their labels.
+LATER, RANDOM = "coming later, with their edges", "on a random split"
+COMING_LATER = (
+    "Those coming later were taken out of the graph with all their edges; a model that was learnt without "
+    "them labelled them when they came back."
+)
+# How many of all nodes may come later at most.
+LATEST = 0.2
 
 STEPS = 2 + len(RIVAL_RATES) * len(RIVAL_DROPOUTS) + len(DEPTHS)
 
@@ -42,6 +55,7 @@ class Findings:
         graph: with its split.
         probabilities: [n, classes], from training labels alone, whatever was learnt from all in the end.
         rivals: simpler methods on the same split.
+        checks: how what was chosen does on nodes that are held out in other ways.
         smoothing: what propagation does to the features; nothing where they are too large to be dense.
         suggestion: the depth that diagnosis alone would have suggested.
     """
@@ -50,6 +64,7 @@ class Findings:
     graph: Graph
     probabilities: NDArray[np.float32]
     rivals: list[Rival]
+    checks: dict[str, Scores]
     smoothing: list[Smoothing]
     suggestion: Suggestion
 
@@ -83,9 +98,17 @@ class Findings:
             graph,
             classifier.judged_,
             [_run(family, task, tick) for family in rivals(graph, classifier.random_state, large)],
+            _checks(classifier),
             [] if large else smoothing(graph, task.features, tick=tick),
             suggest_depth(graph),
         )
+
+    @property
+    def judges(self) -> str:
+        """Who chose, in words."""
+        if folds := len(self.classifier.task_.held_out):
+            return f"labelled nodes that were held out in turn, in {folds} folds"
+        return "validation nodes"
 
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
@@ -115,12 +138,12 @@ class Findings:
         return Scores.of(labels[judged], predicted[judged], self.graph.num_classes, chances)
 
     def groups(self) -> dict[str, Scores]:
-        """Judge the held-out nodes: all, and where some lack features, those with and those without."""
+        """Judge the held-out nodes: all, those with and without features, and what was held out otherwise."""
         missing = self.graph.missing_vectors.cpu().numpy()
         groups = {"all held-out nodes": self.test}
         if (self.test & missing).any() and (self.test & ~missing).any():
             groups |= {"with features": self.test & ~missing, "without features": self.test & missing}
-        return {name: self.scores(self.predicted, judged) for name, judged in groups.items()}
+        return {name: self.scores(self.predicted, judged) for name, judged in groups.items()} | self.checks
 
     def comparison(self) -> dict[str, Scores]:
         """Judge the model and its rivals on the held-out nodes, the model first."""
@@ -139,7 +162,13 @@ class Findings:
 
     def verdict(self) -> str:
         """Say in a sentence or two whether the model earns its keep, and what it does to rare classes."""
-        return " ".join([self._verdict(), *self._rare()])
+        return " ".join([self._verdict(), *self._time(), *self._rare()])
+
+    def _time(self) -> Iterator[str]:
+        if (drawn := self.checks.get(RANDOM)) is not None:
+            ours = self.scores(self.predicted, self.test)
+            if drawn.accuracy > ours.interval[1]:
+                yield f"A random split would flatter: on that, {100 * drawn.accuracy:.1f}% are right."
 
     def _rare(self) -> Iterator[str]:
         if int(self.test.sum()) < FEW:
@@ -214,3 +243,33 @@ def _run(family: Family, task: Task, tick: Tick) -> Rival:
     choice = search(task, [family], tick)
     chances = mean_probabilities(choice.learn(task.learnable).logits(task.graph, task.features, task.device))
     return Rival(family.name, choice.best, len(choice.tried), chances.argmax(1).cpu().numpy())
+
+
+def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
+    task, choice, found = classifier.task_, classifier.choice_, {}
+    graph = task.graph
+    trained = any(one.candidate.model in NETWORKS for _, one in choice.parts)  # on all nodes, once
+    if trained or not graph.test.any():
+        return {}
+    if not (graph.encoder and graph.encoder.named("structure")):  # which is made of the edges
+        test = graph.test.nonzero().squeeze(1)
+        drawn = Stream(classifier.random_state, "classify later").order(len(test))
+        later = torch.zeros_like(graph.test)
+        later[test[drawn[: max(1, int(LATEST * graph.num_nodes))]]] = True
+        before = without(task.learnable.graph, later)
+        scaling = Scaling.of(before, classifier.scaling_.kind)
+        model = choice.learn(replace(task.learnable, graph=before, features=scaling(before)))
+        found[LATER] = _judge(classifier, model.logits(graph, scaling(graph), task.device), later)
+    if classifier.time is not None:
+        nobody = torch.zeros_like(graph.test)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ClassifierWarning)  # of a split that is not the user's
+            split = complete_split(graph.with_split(Split(nobody, nobody, nobody)), classifier.random_state)
+        model = choice.learn(replace(task, graph=graph.with_split(split), held_out=()))
+        found[RANDOM] = _judge(classifier, model.logits(graph, task.features, task.device), split.test)
+    return found
+
+
+def _judge(classifier: NodeClassifier, logits: Tensor, judged: Tensor) -> Scores:
+    chances = mean_probabilities(logits, classifier.temperature_).cpu().numpy()
+    return classifier._scores(classifier.task_.graph, judged.cpu().numpy(), chances)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pairnorm.classify.conformal import LabelSets, label_sets
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
 from pairnorm.classify.evaluation import Scores, wilson
-from pairnorm.classify.findings import Findings
+from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.data import Graph
 from pairnorm.escaping import terminal
 from pairnorm.page import (
@@ -353,6 +353,8 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
     groups, names, test = findings.groups(), findings.graph.class_names, findings.test
     scores = groups["all held-out nodes"]
     yield Text("On held-out nodes. Balanced accuracy and macro F1 count small classes as much as large ones.")
+    if LATER in groups:
+        yield Text(COMING_LATER)
     yield Table(
         ["group", "nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
         [[name, f"{one.count:,}", *numbers(one)] for name, one in groups.items()],
@@ -394,8 +396,8 @@ def _depth(findings: Findings) -> Iterator[Text | Chart]:
     symbols = ("circle", "square", "triangle-up", "diamond", "cross", "x")
     models = list(dict.fromkeys(one.model for one in tried))
     yield Text(
-        f"Of {len(tried):,} models tried, {best.name} had the smallest loss of networks on the validation "
-        f"nodes (right on {percent(best.validation_accuracy)}). Of each depth the best setting is drawn."
+        f"Of {len(tried):,} models tried, {best.name} had the smallest loss of networks on {findings.judges} "
+        f"(right on {percent(best.validation_accuracy)}). Of each depth the best setting is drawn."
     )
     found = []
     for model, norm in dict.fromkeys((one.model, one.norm) for one in tried if one.depth):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pairnorm.data import Graph, Split
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError, quoted
+from pairnorm.errors import PairNormError, one_of, quoted
 
 HELD_OUT = 0.2
 FEW = 30
@@ -25,7 +25,7 @@ class ClassifierWarning(UserWarning):
     """Something about a user's graph that limits what can be learnt or known from it."""
 
 
-def complete_split(graph: Graph, seed: int = 0) -> Split:
+def complete_split(graph: Graph, seed: int = 0, time: str | None = None) -> Split:
     """Return the graph's split with the parts it lacks drawn from labelled nodes, class by class.
 
     Without any split, 60 / 20 / 20 percent of every class; the first node of a class goes to train, the
@@ -35,11 +35,15 @@ def complete_split(graph: Graph, seed: int = 0) -> Split:
     Args:
         graph: with labels of two classes or more.
         seed: the same seed gives the same split on every machine.
+        time: a feature by which nodes come one after the other: the last 20 percent of the labelled ones are
+            tested on, the 20 before them validate. The graph has no split of its own then.
     """
     _check_labels(graph)
     train, validation, test = (mask.clone() for mask in graph.split)
     free = graph.labelled & ~train & ~validation & ~test
-    if not (train | validation | test).any():
+    if time is not None:
+        train, validation, test = _by_time(graph, time)
+    elif not (train | validation | test).any():
         train, validation, test = _parts(graph.labels, free, seed, HELD_OUT, HELD_OUT)
     elif not train.any():
         train = free
@@ -127,6 +131,38 @@ def _parts(
         return among & torch.from_numpy(part == number).to(among.device)
 
     return Split(mask(0), mask(1), mask(2))
+
+
+def _by_time(graph: Graph, time: str) -> Split:
+    """Deal the labelled nodes out in the order of a feature; equals stay together, in the earlier part."""
+    names = graph.feature_names or ()
+    place = names.index(one_of("time", time, names))
+    if any(mask.any() for mask in graph.split):
+        problem = "there is a split already"
+        raise PairNormError(problem, code="conflicting-options", remedy="Leave it out, or {time}.", time=...)
+    gone = graph.missing if graph.missing.dim() == 1 else graph.missing[:, place]
+    column = graph.to_scipy()[1][:, [place]]
+    column = column if isinstance(column, np.ndarray) else column.toarray()
+    # What has no time was there from the start.
+    moments = torch.from_numpy(column[:, 0]).to(graph.device).where(~gone, -torch.inf)
+    known = moments[graph.labelled].sort().values
+    ends = (known[round((1 - share * HELD_OUT) * len(known)) - 1] for share in (2, 1))
+    first, second = ((moments <= end) & graph.labelled for end in ends)
+    return Split(first, second & ~first, graph.labelled & ~second)
+
+
+def without(graph: Graph, nodes: Tensor) -> Graph:
+    """Return the graph as it was before some nodes came, with their features, labels and edges.
+
+    Args:
+        graph: the graph.
+        nodes: bool [n].
+    """
+    kept = (~nodes).cpu().numpy()
+    adjacency, features = graph.to_scipy()
+    parts = {name: getattr(graph, name)[~nodes] for name in ("labels", "missing", *graph.split._fields)}
+    names = {"class_names": graph.class_names, "node_names": graph.node_names[kept]}
+    return Graph.from_scipy(adjacency[kept][:, kept], features[kept], **parts, **names).to(graph.device)
 
 
 def _share(left: int, wanted: float) -> int:

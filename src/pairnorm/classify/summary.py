@@ -17,7 +17,7 @@ from pairnorm.classify.candidates.base import Candidate
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, measured
 from pairnorm.classify.evaluation import Scores
-from pairnorm.classify.findings import Findings
+from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.classify.fit_page import fit_page, numbers, percent
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.search import RIVAL_EPOCHS, RIVAL_SEEDS
@@ -274,6 +274,8 @@ def _accuracy(findings: Findings) -> Iterator[str]:
         "accuracy (the mean over classes) and macro F1 count small classes as much as large ones."
     )
     groups = findings.groups()
+    if LATER in groups:
+        yield COMING_LATER
     yield _table(
         ["", "nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
         [[name, f"{scores.count:,}", *numbers(scores)] for name, scores in groups.items()],
@@ -292,8 +294,8 @@ def _accuracy(findings: Findings) -> Iterator[str]:
     count, right = findings.confident()
     yield (
         f"It gives its class at least 90% on {count:,} held-out nodes, and is right on {percent(right)} of "
-        "them. (How confident to be was learnt from validation nodes: temperature "
-        f"{findings.classifier.temperature_:.2g}.)"
+        "them. (How confident to be was learnt from "
+        f"{findings.judges}: temperature {findings.classifier.temperature_:.2g}.)"
     )
 
 
@@ -307,9 +309,9 @@ def _tuning(findings: Findings) -> str:
     tried += [(rival.name, rival.tried, rival.best.setting) for rival in findings.rivals if rival.tried > 1]
     amounts = [f"{name}: {count:,}{f' ({setting})' if setting else ''}" for name, count, setting in tried]
     return (
-        "All were fitted on the same training nodes, and the settings of each chosen by the same validation "
-        f"nodes, among so many: {'; '.join(amounts)}. Of the GCN, learning rate and dropout are chosen, and "
-        f"the best of {RIVAL_EPOCHS} epochs is kept; the width is fixed, {RIVAL_SEEDS} seeds are averaged."
+        f"All were fitted on the same nodes, and the settings of each chosen by {findings.judges}, "
+        f"among so many: {'; '.join(amounts)}. Validation nodes choose learning rate and dropout of the GCN "
+        f"and the best of {RIVAL_EPOCHS} epochs; the width is fixed, {RIVAL_SEEDS} seeds are averaged."
     )
 
 
@@ -317,8 +319,8 @@ def _parts(findings: Findings) -> Iterator[str]:
     classifier = findings.classifier
     yield "## What it consists of"
     yield (
-        f"Of {len(classifier.search_):,} models tried, those were taken that together do best on the "
-        f"validation nodes, by {classifier.metric}: probabilities are averaged. What each reaches alone:"
+        f"Of {len(classifier.search_):,} models tried, those were taken that together do best on "
+        f"{findings.judges}, by {classifier.metric}: probabilities are averaged. What each reaches alone:"
     )
     named = [*classifier.parts_, (sum(weight for weight, _ in classifier.parts_), classifier.best_)]
     yield _table(
@@ -344,7 +346,7 @@ def _depth(findings: Findings, best: Candidate) -> Iterator[str]:
     tried = [candidate for candidate in findings.classifier.search_ if candidate.depth]
     yield "## How deep"
     yield (
-        f"Of {len(tried):,} networks tried, {best.name} had the smallest loss on the validation nodes "
+        f"Of {len(tried):,} networks tried, {best.name} had the smallest loss on {findings.judges} "
         f"(right on {percent(best.validation_accuracy)}). Of each depth the best scale is drawn."
     )
     depths = {candidate.depth for candidate in tried if candidate.model == best.model}

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, Tried
@@ -75,6 +76,9 @@ def _train(task: Task, spec: Spec, seeds: Sequence[int], watch: Callable[[int], 
     setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
     candidate = Candidate(spec.model, spec.norm, spec.depth, scale, setting=setting)
     # When to stop was learnt from the validation nodes: nothing would be left to tell.
-    return task.tried(
-        candidate, logits[graph.validation.to(logits.device)], lambda task: Network(trainer.model)
-    )
+    learn = partial(_as_trained, network=Network(trainer.model))
+    return task.tried(candidate, logits[graph.validation.to(logits.device)], learn)
+
+
+def _as_trained(task: Task, network: Network) -> Network:
+    return network
