@@ -168,9 +168,11 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
         self.model_, self.scaling_, self.task_ = choice.learn(task.learnable), scaling, task
         self.split_, self.choice_ = split, choice
-        self.temperature_ = fit_temperature(choice.chances.clamp(min=1e-30).log().unsqueeze(1), task.held)
+        held = choice.chances.clamp(min=1e-30).log().unsqueeze(1)
+        self.temperature_ = fit_temperature(held, task.held)
         self.judged_, self.prior_ = self._probabilities(task), task.prior.numpy()
-        self.tilt_ = decide(self.metric, task.held, choice.chances, task.prior)[1]
+        softened = mean_probabilities(held, self.temperature_)
+        self.tilt_ = decide(self.metric, task.held, softened, task.prior)[1]
         if self.class_weight == "balanced":
             self.tilt_ = 1.0
         self.classes_ = np.array(graph.class_names)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.average import Average, choose, choose_smooth
+from pairnorm.classify.candidates.average import Average, Part, choose, choose_smooth
 from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, Tried
 from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.gnn import GNNFamily
@@ -169,6 +169,7 @@ class Choice(NamedTuple):
         best: the chosen one, or the average of them.
         chances: its probabilities for the nodes held out, fold after fold, [m, classes].
         smooth: α and γ of ``Smooth``, where that was chosen too.
+        learnt: a task that the parts were learnt from already, and they.
     """
 
     tried: Sequence[Tried]
@@ -176,10 +177,13 @@ class Choice(NamedTuple):
     best: Candidate
     chances: Tensor
     smooth: tuple[float, float] | None = None
+    learnt: tuple[Task, Sequence[Part]] | None = None
 
     def learn(self, task: Task) -> Average:
         """Learn what was chosen from a task's training nodes."""
         smooth = None if self.smooth is None else Smooth.of(task, *self.smooth)
+        if self.learnt is not None and self.learnt[0] is task:
+            return Average(self.learnt[1], smooth)
         return Average([(weight, one.candidate, one.learn(task)) for weight, one in self.parts], smooth)
 
 
@@ -201,8 +205,10 @@ def search(
     chances = torch.stack([weight * one.chances for weight, one in parts]).sum(0) / sum(counts.values())
     choice = Choice(tried, parts, tried[first].candidate, chances)
     if not simple and len(task.held) and len(families) > 1:
-        smooth, chances = choose_smooth(task, chances, choice.learn)
-        choice = choice._replace(smooth=smooth, chances=chances)
+        averages = [choice.learn(fold) for fold in task.folds]
+        smooth, chances = choose_smooth(task, averages)
+        learnt = task.folds[0], averages[0].parts
+        choice = choice._replace(smooth=smooth, chances=chances, learnt=learnt)
     if len(parts) == 1 and choice.smooth is None:
         return choice
     how = "" if choice.smooth is None else ", smoothed over the graph"

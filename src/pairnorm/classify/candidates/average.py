@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from pairnorm.data import Graph
 ROUNDS, SHORTLIST = 20, 100
 # Of a validation score, what is too little to tell.
 GAIN = 1e-4
+Part = tuple[int, Candidate, Fitted]
 
 
 def choose(task: Task, tried: Sequence[Tried]) -> Counter[int]:
@@ -48,29 +50,28 @@ def _value(task: Task, chances: Tensor) -> tuple[float, float]:
     return (loss if value != value else value), loss
 
 
-def choose_smooth(
-    task: Task, chances: Tensor, learn: Callable[[Task], Average]
-) -> tuple[tuple[float, float] | None, Tensor]:
+def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[tuple[float, float] | None, Tensor]:
     """Return the α and γ of ``Smooth`` with which an average gains most, None for nothing, and its chances.
 
     Args:
         task: with validation nodes or folds.
-        chances: of the average, for the nodes held out.
-        learn: makes the average of a task.
+        averages: learnt in each fold.
     """
-    best, setting = _value(task, chances), None
-    every = []
-    for fold in task.folds:
-        found = learn(fold).logits(fold.graph, fold.features, fold.device).softmax(-1)[:, 0]
+    plain: list[Tensor] = []
+    smoothed: dict[float, list[Tensor]] = {alpha: [] for alpha in ALPHAS}
+    for fold, average in zip(task.folds, averages, strict=True):
+        found = average.logits(fold.graph, fold.features, fold.device).softmax(-1)[:, 0]
         labels = fold.graph.labels.where(fold.graph.train, -1).to(found.device)
         held = fold.graph.validation.to(found.device)
-        every.append([spread(fold.graph, found, labels, alpha)[held].cpu() for alpha in ALPHAS])
-    for alpha, parts in zip(ALPHAS, zip(*every, strict=True), strict=True):
-        for power in POWERS:
-            smoothed = sharpened(torch.cat(parts), power)
-            value = _value(task, smoothed)
-            if value > (best[0] + GAIN, best[1]):
-                best, setting, chances = value, (alpha, power), smoothed
+        plain.append(found[held].cpu())
+        for alpha, parts in smoothed.items():
+            parts.append(spread(fold.graph, found, labels, alpha)[held].cpu())
+    chances, setting = torch.cat(plain), None
+    best = _value(task, chances)
+    for alpha, power in product(ALPHAS, POWERS):
+        found = sharpened(torch.cat(smoothed[alpha]), power)
+        if (value := _value(task, found)) > (best[0] + GAIN, best[1]):
+            best, setting, chances = value, (alpha, power), found
     return setting, chances
 
 
@@ -83,7 +84,7 @@ class Average:
         smooth: what is done with the mean.
     """
 
-    parts: Sequence[tuple[int, Candidate, Fitted]]
+    parts: Sequence[Part]
     smooth: Smooth | None = None
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
