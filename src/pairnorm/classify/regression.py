@@ -49,7 +49,7 @@ def fold_regressions(
     rows = torch.cat([rows / unit, rows.new_ones(len(rows), 1)], 1)
     target = torch.nn.functional.one_hot(labels, classes).double()
     # [m, folds, 1]: what a row counts for in the mean of a fold.
-    shares = (folds.T / folds.sum(1)).to(rows).unsqueeze(2)
+    shares = (folds.T.to(rows) / folds.sum(1)).unsqueeze(2)
     weight = rows.new_zeros(rows.shape[1], len(folds), classes)
     for scale in sorted(scales):
         penalty = torch.full_like(weight[:, :1, :1], 1 / (scale * unit) ** 2)
@@ -107,12 +107,12 @@ def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], goal: Tensor, diago
     size = _sum(residual * scaled)
     enough = size.sqrt().clamp(max=0.01) * size
     for _ in range(INNER_STEPS):
+        if not (wanting := size > enough).any():
+            break
         product = matrix(direction)
         curvature = _sum(direction * product)
         # Of a convex function, a curvature of nothing is rounding.
-        length = torch.where((size > enough) & (curvature > 0), size / curvature, 0)
-        if not length.any():
-            break
+        length = torch.where(wanting & (curvature > 0), size / curvature, 0)
         solution = solution + length * direction
         residual = residual - length * product
         scaled = residual / diagonal
@@ -122,7 +122,7 @@ def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], goal: Tensor, diago
 
 
 def _product(matrix: Tensor, weight: Tensor) -> Tensor:
-    return (matrix @ weight.flatten(1)).unflatten(1, weight.shape[1:])
+    return (matrix @ weight.flatten(1)).view(-1, *weight.shape[1:])
 
 
 def _sum(values: Tensor) -> Tensor:
