@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pairnorm.classify.holdout import reachable
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.measure import col_diff, effective_rank, row_diff
@@ -158,8 +159,8 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (graph.num_nodes, PROBES), generator=generator).float() * 2 - 1
     matrix = propagation(graph.adjacency.cpu())
-    reachable = _reachable(matrix, there)
-    asked = reachable & (lacking if lacking.any() else torch.ones_like(lacking))
+    heard_from = reachable(graph, ~lacking)
+    asked = heard_from & (lacking if lacking.any() else torch.ones_like(lacking))
     state = torch.cat([there[:, None], signs * there[:, None]], 1)
     depth, voices = 0, 0.0
     while depth < deepest:
@@ -170,17 +171,4 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
         voices = float(heard.median()) if len(heard) else 0.0
         if voices >= VOICES or not len(heard):
             break
-    return Suggestion(depth, voices, int(lacking.sum()), int((lacking & ~reachable).sum()))
-
-
-def _reachable(matrix: SparseMatrix, there: Tensor) -> Tensor:
-    """Mark the nodes that a path connects to one with features."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
-
-    pattern = matrix.pattern
-    ones = torch.ones(pattern.num_entries, dtype=torch.int8)
-    graph = csr_array((ones.numpy(), pattern.column.numpy(), pattern.crow.numpy()), shape=pattern.shape)
-    count, component = connected_components(graph, directed=False)
-    component = torch.from_numpy(component).long()
-    return (torch.zeros(count).index_add_(0, component, there) > 0)[component]
+    return Suggestion(depth, voices, int(lacking.sum()), int((lacking & ~heard_from).sum()))

@@ -127,8 +127,9 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
         settings, state = fitted.state()
         tensors |= {f"model.{number}.{name}": value for name, value in state.items()}
         parts.append(SavedPart(weight=weight, candidate=SavedCandidate.of(candidate), settings=settings))
-    if (smooth := classifier.model_.smooth) is not None:
-        tensors |= {"smooth.names": smooth.known.names, "smooth.labels": smooth.known.labels}
+    names, labels = classifier.model_.known
+    tensors |= {"known.names": names, "known.labels": labels, "guess": classifier.model_.guess}
+    smooth = classifier.model_.smooth
     tensors |= {"seen": torch.from_numpy(classifier._seen), "tested": torch.from_numpy(classifier._tested)}
     if scaling.mean is not None and scaling.deviation is not None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
@@ -140,7 +141,7 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
             "parameters": classifier.get_params(),
             "average": SavedCandidate.of(classifier.best_) if classifier.best_.model == "average" else None,
             "parts": parts,
-            "smooth": None if smooth is None else {"alpha": smooth.alpha, "power": smooth.power},
+            "smooth": None if smooth is None else smooth._asdict(),
             "classes": classifier.classes_.tolist(),
             "features": classifier.n_features_in_,
             "encoder": classifier.encoder_,
@@ -176,7 +177,9 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         classifier = cls(**facts.parameters)
         classifier.model_ = Average(
             [_part(part, state, f"{place}.", facts) for place, part in enumerate(facts.parts)],
-            _smooth(facts, tensors),
+            Known.checked(tensors["known.names"], tensors["known.labels"], len(facts.classes)),
+            _guess(facts, tensors["guess"]),
+            None if facts.smooth is None else Smooth(facts.smooth.alpha, facts.smooth.power),
         )
         classifier.held_out_ = _scores(facts)
         mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))
@@ -204,11 +207,10 @@ def _part(
     return part.weight, candidate, KINDS[candidate.model].restore(saved)
 
 
-def _smooth(facts: Facts, tensors: dict[str, Tensor]) -> Smooth | None:
-    if facts.smooth is None:
-        return None
-    known = Known.checked(tensors["smooth.names"], tensors["smooth.labels"], len(facts.classes))
-    return Smooth(facts.smooth.alpha, facts.smooth.power, known)
+def _guess(facts: Facts, guess: Tensor) -> Tensor:
+    if guess.shape != (len(facts.classes),) or not (guess > 0).all():
+        raise ValueError(f"the guess is not that of {len(facts.classes)} classes")
+    return guess
 
 
 def _scores(facts: Facts) -> Scores | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.average import Average, Part, choose, choose_smooth
-from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, Tried
+from pairnorm.classify.candidates.base import Candidate, Family, Known, Task, Tick, Tried
 from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation
@@ -168,7 +168,8 @@ class Choice(NamedTuple):
         parts: how often each of the chosen was taken.
         best: the chosen one, or the average of them.
         chances: its probabilities for the nodes held out, fold after fold, [m, classes].
-        smooth: α and γ of ``Smooth``, where that was chosen too.
+        guess: [classes], the probabilities of nodes of which nothing is known.
+        smooth: what is done with the average, if anything.
         learnt: a task that the parts were learnt from already, and they.
     """
 
@@ -176,15 +177,17 @@ class Choice(NamedTuple):
     parts: Sequence[tuple[int, Tried]]
     best: Candidate
     chances: Tensor
-    smooth: tuple[float, float] | None = None
+    guess: Tensor
+    smooth: Smooth | None = None
     learnt: tuple[Task, Sequence[Part]] | None = None
 
     def learn(self, task: Task) -> Average:
         """Learn what was chosen from a task's training nodes."""
-        smooth = None if self.smooth is None else Smooth.of(task, *self.smooth)
         if self.learnt is not None and self.learnt[0] is task:
-            return Average(self.learnt[1], smooth)
-        return Average([(weight, one.candidate, one.learn(task)) for weight, one in self.parts], smooth)
+            parts = self.learnt[1]
+        else:
+            parts = [(weight, one.candidate, one.learn(task)) for weight, one in self.parts]
+        return Average(parts, Known.of(task.graph), self.guess, self.smooth)
 
 
 def search(
@@ -203,7 +206,7 @@ def search(
     counts = {first: 1} if simple or not len(task.held) else choose(task, tried)
     parts = [(weight, tried[place]) for place, weight in counts.items()]
     chances = torch.stack([weight * one.chances for weight, one in parts]).sum(0) / sum(counts.values())
-    choice = Choice(tried, parts, tried[first].candidate, chances)
+    choice = Choice(tried, parts, tried[first].candidate, chances, task.guess)
     if not simple and len(task.held) and len(families) > 1:
         averages = [choice.learn(fold) for fold in task.folds]
         smooth, chances = choose_smooth(task, averages)

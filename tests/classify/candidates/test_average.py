@@ -4,7 +4,9 @@ import torch
 
 from pairnorm.classify.candidates import Average, Candidate, SGCFamily, Task, Tried
 from pairnorm.classify.candidates.average import choose
+from pairnorm.classify.candidates.base import Known, lost
 from pairnorm.classify.search import search
+from pairnorm.data import Graph
 
 CPU = torch.device("cpu")
 
@@ -29,7 +31,11 @@ def test_it_is_the_weighted_mean_of_probabilities(task: Task) -> None:
     parts = [
         (weight, one.candidate, one.learn(task)) for weight, one in zip((1, 3), choice.tried, strict=True)
     ]
-    found = Average(parts).logits(task.graph, task.features, CPU).softmax(-1)[:, 0]
+    found = (
+        Average(parts, Known.of(task.graph), task.guess)
+        .logits(task.graph, task.features, CPU)
+        .softmax(-1)[:, 0]
+    )
     one, three = (part.logits(task.graph, task.features, CPU).softmax(-1)[:, 0] for *_, part in parts)
     torch.testing.assert_close(found, (one + 3 * three) / 4, atol=1e-5, rtol=1e-4)
 
@@ -42,3 +48,27 @@ def test_the_metric_decides_who_is_taken(task: Task) -> None:
     for metric, expected in (("accuracy", 0), ("loss", 1)):
         now = replace(task, metric=metric)
         assert choose(now, [tried(now, unsure), tried(now, sure)]).most_common(1)[0][0] == expected
+
+
+def test_of_whom_nothing_is_known_the_most_frequent_of_those_held_out_is_guessed(task: Task) -> None:
+    """Nodes without edges and features: they do not choose, and are not told apart."""
+    graph = task.graph
+    alone = torch.arange(300) % 3 == 0
+    labels = graph.labels.where(~alone | graph.train, 1)
+    row, column = graph.edge_index
+    kept = ~alone[row] & ~alone[column]
+    edges = Graph.from_edges(torch.stack([row, column])[:, kept], num_nodes=300)
+    missing = alone & ~graph.train
+    features = task.features.to_dense() * ~missing[:, None]
+    graph = graph.replace(adjacency=edges.adjacency, features=features, missing=missing, labels=labels)
+    blank = Task(graph, features, "rw", CPU)
+    hidden = lost(graph, graph.train)
+    assert torch.equal(hidden & alone, missing)
+    choice = search(blank, [SGCFamily(["PN"], (2,), (1.0, 100.0))])
+    found = choice.learn(blank).logits(graph, features, CPU).softmax(-1)[:, 0]
+    counts = torch.bincount(labels[hidden & graph.validation], minlength=2)
+    assert (found[hidden] == found[hidden][0]).all()
+    torch.testing.assert_close(found[hidden][0], (counts + blank.prior) / (counts.sum() + 1))
+    held = hidden[graph.validation]
+    first, second = (one.chances[held] for one in choice.tried)
+    torch.testing.assert_close(first, second)

@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Fitted, Task, Tried
+from pairnorm.classify.candidates.base import Candidate, Fitted, Known, Task, Tried, lost
 from pairnorm.classify.candidates.smooth import ALPHAS, POWERS, Smooth, sharpened, spread
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.data import Graph
@@ -50,8 +50,8 @@ def _value(task: Task, chances: Tensor) -> tuple[float, float]:
     return (loss if value != value else value), loss
 
 
-def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[tuple[float, float] | None, Tensor]:
-    """Return the α and γ of ``Smooth`` with which an average gains most, None for nothing, and its chances.
+def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[Smooth | None, Tensor]:
+    """Return the ``Smooth`` with which an average gains most, None for none, and the chances it then gives.
 
     Args:
         task: with validation nodes or folds.
@@ -70,8 +70,9 @@ def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[tuple[float,
     best = _value(task, chances)
     for alpha, power in product(ALPHAS, POWERS):
         found = sharpened(torch.cat(smoothed[alpha]), power)
+        found[task.held_lost] = task.guess
         if (value := _value(task, found)) > (best[0] + GAIN, best[1]):
-            best, setting, chances = value, (alpha, power), found
+            best, setting, chances = value, Smooth(alpha, power), found
     return setting, chances
 
 
@@ -81,10 +82,14 @@ class Average:
 
     Args:
         parts: (how often it was taken, what it is, fitted) of each; one is enough.
+        known: the labels of the nodes that were learnt from.
+        guess: [classes], the probabilities of nodes that are ``lost``.
         smooth: what is done with the mean.
     """
 
     parts: Sequence[Part]
+    known: Known
+    guess: Tensor
     smooth: Smooth | None = None
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
@@ -94,7 +99,8 @@ class Average:
             weight / total * mean_probabilities(fitted.logits(graph, features, device))
             for weight, _, fitted in self.parts
         ]
-        chances = torch.stack(found).sum(0)
+        chances, labels = torch.stack(found).sum(0), self.known.labels_in(graph)
         if self.smooth is not None:
-            chances = self.smooth(graph, chances)
+            chances = self.smooth(graph, chances, labels.to(chances.device))
+        chances[lost(graph, labels >= 0).to(chances.device)] = self.guess.to(chances)
         return chances.clamp(min=1e-30).log().unsqueeze(1)

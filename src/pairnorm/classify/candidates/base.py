@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.evaluation import decide, mean_probabilities
-from pairnorm.classify.holdout import fingerprints
+from pairnorm.classify.holdout import fingerprints, reachable
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
@@ -137,6 +137,17 @@ class Task:
         """The classes of the nodes that are held out, fold after fold."""
         return torch.cat([fold.graph.labels[fold.graph.validation] for fold in self.folds]).cpu()
 
+    @cached_property
+    def held_lost(self) -> Tensor:
+        """Of the nodes held out, which are ``lost``."""
+        return torch.cat([lost(one.graph, one.graph.train)[one.graph.validation.cpu()] for one in self.folds])
+
+    @cached_property
+    def guess(self) -> Tensor:
+        """The share of every class among the nodes held out that are lost; the prior where there are none."""
+        counts = torch.bincount(self.held[self.held_lost], minlength=self.classes) + self.prior
+        return counts / counts.sum()
+
     def held_logits(self, learn: Learn) -> Tensor:
         """Return what is said of the nodes held out, fold after fold, by what learnt from the others.
 
@@ -158,6 +169,9 @@ class Task:
             learn: makes it of a task.
         """
         labels = self.held.to(logits.device)
+        # Else chance would choose, by what is said of nodes of which nothing is known.
+        logits = logits.clone()
+        logits[self.held_lost.to(logits.device)] = self.guess.log().to(logits)
         accuracy, loss = (float(part(logits, labels).mean()) for part in (part_accuracies, part_losses))
         candidate = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
         chances = mean_probabilities(logits).cpu()
@@ -341,6 +355,20 @@ def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
         return features
     known = ~graph.missing.to(features.device)
     return fill_missing(fill, graph.adjacency.to(features.device), features, known)
+
+
+def lost(graph: Graph, labelled: Tensor) -> Tensor:
+    """Return bool [n], on the CPU: nodes that no path connects with a known feature or a known label.
+
+    Nothing tells them apart: all get the same guess.
+
+    Args:
+        graph: whose edges, and what it misses.
+        labelled: bool [n], the nodes whose labels are known.
+    """
+    if not graph.missing.any():
+        return torch.zeros(graph.num_nodes, dtype=torch.bool)
+    return ~reachable(graph, ~graph.missing_vectors | labelled)
 
 
 def is_large(graph: Graph) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Known, Task
 from pairnorm.data import Graph
 from pairnorm.nn import propagation
 
@@ -26,22 +25,14 @@ class Smooth(NamedTuple):
     Args:
         alpha: α, how much a node listens to its neighbours.
         power: γ, which changes no node's most probable class.
-        known: whose labels.
     """
 
     alpha: float
     power: float
-    known: Known
 
-    def __call__(self, graph: Graph, chances: Tensor) -> Tensor:
-        """Return the probabilities of every node, [n, classes], of those it had before."""
-        labels = self.known.labels_in(graph).to(chances.device)
+    def __call__(self, graph: Graph, chances: Tensor, labels: Tensor) -> Tensor:
+        """Return the probabilities of every node, [n, classes], of those before and the known labels."""
         return sharpened(spread(graph, chances, labels, self.alpha), self.power)
-
-    @classmethod
-    def of(cls, task: Task, alpha: float, power: float) -> Self:
-        """Take up the labels of a task's training nodes."""
-        return cls(alpha, power, Known.of(task.graph))
 
 
 def spread(graph: Graph, chances: Tensor, labels: Tensor, alpha: float) -> Tensor:
