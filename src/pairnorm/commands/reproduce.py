@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pairnorm.commands import console
+from pairnorm.commands import console, missing
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, option
 from pairnorm.errors import PairNormError, real_number, whole_number
@@ -29,9 +29,15 @@ def add(commands: Any) -> None:
         nargs="+",
         metavar="WHAT",
         help="table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, "
-        "tuned, ablation, scaling, or all; several may be named.",
+        "tuned, ablation, scaling, or all; several may be named. Or missing: all methods beside one another "
+        "where features are missing.",
     )
-    parser.group("Selection", *SELECTION)
+    parser.group(
+        "Selection",
+        *SELECTION,
+        protocol=option("NAMES", "Of missing: only these protocols, such as ssnc-mv,fp-vectors."),
+        model=option("NAMES", "Of missing: only these methods, such as GCN,SGC-PN,fit."),
+    )
     parser.group(
         "Files",
         "root",
@@ -48,6 +54,8 @@ def run(options: Namespace) -> int | None:
     What the store already has is not trained again, so an interrupted run goes on
     where it stopped.
     """
+    if "missing" in options.what:
+        return missing.run(options)
     from pairnorm.paper.case_study import file_beside, read_layers
     from pairnorm.paper.report import write_outputs, write_report
     from pairnorm.paper.results import Results

@@ -1,0 +1,1 @@
+"""Our methods beside those of others, under the protocols of both."""
