@@ -107,6 +107,8 @@ class Protocol:
     def trained_cells(self) -> Iterator[Cell]:
         """Yield the cells of models that are trained by epochs; where nothing is missing, of one fill."""
         for dataset, percent in product(self.datasets, self.missing):
+            if dataset == REACHED and percent != 100:  # only there do labels alone arrive
+                continue
             for fill, model in product(self.fills, self.trained):
                 if percent or fill == self.fills[0]:
                     yield Cell(self.name, dataset, fill, model, percent)
