@@ -119,6 +119,7 @@ def _side_by_side(graph: Graph, spec: Spec, device: torch.device) -> int:
         return max(1, (SGC_BYTES if spec.model == "SGC" else CACHE_BYTES) // state)
     # Of every layer the backward pass keeps a handful of states; attention keeps scores too.
     kept = 4 if spec.model == "SGC" else {"GCN": 6, "GAT": 9}[spec.model] * spec.depth
+    kept *= 1 if spec.remedy == "none" else 2  # what is not made of kernels keeps more
     features = 12 * (graph.features.values().numel() if graph.features.layout == torch.sparse_csr else 0)
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, int(CUDA_SHARE * free) // (kept * state + features))

@@ -9,10 +9,10 @@ from pairnorm.nn.norms.graph_norm import GraphNorm
 from pairnorm.nn.norms.layer_norm import LayerNorm
 from pairnorm.nn.norms.mean_subtraction import MeanSubtraction
 from pairnorm.nn.norms.node_norm import NodeNorm
-from pairnorm.nn.norms.registry import REMEDIES, Remedy, make_norm
+from pairnorm.nn.norms.registry import NORMS, NamedNorm, make_norm
 
 __all__ = [
-    "REMEDIES",
+    "NORMS",
     "BatchNorm",
     "ContraNorm",
     "DegreePairNorm",
@@ -22,6 +22,6 @@ __all__ = [
     "MeanSubtraction",
     "NodeNorm",
     "Norm",
-    "Remedy",
+    "NamedNorm",
     "make_norm",
 ]
