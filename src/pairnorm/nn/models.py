@@ -93,7 +93,9 @@ class DeepModel(nn.Module):
         norms = self._norms()
         for number, norm in enumerate(norms):
             if hasattr(norm, "reset_parameters"):
-                norm.reset_parameters(None if seeds is None else [seed + (number + 1 << 32) for seed in seeds])
+                norm.reset_parameters(
+                    None if seeds is None else [seed + (number + 1 << 32) for seed in seeds]
+                )
         own = {id(parameter) for norm in norms for parameter in norm.parameters()}
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -227,7 +229,7 @@ class _DeepGNN(DeepModel):
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the last linear map takes in, ``[nodes, trials, hidden]``, and the logits it gives."""
+        """Return the state of the last hidden layer, ``[nodes, trials, hidden]``, and the logits."""
         h, adjacency = self._prepare(x, adjacency)
         outputs: list[Tensor] = []
         layer_keys = self._keys(keys, self.num_keys, adjacency.values.device)
@@ -257,9 +259,10 @@ class _DeepGNN(DeepModel):
             if self.skip or self.jump:
                 outputs.append(h)
         if self.readout is not None:
+            last = h
             if self.jump is not None:
                 h = torch.cat(outputs, -1) if self.jump == "concat" else reduce(torch.maximum, outputs)
-            last, h = h, self.readout(h, self.dropout, _first(layer_keys[-1]))
+            h = self.readout(h, self.dropout, _first(layer_keys[-1]))
         return last, h  # type: ignore[return-value]
 
 
@@ -293,9 +296,9 @@ class GCN(_DeepGNN):
         dropout: Rate at which the input of every convolution is dropped.
         adjacency: ``"rw"`` or ``"sym"``; see ``pairnorm.nn.propagation``.
         order: Norm ``"after"`` the activation (the paper's text) or ``"before"`` it (its released code).
-        residual: Add a linear map of what a layer takes in, $\mathbf{H} \mathbf{R}$, before norm and activation,
-            and read the logits off the last of ``depth`` hidden layers by a linear map (Luo et al. 2024,
-            "Classic GNNs are Strong Baselines").
+        residual: Add a linear map of what a layer takes in, before norm and activation, and read the logits
+            off the last of ``depth`` hidden layers by another (Luo et al. 2024, "Classic GNNs are Strong
+            Baselines for Node Classification").
         jump: Read the logits off all ``depth`` hidden layers, ``"concat"``-enated or their ``"max"`` (Xu et
             al. 2018, "Representation Learning on Graphs with Jumping Knowledge Networks").
         drop_edge: Rate at which edges are dropped in training; see ``pairnorm.nn.drop_edges``.

@@ -1,10 +1,14 @@
 """A plain module over [nodes, features], once for every trial."""
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+
+# Jobs may run in several threads, and torch's generator is one for all.
+GENERATOR = threading.Lock()
 
 
 class PerTrial(nn.Module):
@@ -27,9 +31,7 @@ class PerTrial(nn.Module):
             torch.stack([copy.get_parameter(name).detach() for copy in copies]) for name in self._names
         )
         for number, name in enumerate(self._buffer_names):
-            self.register_buffer(
-                f"buffer_{number}", torch.stack([copy.get_buffer(name) for copy in copies])
-            )
+            self.register_buffer(f"buffer_{number}", torch.stack([copy.get_buffer(name) for copy in copies]))
         self.trials = trials
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
@@ -39,7 +41,8 @@ class PerTrial(nn.Module):
             seeds: one for each trial, which its parameters then depend on alone.
         """
         for trial in range(self.trials):
-            with torch.random.fork_rng(devices=[], enabled=seeds is not None), torch.no_grad():
+            forked = torch.random.fork_rng(devices=[], enabled=seeds is not None)
+            with GENERATOR, forked, torch.no_grad():
                 if seeds is not None:
                     torch.default_generator.manual_seed(seeds[trial])
                 copy = self._make()

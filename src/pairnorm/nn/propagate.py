@@ -56,9 +56,7 @@ def degrees(adjacency: Tensor | SparseMatrix, num_nodes: int | None = None) -> T
     return _looped(adjacency, num_nodes)[-1]
 
 
-def _looped(
-    adjacency: Tensor | SparseMatrix, num_nodes: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _looped(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return row, column and weight of every entry, row by row, self-loops added; and the row sums."""
     nodes, row, column, weight = entries(adjacency, num_nodes)
     weight = weight.float()

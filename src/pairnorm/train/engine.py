@@ -12,7 +12,7 @@ from pairnorm.measure.functional import MEASURES, dirichlet_energy
 from pairnorm.nn import SGC
 from pairnorm.nn.patch import graph_convolutions
 from pairnorm.train.jobs import Job, Pair, plan
-from pairnorm.train.loop import Loop, on_device
+from pairnorm.train.loop import CAPTURE, Loop, on_device
 from pairnorm.train.remedies import Model
 from pairnorm.train.result import Trial, check_seed
 from pairnorm.train.spec import Spec
@@ -62,9 +62,7 @@ def train(
     return [found[spec, seed] for seed in seeds]
 
 
-def fit(
-    graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.device = "auto"
-) -> Model | SGC:
+def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.device = "auto") -> Model | SGC:
     """Train as ``train`` does and return the models themselves, each at its best epoch.
 
     Args:
@@ -90,8 +88,7 @@ def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> Model
 
 def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
     spec = pairs[0][0]
-    trainer = SGCTrainer(graph, pairs, [spec.depth], [spec.scale], device)
-    (fitted,) = trainer.fit()
+    (fitted,) = SGCTrainer(graph, pairs, [spec.depth], [spec.scale], device).fit()
     weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # of the scales, there is one
     model = SGC.from_weights(
         weight,
@@ -102,7 +99,7 @@ def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
         dropout=spec.dropout,
         adjacency=spec.adjacency,
     )
-    bound(model, trainer.problem.degree)
+    bound(model, graph, device)
     return model.to(device).eval()
 
 
@@ -182,17 +179,19 @@ def _train_gnn(
     layers = len(job.pairs) * job.pairs[0][0].depth
     values: dict[str, Tensor] = {}
     if {"gradient_first", "gradient_last"} & {*measures}:
-        values["gradient_first"], values["gradient_last"] = _responses(trainer.model, trainer.problem)
+        with CAPTURE:
+            values["gradient_first"], values["gradient_last"] = _responses(trainer.model, trainer.problem)
     trainer.fit(lambda epochs: tick(epochs * layers))
     hidden, logits = trainer.evaluate()
-    for name in measures:
-        if name in MEASURES:
-            values[name] = MEASURES[name].function(hidden)
-        elif name == "relative_energy":
-            values[name] = dirichlet_energy(hidden, graph.adjacency, "rw", relative=True)
-        elif name == "parameters":
-            count = sum(parameter[0].numel() for parameter in trainer.model.parameters())
-            values[name] = torch.tensor(float(count))
+    with CAPTURE:  # which other threads' decompositions, and their libraries' memory, could break off
+        for name in measures:
+            if name in MEASURES:
+                values[name] = MEASURES[name].function(hidden)
+            elif name == "relative_energy":
+                values[name] = dirichlet_energy(hidden, graph.adjacency, "rw", relative=True)
+            elif name == "parameters":
+                count = sum(parameter[0].numel() for parameter in trainer.model.parameters())
+                values[name] = torch.tensor(float(count))
     values = {name: values[name] for name in measures}
     trials = _trials(job.pairs, trainer.loop, trainer.problem.metrics(logits), values)
     yield dict(zip(job.pairs, trials, strict=True))
@@ -242,7 +241,8 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
     # What gives the logits themselves always has a gradient; the hidden ones are the others.
     hidden = states[:-1] or states
     norms = [
-        torch.linalg.vector_norm(state.detach(), dim=(0, 2)) * torch.linalg.vector_norm(state.grad, dim=(0, 2))
+        torch.linalg.vector_norm(state.detach(), dim=(0, 2))
+        * torch.linalg.vector_norm(state.grad, dim=(0, 2))
         for state in (hidden[0], hidden[-1])
     ]
     return norms[0], norms[1]

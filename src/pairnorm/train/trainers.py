@@ -44,7 +44,6 @@ class Problem:
     adjacency: SparseMatrix
     labels: Tensor
     parts: Mapping[str, Tensor]
-    degree: Tensor
     num_features: int
     num_classes: int
 
@@ -67,7 +66,6 @@ class Problem:
             adjacency=adjacency.to(device),
             labels=graph.labels.to(device),
             parts={name: mask.nonzero().squeeze(1).to(device) for name, mask in parts.items()},
-            degree=degrees(graph.adjacency).to(device),
             num_features=graph.num_features,
             num_classes=graph.num_classes,
         )
@@ -176,11 +174,11 @@ def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
     return None if remedy.norm is None else partial(remedy.norm, 0, trials, spec.strength)
 
 
-def bound(module: nn.Module, degree: Tensor) -> nn.Module:
+def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
     """Give the norms that want it the degree of every node; return the module."""
     for norm in module.modules():
         if isinstance(norm, DegreePairNorm):
-            norm.bind(degree)
+            norm.bind(degrees(graph.adjacency).to(device))
     return module
 
 
@@ -193,7 +191,7 @@ class GNNTrainer:
         spec, seeds = trials[0][0], [seed for _, seed in trials]
         self.problem = problem = Problem.of(graph, trials, device)
         self.model = model = build(spec, graph.num_features, graph.num_classes, seeds, device)
-        bound(model, problem.degree)
+        bound(model, graph, device)
         keys = keys_from_seeds(seeds, device)
 
         def loss(epoch: Tensor) -> Tensor:
@@ -267,7 +265,7 @@ class SGCTrainer:
         device: torch.device,
         curves: bool = False,
     ) -> None:
-        self.problem = Problem.of(graph, trials, device)
+        self.problem, self._graph = Problem.of(graph, trials, device), graph
         self.spec, self.seeds = trials[0][0], [seed for _, seed in trials]
         self.depths, self.scales, self._curves = sorted(set(depths)), list(scales), curves
 
@@ -286,7 +284,7 @@ class SGCTrainer:
             features = features.unsqueeze(1)
         norm: Any = None if mode is None else PairNorm(own_scale, mode)
         if (make := make_norm(self.spec, len(self.seeds))) is not None:
-            norm = bound(make(), self.problem.degree)
+            norm = bound(make(), self._graph, self.problem.labels.device)
         walk = states(features, self.problem.adjacency, norm)
         state = next(walk)
         regressions = _Regressions(

@@ -20,8 +20,8 @@ __all__ = [
     "GraphNorm",
     "LayerNorm",
     "MeanSubtraction",
+    "NamedNorm",
     "NodeNorm",
     "Norm",
-    "NamedNorm",
     "make_norm",
 ]

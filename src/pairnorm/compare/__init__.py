@@ -1,0 +1,1 @@
+"""Methods side by side under one protocol: remedies against oversmoothing, by depth."""
