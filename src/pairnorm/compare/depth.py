@@ -99,7 +99,7 @@ class DepthComparison:
         for percent in self.missing:
             whole_number("missing", percent, most=100)
         for depth in self.depths:
-            whole_number("depths", depth, least=1)
+            whole_number("depths", depth, least=2)  # one layer has no hidden state to measure
         whole_number("runs", self.runs, least=1)
         whole_number("epochs", self.epochs, least=1)
         if self.remedies is not None:

@@ -62,7 +62,7 @@ class DeepModel(nn.Module):
         if callable(norm):
             self.norm: nn.Module | None = norm()
         else:
-            self.norm = None if norm is None else PairNorm(scale, one_of("norm", norm, MODES))
+            self.norm = None if norm is None else PairNorm(scale, one_of("norm", norm, MODES))  # type: ignore[arg-type]
 
     @property
     def num_keys(self) -> int:
@@ -92,10 +92,9 @@ class DeepModel(nn.Module):
             generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         norms = self._norms()
         for number, norm in enumerate(norms):
-            if hasattr(norm, "reset_parameters"):
-                norm.reset_parameters(
-                    None if seeds is None else [seed + (number + 1 << 32) for seed in seeds]
-                )
+            reset: Any = getattr(norm, "reset_parameters", None)
+            if reset is not None:  # with seeds that no other layer draws from
+                reset(None if seeds is None else [seed + (number + 1 << 32) for seed in seeds])
         own = {id(parameter) for norm in norms for parameter in norm.parameters()}
         with torch.no_grad():
             for name, parameter in self.named_parameters():

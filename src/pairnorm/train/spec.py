@@ -22,7 +22,7 @@ HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
 Norm = Literal["none"] | Mode
 NORMS: tuple[Norm, ...] = ("none", *MODES)
 MISSING_KINDS = ("vectors", "nodes", "entries", "given")
-LATER = {"scaling": "rows", "remedy": "none", "strength": 0.0}
+LATER: dict[str, Any] = {"scaling": "rows", "remedy": "none", "strength": 0.0}
 """Fields that there were not from the beginning, and what they had been before."""
 
 
