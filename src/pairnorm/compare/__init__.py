@@ -1,1 +1,1 @@
-"""Our methods beside those of others, under the protocols of both."""
+"""Methods side by side: remedies against oversmoothing by depth, all methods where features are missing."""

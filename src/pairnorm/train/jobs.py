@@ -120,6 +120,7 @@ def _side_by_side(graph: Graph, spec: Spec, device: torch.device) -> int:
         return max(1, (SGC_BYTES if spec.model == "SGC" else CACHE_BYTES) // (state + filled))
     # Of every layer the backward pass keeps a handful of states; attention keeps scores too.
     kept = 4 if spec.model == "SGC" else {"GCN": 6, "GAT": 9}[spec.model] * spec.depth
+    kept *= 1 if spec.remedy == "none" else 2  # what is not made of kernels keeps more
     features = 12 * (graph.features.values().numel() if graph.features.layout == torch.sparse_csr else 0)
     features += 6 * filled  # while they are filled, and while dropout falls on them
     free, _ = torch.cuda.mem_get_info(device)

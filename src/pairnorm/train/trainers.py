@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pairnorm.data import (
     Graph,
@@ -28,10 +28,13 @@ from pairnorm.data import (
 from pairnorm.errors import PairNormError
 from pairnorm.fill import fill_missing
 from pairnorm.nn import GAT, GCN, PairNorm, SparseMatrix, propagation, states
-from pairnorm.nn.models import glorot
+from pairnorm.nn.models import MakeNorm, glorot
+from pairnorm.nn.norms import DegreePairNorm
 from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
 from pairnorm.nn.ops.dropout.plain import dropout
+from pairnorm.nn.propagate import degrees
 from pairnorm.train.loop import Loop
+from pairnorm.train.remedies import Model, find
 from pairnorm.train.spec import Spec
 
 DRAW: dict[str, Callable[..., Missing]] = {
@@ -180,24 +183,40 @@ def _missing(graph: Graph, spec: Spec, seed: int) -> Missing:
 
 def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
-) -> GCN | GAT:
+) -> Model:
     """Build the model of a spec with a trial for each seed, which alone decides its first weights."""
-    kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
-    model: GCN | GAT = kind(
-        num_features,
-        num_classes,
-        depth=spec.depth,
-        hidden=spec.hidden,
-        norm=spec.mode,
-        scale=spec.scale,
-        skip=spec.skip,
-        dropout=spec.dropout,
-        adjacency=spec.adjacency,
-        order=spec.order,
-        trials=len(seeds),
-    )
+    remedy = find(spec.remedy)
+    shared = {
+        "depth": spec.depth,
+        "hidden": spec.hidden,
+        "dropout": spec.dropout,
+        "adjacency": spec.adjacency,
+        "trials": len(seeds),
+    }
+    model: Model
+    if remedy.model is not None:
+        model = remedy.model(num_features, num_classes, **shared, **{remedy.parameter: spec.strength})
+    else:
+        kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
+        own = {"norm": spec.mode, "scale": spec.scale, "skip": spec.skip, "order": spec.order}
+        own |= remedy.arguments(spec, len(seeds))
+        model = kind(num_features, num_classes, **shared, **own)
     model.reset_parameters(seeds)
     return model.to(device)
+
+
+def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
+    """Return what makes the norm of an SGC that is not PairNorm, None where there is none."""
+    remedy = find(spec.remedy)
+    return None if remedy.norm is None else partial(remedy.norm, 0, trials, spec.strength)
+
+
+def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
+    """Give the norms that want it the degree of every node; return the module."""
+    for norm in module.modules():
+        if isinstance(norm, DegreePairNorm):
+            norm.bind(degrees(graph.adjacency).to(device))
+    return module
 
 
 class GNNTrainer:
@@ -209,11 +228,12 @@ class GNNTrainer:
         spec, seeds = trials[0][0], [seed for _, seed in trials]
         self.problem = problem = Problem.of(graph, trials, device)
         self.model = model = build(spec, problem.num_features, graph.num_classes, seeds, device)
+        bound(model, graph, device)
         keys = keys_from_seeds(seeds, device)
 
         def loss(epoch: Tensor) -> Tensor:
             model.train()
-            layer_keys = step_keys(keys, epoch, 2 * spec.depth).view(spec.depth, 2, -1)
+            layer_keys = step_keys(keys, epoch, 2 * model.num_keys).view(model.num_keys, 2, -1)
             return problem.losses(model(problem.features, problem.adjacency, layer_keys), "train")
 
         def accuracy() -> Tensor:
@@ -223,7 +243,7 @@ class GNNTrainer:
         parameters = list(model.parameters())
         self.loop = Loop(
             parameters,
-            parameters,
+            [*parameters, *model.buffers()],  # running statistics belong to the epoch that is kept
             loss,
             accuracy,
             learning_rate=spec.learning_rate,
@@ -282,7 +302,7 @@ class SGCTrainer:
         device: torch.device,
         curves: bool = False,
     ) -> None:
-        self.problem = Problem.of(graph, trials, device)
+        self.problem, self._graph = Problem.of(graph, trials, device), graph
         self.spec, self.seeds = trials[0][0], [seed for _, seed in trials]
         self.depths, self.scales, self._curves = sorted(set(depths)), list(scales), curves
 
@@ -299,7 +319,9 @@ class SGCTrainer:
         mode, features = self.spec.mode, self.problem.features
         if isinstance(features, Tensor) and features.dim() == 2:
             features = features.unsqueeze(1)
-        norm = None if mode is None else PairNorm(own_scale, mode)
+        norm: Any = None if mode is None else PairNorm(own_scale, mode)
+        if (make := make_norm(self.spec, len(self.seeds))) is not None:
+            norm = bound(make(), self._graph, self.problem.labels.device)
         walk = states(features, self.problem.adjacency, norm)
         state = next(walk)
         regressions = _Regressions(
