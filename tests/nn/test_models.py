@@ -37,7 +37,8 @@ def build(kind, settings, seeds=(0,), **more):
     model.reset_parameters(seeds)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
-            parameter.data = torch.linspace(-0.1, 0.2, parameter[0].numel()).expand_as(parameter).clone()
+            values = torch.linspace(-0.1, 0.2, parameter[0].numel()).view_as(parameter[0])
+            parameter.data = values.expand_as(parameter).clone()
     return model
 
 

@@ -34,6 +34,8 @@ JUMPS: tuple[Jump, ...] = get_args(Jump)
 MakeNorm = Callable[[], nn.Module]
 """Makes the norm of a layer, which takes ``[nodes, trials, features]``, each trial on its own."""
 
+SPREAD = 0x9E3779B1  # parts the seeds of layers; of a seed, torch's generator looks at the lowest 32 bits
+
 
 def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
     """Draw a weight ``[..., in, out]`` uniformly from ±√(6 / (in + out))."""
@@ -94,7 +96,7 @@ class DeepModel(nn.Module):
         for number, norm in enumerate(norms):
             reset: Any = getattr(norm, "reset_parameters", None)
             if reset is not None:  # with seeds that no other layer draws from
-                reset(None if seeds is None else [seed + (number + 1 << 32) for seed in seeds])
+                reset(None if seeds is None else [(seed + (number + 1) * SPREAD) % 2**31 for seed in seeds])
         own = {id(parameter) for norm in norms for parameter in norm.parameters()}
         with torch.no_grad():
             for name, parameter in self.named_parameters():

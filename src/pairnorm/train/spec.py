@@ -236,6 +236,8 @@ _NEITHER = {"norm": "none", "skip": 0}
 
 def _remedied(values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that the remedy sets; one that is not known here is left as it is written."""
+    if values["remedy"] == "none":
+        return {"strength": 0.0}
     remedy, strength = REMEDIES.get(values["remedy"]), values["strength"]
     if remedy is None:
         return {}
