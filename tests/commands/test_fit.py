@@ -115,9 +115,9 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_other_libraries_warn_of_is_no_note_to_the_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def split(graph: Graph, seed: int) -> Split:
+    def split(graph: Graph, *given: object) -> Split:
         warnings.warn("an option of theirs is deprecated", FutureWarning, stacklevel=1)
-        return complete_split(graph, seed)
+        return complete_split(graph, *given)
 
     monkeypatch.setattr(classifier, "complete_split", split)
     files = write_customers(tmp_path, labelled=20)
