@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pairnorm.commands import console
+from pairnorm.commands import console, missing
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, option
 from pairnorm.errors import PairNormError, real_number, whole_number
@@ -32,13 +32,14 @@ def add(commands: Any) -> None:
         metavar="WHAT",
         help="table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, "
         "tuned, ablation, scaling, or all; several may be named. Or depth: every remedy against "
-        "oversmoothing at every depth.",
+        "oversmoothing at every depth; or missing: every method where features are missing.",
     )
     parser.group(
         "Selection",
         *SELECTION,
-        model=option("NAMES", "Of depth, only these models, such as GCN,GAT."),
+        model=option("NAMES", "Of depth and missing, only these models, such as GCN,GAT; or fit."),
         remedy=option("NAMES", "Of depth, only these remedies, or your own as package.module:attribute."),
+        protocol=option("NAMES", "Of missing, only these protocols, such as ssnc-mv,fp-vectors."),
     )
     parser.group(
         "Files",
@@ -56,6 +57,8 @@ def run(options: Namespace) -> int | None:
     What the store already has is not trained again, so an interrupted run goes on
     where it stopped.
     """
+    if "missing" in options.what:
+        return missing.run(options)
     from pairnorm.paper import runner
     from pairnorm.paper.case_study import file_beside, read_layers
     from pairnorm.paper.report import write_outputs, write_report

@@ -1,1 +1,1 @@
-"""Methods side by side under one protocol: remedies against oversmoothing, by depth."""
+"""Methods side by side: remedies against oversmoothing by depth, all methods where features are missing."""

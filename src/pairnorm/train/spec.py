@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pairnorm.data.features import SCALINGS
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
+from pairnorm.fill import FILLS
 from pairnorm.nn.models import ORDERS, Order
 from pairnorm.nn.pair_norm import MODES, Mode
 from pairnorm.nn.propagate import KINDS, Kind
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
 Norm = Literal["none"] | Mode
 NORMS: tuple[Norm, ...] = ("none", *MODES)
-MISSING_KINDS = ("vectors", "nodes", "entries", "given")
-LATER: dict[str, Any] = {"scaling": "rows", "remedy": "none", "strength": 0.0}
+# Those that lose single entries; all others lose whole vectors.
+ENTRIES = ("entries", "value")
+MISSING_KINDS = ("vectors", "nodes", "class", "degree", *ENTRIES, "given")
+LATER: dict[str, Any] = {"scaling": "rows", "remedy": "none", "strength": 0.0, "fill": "zero"}
 """Fields that there were not from the beginning, and what they had been before."""
 
 
@@ -69,8 +72,9 @@ class Spec:
         dropout: probability with which a feature is dropped.
         adjacency: ``"rw"`` or ``"sym"``.
         missing_rate: fraction of what ``missing_kind`` says that is missing.
-        missing_kind: ``"vectors"`` of nodes outside the training set (the paper), vectors of any ``"nodes"``,
-            single ``"entries"``, or what is missing in the data as ``"given"`` (then there is no rate).
+        missing_kind: ``"vectors"`` of nodes outside the training set (the paper), of some a ``"class"`` or
+            ``"degree"`` more often, vectors of any ``"nodes"``, single ``"entries"``, the large ``"value"``
+            more often, or what is missing in the data as ``"given"`` (then there is no rate).
         split: name of the split, ``"default"`` for the one the dataset comes with.
         learning_rate: of Adam.
         weight_decay: of Adam.
@@ -79,6 +83,7 @@ class Spec:
         remedy: what is done against oversmoothing, by its name in ``pairnorm.train.REMEDIES``, or your own;
             see ``pairnorm.train.register``. Those that other fields can say are written as these.
         strength: the remedy's one parameter; 0 stands for its usual value.
+        fill: what stands in for missing features, one of ``pairnorm.fill.FILLS``; ``"zero"`` as in the paper.
 
     >>> spec = Spec("cora", "GCN", 10, norm="PN-SI", missing_rate=1)
     >>> print(spec)
@@ -117,6 +122,7 @@ class Spec:
     scaling: Annotated[str, _choice(*SCALINGS)] = "rows"
     remedy: Annotated[str, stored_name] = "none"
     strength: Annotated[float, _not_negative] = 0.0
+    fill: Annotated[str, _choice(*FILLS)] = "zero"
 
     def __post_init__(self) -> None:
         values = {}
@@ -279,5 +285,5 @@ def _without_meaning(values: dict[str, Any]) -> dict[str, Any]:
     if values["missing_kind"] == "given":
         fixed |= {"missing_rate": 0.0}
     elif values["missing_rate"] == 0:
-        fixed |= {"missing_kind": "vectors"}
+        fixed |= {"missing_kind": "vectors", "fill": "zero"}
     return fixed
