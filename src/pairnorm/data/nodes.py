@@ -30,6 +30,8 @@ MOST_CATEGORIES = 1000
 # Texts that are so many, and of which so many are different, are names: each would be a category of one node.
 FEWEST_NAMES = 50
 NAMES = 0.9
+LEFT_OUT = "left out, for nearly all cells differ; the option keep takes it in"
+CALLED_ID = re.compile("(^|_| )id$", re.IGNORECASE)
 
 
 def read_nodes(
@@ -147,7 +149,7 @@ def _read_features(
     plain -= {
         *told.categorical,
         *(() if known is None else (column.name for column in known.named("category", "date"))),
-        *(() if known or len(frame) < FEWEST_NAMES else filter(re.compile("(^|_| )id$", re.I).search, names)),
+        *(() if known or len(frame) < FEWEST_NAMES else filter(CALLED_ID.search, names)),
     }
     step = max(1, 10_000_000 // len(frame))
     for together, run in groupby(names, plain.__contains__):
@@ -180,7 +182,7 @@ def _read_column(
     import pandas
 
     if not known and name not in (*told.categorical, *told.keep) and _are_names(cells):
-        table.tell("left out, for nearly all cells differ; the option keep takes it in", name)
+        table.tell(LEFT_OUT, name)
         nothing = np.zeros(0, dtype=np.int64)
         return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
     kind: Kind = "category" if name in told.categorical else "number"
@@ -231,16 +233,23 @@ def _are_names(cells: pandas.Series) -> bool:
     if pandas.api.types.is_numeric_dtype(cells.dtype):
         return bool((filled % 1 == 0).all() and filled.is_unique)
     words = filled[[isinstance(cell, str) for cell in filled]]
-    if len(words) < NAMES * len(filled) or words.nunique() < NAMES * len(filled):
+    if (different := words.nunique()) < NAMES * len(filled):
         return False
-    # Few of a column of numbers are names; a date, or a number with a comma, has no letter.
-    return bool(words.str.contains(r"[^\W\d_]", regex=True).mean() > NAMES and not _mostly_numbers(words))
+    lettered = int(words.str.contains(r"[^\W\d_]", regex=True).sum())
+    numbers = int(pandas.to_numeric(words, errors="coerce").notna().sum())
+    return are_names(len(filled), different, lettered, numbers)
 
 
-def _mostly_numbers(words: pandas.Series) -> bool:
-    import pandas
+def are_names(filled: int, different: int, lettered: int, numbers: int) -> bool:
+    """Say whether texts are names, by how many differ, have a letter, and are numbers such as ``1e5``.
 
-    return bool(pandas.to_numeric(words, errors="coerce").notna().mean() > 1 - NAMES)
+    A date, or a number with a comma, has no letter.
+    """
+    return (
+        filled >= FEWEST_NAMES
+        and min(different, lettered) >= NAMES * filled > 0
+        and numbers <= (1 - NAMES) * filled
+    )
 
 
 def _read_long(

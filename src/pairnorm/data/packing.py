@@ -21,10 +21,10 @@ from pairnorm.data.adjacency import EdgeCounts, first_of_run
 from pairnorm.data.encoder import Column, Encoder
 from pairnorm.data.labels import PARTS, numbers_first
 from pairnorm.data.names import Ends, find_ends
-from pairnorm.data.nodes import MOST_CATEGORIES
+from pairnorm.data.nodes import CALLED_ID, FEWEST_NAMES, LEFT_OUT, MOST_CATEGORIES, are_names
 from pairnorm.data.packed import DTYPES, MOST_NODES, ROWS_PER_BATCH, Facts, PackedGraph
 from pairnorm.data.readers import open_table
-from pairnorm.data.tables import EMPTY, TRUTH, Source
+from pairnorm.data.tables import DATES, DAY_FIRST, EMPTY, MOSTLY, NO_MONTH, TRUTH, Source
 from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.memory import parse_memory, size
 from pairnorm.writing import change_folder
@@ -64,6 +64,7 @@ def pack(
     weight: str | None = None,
     categorical: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    keep: Sequence[str] = (),
     delimiter: str | None = None,
     memory: int | str = "4GB",
     dtype: str = "float32",
@@ -87,6 +88,7 @@ def pack(
         weight: the column with weights. Default: all weigh 1.
         categorical: columns of numbers that are categories.
         ignore: columns to leave out.
+        keep: columns of names, or of very many texts, to take as categories.
         delimiter: of text files, or ``'tab'``.
         memory: bytes, or a text such as ``'4GB'``; DuckDB gets half, sorting the other half.
         dtype: of the features on disk, ``'float32'`` or ``'float16'``.
@@ -105,7 +107,7 @@ def pack(
             remedy="Choose another folder, or remove it.",
         )
     with change_folder(place, ()) as draft, _Packer(draft, limit, delimiter, tick) as packer:
-        columns = packer.name_nodes(nodes, id, label, split, categorical, ignore)
+        columns = packer.name_nodes(nodes, id, label, split, categorical, ignore, keep)
         features = packer.write_nodes(columns, dtype, block)
         entries, counts = packer.write_edges(edges, source, target, weight)
         packer.close()
@@ -115,7 +117,7 @@ def pack(
                 tuple(columns), id=id, source=source, target=target, weight=weight, delimiter=delimiter
             ),
             classes=packer.classes,
-            notes=counts.notes(), **features,
+            notes=(*packer.source.remarks(), *counts.notes()), **features,
         ).write(draft)  # fmt: skip
     return PackedGraph.open(place)
 
@@ -136,6 +138,7 @@ class _Packer:
         self._run(f"SET memory_limit='{memory // 2}B'")
         self._run("SET temp_directory=?", [str(self.work / "spill")])
         self._run("SET enable_progress_bar=false")
+        self._run("SET TimeZone='UTC'")
 
     def __enter__(self) -> _Packer:
         return self
@@ -191,10 +194,15 @@ class _Packer:
         split: str | None,
         categorical: Sequence[str],
         ignore: Sequence[str],
+        keep: Sequence[str],
     ) -> list[Column]:
         """Number the nodes in the order of their rows, and find out what every column is."""
-        source, self.table, self.kinds = self._open(files)
-        told = {"id": [id], "label": [label], "split": [split], "categorical": categorical, "ignore": ignore}
+        self.source, self.table, self.kinds = self._open(files)
+        source, self.dates = self.source, dict[str, str]()
+        told = {
+            "id": [id], "label": [label], "split": [split], "categorical": categorical, "ignore": ignore,
+            "keep": keep,
+        }  # fmt: skip
         for option, names in told.items():
             for name in names:
                 if name is not None:
@@ -218,7 +226,7 @@ class _Packer:
         if split is not None:
             self._check_split(source, split)
         chosen = [column for column in source.columns if column not in roles]
-        return columns + list(self._features(source, chosen, categorical))
+        return columns + list(self._features(source, chosen, categorical, keep))
 
     def _check_names(self, source: Source) -> None:
         ((self.nodes, empty, plain),) = self._run(
@@ -286,62 +294,119 @@ class _Packer:
                     expected="'train', 'validation', 'test' or an empty cell",
                 )
 
-    def _features(self, source: Source, names: Sequence[str], categorical: Sequence[str]) -> Iterator[Column]:
-        """Tell numbers from categories: by their types, and text by what all of its cells are."""
-        texts = [name for name in names if self.kinds[name] == "VARCHAR" and name not in categorical]
-        counts = self._count_kinds(texts)
+    def _features(
+        self, source: Source, names: Sequence[str], categorical: Sequence[str], keep: Sequence[str]
+    ) -> Iterator[Column]:
+        """Tell numbers, dates, categories and names apart, by the rule of ``pairnorm.data.nodes``."""
+        counts = self._count_kinds([name for name in names if self.kinds[name] == "VARCHAR"])
         for name in names:
-            kind = self.kinds[name]
-            numbers, words, truths = counts.get(name, (0, 0, 0))
-            if name not in categorical and not kind.startswith((*NUMERIC, "VARCHAR")):
-                raise PairNormError(
-                    f"{source.name}: column {quoted(name)} holds {kind.lower()}s",
-                    code="not-a-number" if kind.startswith(("DATE", "TIME")) else "not-a-cell",
-                    value=name,
-                    remedy="Turn them into numbers, or pass {ignore}.",
-                    ignore=[name],
-                )
-            if name not in categorical and (kind != "VARCHAR" or not words or truths == words > numbers == 0):
+            kind, free = self.kinds[name], name not in (*categorical, *keep)
+            filled, numbers, truths, lettered = counts.get(name, (0, 0, 0, 0))
+            if free and self._are_names(name, filled, lettered, numbers):
+                source.tell(LEFT_OUT, name)
+                yield Column(name, "ignored")
+            elif name in categorical:
+                yield self._category(source, name, free)
+            elif kind.startswith(NUMERIC) or (kind == "VARCHAR" and filled in (numbers, truths)):
                 yield Column(name, "number")
-                continue
-            if numbers:
+            elif kind == "VARCHAR" and filled - numbers <= MOSTLY * filled:
                 raise PairNormError(
-                    f"{source.name}: column {quoted(name)} holds {numbers:,} numbers and {words:,} texts",
+                    f"{source.name}: column {quoted(name)} holds {numbers:,} numbers and "
+                    f"{filled - numbers:,} texts",
                     code="not-a-number",
                     value=name,
                     remedy="Correct or empty the cells, or pass {categorical}.",
                     categorical=[name],
                 )
-            found = self._texts(name, MOST_CATEGORIES)
-            if len(found) > MOST_CATEGORIES:
+            elif days := self._days(source, name):
+                self.dates[name] = days
+                yield Column(name, "date")
+            elif kind == "VARCHAR":
+                yield self._category(source, name, free)
+            else:
                 raise PairNormError(
-                    f"{source.name}: column {quoted(name)} holds more than {MOST_CATEGORIES:,} texts",
-                    code="too-many-categories",
+                    f"{source.name}: column {quoted(name)} holds {kind.lower()}s",
+                    code="not-a-cell",
                     value=name,
-                    remedy="Pass {ignore}.",
+                    remedy="Turn them into numbers, or pass {ignore}.",
                     ignore=[name],
                 )
-            yield Column(name, "category", tuple(found))
 
-    def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-        """Return how many cells of each column are numbers, how many texts, and how many of these truths."""
+    def _are_names(self, name: str, filled: int, lettered: int, numbers: int) -> bool:
+        kind, text = self.kinds[name], self.kinds[name] == "VARCHAR"
+        if text and are_names(filled, filled, lettered, numbers):  # unless too few of them differ
+            cell = _filled(name)
+            query = f"SELECT DISTINCT {cell} FROM {self.table} WHERE {cell} IS NOT NULL"
+            ((different,),) = self._run(f"SELECT count(*) FROM ({query})")
+            return are_names(filled, different, lettered, numbers)
+        if not CALLED_ID.search(name) or not (kind.startswith(NUMERIC) or (text and filled == numbers)):
+            return False
+        cell = _number(name) if text else f"{_quoted(name)}::DOUBLE"
+        ((filled, different, fractions),) = self._run(
+            "SELECT count(c), count(DISTINCT c), count(*) FILTER (c % 1 <> 0) "
+            f"FROM (SELECT {cell} AS c FROM {self.table})"
+        )
+        return bool(filled == different and not fractions and filled >= FEWEST_NAMES)
+
+    def _category(self, source: Source, name: str, free: bool) -> Column:
+        found = self._texts(name, MOST_CATEGORIES if free else MOST_NODES)
+        if free and len(found) > MOST_CATEGORIES:
+            raise PairNormError(
+                f"{source.name}: column {quoted(name)} holds more than {MOST_CATEGORIES:,} texts",
+                code="too-many-categories",
+                value=name,
+                remedy="Pass {ignore}, or {keep} to have them all.",
+                ignore=[name],
+                keep=[name],
+            )
+        return Column(name, "category", tuple(found))
+
+    def _days(self, source: Source, name: str) -> str | None:
+        """Return the SQL of a column of dates as days since 1970-01-01; None if it holds others."""
+        if self.kinds[name].startswith(("DATE", "TIMESTAMP")):
+            source.tell_dates(name, "")
+            return f"epoch({_quoted(name)}) / 86400"
+        if self.kinds[name] != "VARCHAR":
+            return None
+        cell = _filled(name)
+        for pattern, form in DATES:
+            moment = f"try_strptime({cell}, {_text(form)})"
+            if form == "ISO8601":
+                moment = (
+                    f"try_cast(regexp_replace(replace({cell}, ',', '.'), ' ([+-])', '\\1') AS TIMESTAMPTZ)"
+                )
+            ((others, swapped),) = self._run(
+                f"SELECT count(*) FILTER (NOT regexp_full_match({cell}, {_text(pattern)})), "
+                f"count(*) FILTER (regexp_matches({cell}, {_text('^' + NO_MONTH)})) FROM {self.table}"
+            )
+            if others:
+                continue
+            if swapped:
+                form, moment = DAY_FIRST, moment.replace(form, DAY_FIRST)
+            ((wrong,),) = self._run(f"SELECT count({cell}) - count({moment}) FROM {self.table}")
+            if wrong:
+                return None
+            source.tell_dates(name, form)
+            return f"epoch({moment}) / 86400"
+        return None
+
+    def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, int, int, int]]:
+        """Return how many cells of each column are filled, numbers, truths, and have a letter."""
         if not names:
             return {}
         counts = ", ".join(
-            f"count({_number(name)}), count({_filled(name)}) - count({_number(name)}), "
-            f"count(*) FILTER ({_filled(name)} IN {_row(TRUTH)})"
+            f"count({_filled(name)}), count({_number(name)}), "
+            f"count(*) FILTER ({_filled(name)} IN {_row(TRUTH)}), "
+            f"count(*) FILTER (regexp_matches({_filled(name)}, '\\p{{L}}'))"
             for name in names
         )
         (found,) = self._run(f"SELECT {counts} FROM {self.table}")
-        return {name: found[3 * place : 3 * place + 3] for place, name in enumerate(names)}
+        return {name: found[4 * place : 4 * place + 4] for place, name in enumerate(names)}
 
     def write_nodes(self, columns: Sequence[Column], dtype: str, block: int) -> dict[str, Any]:
         """Write labels, split, features and which are missing; return what ``Facts`` says of the features."""
         features = [
-            expression
-            for column in columns
-            if column.kind in ("number", "category")
-            for expression in self._expressions(column)
+            expression for column in columns if column.width for expression in self._expressions(column)
         ]
         expressions = [
             # With row_number DuckDB reads in the order of the rows; without, now and then it does not.
@@ -421,6 +486,8 @@ class _Packer:
         if column.kind == "category":
             cell = _as_text(column.name, self.kinds[column.name])
             yield from (f"({cell} = {_text(category)})::DOUBLE" for category in column.categories)
+        elif column.kind == "date":
+            yield self.dates[column.name]
         elif self.kinds[column.name] == "VARCHAR":
             truths = " ".join(f"WHEN {_text(word)} THEN {value}" for word, value in TRUTH.items())
             yield f"coalesce({_number(column.name)}, CASE {_filled(column.name)} {truths} END)::DOUBLE"

@@ -31,8 +31,10 @@ THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
 DATES = (
     (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?", "ISO8601"),
     (r"\d{1,2}\.\d{1,2}\.\d{4}", "%d.%m.%Y"),
-    (r"\d{1,2}/\d{1,2}/\d{4}", "%m/%d/%Y", "%d/%m/%Y"),
+    (r"\d{1,2}/\d{1,2}/\d{4}", "%m/%d/%Y"),
 )
+# A first number that is no month says which of the two orders it is.
+NO_MONTH, DAY_FIRST = r"(1[3-9]|[23]\d)/", "%d/%m/%Y"
 TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 
 
@@ -263,22 +265,24 @@ class Source:
         options: dict[str, Any] = {}
         if not all(isinstance(cell, date) for cell in written):
             text = written.astype(str).str.strip()
-            formats = next((found for pattern, *found in DATES if text.str.fullmatch(pattern).all()), None)
-            if formats is None:
+            form = next((form for pattern, form in DATES if text.str.fullmatch(pattern).all()), None)
+            if form is None:
                 return None
-            written, options["format"] = text, formats[0]
-            if len(formats) > 1 and text.str.match(r"(1[3-9]|[23]\d)/").any():
-                options["format"] = formats[1]
+            written, options["format"] = text, DAY_FIRST if text.str.match(NO_MONTH).any() else form
         try:
             moments = pandas.to_datetime(written, utc=True, **options)
         except (ValueError, OverflowError):
             return None
-        order = {"%m/%d/%Y": ", month first", "%d/%m/%Y": ", day first"}.get(options.get("format", ""), "")
-        self.tell(f"dates{order} are read as days since 1970-01-01", name)
+        self.tell_dates(name, options.get("format", ""))
         days = np.full(len(cells), np.nan, dtype=np.float32)
         start = pandas.Timestamp(0, tz="UTC")
         days[filled] = ((moments - start) / pandas.Timedelta(days=1)).to_numpy(np.float32)
         return days
+
+    def tell_dates(self, name: str, form: str) -> None:
+        """Note that a column is read as dates, and in which order where that had to be guessed."""
+        order = {"%m/%d/%Y": ", month first", DAY_FIRST: ", day first"}.get(form, "")
+        self.tell(f"dates{order} are read as days since 1970-01-01", name)
 
     def _reject_kind(self, row: int, name: str, cell: object) -> NoReturn:
         self.reject(
