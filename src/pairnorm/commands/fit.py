@@ -158,8 +158,9 @@ def _run_packed(options: Namespace) -> None:
     from pairnorm.memory import free_memory, parse_memory, size
 
     began, out, steps = time.monotonic(), options.out, count(1)
-    if options.nodes is not None or options.edges is not None:
-        problem = "there are tables beside the packed graph"
+    tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
+    if tables:
+        problem = f"there are tables beside the packed graph (--{tables[0]})"
         raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
     one_of("model", options.model, ("auto", "SGC"))
     chosen: dict[str, Any] = {

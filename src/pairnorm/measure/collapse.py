@@ -15,11 +15,11 @@ from pairnorm.measure.inputs import (
     Estimate,
     block_length,
     centred,
-    check_states,
     over_trials,
     result_dtype,
     unit_rows,
 )
+from pairnorm.nn.ops.moments import check_states
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.
 ROWS = 512

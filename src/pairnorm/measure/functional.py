@@ -15,12 +15,12 @@ from pairnorm.measure.inputs import (
     block_length,
     centred,
     check_nodes,
-    check_states,
     edges,
     over_trials,
     result_dtype,
     unit_rows,
 )
+from pairnorm.nn.ops.moments import check_states
 
 Laplacian = Literal["sym", "rw", "unnormalised"]
 

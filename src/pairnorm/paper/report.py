@@ -394,7 +394,7 @@ def write_report(
         notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         ran = _what_was_run(cells, origins, selection, Path(store).name)
         sections = [
-            f"# Trials of {Path(store).name}\n" if alone else "# The paper, reproduced\n",
+            f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
             "" if alone else _summary(tables, decided),
             own_section(own),
             ran,
