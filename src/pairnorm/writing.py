@@ -150,12 +150,7 @@ def _drafts(place: Path) -> Iterator[Path]:
 
 
 def drafts_in(where: Path, place: Path) -> list[Path]:
-    """Return the drafts of a folder that are under way, or that a killed process left.
-
-    Args:
-        where: the folder to look in.
-        place: the folder they are for.
-    """
+    """Return the drafts of a folder that are under way, or that a killed process left."""
     opening = f".{place.name[:40]}."
     return [
         entry

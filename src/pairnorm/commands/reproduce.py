@@ -106,12 +106,7 @@ def train(
 ) -> "Outcome | None":
     """Train what a store lacks and show how far it is; None, and how to go on, after an interruption.
 
-    Args:
-        path: the store; a new one is made once nothing is known that would keep it empty.
-        experiments: what is wanted.
-        command: goes on after an interruption.
-        root: folder of the graphs' files.
-        **how: device, workers, minutes and on, as ``pairnorm.paper.runner.reproduce`` takes them.
+    A new store is made once nothing is known that would keep it empty.
     """
     from pairnorm.data import datasets, load
     from pairnorm.paper import runner

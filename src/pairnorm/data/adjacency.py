@@ -43,12 +43,6 @@ def symmetric_adjacency(
 
     An edge that is listed more than once, in either direction, keeps its largest weight, so that listing it
     both ways changes nothing.
-
-    Args:
-        source: one end of each edge, as a node's number.
-        target: the other end.
-        nodes: how many nodes there are.
-        weights: a weight for each edge; 1 by default.
     """
     source, target = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
     between = source != target
@@ -144,15 +138,7 @@ def most_empty(held: int) -> int:
 
 
 def check_csr(what: str, starts: Any, indices: Any, entries: int, shape: tuple[int, int]) -> None:
-    """Raise an error unless pieces make a matrix of compressed rows; with others, computing would crash.
-
-    Args:
-        what: they are, for the message.
-        starts: where each row starts, and the last one ends: arrays or tensors of whole numbers.
-        indices: the column of each entry.
-        entries: how many values there are.
-        shape: how many rows and columns.
-    """
+    """Raise an error unless pieces make a matrix of compressed rows; with others, computing would crash."""
     pieces = [np.asarray(piece.cpu() if isinstance(piece, Tensor) else piece) for piece in (starts, indices)]
     if any(piece.dtype.kind not in "iu" or piece.ndim != 1 for piece in pieces):
         problem = "its indices are no lists of whole numbers"
@@ -189,11 +175,7 @@ def _csr_problem(
 
 
 def check_adjacency(adjacency: Tensor) -> None:
-    """Raise an error unless A is square, A = A^T, and has neither self-loops nor repeated entries.
-
-    Args:
-        adjacency: a tensor of any kind; the check takes time in proportion to its entries.
-    """
+    """Raise an error unless A is square, A = A^T, and has neither self-loops nor repeated entries."""
     if (
         adjacency.layout != torch.sparse_csr
         or adjacency.dim() != 2

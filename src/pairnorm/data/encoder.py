@@ -127,12 +127,7 @@ class Encoder:
         return tuple(column for column in self.columns if column.kind in kinds)
 
     def options(self, changed: Options, columns: Sequence[str]) -> Options:
-        """Return how to read another file: as the first, but for what is said anew and what is not there.
-
-        Args:
-            changed: what is said anew; columns to ignore come beside the known ones.
-            columns: of the nodes of that file.
-        """
+        """Return how to read another file: as the first, but for what is said anew and what is not there."""
         for option in ("categorical", "keep", "classes"):
             if value := getattr(changed, option):
                 raise PairNormError(
@@ -216,13 +211,6 @@ def align_features(
 
     A category that no node has becomes a column of zeros, and so do all those of a column whose cells are
     all empty. A column that is not there, and a category or column that the model does not know, are errors.
-
-    Args:
-        name: of the graph, for messages.
-        features: [n, d].
-        missing: bool [n] or [n, d].
-        found: what they are.
-        known: what the model was fitted on.
     """
     check_columns(name, [column.name for column in found.named("number", "category", "date")], known)
     widths = [column.width for column in found.features.values()]

@@ -98,10 +98,6 @@ def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
     >>> nan_as_missing(torch.tensor([[1.0, 2.0], [torch.nan, torch.nan]]), torch.tensor([False, False]))
     (tensor([[1., 2.],
             [0., 0.]]), tensor([False,  True]))
-
-    Args:
-        features: [n, d], dense or ``torch.sparse_csr``.
-        missing: bool [n] (whole vectors) or [n, d] (entries); the result is [n] where that says it all.
     """
     sparse = features.layout == torch.sparse_csr
     empty = stored_values(features).isnan()

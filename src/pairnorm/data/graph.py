@@ -229,12 +229,7 @@ class Graph:
         return digest.hexdigest()[:16]
 
     def aligned(self, encoder: Encoder | None, count: int) -> Graph:
-        """Return the graph with the features of a model, matched by column and category.
-
-        Args:
-            encoder: the model's; None where its features had no names.
-            count: how many features the model has.
-        """
+        """Return the graph with the features of a model, matched by column and category."""
         if self.num_features == 0 and encoder is not None and encoder.named("structure"):
             return self.with_structure().replace(encoder=encoder)
         ours, theirs = (one and tuple(one.features.values()) for one in (self.encoder, encoder))
@@ -248,11 +243,7 @@ class Graph:
         return self
 
     def labels_among(self, classes: Sequence[str]) -> Tensor:
-        """Return the labels as numbers of other classes, matched by name; -1 where unknown.
-
-        Args:
-            classes: the names of a model's classes.
-        """
+        """Return the labels as numbers of a model's classes, matched by name; -1 where unknown."""
         place = {name: number for number, name in enumerate(classes)}
         used = {self.class_names[number] for number in self.labels[self.labelled].unique().tolist()}
         if strange := sorted(used - place.keys()):
@@ -427,20 +418,12 @@ class Graph:
 
     @staticmethod
     def open(folder: str | PathLike[str]) -> PackedGraph:
-        """Open a graph that ``pairnorm pack`` wrote, however large: its arrays are mapped, not read.
-
-        Args:
-            folder: of the packed graph.
-        """
+        """Open a graph that ``pairnorm pack`` wrote, however large: its arrays are mapped, not read."""
         return PackedGraph.open(folder)
 
     @classmethod
     def from_packed(cls, packed: PackedGraph) -> Graph:
-        """Read a packed graph into memory.
-
-        Args:
-            packed: as ``Graph.open`` gives it.
-        """
+        """Read a packed graph into memory."""
         packed.check()
         facts = packed.facts
         weights = np.ones(facts.entries, np.float32) if packed.weight is None else np.array(packed.weight)
@@ -558,11 +541,7 @@ class Graph:
         return result
 
     def describe(self, shown: int = 7) -> list[tuple[str, str]]:
-        """Return what is inside: a list of what it is about, and a text.
-
-        Args:
-            shown: how many classes to name.
-        """
+        """Return what is inside: a list of what it is about, and a text."""
         per_node = 2 * self.num_edges / max(self.num_nodes, 1)
         kind = "sparse" if self.features.layout == torch.sparse_csr else "dense"
         classes = ", ".join(self.class_names[:shown]) + (", …" if self.num_classes > shown else "")

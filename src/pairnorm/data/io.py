@@ -48,16 +48,7 @@ def read_files(
     told: Options,
     encoder: Encoder | None,
 ) -> Parts:
-    """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole.
-
-    Args:
-        nodes: the tables of nodes, or the whole graph.
-        edges: the tables of edges.
-        features: tables of node, feature and value.
-        database: where the tables are, unless they are files.
-        told: what the user says of columns.
-        encoder: how earlier files were read.
-    """
+    """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole."""
     if not isinstance(nodes, str | PathLike) and len(nodes) == 1:
         (nodes,) = nodes
     how: dict[str, Any] = {
@@ -280,11 +271,7 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
 
 
 def from_pyg(found: Mapping[str, Any]) -> Parts:
-    """Return the parts of a PyG ``Data``, given as the dictionary that its ``to_dict`` makes.
-
-    Args:
-        found: edge_index, and maybe x, edge_weight, y, train_mask, val_mask, test_mask, missing, num_nodes.
-    """
+    """Return the parts of a PyG ``Data``, given as the dictionary that its ``to_dict`` makes."""
     if not isinstance(found.get("edge_index"), Tensor):
         raise PairNormError(
             f"the PyG data has no edge_index; it has {', '.join(map(repr, found)) or 'nothing'}",
@@ -377,9 +364,6 @@ def from_scipy(adjacency: Any, features: Any = None) -> Parts:
 def read_npz(file: str | Path | IO[bytes]) -> Parts:
     """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them; CSR pieces ``adj_*``,
     ``attr_*`` and ``labels``; or what scipy's ``save_npz`` writes.
-
-    Args:
-        file: the file, or its name.
     """
     with np.load(file, allow_pickle=False) as archive:
         _check_sizes(archive)

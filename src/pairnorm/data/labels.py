@@ -31,12 +31,7 @@ def read_labels(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return the class of each node, -1 where the cell is empty, and the names of the classes in order.
 
-    Args:
-        table: where the column is from, for messages.
-        name: of the column.
-        cells: its cells.
-        known: the classes of a model; others are refused, and cells may all be empty.
-        each: take every number for a class, however many there are.
+    Others than the ``known`` classes of a model are refused. With ``each``, every number is a class.
     """
     text = table.text(name, cells)
     codes, found = class_codes(text, known)
@@ -67,9 +62,7 @@ def class_codes(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the number of the class of each node, -1 for None, and the classes, numbers before words.
 
-    Args:
-        text: the class of each node.
-        known: classes in their order; those that are found beside them come after.
+    Those that are found beside the ``known`` ones come after them.
     """
     import pandas
 
@@ -107,14 +100,7 @@ def _as_numbers(texts: Sequence[str]) -> NDArray[np.float64] | None:
 
 
 def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> tuple[float, ...]:
-    """Return where to cut a numeric label so that classes have equally many nodes, as far as can be.
-
-    Args:
-        table: where the column is from, for messages.
-        name: of the column.
-        cells: its cells.
-        classes: how many classes to make.
-    """
+    """Return where to cut a numeric label so that classes have equally many nodes, as far as can be."""
     values = table.numbers(name, cells)
     if values is None or np.isnan(values).all():
         raise PairNormError(
@@ -159,15 +145,7 @@ def numbers_first(text: str) -> tuple[int, int, str]:
 def read_split(
     table: Source, name: str, cells: pandas.Series, labels: Tensor, class_names: tuple[str, ...]
 ) -> Split:
-    """Return the three masks that a column of 'train', 'validation', 'test' or nothing describes.
-
-    Args:
-        table: where the column is from, for messages.
-        name: of the column.
-        cells: its cells.
-        labels: int64 [n]; -1 where unknown.
-        class_names: to name a class that has no training node.
-    """
+    """Return the three masks that a column of 'train', 'validation', 'test' or nothing describes."""
     text = table.text(name, cells)
     parts = np.array(
         [-1 if value is None else PARTS.get(value.lower(), -2) for value in text], dtype=np.int64

@@ -33,11 +33,7 @@ class Features:
         return self.keep.shape[1]
 
     def trial(self, number: int) -> Tensor:
-        """Return what one trial sees, [n, d], of the same kind as ``values``; what is erased is zero.
-
-        Args:
-            number: the trial, from 0.
-        """
+        """Return what one trial sees, [n, d], of the same kind as ``values``; what is erased is zero."""
         keep = self.keep[:, number]
         if self.values.layout == torch.sparse_csr:
             return with_values(self.values, self.values.values() * keep)

@@ -40,10 +40,6 @@ def verified_bytes(folder: Path, name: str) -> bytes:
     """Return the contents of a raw file, or raise an error if they are not the pinned ones.
 
     The bytes that were checked are the bytes that are returned: nobody can exchange the file in between.
-
-    Args:
-        folder: the root of the data.
-        name: of the file, relative to it, as in ``SHA256``.
     """
     contents = (folder / name).read_bytes()
     found = sha256(contents).hexdigest()
@@ -59,13 +55,7 @@ def verified_bytes(folder: Path, name: str) -> bytes:
 
 
 def fetch(folder: Path, names: Sequence[str], address: str) -> None:
-    """Fetch the files that are not there yet. A file appears only when it is whole and its checksum right.
-
-    Args:
-        folder: the root of the data.
-        names: of the files, relative to it.
-        address: the folder on the network that holds them.
-    """
+    """Fetch the files that are not there yet. A file appears only when it is whole and its checksum right."""
     absent = [name for name in names if not (folder / name).is_file()]
     for name in absent:
         try:
@@ -148,9 +138,6 @@ def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:
 
     The test nodes of ``tx`` and ``ty`` come in the order of ``test.index``. Citeseer leaves out fifteen
     isolated nodes: as in every other reader, they get features of zero and, having no label, the first class.
-
-    Args:
-        files: the contents of each of the eight pieces.
     """
     from scipy.sparse import csr_matrix, vstack
 
@@ -201,11 +188,7 @@ class Dataset:
     address: str = field(default="", repr=False)
 
     def absent(self, root: str | PathLike[str] | None = None) -> tuple[Path, ...]:
-        """Return the files that have yet to be fetched.
-
-        Args:
-            root: as for ``load``.
-        """
+        """Return the files that have yet to be fetched."""
         return tuple(path for name in self.files if not (path := data_folder(root) / name).is_file())
 
 
@@ -242,11 +225,7 @@ def datasets() -> tuple[Dataset, ...]:
 
 
 def data_folder(root: str | PathLike[str] | None = None) -> Path:
-    """Return where raw files are looked for: ``root``, else ``$PAIRNORM_DATA``, else the user's cache folder.
-
-    Args:
-        root: a folder laid out as PyG's loaders do it, or None.
-    """
+    """Return where raw files are: ``root``, else ``$PAIRNORM_DATA``, else the user's cache folder."""
     if root is None:
         root = os.environ.get("PAIRNORM_DATA")
     if root:

@@ -39,11 +39,8 @@ def read_nodes(
 ) -> dict[str, Any]:
     """Return what tables of nodes tell of a graph: names, features, labels, split, and the encoder.
 
-    Args:
-        tables: the nodes, put together by id.
-        told: what the user says of their columns.
-        known: how an earlier table was read; these must have its columns, categories and classes.
-        long: tables of node, feature and value.
+    Tables of an earlier encoder, ``known``, must have its columns, categories and classes; ``long`` ones hold
+    node, feature and value.
     """
     columns = list(dict.fromkeys(name for table in tables for name in table.columns))
     everywhere = replace(tables[0], columns=tuple(columns))

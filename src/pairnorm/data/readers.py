@@ -60,17 +60,9 @@ def open_tables(
     decimal: str | None = None,
     database: str | None = None,
 ) -> list[Source]:
-    """Look at the head of each of some tables.
+    """Look at the head of each of some tables of one ``role``: nodes, edges or features.
 
-    Args:
-        role: what they hold: ``'nodes'``, ``'edges'`` or ``'features'``.
-        given: files, patterns such as ``'part-*.parquet'``, ``'-'`` for the standard input; with a database
-            queries, or names of tables there.
-        delimiter: what separates the cells of text, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
-        encoding: of text. Default: found by its bytes, and noted unless it is UTF-8.
-        decimal: the decimal point, ``'.'`` or ``','``. Default: a comma is taken for one and noted where all
-            cells of a column agree.
-        database: its URL, as SQLAlchemy writes them.
+    They are files, patterns, ``'-'``, or queries; options are as for ``Graph.from_files``.
     """
     if decimal is not None:
         one_of("decimal", decimal, (".", ","))

@@ -23,13 +23,7 @@ class Split(NamedTuple):
 
 
 def rest_is_test(labels: Tensor, train: Tensor, validation: Tensor) -> Split:
-    """Return the paper's split: every labelled node outside train and validation is in the test set.
-
-    Args:
-        labels: int64 [n]; -1 where unknown.
-        train: bool [n].
-        validation: bool [n].
-    """
+    """Return the paper's split: every labelled node outside train and validation is in the test set."""
     return Split(train, validation, (labels >= 0) & ~train & ~validation)
 
 
@@ -85,13 +79,7 @@ def per_class(labels: Tensor, count: int = 20, validation: int | None = None, se
 
 
 def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
-    """Return the split that a short text names: ``'random'`` or ``'per-class-20'`` (any number).
-
-    Args:
-        name: the text.
-        labels: int64 [n]; -1 where unknown.
-        seed: the same seed gives the same split on every machine.
-    """
+    """Return the split that a short text names: ``'random'`` or ``'per-class-20'`` (any number)."""
     if name == "random":
         return random_split(labels, seed=seed)
     if found := re.fullmatch(r"per-class-(\d+)", name):

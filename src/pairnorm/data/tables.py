@@ -97,12 +97,7 @@ class Source:
         return [*self.notes, *told]
 
     def column(self, option: str, name: str) -> str:
-        """Return ``name`` if there is such a column, else raise an error that suggests the closest one.
-
-        Args:
-            option: the argument that named it.
-            name: the column.
-        """
+        """Return ``name`` if there is such a column, else raise an error that suggests the closest one."""
         if name in self.columns:
             return name
         raise PairNormError(
@@ -113,11 +108,7 @@ class Source:
         )
 
     def line(self, row: int) -> str:
-        """Say where a row is: ``'line 7'`` of a text file (its header is line 1), ``'row 7'`` of others.
-
-        Args:
-            row: its number, from 0.
-        """
+        """Say where a row is: ``'line 7'`` of a text file (its header is line 1), ``'row 7'`` of others."""
         if self.open is None:
             return f"row {row + 1:,}"
         # Counted only when something is wrong, for blank lines and quoted line breaks make it slow work.
@@ -145,13 +136,7 @@ class Source:
         raise PairNormError(f"{self.place(row)}: {problem}", code=code, **fields)
 
     def text(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.object_]:
-        """Return cells as stripped strings, None where empty; whole numbers are written without a point.
-
-        Args:
-            name: of the column.
-            column: its cells, of any type.
-            first: the number of its first row.
-        """
+        """Return cells as stripped strings, None where empty; whole numbers are written without a point."""
         import pandas
 
         if pandas.api.types.is_float_dtype(column.dtype) and (column.dropna() % 1 == 0).all():
@@ -170,13 +155,7 @@ class Source:
         return values
 
     def numbers(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.float32] | None:
-        """Return a column of numbers or truths, NaN where empty, or None if it holds text throughout.
-
-        Args:
-            name: of the column.
-            column: its cells.
-            first: the number of its first row.
-        """
+        """Return a column of numbers or truths, NaN where empty, or None if it holds text throughout."""
         import pandas
 
         if pandas.api.types.is_numeric_dtype(column.dtype):
@@ -248,12 +227,7 @@ class Source:
         return cells.astype(str).str.strip().str.replace(".", "").str.replace(",", ".")
 
     def dates(self, name: str, column: pandas.Series) -> NDArray[np.float32] | None:
-        """Return a column of dates as days since 1970-01-01, NaN where empty, or None if it holds others.
-
-        Args:
-            name: of the column.
-            column: its cells.
-        """
+        """Return a column of dates as days since 1970-01-01, NaN where empty, or None if it holds others."""
         import pandas
 
         cells = column.astype(object)
@@ -304,13 +278,7 @@ def shown(names: Sequence[str], most: int = 3) -> str:
 def read_blocks(
     source: Source, text: Sequence[str] = (), rows: int | None = ROWS_PER_BLOCK
 ) -> Iterator[pandas.DataFrame]:
-    """Read a table block by block.
-
-    Args:
-        source: where it is.
-        text: the columns to read as text even if they look like numbers.
-        rows: how many rows are in a block; None for all of them.
-    """
+    """Read a table block by block, or whole where ``rows`` is None; columns of ``text`` stay so."""
     if source.open is not None:
         yield from _read_text(source, text, rows)
         return

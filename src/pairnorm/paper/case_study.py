@@ -62,13 +62,6 @@ def measure_layers(
 
     All connected pairs and 10,000 random ones are taken, the same in every layer; the APSD of random pairs is
     that of all pairs.
-
-    Args:
-        graph: with a split.
-        spec: what to train.
-        seed: of the trial.
-        device: where to.
-        tick: is told of epochs that have passed.
     """
     accuracy = None
     if spec.model == "SGC":
@@ -260,13 +253,7 @@ def _legend(figure: "Figure", axis: "Axes", model: str) -> None:
 
 
 def write_tensorboard(found: dict[str, Layers], model: str, folder: Any) -> None:
-    """Write means and histograms as TensorBoard shows them, the layer as the step.
-
-    Args:
-        found: layers by norm.
-        model: the model's name, which tags begin with.
-        folder: a run for each norm goes there.
-    """
+    """Write means and histograms as TensorBoard shows them, the layer as the step."""
     from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
 
     for norm, layers in found.items():

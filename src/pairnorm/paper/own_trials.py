@@ -9,6 +9,7 @@ from math import isnan
 from pairnorm.escaping import markdown, markdown_code
 from pairnorm.paper.experiments import EXPERIMENTS, Selection
 from pairnorm.paper.results import Summary, best
+from pairnorm.paper.tables import markdown_rows
 from pairnorm.train import Spec, Trial
 
 FILE = "own-trials.csv"
@@ -44,19 +45,22 @@ def own_section(own: Sequence[Summary]) -> str:
             f"### {markdown(dataset)}\n",
             f"Best by validation: {markdown_code(first.spec)}, {_accuracy(first)} of the test nodes over "
             f"{len(first.trials)} runs.\n",
-            f"| {' | '.join(map(markdown, columns))} |",
-            f"|{'---|' * len(columns)}",
         ]
-        for one in sorted(found, key=lambda one: -one.validation)[:SHOWN]:
-            row = [
+        rows = [
+            [
                 *(markdown(getattr(one.spec, name)) for name in varied),
                 str(len(one.trials)),
                 f"{one.mean('validation_accuracy'):.3f}",
                 _accuracy(one),
                 *(f"{value:.3g}" if value is not None else "" for value in _values(one, found)),
             ]
-            lines.append(f"| {' | '.join(row)} |")
-        lines += ["", *([f"… and {len(found) - SHOWN:,} more.\n"] if len(found) > SHOWN else [])]
+            for one in sorted(found, key=lambda one: -one.validation)[:SHOWN]
+        ]
+        lines += [
+            *markdown_rows(list(map(markdown, columns)), rows),
+            "",
+            *([f"… and {len(found) - SHOWN:,} more.\n"] if len(found) > SHOWN else []),
+        ]
     return "\n".join(lines)
 
 

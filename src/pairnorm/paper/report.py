@@ -34,7 +34,7 @@ from pairnorm.paper.own_trials import FILE as OWN_FILE
 from pairnorm.paper.own_trials import own_csv, own_section, own_trials
 from pairnorm.paper.paper_page import paper_page
 from pairnorm.paper.results import Chosen, Results, opened, reported
-from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown
+from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown, markdown_rows
 from pairnorm.plotting import save
 from pairnorm.train import Spec, Store, Trial
 from pairnorm.writing import whole_file
@@ -58,11 +58,8 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
         "(0.005, 0.05, 0.2), weight decay (0, 5e-6, 5e-4) and dropout (0, 0.6) by validation: first with one "
         "run of everything, then with all runs of the setting that did best.\n",
         show(table),
-        "| Graph | Missing | Gain of PairNorm, paper's optimiser | Gain of PairNorm, both tuned | Share that "
-        "is PairNorm's |",
-        "|---|---:|---:|---:|---:|",
     ]
-    sentences = []
+    rows, sentences = [], []
     for dataset in DATASETS:
         for percent in table.percents:
             methods = ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
@@ -72,14 +69,18 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
                 continue
             untuned, tuned = known[1] - known[0], known[3] - known[2]
             share = "no gain to share" if untuned <= 0.01 else f"{max(tuned, 0) / untuned:.0%}"
-            lines.append(f"| {TITLES[dataset]} | {percent}% | {untuned:+.3f} | {tuned:+.3f} | {share} |")
+            rows.append([TITLES[dataset], f"{percent}%", f"{untuned:+.3f}", f"{tuned:+.3f}", share])
             if percent == 100:
                 sentences.append(
                     f"On {TITLES[dataset]} with all vectors missing, a tuned SGC reaches {known[2]:.3f} "
                     f"without PairNorm and {known[3]:.3f} with it; with the paper's optimiser {known[0]:.3f} "
                     f"and {known[1]:.3f}."
                 )
-    return "\n".join([*lines, "", *sentences]) + "\n"
+    headings = [
+        "Graph", "Missing", "Gain of PairNorm, paper's optimiser", "Gain of PairNorm, both tuned",
+        "Share that is PairNorm's",
+    ]  # fmt: skip
+    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *sentences]) + "\n"
 
 
 def scaling_section(tables: Mapping[str, Table], show: Show = markdown) -> str:
@@ -125,20 +126,17 @@ def ablation_section(
         show(table),
         "What changes when one choice is changed and the others stay (mean difference of test accuracy over "
         "graphs and the other choices):\n",
-        "| Change | " + " | ".join(f"{percent}% missing" for percent in experiment.missing) + " |",
-        "|---|" + "---:|" * len(experiment.missing),
     ]
+    rows = []
     for one, other in (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN")):
         for model in ("GCN", "GAT"):
             effects = [_effect(found, model, one, other, percent) for percent in experiment.missing]
             if any(effect is not None for effect in effects):
-                shown = " | ".join("" if effect is None else f"{effect:+.3f}" for effect in effects)
-                lines.append(f"| {model}: {one} instead of {other} | {shown} |")
-    lines.append("")
-    lines += [
-        text for model in ("GCN", "GAT") if (text := _recommendation(found, model, list(experiment.missing)))
-    ]
-    return "\n".join(lines) + "\n"
+                shown = ["" if effect is None else f"{effect:+.3f}" for effect in effects]
+                rows.append([f"{model}: {one} instead of {other}", *shown])
+    headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
+    advice = [_recommendation(found, model, list(experiment.missing)) for model in ("GCN", "GAT")]
+    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
 
 
 def _effect(found: dict[Place, Chosen], model: str, one: str, other: str, percent: int) -> float | None:
@@ -198,9 +196,7 @@ Drawing = tuple[str, str, "Figure | None"]
 class Outputs:
     """What has been written: tables by name, captions of figures by file name, and all files.
 
-    Args:
-        out: the folder.
-        pool: draws figures in other processes. Default: they are drawn here.
+    A ``pool`` draws figures in other processes.
     """
 
     out: Path
@@ -464,12 +460,7 @@ def _what_was_run(
     cells: Cells, origins: Mapping[tuple[Spec, int], Any], selection: Selection, store: str
 ) -> str:
     devices = sorted({ran.device for ran in origins.values()})
-    columns = ["Command", "What", "Trials", "of", *map(markdown_text, devices)]
-    lines = [
-        "## What was run\n",
-        f"| {' | '.join(columns)} |",
-        f"|---|---|{'---:|' * (len(columns) - 2)}",
-    ]
+    rows = []
     seeds = {spec: {trial.seed for trial in trials} for spec, trials in cells.items()}
     for experiment in EXPERIMENTS.values():
         narrowed = selection.narrow(experiment)
@@ -478,15 +469,13 @@ def _what_was_run(
         wanted = set(narrowed.pairs())
         done = [(spec, seed) for spec, seed in wanted if seed in seeds.get(spec, ())]
         times = _busy(origins[key] for key in done if key in origins)
-        cells_of_row = [
-            f"`pairnorm reproduce {experiment.name}{selection.options}`",
-            experiment.title[:1].upper() + experiment.title[1:],
-            f"{len(done):,}",
-            f"{len(wanted):,}",
-            *(times.get(device, "") for device in devices),
-        ]
-        lines.append(f"| {' | '.join(cells_of_row)} |")
-    lines += [
+        command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
+        title = experiment.title[:1].upper() + experiment.title[1:]
+        spent = (times.get(device, "") for device in devices)
+        rows.append([command, title, f"{len(done):,}", f"{len(wanted):,}", *spent])
+    lines = [
+        "## What was run\n",
+        *markdown_rows(["Command", "What", "Trials", "of", *map(markdown_text, devices)], rows, left=2),
         "",
         "Experiments share trials: a trial that several of them need is trained once and counted in each. "
         "Times are those in which at least one of an experiment's trials was being trained.",
@@ -550,17 +539,16 @@ def _differences(tables: Sequence[Table]) -> str:
         "## Where we differ from the paper\n",
         f"On average over {len(known)} numbers we differ by {mean:.3f}; {len(large)} differ by more than "
         f"{LARGE}:\n",
-        "| Graph | Method | Missing | Ours | Paper | Difference |",
-        "|---|---|---:|---:|---:|---:|",
     ]
+    rows = []
     for entry, difference in sorted(large, key=lambda pair: -abs(pair[1])):
         dataset, method, percent = entry.place
         values = [
             f"{one.accuracy:.3f} @ {one.layers}" for one in (entry.ours, entry.paper) if one is not None
         ]
-        cells = [TITLES[dataset], method, f"{percent}%", *values, f"{difference:+.3f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([TITLES[dataset], method, f"{percent}%", *values, f"{difference:+.3f}"])
+    headings = ["Graph", "Method", "Missing", "Ours", "Paper", "Difference"]
+    return "\n".join([*lines, *markdown_rows(headings, rows, left=2)]) + "\n"
 
 
 def _claims(decided: Sequence[Verdict]) -> str:

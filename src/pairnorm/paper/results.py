@@ -167,10 +167,7 @@ class Results:
     def by_depth(self, experiment: Experiment, place: Place, one_scale: bool = False) -> list[Summary]:
         """Return the best candidate of each depth, the shallow ones first.
 
-        Args:
-            experiment: the experiment.
-            place: of which a curve is wanted.
-            one_scale: the same scale at all depths, that of the best mean validation accuracy over them.
+        With ``one_scale`` the scale is the same at all depths: that of the best mean validation accuracy.
         """
         found, _ = self.candidates(experiment, place)
         if one_scale and found:
