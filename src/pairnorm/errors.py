@@ -144,13 +144,10 @@ def one_of(what: str, value: object, allowed: Sequence[str]) -> str:
     """
     if isinstance(value, str) and value in allowed:
         return value
-    raise PairNormError(
-        f"{what} is {quoted(value)}",
-        code="unknown-choice",
-        value=value,
-        expected=f"one of {', '.join(map(repr, allowed))}",
-        remedy=closest(value, allowed),
-    )
+    problem = f"{what} is {quoted(value)}"
+    expected = f"one of {', '.join(map(repr, allowed))}"
+    remedy = closest(value, allowed)
+    raise PairNormError(problem, code="unknown-choice", value=value, expected=expected, remedy=remedy)
 
 
 def whole_number(what: str, value: Any, least: int = 0, most: float = inf) -> int:
@@ -167,12 +164,8 @@ def whole_number(what: str, value: Any, least: int = 0, most: float = inf) -> in
     if number is not None and least <= number <= most:
         return number
     bounds = f"{least} or more" if most == inf else f"from {least} to {most}"
-    raise PairNormError(
-        f"{what} is {quoted(value)}",
-        code="not-a-whole-number",
-        value=value,
-        expected=f"a whole number, {bounds}",
-    )
+    problem = f"{what} is {quoted(value)}"
+    raise PairNormError(problem, code="not-a-whole-number", value=value, expected=f"a whole number, {bounds}")
 
 
 def real_number(

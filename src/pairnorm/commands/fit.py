@@ -117,12 +117,9 @@ def run(options: Namespace) -> None:
     with whole_folder(out) as folder:
         graph = read_graph(options).with_structure()
         if options.label is None and not graph.num_classes:
-            raise PairNormError(
-                f"{graph.name}: no node has a class",
-                code="no-labels",
-                remedy="Name the column that holds them: {label}",
-                label=...,
-            )
+            problem = f"{graph.name}: no node has a class"
+            remedy = "Name the column that holds them: {label}"
+            raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ClassifierWarning)
             with console.progress() as tell:

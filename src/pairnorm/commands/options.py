@@ -213,13 +213,9 @@ def refuse_inputs(out: Path, *inputs: Path | None) -> None:
     """Refuse to write over what is read, by whatever name: a file, or files in a folder."""
     for path in (path for path in inputs if path is not None and path.exists() and out.exists()):
         if out.samefile(path.parent if out.is_dir() else path):
-            raise PairNormError(
-                f"{out}: writing there would replace {path}, which is read",
-                code="would-overwrite",
-                value=str(out),
-                remedy="Choose another place: {out}",
-                out=...,
-            )
+            problem = f"{out}: writing there would replace {path}, which is read"
+            remedy = "Choose another place: {out}"
+            raise PairNormError(problem, code="would-overwrite", value=str(out), remedy=remedy, out=...)
 
 
 def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":

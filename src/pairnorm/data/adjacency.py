@@ -146,12 +146,9 @@ def check_csr(what: str, starts: Any, indices: Any, entries: int, shape: tuple[i
         first, second = (piece.astype(np.int64, copy=False) for piece in pieces)
         problem = _csr_problem(first, second, entries, shape)
     if problem:
-        raise PairNormError(
-            f"{what} is no sparse matrix: {problem}",
-            code="broken-matrix",
-            value=shape,
-            expected="row starts from 0 up to the number of entries, and indices within the matrix",
-        )
+        problem = f"{what} is no sparse matrix: {problem}"
+        expected = "row starts from 0 up to the number of entries, and indices within the matrix"
+        raise PairNormError(problem, code="broken-matrix", value=shape, expected=expected)
 
 
 def _csr_problem(
@@ -181,12 +178,10 @@ def check_adjacency(adjacency: Tensor) -> None:
         or adjacency.dim() != 2
         or adjacency.shape[0] != adjacency.shape[1]
     ):
-        raise PairNormError(
-            f"adjacency is a {adjacency.layout} tensor of shape {tuple(adjacency.shape)}",
-            code="wrong-shape",
-            expected="a square torch.sparse_csr tensor",
-            remedy="Graph.from_edges makes one from a list of edges.",
-        )
+        problem = f"adjacency is a {adjacency.layout} tensor of shape {tuple(adjacency.shape)}"
+        expected = "a square torch.sparse_csr tensor"
+        remedy = "Graph.from_edges makes one from a list of edges."
+        raise PairNormError(problem, code="wrong-shape", expected=expected, remedy=remedy)
     crow, column, nodes = adjacency.crow_indices(), adjacency.col_indices(), adjacency.shape[0]
     check_csr("adjacency", crow, column, adjacency.values().numel(), (nodes, nodes))
     transposed = csr_matrix(adjacency).T.tocsr()
@@ -203,9 +198,7 @@ def check_adjacency(adjacency: Tensor) -> None:
         problem, code = "is not symmetric", "not-symmetric"
     else:
         return
-    raise PairNormError(
-        f"adjacency {problem}",
-        code=code,
-        expected="every edge once in both directions, with one weight, and no self-loops",
-        remedy="Graph.from_edges and Graph.from_scipy see to that.",
-    )
+    problem = f"adjacency {problem}"
+    expected = "every edge once in both directions, with one weight, and no self-loops"
+    remedy = "Graph.from_edges and Graph.from_scipy see to that."
+    raise PairNormError(problem, code=code, expected=expected, remedy=remedy)

@@ -600,12 +600,9 @@ def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np
     ]
     codes, found = class_codes(np.array(names, dtype=object), known)
     if known is not None and len(found) > len(known):
-        raise PairNormError(
-            f"a label is {quoted(found[len(known)])}",
-            code="unknown-class",
-            value=found[len(known)],
-            expected=f"one of class_names: {shown(tuple(known), 7)}",
-        )
+        problem = f"a label is {quoted(found[len(known)])}"
+        expected = f"one of class_names: {shown(tuple(known), 7)}"
+        raise PairNormError(problem, code="unknown-class", value=found[len(known)], expected=expected)
     return codes, found
 
 
@@ -630,12 +627,9 @@ def _check_shapes(graph: Graph) -> None:
             problem = f"{what} has shape {tuple(found)}, but the graph has {nodes} nodes"
             raise PairNormError(problem, code="wrong-shape", value=what)
     if tuple(graph.missing.shape) not in {(nodes,), tuple(features.shape)}:
-        raise PairNormError(
-            f"missing has shape {tuple(graph.missing.shape)}",
-            code="wrong-shape",
-            value="missing",
-            expected=f"[{nodes}] for whole vectors or {list(features.shape)} for single entries",
-        )
+        problem = f"missing has shape {tuple(graph.missing.shape)}"
+        expected = f"[{nodes}] for whole vectors or {list(features.shape)} for single entries"
+        raise PairNormError(problem, code="wrong-shape", value="missing", expected=expected)
     if graph.feature_names is not None and len(graph.feature_names) != graph.num_features:
         problem = f"{len(graph.feature_names)} feature names for {graph.num_features} features"
         raise PairNormError(problem, code="wrong-shape", value="feature_names")
@@ -648,12 +642,9 @@ def _check_labels(graph: Graph) -> None:
     wrong = (labels < UNKNOWN) | (labels >= graph.num_classes)
     if wrong.any():
         node = int(wrong.nonzero()[0])
-        raise PairNormError(
-            f"labels[{node}] is {int(labels[node])}",
-            code="out-of-range",
-            value=int(labels[node]),
-            expected=f"a class from 0 to {graph.num_classes - 1}, or -1 where it is unknown",
-        )
+        problem = f"labels[{node}] is {int(labels[node])}"
+        expected = f"a class from 0 to {graph.num_classes - 1}, or -1 where it is unknown"
+        raise PairNormError(problem, code="out-of-range", value=int(labels[node]), expected=expected)
 
 
 def _check_split(graph: Graph) -> None:

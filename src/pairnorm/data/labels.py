@@ -103,13 +103,9 @@ def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> t
     """Return where to cut a numeric label so that classes have equally many nodes, as far as can be."""
     values = table.numbers(name, cells)
     if values is None or np.isnan(values).all():
-        raise PairNormError(
-            f"{table.name}: column {quoted(name)} holds no numbers, but classes is {classes}",
-            code="not-a-number",
-            value=name,
-            remedy="Leave it out: {classes}",
-            classes=classes,
-        )
+        problem = f"{table.name}: column {quoted(name)} holds no numbers, but classes is {classes}"
+        remedy = "Leave it out: {classes}"
+        raise PairNormError(problem, code="not-a-number", value=name, remedy=remedy, classes=classes)
     there = values[~np.isnan(values)].astype(np.float64)
     cuts = {float(f"{cut:.6g}") for cut in np.quantile(there, np.arange(1, classes) / classes)}
     return tuple(sorted(cut for cut in cuts if cut > there.min()))
@@ -169,10 +165,7 @@ def read_split(
     counts = np.bincount(labels.numpy()[parts == 0], minlength=len(class_names))
     if (counts == 0).any():
         empty = class_names[int((counts == 0).argmax())]
-        raise PairNormError(
-            f"{table.name}: class {quoted(empty)} has no training node",
-            code="class-without-training",
-            value=empty,
-            remedy=f"Mark one of its nodes 'train' in column {quoted(name)}.",
-        )
+        problem = f"{table.name}: class {quoted(empty)} has no training node"
+        remedy = f"Mark one of its nodes 'train' in column {quoted(name)}."
+        raise PairNormError(problem, code="class-without-training", value=empty, remedy=remedy)
     return Split(*(torch.from_numpy(parts == number) for number in range(3)))

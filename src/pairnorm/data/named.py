@@ -44,13 +44,10 @@ def verified_bytes(folder: Path, name: str) -> bytes:
     contents = (folder / name).read_bytes()
     found = sha256(contents).hexdigest()
     if found != SHA256[name]:
-        raise PairNormError(
-            f"{folder / name}: the file is damaged or another one: its SHA-256 is {found[:16]}…",
-            code="file-damaged",
-            value=found,
-            expected=f"{SHA256[name][:16]}…",
-            remedy="It was not read. Delete it and fetch it anew.",
-        )
+        problem = f"{folder / name}: the file is damaged or another one: its SHA-256 is {found[:16]}…"
+        expected = f"{SHA256[name][:16]}…"
+        remedy = "It was not read. Delete it and fetch it anew."
+        raise PairNormError(problem, code="file-damaged", value=found, expected=expected, remedy=remedy)
     return contents
 
 
@@ -67,14 +64,12 @@ def fetch(folder: Path, names: Sequence[str], address: str) -> None:
                 if isinstance(error, ImportError)
                 else "Copy"
             )
-            raise PairNormError(
+            problem = (
                 f"{(folder / name).parent}: wanted here, and not there: {', '.join(still)}.\n"
-                f"Fetching from {address} failed: {str(error).splitlines()[0]}.\n",
-                code="file-missing",
-                value=still,
-                remedy=f"{pooch} the files there, or name their folder ({{root}}, or PAIRNORM_DATA).",
-                root=...,
-            ) from error
+                f"Fetching from {address} failed: {str(error).splitlines()[0]}.\n"
+            )
+            remedy = f"{pooch} the files there, or name their folder ({{root}}, or PAIRNORM_DATA)."
+            raise PairNormError(problem, code="file-missing", value=still, remedy=remedy, root=...) from error
 
 
 def _retrieve(url: str, path: Path, digest: str) -> None:

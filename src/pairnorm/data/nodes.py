@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.adjacency import csr_tensor
-from pairnorm.data.encoder import EACH, Column, Encoder, Kind, Options, check_categories, check_columns
+from pairnorm.data.encoder import AGAIN, EACH, Column, Encoder, Kind, Options, check_categories, check_columns
 from pairnorm.data.labels import bin_names, binned, find_bins, numbers_first, read_labels, read_split
 from pairnorm.data.names import NodeIndex, alike, read_rows
 from pairnorm.data.tables import EMPTY, Source, read_blocks, shown
@@ -98,8 +98,8 @@ def read_nodes(
     rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
     encoder = known or Encoder(
         (*rest, *left_out, *(column for one in read for column in one.columns)),
-        *(told.id, told.source, told.target, told.weight, told.delimiter),
-        *(told.encoding, told.decimal, told.unknown_edges, bins),
+        **{name: getattr(told, name) for name in AGAIN},
+        bins=bins,
     )
     if encoder.named("structure"):  # they are made of the edges, later
         encoder = replace(encoder, columns=tuple(c for c in encoder.columns if c.kind != "structure"))
@@ -113,13 +113,9 @@ def read_nodes(
 def _check_names(place: str, encoder: Encoder) -> None:
     wide = {column.name for column in encoder.named("number", "category", "date")}
     if twice := [column.name for column in encoder.named("sparse") if column.name in wide]:
-        raise PairNormError(
-            f"{place}: {quoted(twice[0])} is a column, and a feature of the long table too",
-            code="duplicate-column",
-            value=twice[0],
-            remedy="Rename one, or pass {ignore}.",
-            ignore=twice[:1],
-        )
+        problem = f"{place}: {quoted(twice[0])} is a column, and a feature of the long table too"
+        remedy = "Rename one, or pass {ignore}."
+        raise PairNormError(problem, code="duplicate-column", value=twice[0], remedy=remedy, ignore=twice[:1])
 
 
 class _Read(NamedTuple):
@@ -256,12 +252,8 @@ def _read_long(
     import pandas
 
     if not tables:
-        raise PairNormError(
-            "the model knows features of a long table",
-            code="option-missing",
-            remedy="Pass {features}.",
-            features=...,
-        )
+        problem = "the model knows features of a long table"
+        raise PairNormError(problem, code="option-missing", remedy="Pass {features}.", features=...)
     index = NodeIndex(names, told.unknown_edges == "drop")
     nodes, words, values = [], [], []
     for table in tables:
@@ -306,12 +298,9 @@ def _read_long(
 
 def _long_columns(table: Source, identity: str) -> tuple[str, str, str | None]:
     if not 2 <= len(table.columns) <= 3:
-        raise PairNormError(
-            f"{table.name}: it has the columns {shown(table.columns)}",
-            code="wrong-shape",
-            value=len(table.columns),
-            expected="a row for each feature of a node: node, feature and value, or no value for 1",
-        )
+        problem = f"{table.name}: it has the columns {shown(table.columns)}"
+        expected = "a row for each feature of a node: node, feature and value, or no value for 1"
+        raise PairNormError(problem, code="wrong-shape", value=len(table.columns), expected=expected)
     node = identity if identity in table.columns else table.columns[0]
     feature, *value = (name for name in table.columns if name != node)
     return node, feature, value[0] if value else None

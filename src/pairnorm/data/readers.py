@@ -175,14 +175,11 @@ def _table(
         raise _empty(name)
     other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)
     if len(header) == 1 and other:
-        raise PairNormError(
-            f"{name}: line 1 is one column {quoted(header[0])}: "
-            f"separated by {other!r}, not by {delimiter!r}?",
-            code="wrong-delimiter",
-            value=delimiter,
-            remedy="Pass {delimiter}.",
-            delimiter=other,
+        problem = (
+            f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not by {delimiter!r}?"
         )
+        remedy = "Pass {delimiter}."
+        raise PairNormError(problem, code="wrong-delimiter", value=delimiter, remedy=remedy, delimiter=other)
     return Source(name, columns_of(name, header), None, opened, None, delimiter, found, decimal, notes)
 
 
@@ -217,12 +214,9 @@ def _member(path: Path) -> str:
         names = [one.filename for one in archive.infolist() if not one.is_dir()]
     names = [name for name in names if not name.startswith("__MACOSX/")]
     if len(names) != 1:
+        problem = f"it holds {len(names)} files: {shown(names)}"
         raise PairNormError(
-            f"it holds {len(names)} files: {shown(names)}",
-            code="unknown-contents",
-            value=names,
-            expected="one table",
-            remedy="Unpack it.",
+            problem, code="unknown-contents", value=names, expected="one table", remedy="Unpack it."
         )
     return names[0]
 
@@ -260,11 +254,8 @@ def _read_stdin(role: str, how: dict[str, Any]) -> Source:
     data = sys.stdin.buffer.read()
     name = "the standard input"
     if not data:
-        raise PairNormError(
-            f"{name}: there is nothing left to read for the {role}",
-            code="file-empty",
-            expected="a table; only one can be piped in",
-        )
+        problem = f"{name}: there is nothing left to read for the {role}"
+        raise PairNormError(problem, code="file-empty", expected="a table; only one can be piped in")
     opened: Open = partial(BytesIO, data)
     kind = _magic(data)
     with readable(name):
@@ -290,12 +281,9 @@ def _check_encoding(name: str) -> None:
     try:
         "".encode(name)
     except (LookupError, ValueError) as error:
-        raise PairNormError(
-            f"encoding is {quoted(name)}",
-            code="unknown-choice",
-            value=name,
-            expected="one that Python knows, such as 'utf-8', 'utf-16' or 'latin-1'",
-        ) from error
+        problem = f"encoding is {quoted(name)}"
+        expected = "one that Python knows, such as 'utf-8', 'utf-16' or 'latin-1'"
+        raise PairNormError(problem, code="unknown-choice", value=name, expected=expected) from error
 
 
 def _with_mark(encoding: str) -> str:
@@ -455,23 +443,17 @@ def _query(database: str, query: str, role: str) -> Source:
                 query = f"SELECT * FROM {'.'.join(map(quote, query.split('.')))}"
             found = connection.exec_driver_sql(query)
             if not found.returns_rows:
-                raise PairNormError(
-                    f"{name} gives no rows",
-                    code="no-rows",
-                    value=query,
-                    expected="a SELECT, or a table's name",
-                )
+                problem = f"{name} gives no rows"
+                expected = "a SELECT, or a table's name"
+                raise PairNormError(problem, code="no-rows", value=query, expected=expected)
             columns = columns_of(name, list(found.keys()))
             frame = _typed(pandas.DataFrame(found.fetchall(), columns=list(columns), dtype=object))
     except sqlalchemy.exc.NoSuchModuleError as error:
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:
-        raise PairNormError(
-            f"this database needs {error.name}",
-            code="library-missing",
-            value=error.name,
-            remedy="pip install 'pairnorm[all]'",
-        ) from error
+        problem = f"this database needs {error.name}"
+        remedy = "pip install 'pairnorm[all]'"
+        raise PairNormError(problem, code="library-missing", value=error.name, remedy=remedy) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise _no_database(f"{name}: {getattr(error, 'orig', None) or error}", error) from error
     return Source(name, columns, frame)

@@ -41,12 +41,9 @@ def random_split(labels: Tensor, train: float = 0.03, validation: float = 0.10, 
         seed: the same seed gives the same split on every machine.
     """
     if not (train >= 0 and validation >= 0 and train + validation <= 1):
-        raise PairNormError(
-            f"train is {train} and validation {validation}",
-            code="out-of-range",
-            value=(train, validation),
-            expected="fractions of at most 1 together",
-        )
+        problem = f"train is {train} and validation {validation}"
+        expected = "fractions of at most 1 together"
+        raise PairNormError(problem, code="out-of-range", value=(train, validation), expected=expected)
     order = _shuffled(labels, seed)
     first, second = round(train * len(order)), round((train + validation) * len(order))
     return _split(labels, order[:first], order[first:second])
@@ -84,12 +81,9 @@ def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
         return random_split(labels, seed=seed)
     if found := re.fullmatch(r"per-class-(\d+)", name):
         return per_class(labels, int(found[1]), seed=seed)
-    raise PairNormError(
-        f"split is {quoted(name)}",
-        code="unknown-choice",
-        value=name,
-        expected="'random' or 'per-class-20' (or another number per class)",
-    )
+    problem = f"split is {quoted(name)}"
+    expected = "'random' or 'per-class-20' (or another number per class)"
+    raise PairNormError(problem, code="unknown-choice", value=name, expected=expected)
 
 
 def _shuffled(labels: Tensor, seed: int) -> NDArray[np.int64]:

@@ -100,12 +100,10 @@ class Source:
         """Return ``name`` if there is such a column, else raise an error that suggests the closest one."""
         if name in self.columns:
             return name
-        raise PairNormError(
-            f"{self.name}: there is no column {quoted(name)} ({option}); it has {shown(self.columns, 10)}",
-            code="unknown-column",
-            value=name,
-            remedy=closest(name, self.columns),
+        problem = (
+            f"{self.name}: there is no column {quoted(name)} ({option}); it has {shown(self.columns, 10)}"
         )
+        raise PairNormError(problem, code="unknown-column", value=name, remedy=closest(name, self.columns))
 
     def line(self, row: int) -> str:
         """Say where a row is: ``'line 7'`` of a text file (its header is line 1), ``'row 7'`` of others."""
@@ -216,13 +214,9 @@ class Source:
             return cells
         if self.decimal is None:
             if all(THOUSANDS.fullmatch(str(cell).strip()) for cell in cells):
-                raise PairNormError(
-                    f"the commas may separate thousands, or be decimal: {quoted(str(cells.iloc[0]))}",
-                    code="ambiguous-number",
-                    value=name,
-                    remedy="Pass {decimal} if they are decimal; else write the numbers without commas.",
-                    decimal=",",
-                )
+                problem = f"the commas may separate thousands, or be decimal: {quoted(str(cells.iloc[0]))}"
+                remedy = "Pass {decimal} if they are decimal; else write the numbers without commas."
+                raise PairNormError(problem, code="ambiguous-number", value=name, remedy=remedy, decimal=",")
             self.tell("a comma is read as the decimal point", name)
         return cells.astype(str).str.strip().str.replace(".", "").str.replace(",", ".")
 

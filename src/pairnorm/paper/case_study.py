@@ -129,12 +129,9 @@ def read_layers(path: Path) -> dict[Spec, Layers]:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {Spec.parse(text): _checked(Layers(**values)) for text, values in found.items()}
     except (OSError, *UNEXPECTED) as error:
-        raise PairNormError(
-            f"{path} is no case study ({quoted(str(error))})",
-            code="file-damaged",
-            value=path,
-            remedy="Remove it and run case-study again.",
-        ) from None
+        problem = f"{path} is no case study ({quoted(str(error))})"
+        remedy = "Remove it and run case-study again."
+        raise PairNormError(problem, code="file-damaged", value=path, remedy=remedy) from None
 
 
 def _checked(layers: Layers) -> Layers:
