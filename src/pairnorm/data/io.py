@@ -348,7 +348,7 @@ def from_scipy(adjacency: Any, features: Any = None) -> Parts:
     }
 
 
-def read_npz(file: str | Path | IO[bytes]) -> Parts:
+def read_npz(file: IO[bytes]) -> Parts:
     """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them; CSR pieces ``adj_*``,
     ``attr_*`` and ``labels``; or what scipy's ``save_npz`` writes.
     """
@@ -422,6 +422,11 @@ def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:
     return getattr(scipy.sparse, f"{kind}_array")((data, *pieces), shape=shape)
 
 
+def _read_npz(path: Path) -> Parts:
+    with path.open("rb") as file:  # numpy leaves a broken one open
+        return read_npz(file)
+
+
 def _read_safetensors(path: Path) -> Parts:
     from safetensors.torch import load_file
 
@@ -460,4 +465,4 @@ def _read_torch(path: Path) -> Parts:
     return from_pyg(found)
 
 
-READERS = {".npz": read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
+READERS = {".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
