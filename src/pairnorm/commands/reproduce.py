@@ -55,10 +55,8 @@ def run(options: Namespace) -> int | None:
 
     chosen, out = selection(options, *options.what), options.out
     path = options.store or out / "results.sqlite"
-    given = {
-        name: getattr(options, name)
-        for name in ("out", "store", "workers", "root", "minutes", "device", "on")
-    }
+    how = {name: getattr(options, name) for name in ("workers", "root", "minutes", "device", "on")}
+    given = {"out": out, "store": options.store} | how
     words = [
         word
         for name, value in given.items()
@@ -66,7 +64,6 @@ def run(options: Namespace) -> int | None:
         for word in (f"--{name}", str(value))
     ]
     command = f"pairnorm reproduce {' '.join(options.what)}{chosen.options} {shlex.join(words)}"
-    how = {name: given[name] for name in ("device", "workers", "root", "minutes", "on")}
     outcome = train(path, chosen.experiments(), command, **how)
     if outcome is None:
         return 130

@@ -427,17 +427,12 @@ class Graph:
         packed.check()
         facts = packed.facts
         weights = np.ones(facts.entries, np.float32) if packed.weight is None else np.array(packed.weight)
-        crow, column = np.array(packed.crow), packed.column.astype(np.int64)
+        pieces = (np.array(packed.crow), packed.column.astype(np.int64), weights)
         features = packed.features(slice(None), range(facts.features))
         gone = _UNSET if facts.missing[1] else torch.from_numpy(packed.missing == 2)
         parts = Split(*(torch.from_numpy(packed.split == number) for number in range(3)))
         return cls(
-            sparse_csr(
-                torch.from_numpy(crow),
-                torch.from_numpy(column),
-                torch.from_numpy(weights),
-                (facts.nodes, facts.nodes),
-            ),
+            sparse_csr(*map(torch.from_numpy, pieces), (facts.nodes, facts.nodes)),
             torch.from_numpy(features if gone is None else np.nan_to_num(features, copy=False, nan=0.0)),
             torch.from_numpy(packed.labels.astype(np.int64)),
             missing=gone,
@@ -513,9 +508,8 @@ class Graph:
     def to_scipy(self) -> tuple[scipy.sparse.csr_array, Any]:
         """Return the adjacency matrix as a scipy ``csr_array``, and features as one or as a numpy array."""
         sparse = self.features.layout == torch.sparse_csr
-        return csr_matrix(self.adjacency), csr_matrix(
-            self.features
-        ) if sparse else self.features.cpu().numpy()
+        features = csr_matrix(self.features) if sparse else self.features.cpu().numpy()
+        return csr_matrix(self.adjacency), features
 
     def to_networkx(self) -> networkx.Graph:
         """Return a networkx graph: ``x``, ``label`` and ``split`` on its nodes, ``weight`` on its edges."""
@@ -550,21 +544,18 @@ class Graph:
         if self.missing.dim() == 2:
             missing += f", {int(self.missing.sum()) - vectors * self.num_features:,} single entries"
         same, known = self.edges_within_classes
-        homophily = (
-            f"{same / max(known, 1):.3f}: {same:,} of {known:,} edges between labelled nodes join one class"
-        )
+        joined = f"{same:,} of {known:,} edges between labelled nodes join one class"
+        homophily = f"{same / known:.3f}: {joined}" if known else "unknown: no edge joins two labelled nodes"
+        parts = (f"{part} {int(mask.sum()):,}" for part, mask in self.split._asdict().items())
         return [
             ("nodes", f"{self.num_nodes:,}"),
             ("edges", f"{self.num_edges:,} undirected, {per_node:.1f} per node"),
             ("features", f"{self.num_features:,} {kind}, {100 * self.density:.3g}% non-zero"),
             ("classes", f"{self.num_classes} ({classes})" if self.num_classes else "none"),
             ("labelled", _share(int(self.labelled.sum()), self.num_nodes)),
-            (
-                "split",
-                ", ".join(f"{part} {int(mask.sum()):,}" for part, mask in self.split._asdict().items()),
-            ),
+            ("split", ", ".join(parts)),
             ("missing", missing),
-            ("homophily", homophily if known else "unknown: no edge joins two labelled nodes"),
+            ("homophily", homophily),
             *(("note", note) for note in self.notes),
         ]
 

@@ -59,16 +59,13 @@ def fetch(folder: Path, names: Sequence[str], address: str) -> None:
             _retrieve(f"{address}/{Path(name).name}", folder / name, SHA256[name])
         except Exception as error:
             still = [Path(name).name for name in absent if not (folder / name).is_file()]
-            pooch = (
-                "pip install 'pairnorm[all]' to fetch them, copy"
-                if isinstance(error, ImportError)
-                else "Copy"
-            )
+            no_pooch = isinstance(error, ImportError)
+            copy = "pip install 'pairnorm[all]' to fetch them, copy" if no_pooch else "Copy"
             problem = (
                 f"{(folder / name).parent}: wanted here, and not there: {', '.join(still)}.\n"
                 f"Fetching from {address} failed: {str(error).splitlines()[0]}.\n"
             )
-            remedy = f"{pooch} the files there, or name their folder ({{root}}, or PAIRNORM_DATA)."
+            remedy = f"{copy} the files there, or name their folder ({{root}}, or PAIRNORM_DATA)."
             raise PairNormError(problem, code="file-missing", value=still, remedy=remedy, root=...) from error
 
 
@@ -187,30 +184,18 @@ class Dataset:
         return tuple(path for name in self.files if not (path := data_folder(root) / name).is_file())
 
 
-def _planetoid_files(name: str) -> tuple[str, ...]:
+def _planetoid(name: str) -> tuple[str, ...]:
     return tuple(f"Planetoid/{name}/raw/ind.{name.lower()}.{piece}" for piece in PIECES)
 
 
 _PLANETOID = "https://github.com/kimiyoung/planetoid/raw/master/data"
 _COAUTHOR = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
+_CS_FILES = ("Coauthor/CS/raw/ms_academic_cs.npz",)
 _DATASETS = (
     Dataset("cora", "Cora", 2708, 5429, 5278, 1433, 7, 0.052),
-    Dataset(
-        "citeseer", "Citeseer", 3327, 4732, 4552, 3703, 6, 0.036, _planetoid_files("CiteSeer"), _PLANETOID
-    ),
-    Dataset("pubmed", "Pubmed", 19717, 44338, 44324, 500, 3, 0.003, _planetoid_files("PubMed"), _PLANETOID),
-    Dataset(
-        "coauthor-cs",
-        "Coauthor CS",
-        18333,
-        81894,
-        81894,
-        6805,
-        15,
-        0.030,
-        ("Coauthor/CS/raw/ms_academic_cs.npz",),
-        _COAUTHOR,
-    ),
+    Dataset("citeseer", "Citeseer", 3327, 4732, 4552, 3703, 6, 0.036, _planetoid("CiteSeer"), _PLANETOID),
+    Dataset("pubmed", "Pubmed", 19717, 44338, 44324, 500, 3, 0.003, _planetoid("PubMed"), _PLANETOID),
+    Dataset("coauthor-cs", "Coauthor CS", 18333, 81894, 81894, 6805, 15, 0.030, _CS_FILES, _COAUTHOR),
 )
 
 

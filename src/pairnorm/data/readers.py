@@ -242,12 +242,12 @@ def _library(name: str, what: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise PairNormError(
-            f"reading {what} needs {name.partition('.')[0]}",
-            code="library-missing",
-            value=name.partition(".")[0],
-            remedy="pip install 'pairnorm[all]'",
-        ) from error
+        raise _lacking(f"reading {what}", name.partition(".")[0]) from error
+
+
+def _lacking(what: str, library: str | None) -> PairNormError:
+    remedy = "pip install 'pairnorm[all]'"
+    return PairNormError(f"{what} needs {library}", code="library-missing", value=library, remedy=remedy)
 
 
 def _read_stdin(role: str, how: dict[str, Any]) -> Source:
@@ -451,9 +451,7 @@ def _query(database: str, query: str, role: str) -> Source:
     except sqlalchemy.exc.NoSuchModuleError as error:
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:
-        problem = f"this database needs {error.name}"
-        remedy = "pip install 'pairnorm[all]'"
-        raise PairNormError(problem, code="library-missing", value=error.name, remedy=remedy) from error
+        raise _lacking("this database", error.name) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise _no_database(f"{name}: {getattr(error, 'orig', None) or error}", error) from error
     return Source(name, columns, frame)

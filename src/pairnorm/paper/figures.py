@@ -146,16 +146,6 @@ def figure1(results: Results, experiment: Experiment, dataset: str) -> "Figure |
         return figure
 
 
-def figure3(results: Results, experiment: Experiment, dataset: str) -> "Figure | None":
-    """Draw GCN and GAT against depth, nothing missing."""
-    return against_depth(results, experiment, dataset, ("GCN", "GAT"), 0)
-
-
-def figure4(results: Results, experiment: Experiment, dataset: str) -> "Figure | None":
-    """Draw all models against depth, all vectors missing, and the depths that validation chooses."""
-    return against_depth(results, experiment, dataset, ("SGC", "GCN", "GAT"), 100, mark_best=True)
-
-
 def against_depth(
     results: Results,
     experiment: Experiment,

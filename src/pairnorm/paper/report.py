@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -326,17 +326,17 @@ def _case_study(layers: dict[Spec, Layers], experiment: Experiment) -> Iterator[
         yield f"{name}-distributions", caption, case_study.distributions(found, model)
 
 
-PER_GRAPH = {
+PER_GRAPH: dict[str, tuple[Callable[[Results, Experiment, str], "Figure | None"], str]] = {
     "figure1": (
         figures.figure1,
         "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%.",
     ),
     "figure3": (
-        figures.figure3,
+        partial(figures.against_depth, models=("GCN", "GAT"), percent=0),
         "GCN and GAT on {} without PairNorm-SI (dashed) and with it (solid).",
     ),
     "figure4": (
-        figures.figure4,
+        partial(figures.against_depth, models=("SGC", "GCN", "GAT"), percent=100, mark_best=True),
         "{} with all vectors outside the training set missing, without PairNorm (dashed) and with it "
         "(solid); diamonds mark the depths that validation chooses.",
     ),
