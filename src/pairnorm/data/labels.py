@@ -148,13 +148,9 @@ def read_split(
     )
     if (parts == -2).any():
         row = int((parts == -2).argmax())
-        table.reject(
-            row,
-            f"{quoted(text[row])} in column {quoted(name)}",
-            code="unknown-part",
-            value=text[row],
-            expected="'train', 'validation', 'test' or an empty cell",
-        )
+        problem = f"{quoted(text[row])} in column {quoted(name)}"
+        expected = "'train', 'validation', 'test' or an empty cell"
+        table.reject(row, problem, code="unknown-part", value=text[row], expected=expected)
     blank = (parts >= 0) & (labels.numpy() < 0)
     if blank.any():
         row = int(blank.argmax())

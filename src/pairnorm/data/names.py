@@ -238,14 +238,9 @@ class NodeIndex:
             problem = f"column {quoted(name)} is empty; an edge needs two ends"
             table.reject(row, problem, "empty-cell", remedy="Fill it in or drop the edge.")
         more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
-        table.reject(
-            row,
-            f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}",
-            code="unknown-node",
-            value=cell,
-            remedy="Add the node, name another column, or drop such rows with {unknown_edges}.",
-            unknown_edges="drop",
-        )
+        problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
+        remedy = "Add the node, name another column, or drop such rows with {unknown_edges}."
+        table.reject(row, problem, code="unknown-node", value=cell, remedy=remedy, unknown_edges="drop")
 
     def _hint(self, cell: object) -> str:
         """Name the node whose id differs from a cell only in how it is written."""

@@ -174,34 +174,35 @@ def _read_column(
     """Read a feature: numbers and dates as numbers, text one-hot, as it is known or as its cells tell."""
     import pandas
 
-    if not known and name not in (*told.categorical, *told.keep) and _are_names(cells):
+    free = not known and name not in (*told.categorical, *told.keep)
+    if free and _are_names(cells):
         table.tell(LEFT_OUT, name)
         nothing = np.zeros(0, dtype=np.int64)
         return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
-    kind: Kind = "category" if name in told.categorical else "number"
+    wanted = known.kind if known else "category" if name in told.categorical else None
     values = None
-    if known.kind == "number" if known else kind == "number":
+    kind: Kind = "number"
+    if wanted in (None, "number"):
         values = table.numbers(name, cells)
-    if values is None and (known.kind == "date" if known else kind == "number"):
+    if values is None and wanted in (None, "date"):
         values, kind = table.dates(name, cells), "date"
-        if values is None and known and cells.isna().all():
-            values = np.full(len(cells), np.nan, dtype=np.float32)
+    if values is None and wanted == "date" and cells.isna().all():
+        values = np.full(len(cells), np.nan, dtype=np.float32)
     if values is not None:
         empty = np.isnan(values)
         rows = np.flatnonzero(~empty & (values != 0))
-        return _Read((known or Column(name, kind),), rows, np.zeros_like(rows), values[rows], empty[:, None])
+        column = known or Column(name, kind)
+        return _Read((column,), rows, np.zeros_like(rows), values[rows], empty[:, None])
     text = table.text(name, cells)
     if known:
         found = pandas.unique(text[text != None])  # noqa: E711 (elementwise)
         check_categories(table.name, Column(name, "category", tuple(found)), known)
-        column, codes = (
-            known,
-            pandas.Index(known.categories, dtype=object).get_indexer(pandas.Index(text, dtype=object)),
-        )
+        categories = pandas.Index(known.categories, dtype=object)
+        column, codes = known, categories.get_indexer(pandas.Index(text, dtype=object))
     else:
         codes, found = pandas.factorize(text, sort=True)
         column = Column(name, "category", tuple(found))
-    if not known and name not in (*told.categorical, *told.keep) and len(found) > MOST_CATEGORIES:
+    if free and len(found) > MOST_CATEGORIES:
         raise PairNormError(
             f"{table.name}: column {quoted(name)} holds {len(found):,} different texts",
             code="too-many-categories",
@@ -336,20 +337,16 @@ def _assemble(read: Sequence[_Read], nodes: int) -> tuple[Tensor, Tensor]:
 
 def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:
     """Return notes on what may not be meant: no features, and words that others write for an empty cell."""
-    notes = (
-        []
-        if encoder.features
-        else ["there are no feature columns: fit takes degrees and other structure instead"]
-    )
+    notes = []
+    if not encoder.features:
+        notes.append("there are no feature columns: fit takes degrees and other structure instead")
     notes += [
         f"{quoted(name)} is read as a class; empty the cells if it means unknown"
         for name in classes
         if name in EMPTY
     ]
-    notes += [
-        f"{word!r} in column {quoted(column.name)} is read as a category; empty the cells if it means missing"
-        for column in encoder.named("category")
-        for word in column.categories
-        if word in EMPTY
-    ]
+    for column in encoder.named("category"):
+        for word in (word for word in column.categories if word in EMPTY):
+            where = f"{word!r} in column {quoted(column.name)}"
+            notes.append(f"{where} is read as a category; empty the cells if it means missing")
     return tuple(notes)

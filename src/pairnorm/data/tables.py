@@ -168,13 +168,9 @@ class Source:
             narrow = values.astype(np.float32)
         if (infinite := np.isinf(narrow)).any():
             row = int(infinite.argmax())
-            self.reject(
-                first + row,
-                f"{values[row]} in column {quoted(name)} is not finite",
-                code="not-finite",
-                value=float(values[row]),
-                remedy="Correct it, or leave the cell empty.",
-            )
+            problem = f"{values[row]} in column {quoted(name)} is not finite"
+            remedy = "Correct it, or leave the cell empty."
+            self.reject(first + row, problem, code="not-finite", value=float(values[row]), remedy=remedy)
         return narrow
 
     def _parse(self, name: str, column: pandas.Series, first: int) -> NDArray[np.float64] | None:
@@ -197,13 +193,10 @@ class Source:
         if isinstance(cell, Sized) and not isinstance(cell, str):
             self._reject_kind(first + row, name, cell)
         if text.sum() <= MOSTLY * filled.sum():
+            problem = f"{quoted(str(cell))} in column {quoted(name)} is not a number"
+            remedy = "Correct it, leave the cell empty, or pass {categorical}."
             self.reject(
-                first + row,
-                f"{quoted(str(cell))} in column {quoted(name)} is not a number",
-                code="not-a-number",
-                value=cell,
-                remedy="Correct it, leave the cell empty, or pass {categorical}.",
-                categorical=[name],
+                first + row, problem, code="not-a-number", value=cell, remedy=remedy, categorical=[name]
             )
         truths = np.asarray(cells.astype(str).map(TRUTH), dtype=np.float64)
         return None if np.isnan(truths[filled]).any() else truths
@@ -253,14 +246,11 @@ class Source:
         self.tell(f"dates{order} are read as days since 1970-01-01", name)
 
     def _reject_kind(self, row: int, name: str, cell: object) -> NoReturn:
+        problem = f"column {quoted(name)} holds a {type(cell).__name__}"
+        expected = "a number or a text"
+        remedy = "Give each of its numbers a column, or pass {ignore}."
         self.reject(
-            row,
-            f"column {quoted(name)} holds a {type(cell).__name__}",
-            code="not-a-cell",
-            value=name,
-            expected="a number or a text",
-            remedy="Give each of its numbers a column, or pass {ignore}.",
-            ignore=[name],
+            row, problem, code="not-a-cell", value=name, expected=expected, remedy=remedy, ignore=[name]
         )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from pairnorm.nn.propagate import is_edge_index
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
 
 
 OwnMeasure = Callable[[Tensor], Tensor]
@@ -141,16 +142,6 @@ def _columns(name: str, value: Tensor | Estimate) -> dict[str, Tensor]:
     if isinstance(value, Estimate):
         return {name: value.value, f"{name}_standard_error": value.standard_error}
     return {name: value}
-
-
-class Writer(Protocol):
-    """What ``Probe.to_tensorboard`` needs of a ``torch.utils.tensorboard.SummaryWriter``."""
-
-    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        """Write one value."""
-
-    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        """Write the distribution of many values."""
 
 
 class Probe:
@@ -333,7 +324,7 @@ class Probe:
             raise PairNormError(problem, code="out-of-range", value=forward, expected=expected)
         return draw(frame[frame["forward"] == known[forward]])
 
-    def to_tensorboard(self, writer: Writer, step: int | None = None) -> None:
+    def to_tensorboard(self, writer: SummaryWriter, step: int | None = None) -> None:
         """Write the last forward pass: scalars (the mean over trials) and histograms of the pairs' distances.
 
         Args:
