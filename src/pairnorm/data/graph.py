@@ -427,12 +427,13 @@ class Graph:
         packed.check()
         facts = packed.facts
         weights = np.ones(facts.entries, np.float32) if packed.weight is None else np.array(packed.weight)
-        pieces = (np.array(packed.crow), packed.column.astype(np.int64), weights)
+        arrays = (np.array(packed.crow), packed.column.astype(np.int64), weights)
+        crow, column, values = map(torch.from_numpy, arrays)
         features = packed.features(slice(None), range(facts.features))
         gone = _UNSET if facts.missing[1] else torch.from_numpy(packed.missing == 2)
         parts = Split(*(torch.from_numpy(packed.split == number) for number in range(3)))
         return cls(
-            sparse_csr(*map(torch.from_numpy, pieces), (facts.nodes, facts.nodes)),
+            sparse_csr(crow, column, values, (facts.nodes, facts.nodes)),
             torch.from_numpy(features if gone is None else np.nan_to_num(features, copy=False, nan=0.0)),
             torch.from_numpy(packed.labels.astype(np.int64)),
             missing=gone,

@@ -30,7 +30,7 @@ MOST_CATEGORIES = 1000
 # Texts that are so many, and of which so many are different, are names: each would be a category of one node.
 FEWEST_NAMES = 50
 NAMES = 0.9
-LEFT_OUT = "left out, for nearly all cells differ; the option keep takes it in"
+LEFT_OUT = "left out, for nearly all cells differ; --keep (in Python, keep=) takes it in"
 CALLED_ID = re.compile("(^|_| )id$", re.IGNORECASE)
 
 
