@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.data.features import take_columns
-from pairnorm.data.tables import EMPTY, shown
+from pairnorm.data.tables import EMPTY, Source, shown
 from pairnorm.errors import PairNormError, closest, one_of, quoted, whole_number
 
 EACH = "each"
@@ -46,6 +46,13 @@ class Options:
             one_of("unknown_edges", self.unknown_edges, ("error", "drop"))
         if self.classes is not None and self.classes != EACH:
             whole_number("classes", self.classes, least=2)
+
+    def check(self, nodes: Source) -> None:
+        """Raise an error unless the columns of nodes that are named are there."""
+        several = {option: getattr(self, option) for option in ("categorical", "ignore", "keep")}
+        for option, names in {"label": [self.label], "split": [self.split], **several}.items():
+            for name in (name for name in names if name is not None):
+                nodes.column(option, name)
 
     def after(self, encoder: Encoder | None) -> Options:
         """Return how to read another file: as the first, but for what is said anew."""

@@ -44,13 +44,7 @@ def read_nodes(
     """
     columns = list(dict.fromkeys(name for table in tables for name in table.columns))
     everywhere = replace(tables[0], columns=tuple(columns))
-    options: dict[str, Sequence[str | None]] = {
-        "label": [told.label], "split": [told.split], "categorical": told.categorical, "ignore": told.ignore,
-        "keep": told.keep,
-    }  # fmt: skip
-    for option, names in options.items():
-        for name in (name for name in names if name is not None):
-            everywhere.column(option, name)
+    told.check(everywhere)
     told = told if known is None else known.options(told, columns)
     identity = columns[0] if told.id is None else everywhere.column("id", told.id)
     if told.split is not None and told.label is None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.data.adjacency import EdgeCounts, first_of_run
-from pairnorm.data.encoder import Column, Encoder
+from pairnorm.data.encoder import AGAIN, Column, Encoder, Options
 from pairnorm.data.labels import PARTS, numbers_first
 from pairnorm.data.names import Ends, find_ends
 from pairnorm.data.nodes import CALLED_ID, FEWEST_NAMES, LEFT_OUT, MOST_CATEGORIES, are_names
@@ -106,16 +106,15 @@ def pack(
             value=str(place),
             remedy="Choose another folder, or remove it.",
         )
-    with change_folder(place, ()) as draft, _Packer(draft, limit, delimiter, tick) as packer:
-        columns = packer.name_nodes(nodes, id, label, split, categorical, ignore, keep)
+    told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore, keep)
+    with change_folder(place, ()) as draft, _Packer(draft, limit, told, tick) as packer:
+        columns = packer.name_nodes(nodes)
         features = packer.write_nodes(columns, dtype, block)
-        entries, counts = packer.write_edges(edges, source, target, weight)
+        entries, counts = packer.write_edges(edges)
         packer.close()
         Facts(
             nodes=packer.nodes, entries=entries, weighted=weight is not None, dtype=dtype, block=block,
-            encoder=Encoder(
-                tuple(columns), id=id, source=source, target=target, weight=weight, delimiter=delimiter
-            ),
+            encoder=Encoder(tuple(columns), **{name: getattr(told, name) for name in AGAIN}),
             classes=packer.classes,
             notes=(*packer.source.remarks(), *counts.notes()), **features,
         ).write(draft)  # fmt: skip
@@ -128,10 +127,10 @@ class _Packer:
     nodes = 0
     classes: tuple[str, ...] = ()
 
-    def __init__(self, draft: Path, memory: int, delimiter: str | None, tick: Tick) -> None:
+    def __init__(self, draft: Path, memory: int, told: Options, tick: Tick) -> None:
         import duckdb
 
-        self.draft, self.memory, self.delimiter, self.tick = draft, memory, delimiter, tick
+        self.draft, self.memory, self.told, self.tick = draft, memory, told, tick
         self.work = draft / "work"
         self.work.mkdir()
         self.base = duckdb.connect(str(self.work / "names.duckdb"))
@@ -166,7 +165,7 @@ class _Packer:
         """Return the first of some files, what DuckDB reads them all by, and the type of each column."""
         names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
         paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
-        source, *others = (open_table(path, self.delimiter) for path in paths)
+        source, *others = (open_table(path, self.told.delimiter) for path in paths)
         for other in others:
             if (other.columns, other.delimiter) != (source.columns, source.delimiter):
                 raise PairNormError(
@@ -186,28 +185,12 @@ class _Packer:
         kinds = {name: kind for name, kind, *_ in self._run(f"DESCRIBE SELECT * FROM {table}")}
         return source, table, kinds
 
-    def name_nodes(
-        self,
-        files: Files,
-        id: str | None,
-        label: str | None,
-        split: str | None,
-        categorical: Sequence[str],
-        ignore: Sequence[str],
-        keep: Sequence[str],
-    ) -> list[Column]:
+    def name_nodes(self, files: Files) -> list[Column]:
         """Number the nodes in the order of their rows, and find out what every column is."""
         self.source, self.table, self.kinds = self._open(files)
-        source, self.dates = self.source, dict[str, str]()
-        told = {
-            "id": [id], "label": [label], "split": [split], "categorical": categorical, "ignore": ignore,
-            "keep": keep,
-        }  # fmt: skip
-        for option, names in told.items():
-            for name in names:
-                if name is not None:
-                    source.column(option, name)
-        self.name = name = source.columns[0] if id is None else id
+        source, told, self.dates = self.source, self.told, dict[str, str]()
+        told.check(source)
+        self.name = name = source.columns[0] if told.id is None else source.column("id", told.id)
         self.tick("names", 0.0)
         cell = _as_text(name, self.kinds[name])
         self._run(
@@ -215,18 +198,18 @@ class _Packer:
             f"FROM (SELECT {cell} AS name FROM {self.table})"
         )
         self._check_names(source)
-        roles = dict.fromkeys(ignore, "ignored") | {name: "id"}
-        roles |= {column: role for role, column in (("label", label), ("split", split)) if column is not None}
+        named = (("label", told.label), ("split", told.split))
+        roles = dict.fromkeys(told.ignore, "ignored") | {name: "id"}
+        roles |= {column: role for role, column in named if column is not None}
         columns = [
             Column(column, roles[column], self._classes(source, column) if roles[column] == "label" else ())  # type: ignore[arg-type]
             for column in source.columns
             if column in roles
         ]
-        self.label, self.split = label, split
-        if split is not None:
-            self._check_split(source, split)
+        if told.split is not None:
+            self._check_split(source, told.split)
         chosen = [column for column in source.columns if column not in roles]
-        return columns + list(self._features(source, chosen, categorical, keep))
+        return columns + list(self._features(source, chosen))
 
     def _check_names(self, source: Source) -> None:
         ((self.nodes, empty, plain),) = self._run(
@@ -294,18 +277,16 @@ class _Packer:
                     expected="'train', 'validation', 'test' or an empty cell",
                 )
 
-    def _features(
-        self, source: Source, names: Sequence[str], categorical: Sequence[str], keep: Sequence[str]
-    ) -> Iterator[Column]:
+    def _features(self, source: Source, names: Sequence[str]) -> Iterator[Column]:
         """Tell numbers, dates, categories and names apart, by the rule of ``pairnorm.data.nodes``."""
         counts = self._count_kinds([name for name in names if self.kinds[name] == "VARCHAR"])
         for name in names:
-            kind, free = self.kinds[name], name not in (*categorical, *keep)
+            kind, free = self.kinds[name], name not in (*self.told.categorical, *self.told.keep)
             filled, numbers, truths, lettered = counts.get(name, (0, 0, 0, 0))
             if free and self._are_names(name, filled, lettered, numbers):
                 source.tell(LEFT_OUT, name)
                 yield Column(name, "ignored")
-            elif name in categorical:
+            elif name in self.told.categorical:
                 yield self._category(source, name, free)
             elif kind.startswith(NUMERIC) or (kind == "VARCHAR" and filled in (numbers, truths)):
                 yield Column(name, "number")
@@ -412,8 +393,8 @@ class _Packer:
             # With row_number DuckDB reads in the order of the rows; without, now and then it does not.
             "row_number() OVER ()",
             f"hash({_as_id(self.name, self.kinds[self.name], self.whole)})",
-            self._place(self.label, {name: number for number, name in enumerate(self.classes)}),
-            self._place(self.split, PARTS, lower=True),
+            self._place(self.told.label, {name: number for number, name in enumerate(self.classes)}),
+            self._place(self.told.split, PARTS, lower=True),
             *features,
         ]
         query = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
@@ -452,13 +433,13 @@ class _Packer:
                     np.ascontiguousarray(found[:, start : start + block], dtype).tofile(file)
                 done += len(classes)
                 self.tick("features", done / self.nodes)
-        if self.split is not None and (taught == 0).any():
+        if self.told.split is not None and (taught == 0).any():
             name = self.classes[int((taught == 0).argmax())]
             raise PairNormError(
                 f"class {quoted(name)} has no training node",
                 code="class-without-training",
                 value=name,
-                remedy=f"Mark one of its nodes 'train' in column {quoted(self.split)}.",
+                remedy=f"Mark one of its nodes 'train' in column {quoted(self.told.split)}.",
             )
         deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
         return {
@@ -502,12 +483,11 @@ class _Packer:
         cell = f"lower({cell})" if lower else cell
         return f"coalesce({list(numbers.values())}[list_position({_list(list(numbers))}, {cell})], -1)"
 
-    def write_edges(
-        self, files: Files, source: str | None, target: str | None, weight: str | None
-    ) -> tuple[int, EdgeCounts]:
+    def write_edges(self, files: Files) -> tuple[int, EdgeCounts]:
         """Write crow, column and weight; return how many entries there are, and what was odd."""
         table, query, kinds = self._open(files)
-        ends = find_ends(table, source, target)
+        weight = self.told.weight
+        ends = find_ends(table, self.told.source, self.told.target)
         value = "" if weight is None else f", {self._weight(table, weight, kinds)} AS w"
         self._check_header(table, ends)
         first, second = (_as_id(end, kinds[end], self.whole) for end in ends[:2])
