@@ -187,6 +187,14 @@ class TestNetworkX:
         with raises("bad-weight"):
             Graph.from_networkx(graph, weight="amount")
 
+    def test_weights_that_were_only_found_are_not_asked_for_again(self) -> None:
+        graph = networkx.Graph()
+        graph.add_nodes_from([("a", {"age": 1}), ("b", {"age": 2})])
+        graph.add_edge("a", "b", weight=2.5)
+        first = Graph.from_networkx(graph)
+        del graph.edges["a", "b"]["weight"]
+        assert Graph.from_networkx(graph, encoder=first.encoder).adjacency.values().tolist() == [1, 1]
+
     def test_a_label_can_be_left_out(self) -> None:
         graph = networkx.Graph()
         graph.add_node("a", label="Ann", split="north", age=3)

@@ -171,24 +171,25 @@ def _from_tables(tables: Sequence[Sequence[Source]], told: Options, encoder: Enc
             columns = f"{'column' if len(unused) == 1 else 'columns'} {shown(unused)}"
             more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
             table.notes.append(f"{columns} of {table.name}: not used{more}")
-    return _parts(nodes, edges, ends, told, encoder, features)
+    return _parts(nodes, edges, ends, weight, told, encoder, features)
 
 
 def _parts(
     nodes: Sequence[Source],
     edges: Sequence[Source],
     ends: Sequence[Ends],
+    weight: str | None,
     told: Options,
     encoder: Encoder | None,
     features: Sequence[Source] = (),
 ) -> Parts:
     parts = read_nodes(nodes, told, encoder, features)
     found = [
-        read_edges(table, two, parts["node_names"], told.weight, told.unknown_edges == "drop")
+        read_edges(table, two, parts["node_names"], weight, told.unknown_edges == "drop")
         for table, two in zip(edges, ends, strict=True)
     ]
     parts["edge_index"] = np.concatenate([one.edge_index for one in found], 1)
-    parts["weights"] = None if told.weight is None else np.concatenate([one.weights for one in found])
+    parts["weights"] = None if weight is None else np.concatenate([one.weights for one in found])
     parts["notes"] += tuple(remark for table in edges for remark in table.remarks())
     return parts | {"num_nodes": len(parts["node_names"])}
 
@@ -212,16 +213,16 @@ def from_networkx(
     vectors = nodes[features] if features in wanted and any(map(_is_vector, nodes[features])) else None
     if vectors is not None:
         nodes = {name: nodes[name] for name in nodes if name in (told.label, told.split, *told.ignore)}
-    if told.weight is None and "weight" in edges:
-        told = replace(told, weight="weight")
-        edges["weight"] = [1.0 if value is None else value for value in edges["weight"]]
+    weight = told.weight
+    if weight is None and "weight" in edges:
+        weight = "weight"
+        edges[weight] = [1.0 if value is None else value for value in edges[weight]]
     node_table, edge_table = (
         Source(f"the {what} of the networkx graph", tuple(columns), pandas.DataFrame(columns))
         for what, columns in (("nodes", {_NODE: list(graph.nodes)} | nodes), ("edges", edges))
     )
-    if told.weight is not None:
-        edge_table.column("weight", told.weight)
-    parts = _parts([node_table], [edge_table], [Ends(_SOURCE, _TARGET)], told, encoder)
+    weight = weight and edge_table.column("weight", weight)
+    parts = _parts([node_table], [edge_table], [Ends(_SOURCE, _TARGET)], weight, told, encoder)
     parts["name"] = graph.name or "graph"
     return parts if vectors is None else parts | _vectors(vectors, features)
 

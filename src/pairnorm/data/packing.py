@@ -100,12 +100,9 @@ def pack(
     limit = whole_number("memory", parse_memory(memory), least=LEAST_MEMORY)
     place = Path(out)
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise PairNormError(
-            f"{place}: there is something of that name",
-            code="exists-already",
-            value=str(place),
-            remedy="Choose another folder, or remove it.",
-        )
+        problem = f"{place}: there is something of that name"
+        remedy = "Choose another folder, or remove it."
+        raise PairNormError(problem, code="exists-already", value=str(place), remedy=remedy)
     told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore, keep)
     with change_folder(place, ()) as draft, _Packer(draft, limit, told, tick) as packer:
         columns = packer.name_nodes(nodes)
@@ -168,11 +165,8 @@ class _Packer:
         source, *others = (open_table(path, self.told.delimiter) for path in paths)
         for other in others:
             if (other.columns, other.delimiter) != (source.columns, source.delimiter):
-                raise PairNormError(
-                    f"{other.name}: its columns are not those of {source.name}",
-                    code="unlike-columns",
-                    value=other.name,
-                )
+                problem = f"{other.name}: its columns are not those of {source.name}"
+                raise PairNormError(problem, code="unlike-columns", value=other.name)
         listed = _list([str(path) for path in paths])
         if source.delimiter is None:
             table = f"read_parquet({listed})"
@@ -217,29 +211,20 @@ class _Packer:
             "count(*) FILTER (try_cast(name AS BIGINT)::VARCHAR = name) FROM names"
         )
         if self.nodes == 0:
-            raise PairNormError(
-                f"{source.name}: there are no rows under the header",
-                code="no-rows",
-                expected="a row per node",
-            )
+            problem = f"{source.name}: there are no rows under the header"
+            raise PairNormError(problem, code="no-rows", expected="a row per node")
         whole_number("the number of nodes", self.nodes, most=MOST_NODES)
         if empty:
-            raise PairNormError(
-                f"{source.name}: {empty:,} nodes have no id",
-                code="empty-cell",
-                value=empty,
-                remedy="Give every node a name of its own.",
-            )
+            problem = f"{source.name}: {empty:,} nodes have no id"
+            remedy = "Give every node a name of its own."
+            raise PairNormError(problem, code="empty-cell", value=empty, remedy=remedy)
         self.whole = plain == self.nodes  # '007' and '7' may be two customers
         if self.whole:
             self._run("ALTER TABLE names ALTER name TYPE BIGINT")
         for (name,) in self._run("SELECT name FROM names GROUP BY name HAVING count(*) > 1 LIMIT 1"):
-            raise PairNormError(
-                f"{source.name}: two nodes have the id {quoted(name)}",
-                code="duplicate-id",
-                value=name,
-                remedy="Give every node an id of its own.",
-            )
+            problem = f"{source.name}: two nodes have the id {quoted(name)}"
+            remedy = "Give every node an id of its own."
+            raise PairNormError(problem, code="duplicate-id", value=name, remedy=remedy)
         path = _text(str(self.draft / "ids.parquet"))
         self._run(f"COPY (SELECT name AS id FROM names ORDER BY number) TO {path} (FORMAT parquet)")
         with open(self.work / "hashes", "wb") as file:
@@ -270,12 +255,9 @@ class _Packer:
     def _check_split(self, source: Source, column: str) -> None:
         for text in self._texts(column, MOST_CLASSES):
             if text.lower() not in PARTS:
-                raise PairNormError(
-                    f"{source.name}: {quoted(text)} in column {quoted(column)}",
-                    code="unknown-part",
-                    value=text,
-                    expected="'train', 'validation', 'test' or an empty cell",
-                )
+                problem = f"{source.name}: {quoted(text)} in column {quoted(column)}"
+                expected = "'train', 'validation', 'test' or an empty cell"
+                raise PairNormError(problem, code="unknown-part", value=text, expected=expected)
 
     def _features(self, source: Source, names: Sequence[str]) -> Iterator[Column]:
         """Tell numbers, dates, categories and names apart, by the rule of ``pairnorm.data.nodes``."""
@@ -305,13 +287,9 @@ class _Packer:
             elif kind == "VARCHAR":
                 yield self._category(source, name, free)
             else:
-                raise PairNormError(
-                    f"{source.name}: column {quoted(name)} holds {kind.lower()}s",
-                    code="not-a-cell",
-                    value=name,
-                    remedy="Turn them into numbers, or pass {ignore}.",
-                    ignore=[name],
-                )
+                problem = f"{source.name}: column {quoted(name)} holds {kind.lower()}s"
+                remedy = "Turn them into numbers, or pass {ignore}."
+                raise PairNormError(problem, code="not-a-cell", value=name, remedy=remedy, ignore=[name])
 
     def _are_names(self, name: str, filled: int, lettered: int, numbers: int) -> bool:
         kind, text = self.kinds[name], self.kinds[name] == "VARCHAR"
@@ -332,13 +310,10 @@ class _Packer:
     def _category(self, source: Source, name: str, free: bool) -> Column:
         found = self._texts(name, MOST_CATEGORIES if free else MOST_NODES)
         if free and len(found) > MOST_CATEGORIES:
+            problem = f"{source.name}: column {quoted(name)} holds more than {MOST_CATEGORIES:,} texts"
+            remedy = "Pass {ignore}, or {keep} to have them all."
             raise PairNormError(
-                f"{source.name}: column {quoted(name)} holds more than {MOST_CATEGORIES:,} texts",
-                code="too-many-categories",
-                value=name,
-                remedy="Pass {ignore}, or {keep} to have them all.",
-                ignore=[name],
-                keep=[name],
+                problem, code="too-many-categories", value=name, remedy=remedy, ignore=[name], keep=[name]
             )
         return Column(name, "category", tuple(found))
 
@@ -410,11 +385,9 @@ class _Packer:
                 f"SELECT {query} FROM {self.table}", _rows_within(self.memory // 8, len(expressions))
             ):
                 if not np.array_equal(names, hashes[done : done + len(names)]):
-                    raise PairNormError(
-                        "the nodes were not the same when they were read again",
-                        code="file-changed",
-                        remedy="Leave the files alone meanwhile.",
-                    )
+                    problem = "the nodes were not the same when they were read again"
+                    remedy = "Leave the files alone meanwhile."
+                    raise PairNormError(problem, code="file-changed", remedy=remedy)
                 _check_labelled(classes, parts, done)
                 taught += np.bincount(classes[parts == 0], minlength=len(taught))
                 classes.astype("<i4").tofile(labels)
@@ -435,12 +408,9 @@ class _Packer:
                 self.tick("features", done / self.nodes)
         if self.told.split is not None and (taught == 0).any():
             name = self.classes[int((taught == 0).argmax())]
-            raise PairNormError(
-                f"class {quoted(name)} has no training node",
-                code="class-without-training",
-                value=name,
-                remedy=f"Mark one of its nodes 'train' in column {quoted(self.told.split)}.",
-            )
+            problem = f"class {quoted(name)} has no training node"
+            remedy = f"Mark one of its nodes 'train' in column {quoted(self.told.split)}."
+            raise PairNormError(problem, code="class-without-training", value=name, remedy=remedy)
         deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
         return {
             "missing": (int(missing[2]), int(missing[1])),
@@ -454,12 +424,10 @@ class _Packer:
         if (wrong := np.abs(found) > most).any():
             row, place = (int(axis[0]) for axis in np.nonzero(wrong))
             name = Encoder(tuple(columns)).feature_names[place]
+            problem = f"{found[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}"
+            remedy = "Correct it, leave the cell empty, or pass {dtype}."
             raise PairNormError(
-                f"{found[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}",
-                code="not-finite",
-                value=float(found[row, place]),
-                remedy="Correct it, leave the cell empty, or pass {dtype}.",
-                dtype="float32",
+                problem, code="not-finite", value=float(found[row, place]), remedy=remedy, dtype="float32"
             )
 
     def _expressions(self, column: Column) -> Iterator[str]:
@@ -552,12 +520,9 @@ class _Packer:
                 between = s != t
                 weights = value[0].astype(np.float32)[between] if value else None
                 if value and not ((value[0] > 0) & (value[0] <= np.finfo(np.float32).max)).all():
-                    raise PairNormError(
-                        f"a weight in column {quoted(weight)} is not one",
-                        code="bad-weight",
-                        value=weight,
-                        expected="a positive number",
-                    )
+                    problem = f"a weight in column {quoted(weight)} is not one"
+                    expected = "a positive number"
+                    raise PairNormError(problem, code="bad-weight", value=weight, expected=expected)
                 loops += int(np.count_nonzero(~between))
                 s, t = s[between].astype(np.int64), t[between].astype(np.int64)
                 kept += len(s)
@@ -665,11 +630,9 @@ def _rows_within(memory: int, columns: int) -> int:
 
 def _check_labelled(classes: NDArray[Any], parts: NDArray[Any], first: int) -> None:
     if (blank := (parts >= 0) & (classes < 0)).any():
-        raise PairNormError(
-            f"node {first + int(blank.argmax()) + 1:,} is in a part of the split but has no label",
-            code="label-missing",
-            remedy="Label it, or empty its cell in the column of the split.",
-        )
+        problem = f"node {first + int(blank.argmax()) + 1:,} is in a part of the split but has no label"
+        remedy = "Label it, or empty its cell in the column of the split."
+        raise PairNormError(problem, code="label-missing", remedy=remedy)
 
 
 @contextmanager
