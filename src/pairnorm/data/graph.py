@@ -535,11 +535,11 @@ class Graph:
         )
         return result
 
-    def describe(self, shown: int = 7) -> list[tuple[str, str]]:
+    def describe(self) -> list[tuple[str, str]]:
         """Return what is inside: a list of what it is about, and a text."""
         per_node = 2 * self.num_edges / max(self.num_nodes, 1)
         kind = "sparse" if self.features.layout == torch.sparse_csr else "dense"
-        classes = ", ".join(self.class_names[:shown]) + (", …" if self.num_classes > shown else "")
+        classes = ", ".join(self.class_names[:7]) + (", …" if self.num_classes > 7 else "")
         vectors = int(self.missing_vectors.sum())
         missing = f"{_share(vectors, self.num_nodes)} vectors" if vectors else "no vector"
         if self.missing.dim() == 2:

@@ -3,13 +3,10 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -194,17 +191,12 @@ Drawing = tuple[str, str, "Figure | None"]
 
 @dataclass
 class Outputs:
-    """What has been written: tables by name, captions of figures by file name, and all files.
-
-    A ``pool`` draws figures in other processes.
-    """
+    """What has been written: tables by name, captions of figures by file name, and all files."""
 
     out: Path
-    pool: Executor | None = None
     tables: dict[str, Table] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
-    drawing: list[Future[list[Path]]] = field(default_factory=list)
 
     @cached_property
     def note(self) -> str:
@@ -224,12 +216,7 @@ class Outputs:
         for name, caption, figure in () if self.note else drawings:
             if figure is not None:
                 self.captions[name] = caption
-                folder = self.out / FIGURES
-                if self.pool is None:
-                    save(figure, folder, name)
-                else:
-                    self.drawing.append(self.pool.submit(save, figure, folder, name))
-                self.files += [folder / f"{name}.{suffix}" for suffix in ("png", "pdf")]
+                self.files += save(figure, self.out / FIGURES, name)
 
     def write(self, name: str, text: str) -> Path:
         """Write a text file."""
@@ -241,24 +228,10 @@ class Outputs:
 
 
 def write_outputs(
-    what: Iterable[str],
-    results: Results,
-    layers: dict[Spec, Layers],
-    selection: Selection,
-    out: Path,
-    pool: Executor | None = None,
+    what: Iterable[str], results: Results, layers: dict[Spec, Layers], selection: Selection, out: Path
 ) -> Outputs:
-    """Write what belongs to the named experiments and has been run.
-
-    Args:
-        what: names as on the command line, without ``all``.
-        results: of the store.
-        layers: of the case study.
-        selection: how much of the experiments is wanted.
-        out: the folder.
-        pool: draws the figures in other processes; they are there when its work is done.
-    """
-    outputs, names = Outputs(out, pool), list(what)
+    """Write what belongs to the named experiments, without ``all``, and has been run."""
+    outputs, names = Outputs(out), list(what)
     for name in names:
         if name == "figure2":
             outputs.add_figures(_figure2())
@@ -359,7 +332,6 @@ def write_report(
     store: str | os.PathLike[str],
     out: str | os.PathLike[str],
     selection: Selection | None = None,
-    workers: int = 1,
 ) -> Outputs:
     """Write all tables and figures of what has been run, ``report.md`` and ``report.html``; return them.
 
@@ -369,59 +341,54 @@ def write_report(
         store: the store, or its export as ``.csv`` or ``.csv.gz``.
         out: the folder.
         selection: how much of the experiments is wanted. Default: the paper's.
-        workers: processes that draw the figures. More than one need a main module that can be imported.
     """
     selection, folder = selection or Selection(), Path(out)
-    pool = ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else None
-    with pool or nullcontext():
-        with opened(store) as found:
-            cells = found.cells()
-            origins = _origins(found, cells)
-        results, layers = Results(cells), read_layers(file_beside(store))
-        own = own_trials(cells, selection)
-        alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
-        names = [name for name in NAMES if name != "all" and not alone]
-        outputs = write_outputs(names, results, layers, selection, folder, pool)
-        if own:
-            outputs.write(OWN_FILE, own_csv(own))
-        decided = verdicts(Evidence(results, layers, selection))
-        tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
-        path = folder / NOTES
-        notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        ran = _what_was_run(cells, origins, selection, Path(store).name)
-        sections = [
-            f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
-            "" if alone else _summary(tables, decided),
-            own_section(own),
-            ran,
-            *map(_table_section, tables),
-            _differences(tables),
-            notes,
-            scaling_section(outputs.tables),
-            gain_section(outputs.tables.get("tuned")),
-            ablation_section(results, selection, outputs.tables.get("ablation")),
-            "" if alone else _claims(decided),
-            _figures(outputs),
-        ]
-        for drawn in outputs.drawing:
-            drawn.result()
-        outputs.write("report.md", "\n".join(section for section in sections if section))
-        if can_render():
-            apart: Show = lambda table: ""  # noqa: E731
-            texts: dict[str, str] = {
-                **{table.name: f"## Table {table.name[-1]}: {table.title}" for table in tables},
-                "differences": _differences(tables),
-                "notes": notes,
-                "scaling": scaling_section(outputs.tables, apart),
-                "tuned": gain_section(outputs.tables.get("tuned"), apart),
-                "ablation": ablation_section(results, selection, outputs.tables.get("ablation"), apart),
-            }
-            for name in ("bars", "table1-rows"):
-                if name in outputs.tables:
-                    texts[name] = f"## {outputs.tables[name].title}"
-            texts["run"] = ran
-            page = paper_page(results, selection, outputs.tables, decided, texts)
-            outputs.write("report.html", render(page))
+    with opened(store) as found:
+        cells = found.cells()
+        origins = _origins(found, cells)
+    results, layers = Results(cells), read_layers(file_beside(store))
+    own = own_trials(cells, selection)
+    alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
+    names = [name for name in NAMES if name != "all" and not alone]
+    outputs = write_outputs(names, results, layers, selection, folder)
+    if own:
+        outputs.write(OWN_FILE, own_csv(own))
+    decided = verdicts(Evidence(results, layers, selection))
+    tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
+    path = folder / NOTES
+    notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    ran = _what_was_run(cells, origins, selection, Path(store).name)
+    sections = [
+        f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
+        "" if alone else _summary(tables, decided),
+        own_section(own),
+        ran,
+        *map(_table_section, tables),
+        _differences(tables),
+        notes,
+        scaling_section(outputs.tables),
+        gain_section(outputs.tables.get("tuned")),
+        ablation_section(results, selection, outputs.tables.get("ablation")),
+        "" if alone else _claims(decided),
+        _figures(outputs),
+    ]
+    outputs.write("report.md", "\n".join(section for section in sections if section))
+    if can_render():
+        apart: Show = lambda table: ""  # noqa: E731
+        texts: dict[str, str] = {
+            **{table.name: f"## Table {table.name[-1]}: {table.title}" for table in tables},
+            "differences": _differences(tables),
+            "notes": notes,
+            "scaling": scaling_section(outputs.tables, apart),
+            "tuned": gain_section(outputs.tables.get("tuned"), apart),
+            "ablation": ablation_section(results, selection, outputs.tables.get("ablation"), apart),
+        }
+        for name in ("bars", "table1-rows"):
+            if name in outputs.tables:
+                texts[name] = f"## {outputs.tables[name].title}"
+        texts["run"] = ran
+        page = paper_page(results, selection, outputs.tables, decided, texts)
+        outputs.write("report.html", render(page))
     return outputs
 
 
