@@ -169,12 +169,15 @@ def check_shards(size):
         shards.adjacency(matrix) @ torch.rand(nodes, 2)
     with pytest.raises(PairNormError, match="one a node"):
         shards.own(labels[1:])
-    with pytest.raises(PairNormError, match="GCN or SGC"):
-        shards.join(GAT(9, 3))
     train = torch.arange(nodes) < 8  # so that most ranks have no node to train on
     cases = [
         (model, {"norm": norm, **more}, trials, sparse, dtype)
-        for model, more in ((GCN, {"depth": 4, "hidden": 7, "skip": 2}), (SGC, {"depth": 3}))
+        for model, more in (
+            (GCN, {"depth": 4, "hidden": 7, "skip": 2}),
+            (GAT, {"depth": 3, "hidden": 6, "heads": 2}),
+            (GAT, {"depth": 3, "hidden": 3, "skip": 1}),
+            (SGC, {"depth": 3}),
+        )
         for norm, trials, sparse in (
             (None, 3, False),
             ("PN", None, True),
@@ -191,7 +194,7 @@ def check_shards(size):
                 module.process_group = None
         x = (torch.rand(nodes, 9) * (torch.rand(nodes, 9) < 0.4)).to(dtype)
         values = SparseMatrix(matrix.pattern, matrix.values.to(dtype))
-        keys = draw_keys(settings["depth"] if kind is GCN else 1, 2, trials or 1)
+        keys = draw_keys(1 if kind is SGC else settings["depth"], 2, trials or 1)
         features = SparseMatrix.from_torch(x) if sparse else x
 
         def loss(logits):
@@ -221,20 +224,24 @@ def check_traffic(size):
     """What goes over the wire is 2 (P - 1) / P² of every layer's output forward, and as much backward."""
     nodes, hidden, depth, classes = 6000, 64, 4, 16
     shards = Shards(nodes)
-    model = shards.join(GCN(32, classes, depth, hidden, norm="PN-SI", dropout=0.5))
     matrix = propagation(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
     x, labels = shards.own(torch.rand(nodes, 32)), shards.own(torch.randint(0, classes, (nodes,)))
+    for kind in (GCN, GAT):
+        model = shards.join(kind(32, classes, depth, hidden, norm="PN-SI", dropout=0.5))
 
-    def step():
-        shards.cross_entropy(model(x, shards.adjacency(matrix)), labels).backward()
+        def step(model=model):
+            shards.cross_entropy(model(x, shards.adjacency(matrix)), labels).backward()
 
-    step()  # connections are made
-    dist.barrier()
-    before = bytes_sent()
-    step()
-    dist.barrier()
-    outputs = 4 * nodes * (hidden * (depth - 1) + classes)
-    assert (bytes_sent() - before) / (2 * 2 * (size - 1) / size**2 * outputs) == pytest.approx(1, abs=0.05)
+        step()  # connections are made
+        dist.barrier()
+        before = bytes_sent()
+        step()
+        dist.barrier()
+        outputs = 4 * nodes * (hidden * (depth - 1) + classes)
+        expected = 2 * 2 * (size - 1) / size**2 * outputs
+        if kind is GAT:  # the scores of own nodes to all others, and their gradients back
+            expected += 2 * (size - 1) / size * 4 * nodes * 2 * depth
+        assert (bytes_sent() - before) / expected == pytest.approx(1, abs=0.05)
 
 
 def check_local(size):
