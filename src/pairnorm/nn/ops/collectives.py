@@ -82,7 +82,7 @@ def to_rows(columns: Tensor, width: int, group: "dist.ProcessGroup", unit: int =
 
 
 def all_rows(rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
-    """Return the rows of all ranks ``[nodes, ...]``; the gradient is the sum of what the ranks make of them."""
+    """Return the rows of all ranks, ``[nodes, ...]``; its gradient is the sum over what they make of it."""
     result: Tensor = _AllRows.apply(rows, nodes, group)
     return result
 
