@@ -195,14 +195,8 @@ class Findings:
             )
         same = [one.name for one in self.rivals if np.array_equal(one.predicted[self.test], predicted)]
         if same:
-<<<<<<< HEAD
-            return (
-                f"**{_sentence(same[0])} does as well**: it says the same of every held-out node. {opening}."
-            )
-=======
             simple = _sentence(same[0])
             return f"**{simple} does as well**: it says the same of every held-out node. {opening}."
->>>>>>> main
         if low > 0:
             return (
                 f"**It earns its keep.** {opening}, {gain:.1f} points more than the best simpler method, "
