@@ -20,11 +20,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pairnorm import PairNorm, PairNormError, add_pair_norm, pair_norm, remove_pair_norm
+from pairnorm.data import csbm
 from pairnorm.nn import GAT, GCN, SGC, SparseMatrix, propagation
 from pairnorm.nn.distributed import Shards
 from pairnorm.nn.ops.collectives import all_sum
 from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.pair_norm import MODES
+from pairnorm.train import Spec
+from pairnorm.train.trainers import GNNTrainer
 
 NODES = 23
 close = torch.testing.assert_close
@@ -242,6 +245,28 @@ def check_traffic(size):
         if kind is GAT:  # the scores of own nodes to all others, and their gradients back
             expected += 2 * (size - 1) / size * 4 * nodes * 2 * depth
         assert (bytes_sent() - before) / expected == pytest.approx(1, abs=0.05)
+
+
+def check_training(size):
+    """Whole trainings, choice of the best epoch included, end as in one process; a broken one goes on."""
+    graph = csbm(150, classes=3, features=8, seed=1)
+    for model in ("GCN", "GAT"):
+        spec = Spec("csbm", model, 3, norm="PN-SI", hidden=8, missing_rate=0.5, epochs=12)
+        trials = [(spec, 0), (spec, 1)]
+        alone = GNNTrainer(graph, trials, torch.device("cpu"))
+        alone.fit()
+        together = GNNTrainer(graph, trials, torch.device("cpu"), shards=Shards(graph.num_nodes))
+        together.loop.train(5)
+        saved = {name: value.clone() for name, value in together.loop.state().items()}
+        together = GNNTrainer(graph, trials, torch.device("cpu"), shards=Shards(graph.num_nodes))
+        assert together.loop.go_on(saved) == 5
+        together.loop.train(7)
+        together.loop.restore()
+        together.model.eval()
+        close(together.loop.best_accuracy, alone.loop.best_accuracy)
+        assert together.loop.best_epoch.tolist() == alone.loop.best_epoch.tolist()
+        for mine, other in zip(together.evaluate(), alone.evaluate(), strict=True):
+            close(mine, other, rtol=2e-3, atol=2e-4)  # twelve steps of Adam in single precision
 
 
 def check_local(size):

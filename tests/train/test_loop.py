@@ -159,3 +159,20 @@ def test_tiny_numbers_are_zero_while_training_and_only_then() -> None:
     Loop([weight], [weight], loss, lambda: torch.zeros(1), learning_rate=0.1, weight_decay=0.0).train(2)
     assert seen == [True, True]
     assert not is_zero()
+
+
+def test_a_loop_goes_on_from_the_state_of_another() -> None:
+    def accuracy(model: int, epoch: int) -> float:
+        return [0.1, 0.9, 0.2, 0.9, 0.3, 0.8, 0.95, 0.1][epoch] - model * epoch / 10
+
+    whole, first, second = (Bowls([1.0, -3.0], accuracy) for _ in range(3))
+    expected, begun, loop = whole.loop(), first.loop(), second.loop()
+    expected.train(8)
+    begun.train(5)
+    saved = {name: value.clone() for name, value in begun.state().items()}
+    assert loop.go_on(saved) == 5
+    second.epochs = list(range(5))
+    loop.train(3)
+    assert second.epochs == list(range(8))
+    for name, value in expected.state().items():
+        torch.testing.assert_close(loop.state()[name], value, rtol=0, atol=0)

@@ -97,15 +97,25 @@ class Shards:
         """
         if mask is not None:
             logits, labels = logits[mask], labels[mask]
-        if logits.dim() == 3:
-            labels = labels.unsqueeze(1).expand(logits.shape[:2])
-        part = cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+        classes, *middle = (logits.size(-1), *logits.shape[1:-1])
+        labels = labels.view(-1, *[1] * len(middle)).expand(-1, *middle)
+        losses = cross_entropy(logits.reshape(-1, classes), labels.flatten(), reduction="none")
+        return self.mean(losses.view(labels.shape)).sum()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over the nodes of all ranks; the gradient is of this rank's part of it.
+
+        Args:
+            values: of some own nodes, perhaps none, ``[nodes, ...]``.
+        """
+        part = values.sum(0)
         with torch.no_grad():
-            here = torch.stack([part.double(), part.new_tensor(len(labels), dtype=torch.float64)])
-            total, count = all_sum(here, self.process_group).to(part.dtype)
-        part = part / count
-        loss: Tensor = part + (total / count - part).detach()
-        return loss
+            count = part.new_full((1,), len(values), dtype=torch.float64)
+            sums = all_sum(torch.cat([part.double().flatten(), count]), self.process_group)
+            total, count = sums[:-1].view_as(part), sums[-1]
+        part = part / count.to(part.dtype)
+        mean: Tensor = part + ((total / count).to(part.dtype) - part).detach()
+        return mean
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Add up the gradients of all ranks, in one collective; call it after ``backward``."""

@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -46,6 +46,7 @@ class Loop:
         weight_decay: float,
         curves: bool = False,
     ) -> None:
+        self._parameters = list(parameters)
         self._models, self._loss, self._accuracy = [model.detach() for model in models], loss, accuracy
         self._device = device = parameters[0].device
         self.cuda = device.type == "cuda"
@@ -156,6 +157,26 @@ class Loop:
             for index in better.nonzero().tolist():
                 for kept, model in zip(self.kept, self._models, strict=True):
                     kept[tuple(index)] = model[tuple(index)]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that a loop must know to go on from here, as tensors by name."""
+        state = {name: getattr(self, name) for name in ("best_accuracy", "best_epoch", "diverged")}
+        state["epoch"] = self._epoch_number
+        for place, parameter in enumerate(self._parameters):
+            state |= {f"{place}.{name}": value for name, value in self._adam.state[parameter].items()}
+            state |= {f"{place}.now": parameter.detach()}
+        return state | {f"{place}.kept": kept for place, kept in enumerate(self.kept)}
+
+    def go_on(self, state: Mapping[str, Tensor]) -> int:
+        """Take up the state of a loop over the same models; return how many epochs it has behind it."""
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._adam.step()  # makes Adam allocate what it keeps
+        self._adam.zero_grad()
+        with torch.no_grad():
+            for name, mine in self.state().items():
+                mine.copy_(state[name])
+        return int(self._epoch_number)
 
     def restore(self) -> None:
         """Put the parameters of the best epoch back in place."""
