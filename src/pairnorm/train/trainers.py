@@ -73,7 +73,11 @@ class Problem:
         adjacency = propagation(graph.adjacency, trials[0][0].adjacency).to(device)
         features, labels = _features(graph, trials, device), graph.labels
         if shards is not None:
-            adjacency, features, labels = shards.adjacency(adjacency), shards.own(features), labels[shards.rows]
+            adjacency, features, labels = (
+                shards.adjacency(adjacency),
+                shards.own(features),
+                labels[shards.rows],
+            )
             parts = {name: mask[shards.rows] for name, mask in parts.items()}
         return cls(
             features=features,
