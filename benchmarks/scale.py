@@ -107,7 +107,7 @@ def _ray() -> list[Row]:
     return [
         Row(
             part="scale",
-            work=f"{len(pairs)} trainings of GCN on Cora: Ray, two nodes of one core, beyond the process pool",
+            work=f"{len(pairs)} trainings of GCN on Cora: Ray, two nodes of one core, over the process pool",
             ours=duration(away),
             peer=f"{duration(home)} (two processes)",
             result=100 * (away / home - 1),
