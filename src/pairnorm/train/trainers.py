@@ -39,7 +39,7 @@ DRAW = {"vectors": missing_vectors, "nodes": missing_nodes, "entries": missing_e
 class Problem:
     """Features as every trial sees them, the normalised adjacency, the labels, and the nodes of each part.
 
-    Where ranks of a process group share the nodes, this is about own nodes, and losses and accuracies are of all.
+    Where ranks share the nodes, this is about own nodes; losses and accuracies are those of all.
     """
 
     features: Tensor | SparseMatrix
