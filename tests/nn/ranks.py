@@ -10,6 +10,7 @@ import time
 import traceback
 import warnings
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from unittest import mock
 
@@ -21,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pairnorm import PairNorm, PairNormError, add_pair_norm, pair_norm, remove_pair_norm
 from pairnorm.data import csbm
-from pairnorm.nn import GAT, GCN, SGC, SparseMatrix, propagation
+from pairnorm.nn import GAT, GCN, GCNII, SGC, SparseMatrix, propagation
 from pairnorm.nn.distributed import Shards
+from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.collectives import all_sum
 from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.pair_norm import MODES
@@ -172,6 +174,9 @@ def check_shards(size):
         shards.adjacency(matrix) @ torch.rand(nodes, 2)
     with pytest.raises(PairNormError, match="one a node"):
         shards.own(labels[1:])
+    for refused in (GCN(9, 3, norm=partial(BatchNorm, 32)), GCN(9, 3, residual=True), GCNII(9, 3)):
+        with pytest.raises(PairNormError, match="no remedy else"):
+            shards.join(refused)
     train = torch.arange(nodes) < 8  # so that most ranks have no node to train on
     cases = [
         (model, {"norm": norm, **more}, trials, sparse, dtype)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pairnorm.errors import PairNormError, whole_number
+from pairnorm.nn.models import GAT, GCN, SGC, DeepModel
 from pairnorm.nn.ops.collectives import all_sum, blocks, check_group
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix, SparseRows
@@ -77,6 +78,13 @@ class Shards:
     def join(self, model: M) -> M:
         """Give a model the weights of the first rank, torch's generator its state, and PairNorm the ranks."""
         for module in model.modules():
+            if _is_local(module):
+                raise PairNormError(
+                    f"the model has {type(module).__name__}",
+                    code="unknown-choice",
+                    value=type(module).__name__,
+                    expected="GCN, GAT or SGC, with PairNorm and skips, and no remedy else",
+                )
             if isinstance(module, PairNorm):
                 module.process_group = self.process_group
         source = dist.get_global_rank(self.process_group, 0)
@@ -130,3 +138,11 @@ class Shards:
             (one for one in model.parameters() if one.requires_grad), parts, strict=True
         ):
             parameter.grad = part.view_as(parameter)
+
+
+def _is_local(module: nn.Module) -> bool:
+    """Say whether a module of ours would, on own rows, not do what it does on all."""
+    if isinstance(module, DeepModel):
+        other = isinstance(module, GCN | GAT) and (module.drop_edge or module.residuals is not None)
+        return bool(other) or not isinstance(module, GCN | GAT | SGC)
+    return type(module).__module__.startswith("pairnorm.nn.norms.")
