@@ -28,9 +28,11 @@ def main() -> int:
         corpus, scratch = Path(folder) / "corpus", Path(folder) / "scratch"
         corpus.mkdir()
         write_corpus(corpus)
-        tally = campaign(corpus, scratch, options.kinds, options.seed, seconds=FILES * seconds)
-        for failure in tally.failures:
-            print(json.dumps(failure))
+        tally = campaign(
+            *(corpus, scratch, options.kinds, options.seed),
+            seconds=FILES * seconds,
+            tell=lambda failure: print(json.dumps(failure), flush=True),
+        )
         print(f"Files: {tally.tried:,} tried: {dict(tally.outcomes)}", flush=True)
         stage = [sys.executable, str(Path(__file__).with_name("stage.py")), str(corpus), f"{folder}/stage"]
         words = [*stage, options.seed, str((1 - FILES) * seconds)]

@@ -16,6 +16,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,12 +108,17 @@ def campaign(
     seed: object,
     cases: int | None = None,
     seconds: float = 1e9,
+    tell: Callable[[dict[str, Any]], object] = lambda failure: None,
 ) -> Tally:
-    """Try cases of all kinds in turn until there are enough, or time is up."""
+    """Try cases of all kinds in turn until there are enough, or time is up; tell of a failure when it is found."""
     tally, worker, began, number = Tally(), Worker(corpus, scratch), time.monotonic(), 0
+    told = 0
     try:
         while (cases is None or number < cases) and time.monotonic() - began < seconds:
             tally.add(worker.attempt(kinds[number % len(kinds)], f"{seed}/{number}"))
+            if len(tally.failures) > told:
+                tell(tally.failures[told])
+                told += 1
             number += 1
     finally:
         worker.close()
