@@ -47,11 +47,23 @@ def words(name: str, files: Path, out: Path) -> list[str]:
         "parquet": ["predict", "--model", f"{files}/run", *graph, "--out", f"{out}/p.parquet"],
         "diagnose": ["diagnose", *graph, "--label", "risk", "--out", f"{out}/d.png"],
         "reproduce": ["reproduce", "table1", *small, "--workers", "1", "--out", f"{out}/out"],
+        "pack": ["pack", *graph, "--label", "risk", "--memory", "300MB", "--out", f"{out}/packed"],
+        "packed": [
+            "fit",
+            "--graph",
+            f"{files}/packed",
+            "--depth",
+            "1",
+            "--norm",
+            "PN",
+            "--out",
+            f"{out}/run",
+        ],
         "report": ["report", "--store", f"{files}/store.sqlite", "--out", f"{out}/report"],
     }[name]
 
 
-COMMANDS = ("predict", "parquet", "diagnose", "reproduce", "report")
+COMMANDS = ("predict", "parquet", "diagnose", "pack", "packed", "reproduce", "report")
 
 
 @pytest.mark.parametrize(

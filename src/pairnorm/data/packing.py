@@ -181,6 +181,14 @@ class _Packer:
                 f"auto_detect=false, columns={{{columns}}}, max_line_size=16777216)"
             )
         kinds = {name: kind for name, kind, *_ in self._run(f"DESCRIBE SELECT * FROM {table}")}
+        for name in source.columns:
+            if name not in kinds:
+                raise PairNormError(
+                    f"{source.name}: column {quoted(name)} has no name, or another's but for its case",
+                    code="duplicate-column",
+                    value=name,
+                    remedy="Give each column its own name.",
+                )
         return source, table, kinds
 
     def name_nodes(

@@ -226,6 +226,8 @@ class Source:
                 remedy="Correct it, leave the cell empty, or pass {categorical}.",
                 categorical=[name],
             )
+        if cell not in TRUTH:
+            return None
         truths = np.asarray(cells.astype(str).map(TRUTH), dtype=np.float64)
         return None if np.isnan(truths[filled]).any() else truths
 
@@ -262,6 +264,9 @@ class Source:
             return None
         options: dict[str, Any] = {}
         if not all(isinstance(cell, date) for cell in written):
+            first = str(written.iloc[0]).strip()
+            if not any(re.fullmatch(pattern, first) for pattern, *_ in DATES):
+                return None  # at once: a table may have a hundred thousand columns of text
             text = written.astype(str).str.strip()
             formats = next((found for pattern, *found in DATES if text.str.fullmatch(pattern).all()), None)
             if formats is None:
