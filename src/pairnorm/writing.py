@@ -137,9 +137,10 @@ def reserved(folder: Path) -> Iterator[None]:
         folder: for work under way; after an error it stays, and the next run may go on with it.
     """
     with writable(folder, folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / ".reserved"  # the folder itself is locked for every file that is written in it
+        mark.mkdir(parents=True, exist_ok=True)
         try:
-            lock = _lock(folder, wait=False)
+            lock = _lock(mark, wait=False)
         except BlockingIOError as error:
             raise PairNormError(
                 f"{folder}: another run is at work there",
@@ -152,7 +153,8 @@ def reserved(folder: Path) -> Iterator[None]:
             yield
             shutil.rmtree(folder)
         finally:
-            with suppress(OSError):  # there is something to go on with
+            with suppress(OSError):  # there may be something to go on with
+                mark.rmdir()
                 folder.rmdir()
             os.close(lock)
 

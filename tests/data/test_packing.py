@@ -234,6 +234,10 @@ def test_hostile_folder_is_refused(tmp_path, raises):
         Graph.open(out).check()
     with raises("file-damaged"):
         Graph.open(tmp_path)
+    (out / FACTS).unlink()
+    os.mkfifo(out / FACTS)  # would be waited for
+    with raises("file-damaged"):
+        Graph.open(out)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.data.encoder import Encoder
+from pairnorm.data.readers import existing
 from pairnorm.data.tables import readable
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 
@@ -85,6 +86,8 @@ class Facts:
         from pydantic import TypeAdapter
 
         try:
+            if not (folder / FACTS).is_file():  # a pipe would be waited for
+                raise FileNotFoundError(f"there is no {FACTS}")
             facts = TypeAdapter(cls).validate_json((folder / FACTS).read_bytes(), strict=True)
             if facts.format != FORMAT:
                 raise ValueError(f"its format is {facts.format}, expected {FORMAT}")
@@ -241,7 +244,7 @@ class PackedGraph:
         """Yield the names of the nodes, whole numbers or texts, batch by batch."""
         from pyarrow import parquet, types
 
-        path, count = self.folder / "ids.parquet", 0
+        path, count = existing(self.folder / "ids.parquet"), 0
         with readable(str(path)), parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(ROWS_PER_BATCH):
                 ids = batch.column(0)
