@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pairnorm import cli
+from pairnorm.train.walk import _new_file
 
 
 @contextmanager
@@ -80,6 +81,12 @@ def test_a_full_disk_is_told_and_nothing_changes(
         left = [path for path in place.rglob("*") if path.is_file() and path.name != "ballast"]
         assert not [path for path in left if ".partial" in str(path)]
         assert not [path for path in left if path.stat().st_size]
+
+
+def test_a_mapped_file_takes_its_room_first(tmp_path: Path) -> None:
+    """Writing to pages for which a full disk has no room ends a process with SIGBUS."""
+    with full(tmp_path), pytest.raises(OSError, match="No space left"):
+        _new_file(tmp_path / "logits", 1000, 100)
 
 
 @pytest.fixture
