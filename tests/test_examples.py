@@ -69,3 +69,10 @@ def test_nodes_that_come_later_without_features_are_labelled() -> None:
     share = re.search(r"and on (\d+)% of the 100 who came later", text)
     assert share is not None
     assert int(share[1]) > 60
+
+
+def test_a_remedy_of_ones_own_is_trained_by_workers_beside_the_others() -> None:
+    text = run("own_remedy.py", "30")
+    none, pair_norm, whiten = accuracies(text)
+    assert min(pair_norm, whiten) > none + 10
+    assert "remedy=Whiten@1 strength=1.0" in text

@@ -1,6 +1,8 @@
 """The layer, propagation over a graph, the models and the patch for any GNN. Imports torch only."""
 
 from pairnorm.nn.denoise import grls, largest_lambda, repel, repel_conv
+from pairnorm.nn.drop_edge import drop_edges
+from pairnorm.nn.initial_residual import APPNP, GCNII
 from pairnorm.nn.models import GAT, GCN, SGC, Order
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.pair_norm import Mode, PairNorm, pair_norm
@@ -8,8 +10,10 @@ from pairnorm.nn.patch import PairNormPatch, add_pair_norm, graph_convolutions, 
 from pairnorm.nn.propagate import Kind, propagation, states
 
 __all__ = [
+    "APPNP",
     "GAT",
     "GCN",
+    "GCNII",
     "SGC",
     "Kind",
     "Mode",
@@ -18,6 +22,7 @@ __all__ = [
     "PairNormPatch",
     "SparseMatrix",
     "add_pair_norm",
+    "drop_edges",
     "graph_convolutions",
     "grls",
     "largest_lambda",

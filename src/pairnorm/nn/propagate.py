@@ -40,6 +40,24 @@ def propagation(
                 [2.]])
     """
     one_of("kind", kind, KINDS)
+    row, column, weight, degree = _looped(adjacency, num_nodes)
+    if kind == "rw":
+        weight = weight / degree[row]
+    else:
+        weight = weight * degree[row].rsqrt() * degree[column].rsqrt()
+    nodes = len(degree)
+    crow = torch.zeros(nodes + 1, dtype=torch.int32, device=row.device)
+    crow[1:] = torch.bincount(row, minlength=nodes).cumsum(0)
+    return SparseMatrix(Pattern(crow, column.int(), (nodes, nodes)), weight)
+
+
+def degrees(adjacency: Tensor | SparseMatrix, num_nodes: int | None = None) -> Tensor:
+    """Return the row sums of an adjacency matrix with self-loops, ``[nodes]``; see ``propagation``."""
+    return _looped(adjacency, num_nodes)[-1]
+
+
+def _looped(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return row, column and weight of every entry, row by row, self-loops added; and the row sums."""
     nodes, row, column, weight = entries(adjacency, num_nodes)
     weight = weight.float()
     looped = torch.zeros(nodes, dtype=torch.bool, device=row.device).index_fill_(0, row[row == column], True)
@@ -58,13 +76,7 @@ def propagation(
             value=float(degree[node]),
             expected="a positive finite sum",
         )
-    if kind == "rw":
-        weight = weight / degree[row]
-    else:
-        weight = weight * degree[row].rsqrt() * degree[column].rsqrt()
-    crow = torch.zeros(nodes + 1, dtype=torch.int32, device=row.device)
-    crow[1:] = torch.bincount(row, minlength=nodes).cumsum(0)
-    return SparseMatrix(Pattern(crow, column.int(), (nodes, nodes)), weight)
+    return row, column, weight, degree
 
 
 def states(
