@@ -23,12 +23,9 @@ def check_path(path: Path) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass  # what is to be there is for others to say
     except (OSError, ValueError) as error:
-        raise PairNormError(
-            f"{shortened(path)}: cannot be used ({getattr(error, 'strerror', None) or error})",
-            code="unusable-path",
-            value=str(path),
-            remedy="Choose another name or place.",
-        ) from error
+        problem = f"{shortened(path)}: cannot be used ({getattr(error, 'strerror', None) or error})"
+        remedy = "Choose another name or place."
+        raise PairNormError(problem, code="unusable-path", value=str(path), remedy=remedy) from error
     return path
 
 
@@ -53,12 +50,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         path: the file; one that is there is replaced, folders that are not there are made.
     """
     if check_path(path).is_dir():
-        raise PairNormError(
-            f"{path}: there is a folder of that name",
-            code="is-a-folder",
-            value=str(path),
-            remedy="Name a file.",
-        )
+        problem = f"{path}: there is a folder of that name"
+        raise PairNormError(problem, code="is-a-folder", value=str(path), remedy="Name a file.")
     place = path.resolve()
     with ExitStack() as stack:
         with writable(path):
@@ -92,12 +85,9 @@ def writable(path: Path, draft: Path | None = None) -> Iterator[None]:
     except OSError as error:
         if draft is not None and not _is_about(error, draft):
             raise
-        raise PairNormError(
-            f"{path}: cannot be written ({error.strerror or error})",
-            code="not-writable",
-            value=str(path),
-            remedy="Choose another place.",
-        ) from error
+        problem = f"{path}: cannot be written ({error.strerror or error})"
+        remedy = "Choose another place."
+        raise PairNormError(problem, code="not-writable", value=str(path), remedy=remedy) from error
 
 
 def _is_about(error: OSError, draft: Path) -> bool:
@@ -180,12 +170,7 @@ def _drafts(place: Path) -> Iterator[Path]:
 
 
 def drafts_in(where: Path, place: Path) -> list[Path]:
-    """Return the drafts of a folder that are under way, or that a killed process left.
-
-    Args:
-        where: the folder to look in.
-        place: the folder they are for.
-    """
+    """Return the drafts of a folder that are under way, or that a killed process left."""
     opening = f".{place.name[:40]}."
     return [
         entry

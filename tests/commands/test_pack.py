@@ -70,6 +70,8 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--graph", str(packed), "--memory", "10MB"], "--memory"),
         (["--graph", str(packed), "--model", "GAT"], "model is 'GAT'"),
         (["--graph", str(packed), "--nodes", "n.csv"], "tables beside"),
+        (["--graph", str(packed), "--features", "f.csv"], "tables beside"),
+        (["--graph", str(packed), "--database", "sqlite:///x"], "tables beside"),
         (["--graph", str(packed), "--depth", "0"], "depth is 0"),
         (["--graph", str(packed), "--norm", "PN-SCS"], "norm is 'PN-SCS'"),
         (["--graph", str(tmp_path)], "no packed graph"),

@@ -56,7 +56,7 @@ def write(folder: Path, frame, links, ending: str) -> tuple[Path, Path]:
     return nodes, edges
 
 
-def same(packed: PackedGraph, expected: Graph) -> None:
+def same(packed: PackedGraph, expected: Graph, notes: int = 4) -> None:
     graph = Graph.from_packed(packed)
     for piece in ("crow_indices", "col_indices", "values"):
         assert torch.equal(getattr(graph.adjacency, piece)(), getattr(expected.adjacency, piece)()), piece
@@ -68,7 +68,7 @@ def same(packed: PackedGraph, expected: Graph) -> None:
     assert graph.feature_names == expected.feature_names
     assert graph.node_names.tolist() == expected.node_names.tolist()
     assert set(graph.notes) <= set(expected.notes)  # of edges; doubts about words are from_files' own
-    assert len(graph.notes) == 4
+    assert len(graph.notes) == notes
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -115,6 +115,33 @@ def test_single_entries_missing_and_split(tmp_path):
     assert packed.facts.mean[1] == pytest.approx(float(column.mean()))
     assert packed.facts.deviation[1] == pytest.approx(float(column.std(correction=0)))
     assert packed.facts.known[1] == int(known[:, 1].sum())
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_what_a_column_is_follows_one_rule(tmp_path, ending):
+    frame, links = tables(ids=int)
+    numbers = np.arange(NODES)
+    days = pandas.Timestamp("2020-01-30") + pandas.to_timedelta(numbers % 999, "D")
+    frame["street"] = [f"street {number}" for number in numbers]
+    frame["external_id"], frame["group_id"] = numbers + 7, numbers % 5
+    frame["born"], frame["seen"] = days.strftime("%Y-%m-%d"), days.strftime("%d/%m/%Y")
+    frame["left"] = days.strftime("%Y-%m-%d %H:%M") + [" +01:00", "Z"] * (NODES // 2)
+    frame["paid"] = days
+    frame["code"] = np.where(
+        numbers % 3, "c" + pandas.Series(numbers % 7).astype(str), (numbers % 9).astype(str)
+    )
+    files = write(tmp_path, frame, links, ending)
+    expected = Graph.from_files(*files, label="kind")
+    packed = pack(*files, tmp_path / "graph", label="kind", memory="1GB")
+    same(packed, expected, notes=7)
+    kinds = {column.name: column.kind for column in packed.facts.encoder.columns}
+    assert [name for name, kind in kinds.items() if kind == "ignored"] == ["street", "external_id"]
+    assert [name for name, kind in kinds.items() if kind == "date"] == ["born", "seen", "left", "paid"]
+    kept = pack(
+        *files, tmp_path / "kept", label="kind", keep=["external_id"], ignore=["street"], memory="1GB"
+    )
+    assert "external_id" in kept.facts.encoder.feature_names
 
 
 def test_half_precision(tmp_path, raises):

@@ -47,8 +47,7 @@ def add(commands: Any) -> None:
     graph = option("FOLDER", "Graph that `pairnorm pack` wrote, instead of tables.")
     memory = option("SIZE", "With --graph: what may be taken, as 8GB. Default: what is free.")
     parser.either = ("nodes", "graph")
-    safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
-    parser.group("Files", *FILES[1:], nodes=nodes, graph=graph, memory=memory, out=out, **safe_option)
+    parser.group("Files", *FILES[1:], "spreadsheet-safe", nodes=nodes, graph=graph, memory=memory, out=out)
     parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
     parser.group(
         "Model",
@@ -116,12 +115,9 @@ def run(options: Namespace) -> None:
     with whole_folder(out) as folder:
         graph = read_graph(options).with_structure()
         if options.label is None and not graph.num_classes:
-            raise PairNormError(
-                f"{graph.name}: no node has a class",
-                code="no-labels",
-                remedy="Name the column that holds them: {label}",
-                label=...,
-            )
+            problem = f"{graph.name}: no node has a class"
+            remedy = "Name the column that holds them: {label}"
+            raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ClassifierWarning)
             with console.progress() as tell:
@@ -158,8 +154,9 @@ def _run_packed(options: Namespace) -> None:
     from pairnorm.writing import reserved
 
     began, out, steps = time.monotonic(), options.out, count(1)
-    if options.nodes is not None or options.edges is not None:
-        problem = "there are tables beside the packed graph"
+    tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
+    if tables:
+        problem = f"there are tables beside the packed graph (--{tables[0]})"
         raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
     one_of("model", options.model, ("auto", "SGC"))
     chosen: dict[str, Any] = {
