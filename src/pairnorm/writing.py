@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
@@ -91,8 +91,8 @@ def writable(path: Path, draft: Path | None = None) -> Iterator[None]:
 
 
 def _is_about(error: OSError, draft: Path) -> bool:
-    if error.filename is None:
-        return error.errno in DISK
+    if error.filename is None:  # numpy's tofile gives no number either
+        return error.errno in DISK or "free space" in str(error) or "requested and" in str(error)
     named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     return named is not None and (named == draft or draft in named.parents)
 
@@ -117,6 +117,36 @@ def change_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
             yield drafts
         with writable(folder):
             _move_in(drafts, place, names)
+
+
+@contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Make a folder for this process alone, say what of it cannot be written, and remove it after success.
+
+    Args:
+        folder: for work under way; after an error it stays, and the next run may go on with it.
+    """
+    with writable(folder, folder):
+        mark = folder / ".reserved"  # the folder itself is locked for every file that is written in it
+        mark.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = _lock(mark, wait=False)
+        except BlockingIOError as error:
+            raise PairNormError(
+                f"{folder}: another run is at work there",
+                code="in-use",
+                value=str(folder),
+                remedy="Wait for it, or choose another place: {out}",
+                out=...,
+            ) from error
+        try:
+            yield
+            shutil.rmtree(folder)
+        finally:
+            with suppress(OSError):  # there may be something to go on with
+                mark.rmdir()
+                folder.rmdir()
+            os.close(lock)
 
 
 @contextmanager

@@ -55,6 +55,15 @@ def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, capsys: pytest.Capt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+def test_a_packed_graph_is_fitted_again_into_the_same_folder(packed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["fit", "--graph", str(packed), "--depth", "1", "--norm", "none", "--out", str(out)]
+    assert [cli.main([*words, "--seed", str(seed)]) for seed in (0, 1)] == [0, 0]
+    (out / "report.md").rename(out / "mine.md")
+    assert cli.main(words) == 1
+    assert (out / "mine.md").exists()
+
+
 def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "run")]
     for words, told in (

@@ -1,6 +1,5 @@
 """``pairnorm fit``: labels for all nodes of a user's graph, and a report on how far to trust them."""
 
-import shutil
 import time
 import warnings
 from argparse import Namespace
@@ -154,6 +153,7 @@ def _run_packed(options: Namespace) -> None:
     from pairnorm.classify.summary import has_parquet, whole_folder
     from pairnorm.data import Graph
     from pairnorm.memory import free_memory, parse_memory, size
+    from pairnorm.writing import reserved
 
     began, out, steps = time.monotonic(), options.out, count(1)
     tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
@@ -170,7 +170,7 @@ def _run_packed(options: Namespace) -> None:
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
     console.facts(graph.describe())
     work = out.absolute().with_name(f".{out.name}.walk")
-    with whole_folder(out) as folder, warnings.catch_warnings():
+    with reserved(work), whole_folder(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("always", ClassifierWarning)
         search = Streaming(
             graph, work, free_memory() if options.memory is None else parse_memory(options.memory),
@@ -187,7 +187,6 @@ def _run_packed(options: Namespace) -> None:
             outcome = search.run()
         outcome.write(folder, has_parquet(), options.spreadsheet_safe)
         scores = outcome.scores
-    shutil.rmtree(work)
     low, high = scores.interval
     console.show(
         f"\n{safe(outcome.best.name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes "

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pairnorm.data import Graph
     from pairnorm.data.encoder import Encoder
 
+LONGEST = 400
 KINDS: dict[str, type] = {"FILE": Path, "FOLDER": Path, "N": int, "MINUTES": float}
 
 
@@ -105,7 +106,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the command line, and end with code 2."""
         console.show(f"Usage: {self.usage}\nTry '{self.prog} --help'.", error=True)
-        console.complain(message)
+        console.complain(message if len(message) <= LONGEST else f"{message[:LONGEST]}…")  # it quotes values
         raise SystemExit(2)
 
 

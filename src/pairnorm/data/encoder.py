@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -116,12 +116,6 @@ class Encoder:
     def of_numbers(cls, names: Sequence[str]) -> Self:
         """Return the encoder of features that have names, each a column of numbers."""
         return cls(tuple(Column(name, "number") for name in names))
-
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Self:
-        """Return what ``dataclasses.asdict`` and JSON made a dictionary of."""
-        columns = (Column(one["name"], one["kind"], tuple(one["categories"])) for one in found["columns"])
-        return cls(**(found | {"columns": tuple(columns), "bins": tuple(found.get("bins", ()))}))
 
     @cached_property
     def features(self) -> dict[str, Column]:

@@ -130,7 +130,8 @@ class _Packer:
         self.draft, self.memory, self.told, self.tick = draft, memory, told, tick
         self.work = draft / "work"
         self.work.mkdir()
-        self.base = duckdb.connect(str(self.work / "names.duckdb"))
+        with _explained(memory):
+            self.base = duckdb.connect(str(self.work / "names.duckdb"))
         self._run(f"SET memory_limit='{memory // 2}B'")
         self._run("SET temp_directory=?", [str(self.work / "spill")])
         self._run("SET enable_progress_bar=false")
@@ -144,7 +145,8 @@ class _Packer:
 
     def close(self) -> None:
         """Forget the database."""
-        self.base.close()
+        with _explained(self.memory):  # what it still had to write
+            self.base.close()
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _run(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -177,6 +179,14 @@ class _Packer:
                 f"auto_detect=false, columns={{{columns}}}, max_line_size=16777216)"
             )
         kinds = {name: kind for name, kind, *_ in self._run(f"DESCRIBE SELECT * FROM {table}")}
+        for name in source.columns:
+            if name not in kinds:
+                raise PairNormError(
+                    f"{source.name}: column {quoted(name)} has no name, or another's but for its case",
+                    code="duplicate-column",
+                    value=name,
+                    remedy="Give each column its own name.",
+                )
         return source, table, kinds
 
     def name_nodes(self, files: Files) -> list[Column]:
@@ -647,6 +657,12 @@ def _explained(memory: int) -> Iterator[None]:
         if isinstance(error, duckdb.OutOfMemoryException):
             raise PairNormError(
                 problem, code="too-large", value=memory, remedy="Allow {memory}.", memory=size(2 * memory)
+            ) from error
+        if isinstance(error, duckdb.IOException) and "write" in problem:
+            raise PairNormError(
+                f"what is under way cannot be written ({problem})",
+                code="not-writable",
+                remedy="Make room on the disk, or choose another place.",
             ) from error
         raise PairNormError(
             problem, code="file-damaged", remedy="Correct the file, or free the disk if it is full."

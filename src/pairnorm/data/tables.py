@@ -198,6 +198,8 @@ class Source:
             self.reject(
                 first + row, problem, code="not-a-number", value=cell, remedy=remedy, categorical=[name]
             )
+        if cell not in TRUTH:
+            return None
         truths = np.asarray(cells.astype(str).map(TRUTH), dtype=np.float64)
         return None if np.isnan(truths[filled]).any() else truths
 
@@ -225,6 +227,9 @@ class Source:
             return None
         options: dict[str, Any] = {}
         if not all(isinstance(cell, date) for cell in written):
+            first = str(written.iloc[0]).strip()
+            if not any(re.fullmatch(pattern, first) for pattern, *_ in DATES):
+                return None  # at once: a table may have a hundred thousand columns of text
             text = written.astype(str).str.strip()
             form = next((form for pattern, form in DATES if text.str.fullmatch(pattern).all()), None)
             if form is None:
