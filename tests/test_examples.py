@@ -69,3 +69,11 @@ def test_nodes_that_come_later_without_features_are_labelled() -> None:
     share = re.search(r"and on (\d+)% of the 100 who came later", text)
     assert share is not None
     assert int(share[1]) > 60
+
+
+def test_calibrated_batches_give_what_the_whole_graph_gives() -> None:
+    text = run("batches.py", "3")
+    assert accuracies(text)[0] > 40
+    difference = re.search(r"from the whole graph: (\S+)", text)
+    assert difference is not None
+    assert float(difference[1]) < 1e-5

@@ -1,5 +1,6 @@
 """The layer, propagation over a graph, the models and the patch for any GNN. Imports torch only."""
 
+from pairnorm.nn.calibrate import calibrate
 from pairnorm.nn.denoise import grls, largest_lambda, repel, repel_conv
 from pairnorm.nn.models import GAT, GCN, SGC, Order
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
@@ -18,6 +19,7 @@ __all__ = [
     "PairNormPatch",
     "SparseMatrix",
     "add_pair_norm",
+    "calibrate",
     "graph_convolutions",
     "grls",
     "largest_lambda",

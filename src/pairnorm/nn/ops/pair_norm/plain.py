@@ -30,13 +30,17 @@ class Norm(Protocol):
     def process_group(self) -> object:
         """The ranks whose rows are one graph; None: those of this process are."""
 
+    @property
+    def track_statistics(self) -> bool:
+        """Whether it keeps statistics, and in eval goes by them."""
+
     def __call__(self, x: Tensor, /) -> Tensor:
         """Normalise."""
 
 
 def fuses(norm: Norm, x: Tensor) -> bool:
     """Say whether the kernels that come before ``norm`` can do it at the same time."""
-    alone = norm.process_group is None and norm.mode != "PN-SCS"
+    alone = norm.process_group is None and not norm.track_statistics and norm.mode != "PN-SCS"
     return alone and not blocks.serves(x) and not torch.compiler.is_compiling()
 
 
