@@ -1,14 +1,12 @@
 """A step over mapped arrays in numba, threads sharing out the rows: what a node gathers lies far apart."""
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.nn.ops.jit import kernel
+from pairnorm.nn.ops.threads import share_out
 
 ROWS_PER_TASK = 2**16
 NONE = np.empty(0, np.float32)
@@ -35,21 +33,16 @@ def hop(
         roots: [n], D̃^(-1/2).
     """
     values, factors = NONE if weight is None else weight, NONE if roots is None else roots
-    share_out(len(x), lambda start, stop: _hop(crow, column, values, factors, x, y, start, stop))
+    share_out(
+        len(x), ROWS_PER_TASK, lambda start, stop: _hop(crow, column, values, factors, x, y, start, stop)
+    )
 
 
 def degree_roots(crow: NDArray[np.int64], weight: Array | None) -> Array:
     """Return D̃^(-1/2) [n], the self-loop counted."""
     result, values = np.empty(len(crow) - 1, np.float32), NONE if weight is None else weight
-    share_out(len(result), lambda start, stop: _roots(crow, values, result, start, stop))
+    share_out(len(result), ROWS_PER_TASK, lambda start, stop: _roots(crow, values, result, start, stop))
     return result
-
-
-def share_out(rows: int, work: Callable[[int, int], Any]) -> None:
-    """Let as many threads as there are cores work on ranges of rows."""
-    starts = range(0, rows, ROWS_PER_TASK)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-        list(threads.map(lambda start: work(start, min(start + ROWS_PER_TASK, rows)), starts))
 
 
 @kernel
@@ -93,7 +86,7 @@ def column_sums(x: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the sum of every column, in float64."""
     starts = range(0, len(x), ROWS_PER_TASK)
     parts = np.zeros((len(starts), x.shape[1]))
-    share_out(len(x), lambda start, stop: _sums(x, parts[start // ROWS_PER_TASK], start, stop))
+    share_out(len(x), ROWS_PER_TASK, lambda start, stop: _sums(x, parts[start // ROWS_PER_TASK], start, stop))
     return parts.sum(0)
 
 
@@ -112,7 +105,11 @@ def centre(x: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.floa
     high = mean.astype(np.float32)
     low = (mean - high).astype(np.float32)
     parts = np.zeros((-(-len(x) // ROWS_PER_TASK), x.shape[1]))
-    share_out(len(x), lambda start, stop: _centre(x, high, low, parts[start // ROWS_PER_TASK], start, stop))
+    share_out(
+        len(x),
+        ROWS_PER_TASK,
+        lambda start, stop: _centre(x, high, low, parts[start // ROWS_PER_TASK], start, stop),
+    )
     return parts.sum(0)
 
 
@@ -127,7 +124,7 @@ def _centre(x: Any, high: Any, low: Any, result: Any, start: int, stop: int) -> 
 
 def row_squares(x: NDArray[np.float32], result: NDArray[np.float64]) -> None:
     """Add the squared norm of every row to ``result``."""
-    share_out(len(x), lambda start, stop: _row_squares(x, result, start, stop))
+    share_out(len(x), ROWS_PER_TASK, lambda start, stop: _row_squares(x, result, start, stop))
 
 
 @kernel

@@ -68,10 +68,19 @@ def _load(device: str) -> Kernels:
     return cuda
 
 
+@cache
+def _load_large(device: str) -> Kernels:
+    from pairnorm.nn.ops.pair_norm import large
+
+    return large
+
+
 def _choose(x: Tensor, groups: Groups) -> Kernels | None:
     if groups.batch is not None or is_transformed():
         return None
-    return blocks if blocks.serves(x) else choose(_load, x)
+    if not blocks.serves(x):
+        return choose(_load, x)
+    return choose(_load_large, x) or blocks
 
 
 def centre_and_scale(x: Tensor, groups: Groups, scale: float, eps: float, individually: bool) -> Tensor:
