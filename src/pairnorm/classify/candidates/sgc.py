@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
+from math import inf
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, check_size, filled
+from pairnorm.classify.candidates.base import (
+    Candidate,
+    Found,
+    Network,
+    Task,
+    Tick,
+    check_size,
+    filled,
+    has_many_nodes,
+)
 from pairnorm.classify.regression import regressions, span
 from pairnorm.nn import SGC, PairNorm, propagation, states
 from pairnorm.train.spec import Norm
@@ -17,6 +28,8 @@ from pairnorm.train.spec import Norm
 SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
 # A depth can be chosen by this many training nodes; the model is then fitted on all of them.
 ENOUGH = 4000
+# After so many depths that brought no smaller loss, a walk over many nodes ends.
+PATIENCE = 3
 
 
 @dataclass(frozen=True)
@@ -44,45 +57,67 @@ class SGCFamily:
         return walks * len(self.depths) * len(self.fills)
 
     def fit(self, task: Task, tick: Tick) -> Found:
-        """Yield an SGC for every fill, norm, depth and scale; of many training nodes, some decide."""
+        """Yield an SGC for every fill, norm, depth and scale; of many training nodes, some decide.
+
+        Where there are many nodes, a walk ends when some depths in a row have brought nothing.
+        """
         check_size(task.graph)
         few, validation = _fewer(task), task.graph.validation.to(task.device)
-        for fill in self.fills:
-            for norm in self.norms:
-                for candidate, state, weight, bias in _sweep(few, fill, norm, self.depths, self.scales, tick):
-                    logits = (state[validation] @ weight + bias).unsqueeze(1)
-                    yield task.tried(candidate, logits, partial(_learn, candidate=candidate))
+        for fill, norm in product(self.fills, self.norms):
+            for scales in _walks(norm, self.scales):
+                least, waited, name = inf, 0, f"SGC{'' if norm == 'none' else '-' + norm}"
+                walk = _sweep(few, fill, norm, self.depths, scales)
+                for place, (state, found) in enumerate(walk, 1):
+                    tried = [
+                        task.tried(
+                            candidate,
+                            (state[validation] @ weight + bias).unsqueeze(1),
+                            partial(_learn, candidate=candidate),
+                        )
+                        for candidate, weight, bias in found
+                    ]
+                    yield from tried
+                    tick(f"{name}, depth {self.depths[place - 1]}")
+                    loss = min(one.candidate.validation_loss for one in tried)
+                    least, waited = (loss, 0) if loss < least else (least, waited + 1)
+                    if waited == PATIENCE and has_many_nodes(task.graph):
+                        for depth in self.depths[place:]:
+                            tick(f"{name}, depth {depth}: left out")
+                        break
+
+
+def _walks(norm: Norm, scales: Sequence[float]) -> list[Sequence[float]]:
+    """Return the scales that one propagation serves: PairNorm commutes with its scale, all but PN-SCS."""
+    return [[scale] for scale in scales] if norm == "PN-SCS" else [scales]
 
 
 def _sweep(
-    task: Task, fill: str, norm: Norm, depths: Sequence[int], scales: Sequence[float], tick: Tick
-) -> Iterator[tuple[Candidate, Tensor, Tensor, Tensor]]:
-    """Yield (candidate, state, weight, bias) of every depth and scale from one propagation.
-
-    PairNorm commutes with its scale, all but PN-SCS.
-    """
+    task: Task, fill: str, norm: Norm, depths: Sequence[int], scales: Sequence[float]
+) -> Iterator[tuple[Tensor, list[tuple[Candidate, Tensor, Tensor]]]]:
+    """Yield, for every depth, its state, and (candidate, weight, bias) of every scale."""
     graph, device = task.graph, task.device
     start = filled(fill, graph, _reduced(task)[1])
     matrix = propagation(graph.adjacency, task.adjacency).to(device)
     labels, train = (part.to(device) for part in (graph.labels, graph.train))
-    for group in [[scale] for scale in scales] if norm == "PN-SCS" else [scales]:
-        own = group[0] if norm == "PN-SCS" else 1.0
-        walk = states(start, matrix, None if norm == "none" else PairNorm(own, norm))
-        for depth, state in zip(range(max(depths) + 1), walk, strict=False):
-            if depth not in depths:
-                continue
-            factors = [scale / own for scale in group]
-            for factor, weight, bias in regressions(state[train], labels[train], task.classes, factors):
-                candidate = Candidate("SGC", norm, depth, own * factor, fill=fill)
-                yield candidate, state, factor * weight, bias
-            tick(f"SGC{'' if norm == 'none' else '-' + norm}, depth {depth}")
+    own = scales[0] if norm == "PN-SCS" else 1.0
+    walk = states(start, matrix, None if norm == "none" else PairNorm(own, norm))
+    for depth, state in zip(range(max(depths) + 1), walk, strict=False):
+        if depth not in depths:
+            continue
+        factors = [scale / own for scale in scales]
+        yield (
+            state,
+            [
+                (Candidate("SGC", norm, depth, own * factor, fill=fill), factor * weight, bias)
+                for factor, weight, bias in regressions(state[train], labels[train], task.classes, factors)
+            ],
+        )
 
 
 def _learn(task: Task, candidate: Candidate) -> Network:
     """Learn one SGC from all training nodes."""
     depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
-    swept = _sweep(task, candidate.fill, norm, [depth], [scale], lambda done: None)
-    _, _, weight, bias = next(swept)
+    _, ((_, weight, bias),) = next(_sweep(task, candidate.fill, norm, [depth], [scale]))
     basis = _reduced(task)[0]
     # Without a norm an SGC has no scale of its own, and its weights keep it; PN-SCS has it in its state.
     weight = weight if norm in ("none", "PN-SCS") else weight / scale
