@@ -807,7 +807,7 @@ def test_files_of_edges_are_all_read_and_unused_columns_noted(write: Write) -> N
     nodes = write("nodes.csv", "id,x\n1,1\n2,2\n3,3\n")
     first = write("edges-1.csv", "source,target,time\n1,2,5\n2,1,5\n")
     second = write("edges-2.csv", "source,target\n2,3\n3,2\n")
-    note = r"column 'time' of edges-1.csv: not used; the option weight weighs edges by one of numbers"
+    note = r"column 'time' of edges-1.csv: not used; --weight \(weight=\) weighs edges by one of numbers"
     for edges in ([first, second], first.parent / "edges-*.csv"):
         with pytest.warns(GraphWarning, match=note):
             assert Graph.from_files(nodes, edges).num_edges == 2

@@ -100,7 +100,8 @@ def test_names_are_noted_and_left_out_unless_they_are_to_be_kept() -> None:
     kind, values, notes = column(names)
     assert (kind.kind, values) == ("ignored", [])
     assert notes[0] == (
-        "column 'x' of nodes.csv: left out, for nearly all cells differ; the option keep takes it in"
+        "column 'x' of nodes.csv: left out, for nearly all cells differ; "
+        "--keep (in Python, keep=) takes it in"
     )
     for told in ({"keep": ["x"]}, {"categorical": ["x"]}):
         assert column(names, **told)[0].width == 100

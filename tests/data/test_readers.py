@@ -69,7 +69,7 @@ def test_encodings_are_found_and_said(tmp_path: Path, encoding: str, said: str) 
         (frame,) = read_blocks(table)
         assert frame["city"].tolist() == ["Zürich", "Köln"]
         assert table.line(1) == "line 3"
-    expected = [f"t.csv is not UTF-8 and is read as {said}; the option encoding names another"]
+    expected = [f"t.csv is not UTF-8 and is read as {said}; --encoding (encoding=) names another"]
     assert open_table(path).notes == (expected if said else [])
 
 

@@ -185,7 +185,7 @@ class Findings:
         ours = predicted == labels
         gain, low, high = (100 * value for value in paired_difference(ours, right[rival]))
         interval = f"(95% interval {low:+.1f} to {high:+.1f})"
-        name = f"{best.name}," if best.depth else best.name
+        name = _sentence(f"{best.name}," if best.depth else best.name)
         opening = f"{name} is right on {100 * ours.mean():.1f}% of the held-out nodes"
         if len(ours) < FEW:
             known = f"{ours.sum()} of {len(ours)} held-out {'node' if len(ours) == 1 else 'nodes'}"
@@ -195,7 +195,7 @@ class Findings:
             )
         same = [one.name for one in self.rivals if np.array_equal(one.predicted[self.test], predicted)]
         if same:
-            simple = same[0].capitalize()
+            simple = _sentence(same[0])
             return f"**{simple} does as well**: it says the same of every held-out node. {opening}."
         if low > 0:
             return (
@@ -211,6 +211,11 @@ class Findings:
             f"**No clear gain.** {opening}; {rival}, a simpler method, on {100 * right[rival].mean():.1f}%. "
             f"The difference of {gain:+.1f} points {interval} may be chance: the simpler method may do."
         )
+
+
+def _sentence(text: str) -> str:
+    """Return a text as a sentence begins; unlike ``capitalize``, which makes Gcn of GCN."""
+    return text[:1].upper() + text[1:]
 
 
 def _run(family: Family, task: Task, tick: Tick) -> Rival:

@@ -190,7 +190,7 @@ def _from_tables(tables: Sequence[Sequence[Source]], told: Options, encoder: Enc
     for table, two in zip(edges, ends, strict=True):
         if unused := [name for name in table.columns if name not in (*two[:2], weight)]:
             columns = f"{'column' if len(unused) == 1 else 'columns'} {shown(unused)}"
-            more = "" if weight else "; the option weight weighs edges by one of numbers"
+            more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
             table.notes.append(f"{columns} of {table.name}: not used{more}")
     return _parts(nodes, edges, ends, weight, told, encoder, features)
 

@@ -180,7 +180,7 @@ def _read_column(
     import pandas
 
     if not known and name not in (*told.categorical, *told.keep) and _are_names(cells):
-        table.tell("left out, for nearly all cells differ; the option keep takes it in", name)
+        table.tell("left out, for nearly all cells differ; --keep (in Python, keep=) takes it in", name)
         nothing = np.zeros(0, dtype=np.int64)
         return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
     kind: Kind = "category" if name in told.categorical else "number"

@@ -325,7 +325,7 @@ def _find_encoding(name: str, opened: Open) -> tuple[str, list[str]]:
     if found == "utf-8":
         return found, []
     said = {"cp1252": "Windows-1252 (Latin-1)", "latin-1": "Latin-1"}.get(found, found.upper())
-    return found, [f"{name} is not UTF-8 and is read as {said}; the option encoding names another"]
+    return found, [f"{name} is not UTF-8 and is read as {said}; --encoding (encoding=) names another"]
 
 
 def _decodes(opened: Open, encoding: str) -> bool:
