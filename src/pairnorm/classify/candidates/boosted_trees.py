@@ -15,6 +15,7 @@ from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, St
 from pairnorm.classify.candidates.columns import feature_columns, label_columns
 from pairnorm.data import Graph
 from pairnorm.errors import whole_number
+from pairnorm.nn.ops.kernels import installed
 
 HOPS, LEAVES = (1, 3), (4, 16)
 ITERATIONS, RATE = 200, 0.06
@@ -50,14 +51,19 @@ class BoostedTrees:
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every setting."""
         check_size(task.graph)
-        held = task.graph.validation.cpu().numpy()
-        for hops in self.hops:
-            columns = _Columns.of(task, hops)
-            rows = columns(task.graph, task.features, task.device)
+        held, train = (mask.cpu().numpy() for mask in (task.graph.validation, task.graph.train))
+        widest = max(self.hops)
+        rows = _Columns.of(task, widest)(task.graph, task.features, task.device)
+        train, held = rows[train], rows[held]
+        del rows
+        width = (train.shape[1] - 2 * task.classes - 2) // (widest + 1)
+        for hops in self.hops:  # fewer of them are the first columns, and those that come after all hops
+            taken = np.r_[: width * (hops + 1), width * (widest + 1) : train.shape[1]]
             for leaves in self.leaves:
-                model = _boost(task, rows, leaves, ITERATIONS)
+                model = _boost(task, train[:, taken], leaves, ITERATIONS)
                 stages = [
-                    _logits(raw, model, task.classes) for raw in model.staged_decision_function(rows[held])
+                    _logits(raw, model, task.classes)
+                    for raw in model.staged_decision_function(held[:, taken])
                 ]
                 losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
                 best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
@@ -93,10 +99,10 @@ class _Columns(NamedTuple):
         return torch.cat([columns, around], 1).cpu().numpy()
 
 
-def _boost(task: Task, rows: Any, leaves: int, iterations: int) -> Any:
+def _boost(task: Task, known: Any, leaves: int, iterations: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    train = task.graph.train.cpu().numpy()
+    train = task.graph.train.cpu()
     model = HistGradientBoostingClassifier(
         learning_rate=RATE,
         max_iter=iterations,
@@ -106,9 +112,8 @@ def _boost(task: Task, rows: Any, leaves: int, iterations: int) -> Any:
         early_stopping=False,
         random_state=0,
     )
-    known = rows[train]
     known[:, np.isnan(known).all(0)] = 0  # without a value there is nothing to cut into bins
-    return model.fit(known, task.graph.labels.cpu().numpy()[train])
+    return model.fit(known, task.graph.labels.cpu()[train].numpy())
 
 
 def _logits(raw: Any, model: Any, classes: int) -> Tensor:
@@ -122,7 +127,8 @@ def _logits(raw: Any, model: Any, classes: int) -> Tensor:
 
 def _learn(task: Task, hops: int, leaves: int, iterations: int) -> Trees:
     columns = _Columns.of(task, hops)
-    model = _boost(task, columns(task.graph, task.features, task.device), leaves, iterations)
+    rows = columns(task.graph, task.features, task.device)[task.graph.train.cpu().numpy()]
+    model = _boost(task, rows, leaves, iterations)
     return Trees(columns, *_arrays(model))
 
 
@@ -176,9 +182,15 @@ class Trees:
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the sum over all trees for every node, [n, 1, classes]."""
-        rows = torch.from_numpy(self.columns(graph, features, device)).double()
-        blocks = rows.split(max(1, AT_ONCE // self.roots.numel()))
-        raw = torch.cat([self._sum(block) for block in blocks])
+        rows = self.columns(graph, features, device)
+        if installed("cpu"):
+            from pairnorm.classify.candidates.tree_sums import tree_sums
+
+            arrays = tuple(self.nodes[name].numpy() for name in FIELDS)
+            raw = torch.from_numpy(tree_sums(rows, self.roots.numpy(), self.baseline.numpy(), arrays))
+        else:
+            blocks = torch.from_numpy(rows).double().split(max(1, AT_ONCE // self.roots.numel()))
+            raw = torch.cat([self._sum(block) for block in blocks])
         raw = raw if raw.shape[1] > 1 else torch.cat([-raw / 2, raw / 2], 1)
         logits = raw.new_full((len(raw), self.columns.classes), -30.0)
         logits[:, self.learnt] = raw
