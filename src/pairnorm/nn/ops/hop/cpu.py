@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.nn.ops.jit import kernel
+from pairnorm.nn.ops.simd import LANES, load, store
 from pairnorm.nn.ops.threads import share_out
 
 ROWS_PER_TASK = 2**16
@@ -58,28 +59,24 @@ def _roots(crow: Any, values: Any, result: Any, start: int, stop: int) -> None:
 
 @kernel
 def _hop(crow: Any, column: Any, values: Any, factors: Any, x: Any, y: Any, start: int, stop: int) -> None:
-    width, weighted, symmetric = x.shape[1], len(values) > 0, len(factors) > 0
+    weighted, symmetric = len(values) > 0, len(factors) > 0
     for row in range(start, stop):
+        first, last = np.uint64(crow[row]), np.uint64(crow[row + 1])
         own = factors[row] if symmetric else np.float32(1)
-        total = np.float32(1)
-        for place in range(width):
-            y[row, place] = x[row, place] * own
-        for entry in range(crow[row], crow[row + 1]):
-            other = column[entry]
-            if weighted or symmetric:
+        degree = np.float32(last - first + 1)
+        if weighted:
+            degree = np.float32(1)
+            for entry in range(first, last):
+                degree += values[entry]
+        factor = own if symmetric else np.float32(1) / degree
+        for place in range(0, x.shape[1], LANES):
+            total = load(x, row, place) * own
+            for entry in range(first, last):
+                other = column[entry]
                 value = values[entry] if weighted else np.float32(1)
-                total += value
                 value *= factors[other] if symmetric else np.float32(1)
-                for place in range(width):
-                    y[row, place] += x[other, place] * value
-            else:
-                for place in range(width):
-                    y[row, place] += x[other, place]
-        if not weighted:
-            total = np.float32(crow[row + 1] - crow[row] + 1)
-        factor = own if symmetric else np.float32(1) / total
-        for place in range(width):
-            y[row, place] *= factor
+                total = total + load(x, other, place) * value
+            store(y, row, place, total * factor)
 
 
 def column_sums(x: NDArray[np.float32]) -> NDArray[np.float64]:
