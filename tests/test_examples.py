@@ -71,6 +71,13 @@ def test_nodes_that_come_later_without_features_are_labelled() -> None:
     assert int(share[1]) > 60
 
 
+def test_a_remedy_of_ones_own_is_trained_by_workers_beside_the_others() -> None:
+    text = run("own_remedy.py", "30")
+    none, pair_norm, whiten = accuracies(text)
+    assert min(pair_norm, whiten) > none + 10
+    assert "remedy=Whiten@1 strength=1.0" in text
+
+
 def test_calibrated_batches_give_what_the_whole_graph_gives() -> None:
     text = run("batches.py", "3")
     assert accuracies(text)[0] > 40

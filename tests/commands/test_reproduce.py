@@ -166,3 +166,22 @@ def test_the_core_names_what_else_a_command_needs(tmp_path: Path) -> None:
 def test_nothing_named_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["reproduce"]) == 2
     assert "Usage: pairnorm reproduce" in capsys.readouterr().err
+
+
+def test_depth_has_a_store_and_a_table_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", "depth", *TINY[:-4], "--depths", "2", "--missing", "100", "--workers", "1"]
+    words += ["--model", "GCN", "--remedy", "none,Skip", "--out", str(tmp_path)]
+    assert cli.main([*words, "--minutes", "0"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Time is up: 8 trials are left. Go on with: pairnorm reproduce depth --dataset cora" in printed
+    assert "--model GCN --remedy none,Skip" in printed
+    assert cli.main(words) == 0
+    assert f"Wrote {tmp_path / 'depth.csv'}" in capsys.readouterr().out
+    rows = (tmp_path / "depth.csv").read_text().splitlines()
+    assert [row.split(",")[:5] for row in rows[1:]] == [
+        ["cora", "GCN", name, "100", "2"] for name in ("none", "Skip")
+    ]
+    with Store(tmp_path / "depth.sqlite") as store:
+        assert len(store) == 8
+    assert cli.main(["reproduce", "depth", "table1", *TINY, "--out", str(tmp_path)]) == 1
+    assert "a command of its own" in " ".join(capsys.readouterr().err.split())

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairnorm.data import Graph, load, per_class, random_split
+from pairnorm.data.split import of_development
 from pairnorm.errors import PairNormError
 
 Labels = st.lists(st.integers(-1, 3), min_size=1, max_size=60).map(torch.tensor)
@@ -60,6 +61,34 @@ def test_per_class_asks_for_what_is_there() -> None:
         per_class(labels, 1, validation=9)
     with pytest.raises(PairNormError, match=r"train is 0\.8 and validation 0\.4"):
         random_split(labels, 0.8, 0.4)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_development_nodes_train_and_validate_and_all_others_test(cora: Graph, seed: int) -> None:
+    split = of_development(cora.labels, 20, 1500, seed)
+    assert torch.bincount(cora.labels[split.train]).tolist() == [20] * 7
+    assert int((split.train | split.validation).sum()) == 1500
+    assert torch.equal(torch.stack(split).sum(0), torch.ones(2708, dtype=torch.int64))
+    named = cora.with_split(f"per-class-20-of-1500@{seed}", seed=99).split
+    assert all(map(torch.equal, split, named))
+
+
+def test_development_nodes_are_drawn_anew_by_every_seed_and_alike_from_all_nodes() -> None:
+    labels = torch.arange(60) % 2
+    drawn = torch.stack(
+        [~of_development(labels, 2, 30, seed).test for seed in range(400)]
+    )  # a node is drawn with probability 1/2: of 400 draws, 200 ± 10
+    assert drawn.sum(0).sub(200).abs().max() < 50
+    trained = torch.stack([of_development(labels, 2, 30, seed).train for seed in range(400)]).sum(0)
+    assert trained.sub(400 * 4 / 60).abs().max() < 25
+
+
+def test_of_too_few_development_nodes_not_enough_train(raises) -> None:
+    labels = torch.tensor([0, 0, 0, 1, -1])
+    with raises("too-few-labels", value=2):
+        of_development(labels, 2, 4)
+    with raises("not-a-whole-number", value=5):
+        of_development(labels, 1, 5)
 
 
 def test_the_public_split_tests_on_all_the_rest() -> None:

@@ -1,14 +1,18 @@
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional
+from torch_geometric.nn import BatchNorm as PeerBatchNorm
+from torch_geometric.nn import JumpingKnowledge
 from torch_geometric.nn import PairNorm as PeerPairNorm
 
 from pairnorm import pair_norm
 from pairnorm.nn import GAT, GCN, SGC, SparseMatrix, propagation
 from pairnorm.nn.models import glorot
+from pairnorm.nn.norms import BatchNorm, DiffGroupNorm, MeanSubtraction
 from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.ops.dropout.plain import dropout
 
@@ -33,7 +37,8 @@ def build(kind, settings, seeds=(0,), **more):
     model.reset_parameters(seeds)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
-            parameter.data = torch.linspace(-0.1, 0.2, parameter[0].numel()).expand_as(parameter).clone()
+            values = torch.linspace(-0.1, 0.2, parameter[0].numel()).view_as(parameter[0])
+            parameter.data = values.expand_as(parameter).clone()
     return model
 
 
@@ -555,3 +560,86 @@ def test_who_hooks_into_a_convolution_or_the_norm_sees_it_called(kind, mode, edg
     ]
     torch.testing.assert_close(model.norm(seen[2][1]), seen[0][1])
     assert not torch.allclose(seen[2][1], seen[0][1])
+
+
+class TestRemedies:
+    """What stands around the convolutions, against PyG's layers put together by hand."""
+
+    @pytest.mark.parametrize("kind", [GCN, GAT])
+    @pytest.mark.parametrize("jump", ["concat", "max"])
+    def test_jumping_knowledge(self, kind, jump, x, edge_index, peer_of):
+        model = build(kind, {"hidden": 8}, depth=4, jump=jump, skip=2).eval()
+        _, convolve = pyg_convolutions(model, edge_index, peer_of)
+        activation = torch.relu if kind is GCN else functional.elu
+        h, states = x, []
+        for layer in range(4):
+            h = activation(convolve(layer, h))
+            states.append(h := h + states[layer - 2] if layer >= 2 else h)
+        last = JumpingKnowledge({"concat": "cat", "max": "max"}[jump])(states)
+        hidden, logits = model.hidden_and_logits(x, edge_index)
+        torch.testing.assert_close(hidden.squeeze(1), h)
+        expected = last @ model.readout.weight[0] + model.readout.bias[0]
+        torch.testing.assert_close(logits.squeeze(1), expected)
+
+    @pytest.mark.parametrize("kind", [GCN, GAT])
+    @pytest.mark.parametrize("order", ["before", "after"])
+    def test_linear_residuals(self, kind, order, x, edge_index, peer_of):
+        """As tunedGNN has it: activation(norm(convolution(x) + linear(x))), then a linear map."""
+        norm = partial(BatchNorm, 8, trials=1)
+        model = build(kind, {"hidden": 8}, depth=3, residual=True, norm=norm, order=order, dropout=0.0)
+        peers = [PeerBatchNorm(8) for _ in range(3)]
+        for peer, ours in zip(peers, model.norms, strict=True):
+            peer.module.bias.data = ours.bias.data[0].clone()
+        for _ in range(2):  # in training, with the statistics of the nodes; then with the running ones
+            _, convolve = pyg_convolutions(model, edge_index, peer_of)
+            activation = torch.relu if kind is GCN else functional.elu
+            h = x
+            for layer, peer in enumerate(peers):
+                h = convolve(layer, h) + h @ model.residuals[layer].weight[0]
+                h = activation(peer(h)) if order == "before" else peer(activation(h))
+            expected = h @ model.readout.weight[0] + model.readout.bias[0]
+            logits = model(x, edge_index).squeeze(1)
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+            model.eval()
+            for peer in peers:
+                peer.eval()
+
+    @layered
+    @pytest.mark.parametrize(
+        "more", [{"residual": True}, {"jump": "concat"}, {"residual": True, "jump": "max", "skip": 1}]
+    )
+    def test_trials_equal_models(self, kind, settings, more, x, edge_index, either_form):
+        seeds = (3, 5, 7)
+        norm = {"norm": lambda: DiffGroupNorm(8, groups=2, trials=3)}
+        together = build(kind, settings, seeds, depth=3, dropout=0.5, **norm, **more)
+        keys = draw_keys(together.num_keys, 2, 3)
+        logits = together(x.to_sparse_csr(), edge_index, keys)
+        logits.square().sum().backward()
+        for trial, seed in enumerate(seeds):
+            norm = {"norm": lambda: DiffGroupNorm(8, groups=2, trials=1)}
+            alone = build(kind, settings, (seed,), depth=3, dropout=0.5, **norm, **more)
+            expected = alone(x.to_sparse_csr(), edge_index, keys[:, :, trial : trial + 1].contiguous())
+            torch.testing.assert_close(logits[:, trial], expected[:, 0], rtol=1e-4, atol=1e-4)
+            expected.square().sum().backward()
+            for ours, theirs in zip(together.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad[trial], theirs.grad[0], rtol=1e-2, atol=1e-3)
+
+    def test_a_norm_draws_its_parameters_itself(self):
+        model = GCN(FEATURES, CLASSES, depth=4, hidden=8, norm=lambda: DiffGroupNorm(8, trials=1))
+        assert len(model.norms) == 3
+        for norm in model.norms:
+            assert norm.weight.eq(1).all()
+        model.reset_parameters([1])
+        first, second = (norm.assignment.clone() for norm in list(model.norms)[:2])
+        assert not torch.equal(first, second)
+        model.reset_parameters([1])
+        assert torch.equal(first, model.norms[0].assignment)
+
+    def test_a_norm_of_ones_own_in_sgc(self, x, edge_index):
+        model = SGC(FEATURES, CLASSES, depth=2, norm=MeanSubtraction).eval()
+        adjacency = model.propagation(edge_index, NODES).to_dense()
+        h = x - x.mean(0)
+        for _ in range(2):
+            h = adjacency @ h
+            h = h - h.mean(0)
+        torch.testing.assert_close(model(x, edge_index), h @ model.weight[0] + model.bias[0])

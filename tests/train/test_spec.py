@@ -61,8 +61,19 @@ def test_a_later_field_is_in_the_text_only_where_it_was_changed() -> None:
     assert plain.text.endswith("epochs=1000")
     assert raw.text == f"{plain.text} scaling=none"
     assert Spec.parse(raw.text) == raw
-    assert plain == Spec("cora", "GCN", 2, scaling="rows")
+    assert plain == Spec("cora", "GCN", 2, scaling="rows", fill="zero")
     assert plain.hash != raw.hash
+
+
+def test_a_fill_has_a_meaning_only_where_something_is_missing() -> None:
+    whole = Spec("cora", "GCN", 2)
+    assert whole == Spec("cora", "GCN", 2, fill="fp")
+    gaps, given = (
+        Spec("cora", "GCN", 2, missing_rate=1, fill="fp"),
+        Spec("cora", "GCN", 2, missing_kind="given", fill="fp"),
+    )
+    assert gaps.text == f"{Spec('cora', 'GCN', 2, missing_rate=1).text} fill=fp"
+    assert given.fill == "fp"
 
 
 def test_text_and_hash_are_pinned() -> None:

@@ -11,7 +11,17 @@ from torch.nn.functional import cross_entropy, linear
 from torch_geometric.nn import SGConv
 
 from pairnorm import nn
-from pairnorm.data import Graph, csbm, missing_entries, missing_nodes
+from pairnorm.data import (
+    Graph,
+    csbm,
+    missing_by_class,
+    missing_by_degree,
+    missing_by_value,
+    missing_entries,
+    missing_nodes,
+    missing_vectors,
+)
+from pairnorm.fill import FILLS
 from pairnorm.nn import SparseMatrix, pair_norm
 from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
 from pairnorm.nn.ops.dropout.plain import dropout as drop
@@ -84,6 +94,95 @@ def test_other_kinds_of_missing(graph: Graph, layout: str) -> None:
     spec = Spec("csbm", "GCN", 2, missing_kind="given")
     x = seen(Problem.of(graph.replace(missing=lost), [(spec, 3)], CPU), 1)[:, 0]
     torch.testing.assert_close(x, whole * ~lost[:, None])
+
+
+@pytest.mark.parametrize("kind", ["class", "degree", "value"])
+def test_what_is_missing_may_depend_on_the_node(graph: Graph, kind: str) -> None:
+    graph = in_another_layout(graph, "dense")
+    draw = {"class": missing_by_class, "degree": missing_by_degree, "value": missing_by_value}[kind]
+    spec = Spec("csbm", "GCN", 2, missing_rate=0.4, missing_kind=kind, scaling="none")
+    x = seen(Problem.of(graph, [(spec, 3), (spec, 4)], CPU), 2)
+    for trial, seed in enumerate((3, 4)):
+        lost = draw(graph, 0.4, seed=seed).mask[:, 0].view(graph.num_nodes, -1)
+        torch.testing.assert_close(x[:, trial], graph.features * ~lost)
+
+
+@pytest.mark.parametrize("fill", [name for name in FILLS if name != "zero"])
+@pytest.mark.parametrize("kind", ["vectors", "nodes", "entries"])
+def test_a_fill_stands_in_for_what_each_trial_misses(graph: Graph, fill: str, kind: str) -> None:
+    graph = in_another_layout(graph, "dense" if kind == "entries" else "sparse")
+    specs = [
+        Spec("csbm", "GCN", 2, missing_rate=rate, missing_kind=kind, fill=fill, scaling="none")
+        for rate in (0.9, 0.5)
+    ]
+    problem = Problem.of(graph, [(spec, seed) for spec in specs for seed in (3, 4)], CPU)
+    found, values = seen(problem, 4), graph.features.to_dense()
+    assert (
+        problem.num_features
+        == found.size(2)
+        == values.size(1) + (0 if fill != "mask" else values.size(1) if kind == "entries" else 1)
+    )
+    draw = {"vectors": missing_vectors, "nodes": missing_nodes, "entries": missing_entries}[kind]
+    for trial, (rate, seed) in enumerate([(0.9, 3), (0.9, 4), (0.5, 3), (0.5, 4)]):
+        known = ~draw(graph, rate, seed=seed).mask[:, 0].view(graph.num_nodes, -1).expand_as(values)
+        expected = filled_by_hand(fill, graph, values.double(), known, kind)
+        torch.testing.assert_close(found[:, trial].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def filled_by_hand(fill: str, graph: Graph, values: Tensor, known: Tensor, kind: str) -> Tensor:
+    """What a trial sees, densely and in double precision."""
+    shown, looped = values * known, graph.adjacency.to_dense().double() + torch.eye(graph.num_nodes)
+    walk, root = looped / looped.sum(1, keepdim=True), looped.sum(1).rsqrt()
+    if fill == "mask":
+        beside = ~known if kind == "entries" else ~known[:, :1]
+        return torch.cat([shown, beside.double()], 1)
+    if fill == "mean":
+        return torch.where(known, values, (shown.sum(0) / known.sum(0)).nan_to_num())
+    if fill == "mass":
+        power = torch.linalg.matrix_power(walk, 10)
+        return torch.where(known, values, (power @ shown / (power @ known.double())).nan_to_num())
+    if fill == "fp":
+        found = shown
+        for _ in range(40):
+            found = torch.where(known, values, root[:, None] * looped * root @ found)
+        return found
+    hops = torch.where(known, 0.0, torch.inf).double()
+    for _ in range(graph.num_nodes):
+        nearest = torch.where(looped.bool()[:, :, None], hops[None], torch.inf).amin(1)
+        hops = torch.minimum(hops, nearest + 1)
+    confidence = 0.9**hops
+    found = shown
+    for _ in range(100):
+        arrived = (walk @ (confidence * found) / (walk @ confidence)).nan_to_num()
+        found = torch.where(known, values, arrived)
+    correlation = torch.corrcoef(found.T).nan_to_num().fill_diagonal_(0)
+    return found + (1 - confidence) * ((confidence * (found - found.mean(0))) @ correlation)
+
+
+def test_what_the_data_lacks_is_filled_too(graph: Graph) -> None:
+    lost = torch.arange(graph.num_nodes) % 3 == 0
+    spec = Spec("csbm", "GCN", 2, missing_kind="given", fill="mean", scaling="none")
+    x = seen(Problem.of(graph.replace(missing=lost), [(spec, 3)], CPU), 1)[:, 0]
+    whole = graph.features.to_dense()
+    torch.testing.assert_close(x[lost], whole[~lost].mean(0).expand(int(lost.sum()), -1))
+    torch.testing.assert_close(x[~lost], whole[~lost])
+
+
+def test_of_sparse_features_only_whole_vectors_are_filled(graph: Graph, raises) -> None:
+    spec = Spec("csbm", "GCN", 2, missing_rate=0.5, missing_kind="entries", fill="fp")
+    with raises("sparse-entries"):
+        Problem.of(graph, [(spec, 0)], CPU)
+
+
+@pytest.mark.parametrize("model", ["SGC", "GCN"])
+@pytest.mark.parametrize("fill", ["mask", "fp"])
+def test_filled_trials_train_side_by_side_as_each_would_alone(graph: Graph, model: str, fill: str) -> None:
+    spec = Spec("csbm", model, 2, missing_rate=0.5, fill=fill, epochs=8, learning_rate=0.05)
+    together = train(graph, spec, [0, 1, 2], "cpu")
+    for seed, trial in enumerate(together):
+        [alone] = train(graph, spec, [seed], "cpu")
+        assert trial.best_epoch == alone.best_epoch
+        assert trial.test_loss == pytest.approx(alone.test_loss, rel=1e-4)
 
 
 def test_losses_and_accuracies_equal_cross_entropy_and_counting(graph: Graph) -> None:

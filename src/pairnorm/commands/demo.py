@@ -26,6 +26,7 @@ def run(options: Namespace) -> int | None:
     SGC labels papers of Cora from 140 known ones, with all word vectors there
     and with those of all other papers missing, once without and once with PairNorm.
     """
+    from pairnorm.paper import runner
     from pairnorm.paper.experiments import TABLE1, Place
     from pairnorm.paper.figures import against_depth
     from pairnorm.paper.results import Results
@@ -45,7 +46,7 @@ def run(options: Namespace) -> int | None:
     )
     began, store = time.monotonic(), options.out / "demo.sqlite"
     command = f"pairnorm demo --out {shlex.quote(str(options.out))}"
-    outcome = train(store, [experiment], command, device="cpu", workers=options.workers)
+    outcome = train(store, runner, [experiment], {"cora"}, command, device="cpu", workers=options.workers)
     if outcome is None:
         return 130
     results = Results.read(store)

@@ -2,20 +2,22 @@
 
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pairnorm.commands import console
+from pairnorm.commands import console, missing
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, option
 from pairnorm.errors import PairNormError, real_number, whole_number
 
 if TYPE_CHECKING:
-    from pairnorm.paper.experiments import Experiment, Selection
+    from pairnorm.paper.experiments import Selection
     from pairnorm.paper.runner import Outcome
     from pairnorm.train import Progress
 
+COMPARISONS = ("depth",)
+"""What is no experiment of the paper: methods side by side, with a store of their own."""
 SELECTION = ("dataset", "runs", "epochs", "depths", "missing")
 WRITING = "Writing tables and figures"
 
@@ -29,14 +31,21 @@ def add(commands: Any) -> None:
         nargs="+",
         metavar="WHAT",
         help="table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, "
-        "tuned, ablation, scaling, or all; several may be named.",
+        "tuned, ablation, scaling, or all; several may be named. Or depth: every remedy against "
+        "oversmoothing at every depth; or missing: every method where features are missing.",
     )
-    parser.group("Selection", *SELECTION)
+    parser.group(
+        "Selection",
+        *SELECTION,
+        model=option("NAMES", "Of depth and missing, only these models, such as GCN,GAT; or fit."),
+        remedy=option("NAMES", "Of depth, only these remedies, or your own as package.module:attribute."),
+        protocol=option("NAMES", "Of missing, only these protocols, such as ssnc-mv,fp-vectors."),
+    )
     parser.group(
         "Files",
         "root",
         out=option("FOLDER", "Folder for tables and figures.", "reproduction"),
-        store=option("FILE", "File of the results. Default: results.sqlite in the folder."),
+        store=option("FILE", "File of the results. Default: results.sqlite, or depth.sqlite, in the folder."),
     )
     minutes = option("MINUTES", "Start nothing more after this time.")
     parser.group("Running", "device", "workers", "on", minutes=minutes)
@@ -48,26 +57,22 @@ def run(options: Namespace) -> int | None:
     What the store already has is not trained again, so an interrupted run goes on
     where it stopped.
     """
+    if "missing" in options.what:
+        return missing.run(options)
+    from pairnorm.paper import runner
     from pairnorm.paper.case_study import file_beside, read_layers
     from pairnorm.paper.report import write_outputs, write_report
     from pairnorm.paper.results import Results
     from pairnorm.paper.tables import terminal
 
+    if set(options.what) & set(COMPARISONS):
+        return _compare(options)
     chosen, out = selection(options, *options.what), options.out
     path = options.store or out / "results.sqlite"
-    given = {
-        name: getattr(options, name)
-        for name in ("out", "store", "workers", "root", "minutes", "device", "on")
-    }
-    words = [
-        word
-        for name, value in given.items()
-        if value and value not in ("auto", "here")
-        for word in (f"--{name}", str(value))
-    ]
-    command = f"pairnorm reproduce {' '.join(options.what)}{chosen.options} {shlex.join(words)}"
-    how = {name: given[name] for name in ("device", "workers", "root", "minutes", "on")}
-    outcome = train(path, chosen.experiments(), command, **how)
+    command, how = _command(options, chosen.options), _how(options)
+    experiments = chosen.experiments()
+    graphs = {name for experiment in experiments for name in experiment.datasets}
+    outcome = train(path, runner, experiments, graphs, command, **how)
     if outcome is None:
         return 130
     with console.progress() as tell:
@@ -93,6 +98,62 @@ def run(options: Namespace) -> int | None:
     return None
 
 
+def _compare(options: Namespace) -> int | None:
+    """Train what a comparison lacks, and write its table."""
+    from pairnorm.compare import depth
+    from pairnorm.train import Store
+    from pairnorm.writing import whole_file
+
+    if len(options.what) > 1:
+        raise PairNormError(
+            f"{', '.join(options.what)} are asked for together",
+            code="not-together",
+            value=options.what,
+            remedy="Give depth a command of its own: it has a store of its own.",
+        )
+    chosen = selection(options)
+    given = {
+        "datasets": chosen.datasets,
+        "models": options.model and options.model.split(","),
+        "remedies": options.remedy and options.remedy.split(","),
+        "depths": chosen.depths,
+        "missing": chosen.missing,
+        "runs": chosen.runs,
+        "epochs": chosen.epochs,
+    }
+    wanted = depth.DepthComparison(**{name: value for name, value in given.items() if value is not None})
+    path, target = options.store or options.out / "depth.sqlite", options.out / "depth.csv"
+    own = [f"--{name} {value}" for name in ("model", "remedy") if (value := getattr(options, name))]
+    command = _command(options, " ".join([chosen.options, *own]))
+    outcome = train(path, depth, wanted, set(wanted.datasets), command, **_how(options))
+    if outcome is None:
+        return 130
+    with Store(path) as store:
+        table = depth.Table.read(wanted, store)
+    with whole_file(target) as draft:
+        draft.write_text(table.csv(), encoding="utf-8")
+    if outcome.left:
+        console.show(f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{safe(command)}[/]")
+    console.show(f"Results: {safe(path)}\nWrote {safe(target)}")
+    return None
+
+
+def _how(options: Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("device", "workers", "root", "minutes", "on")}
+
+
+def _command(options: Namespace, selected: str) -> str:
+    """Return the command line that goes on where this one stops."""
+    given = {"out": options.out, "store": options.store, **_how(options)}
+    words = [
+        word
+        for name in ("out", "store", "workers", "root", "minutes", "device", "on")
+        if (value := given[name]) and value not in ("auto", "here")
+        for word in (f"--{name}", str(value))
+    ]
+    return f"pairnorm reproduce {' '.join(options.what)}{selected} {shlex.join(words)}"
+
+
 def selection(options: Namespace, *what: str) -> "Selection":
     """Return as much of the named experiments as the options ask for."""
     from pairnorm.paper.experiments import Selection, split_names, split_numbers
@@ -102,19 +163,26 @@ def selection(options: Namespace, *what: str) -> "Selection":
 
 
 def train(
-    path: Path, experiments: "Sequence[Experiment]", command: str, root: Path | None = None, **how: Any
+    path: Path,
+    runner: Any,
+    wanted: Any,
+    graphs: Collection[str],
+    command: str,
+    root: Path | None = None,
+    **how: Any,
 ) -> "Outcome | None":
     """Train what a store lacks and show how far it is; None, and how to go on, after an interruption.
 
     Args:
         path: the store; a new one is made once nothing is known that would keep it empty.
-        experiments: what is wanted.
+        runner: the module whose ``reproduce`` and ``count_lacking`` are called.
+        wanted: what they are asked for.
+        graphs: names of those that are needed.
         command: goes on after an interruption.
         root: folder of the graphs' files.
-        **how: device, workers, minutes and on, as ``pairnorm.paper.runner.reproduce`` takes them.
+        **how: device, workers, minutes and on, as ``reproduce`` takes them.
     """
     from pairnorm.data import datasets, load
-    from pairnorm.paper import runner
     from pairnorm.train import Store
     from pairnorm.train.engine import find_device
 
@@ -124,9 +192,8 @@ def train(
         whole_number("workers", how["workers"], least=1)
     if how.get("minutes") is not None:
         real_number("minutes", how["minutes"], least=0)
-    wanted = {name for experiment in experiments for name in experiment.datasets}
     for dataset in datasets() if not path.exists() else ():
-        if dataset.name in wanted and dataset.absent(root):
+        if dataset.name in graphs and dataset.absent(root):
             load(dataset.name, root)
 
     def progress(stage: str, now: "Progress") -> None:
@@ -135,7 +202,7 @@ def train(
             tell(stage, now.done, now.total, latest, "layer-epochs")
 
     with Store(path) as store:
-        lacking = runner.count_lacking(experiments, store)
+        lacking = runner.count_lacking(wanted, store)
         if lacking and store.read_only:
             raise PairNormError(
                 f"{path} cannot be written, and {lacking:,} trials are to be trained",
@@ -148,9 +215,10 @@ def train(
             console.show(f"Training {lacking:,} trials; what is in {safe(path)} is not trained again.")
         try:
             with console.progress() as tell:
-                return runner.reproduce(experiments, store, root=root, progress=progress, **how)
+                outcome: Outcome = runner.reproduce(wanted, store, root=root, progress=progress, **how)
+                return outcome
         except KeyboardInterrupt:
-            left = runner.count_lacking(experiments, store)
+            left = runner.count_lacking(wanted, store)
             console.show(
                 f"\n[yellow]Stopped.[/] {max(0, lacking - left):,} of {lacking:,} trials are kept in "
                 f"{safe(path)}; {left:,} are left.\nGo on with: [bold]{safe(command)}[/]"

@@ -192,7 +192,8 @@ class Graph:
 
         Args:
             split: three masks, or ``'random'`` (3% / 10% / 87% of the labelled nodes), or ``'per-class-20'``
-                (20 training nodes of each class; any other number likewise).
+                (20 training nodes of each class), or ``'per-class-20-of-1500'`` (of so many nodes; those
+                left of them validate); other numbers likewise.
             seed: for a split drawn at random.
         """
         if isinstance(split, str):

@@ -84,23 +84,51 @@ def per_class(labels: Tensor, count: int = 20, validation: int | None = None, se
     return _split(labels, order[rank < count], rest[:chosen])
 
 
+def of_development(labels: Tensor, count: int = 20, development: int = 1500, seed: int = 0) -> Split:
+    """Draw development nodes; ``count`` of each class are to train on, the others validate, the rest tests.
+
+    The split of Klicpera et al. (2019), with which feature propagation and PCFI are published.
+
+    Args:
+        labels: int64 [n]; -1 where unknown: such nodes are in no part.
+        count: training nodes of each class.
+        development: training and validation nodes in all.
+        seed: the same seed gives the same split on every machine.
+    """
+    order = _shuffled(labels, seed)
+    drawn = torch.zeros_like(labels, dtype=torch.bool)
+    drawn[torch.from_numpy(order[: whole_number("development", development, least=1, most=len(order))])] = (
+        True
+    )
+    train = per_class(torch.where(drawn, labels, -1), count, seed=seed).train
+    return rest_is_test(labels, train, drawn & ~train)
+
+
 def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
-    """Return the split that a short text names: ``'random'`` or ``'per-class-20'`` (any number).
+    """Return the split that a short text names.
+
+    They are ``'random'``, ``'per-class-20'`` and ``'per-class-20-of-1500'`` (any numbers); ``'random@3'`` is
+    the one that seed 3 gives.
 
     Args:
         name: the text.
         labels: int64 [n]; -1 where unknown.
-        seed: the same seed gives the same split on every machine.
+        seed: the same seed gives the same split on every machine; for a name without one.
     """
-    if name == "random":
-        return random_split(labels, seed=seed)
-    if found := re.fullmatch(r"per-class-(\d+)", name):
-        return per_class(labels, int(found[1]), seed=seed)
+    found = re.fullmatch(r"(?:random|per-class-(\d+)(?:-of-(\d+))?)(?:@(\d+))?", name, re.ASCII)
+    if found:
+        count, development, own = found.groups()
+        seed = seed if own is None else int(own)
+        if count is None:
+            return random_split(labels, seed=seed)
+        if development is None:
+            return per_class(labels, int(count), seed=seed)
+        return of_development(labels, int(count), int(development), seed)
     raise PairNormError(
         f"split is {quoted(name)}",
         code="unknown-choice",
         value=name,
-        expected="'random' or 'per-class-20' (or another number per class)",
+        expected="'random', 'per-class-20' or 'per-class-20-of-1500' (or other numbers)",
     )
 
 

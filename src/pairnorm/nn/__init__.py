@@ -2,6 +2,8 @@
 
 from pairnorm.nn.calibrate import calibrate
 from pairnorm.nn.denoise import grls, largest_lambda, repel, repel_conv
+from pairnorm.nn.drop_edge import drop_edges
+from pairnorm.nn.initial_residual import APPNP, GCNII
 from pairnorm.nn.models import GAT, GCN, SGC, Order
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.pair_norm import Mode, PairNorm, pair_norm
@@ -9,8 +11,10 @@ from pairnorm.nn.patch import PairNormPatch, add_pair_norm, graph_convolutions, 
 from pairnorm.nn.propagate import Kind, propagation, states
 
 __all__ = [
+    "APPNP",
     "GAT",
     "GCN",
+    "GCNII",
     "SGC",
     "Kind",
     "Mode",
@@ -20,6 +24,7 @@ __all__ = [
     "SparseMatrix",
     "add_pair_norm",
     "calibrate",
+    "drop_edges",
     "graph_convolutions",
     "grls",
     "largest_lambda",

@@ -1,4 +1,4 @@
-"""The graph convolutions of GCN, GAT and SGC, for many trials at once."""
+"""The graph convolutions and the linear map that models are made of, for many trials at once."""
 
 from typing import ClassVar
 
@@ -141,6 +141,72 @@ class GATConvolution(GraphConvolution):
             own = torch.eye(heads, dtype=ends.dtype, device=ends.device)
             ends = ends.unsqueeze(3) * own[:, None, :, None]
         return ends.reshape(trials, heads * width, heads * 2)
+
+
+class GCNIIConvolution(nn.Module):
+    r"""A step of GCNII, then ReLU.
+
+    $$
+    \big((1 - \alpha) \tilde{\mathbf{A}} \mathbf{H} + \alpha \mathbf{H}_0\big)
+        \big((1 - \beta) \mathbf{I} + \beta \mathbf{W}\big)
+    $$
+
+    Args:
+        features: Features per node.
+        trials: How many models stand side by side.
+        alpha: The share of the initial representation.
+        beta: The share of the weight; the rest is the identity.
+    """
+
+    is_graph_convolution: ClassVar[bool] = True
+
+    def __init__(self, features: int, trials: int, alpha: float, beta: float) -> None:
+        super().__init__()
+        self.alpha, self.beta = alpha, beta
+        self.weight = nn.Parameter(torch.empty(trials, features, features))
+
+    def forward(self, x: Tensor, initial: Tensor, adjacency: SparseMatrix) -> Tensor:
+        """Return ``[nodes, trials, features]`` from states of that shape."""
+        mixed = torch.lerp(adjacency @ x, initial, self.alpha)
+        identity = torch.eye(self.weight.size(-1), dtype=self.weight.dtype, device=self.weight.device)
+        return trial_linear(mixed, torch.lerp(identity, self.weight, self.beta)).relu()
+
+    def extra_repr(self) -> str:
+        """The settings, for ``repr``."""
+        return f"{self.weight.size(-1)}, trials={len(self.weight)}, alpha={self.alpha}, beta={self.beta:.4g}"
+
+
+class Linear(nn.Module):
+    """A linear map of every node, for many trials: ``weight`` is ``[trials, in, out]``.
+
+    Args:
+        in_features: Features per node that come in.
+        out_features: Features per node that go out.
+        trials: How many models stand side by side.
+        bias: Whether there is one.
+    """
+
+    def __init__(self, in_features: int, out_features: int, trials: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(trials, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(trials, out_features)) if bias else None
+
+    def forward(self, x: Features, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
+        """Return ``[nodes, trials, out]``.
+
+        Args:
+            x: Features ``[nodes, trials or 1, in]``, or sparse ones.
+            rate: Rate of dropout.
+            keys: Dropout keys ``[trials]``; None for no dropout.
+        """
+        linear = sparse_linear if isinstance(x, SparseMatrix) else trial_linear
+        y = linear(x, self.weight, rate, keys)  # type: ignore[arg-type]
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``repr``."""
+        trials, width, out = self.weight.shape
+        return f"{width}, {out}, trials={trials}, bias={self.bias is not None}"
 
 
 class Hop(nn.Module):

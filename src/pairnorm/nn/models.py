@@ -1,4 +1,4 @@
-"""SGC, GCN and GAT of any depth, with PairNorm and skip connections; one class serves one trial and many.
+"""SGC, GCN and GAT of any depth, with norms and other remedies; one class serves one trial and many.
 
 A hidden state is ``[nodes, trials, features]`` and a weight ``[trials, in, out]``: seeds that share a graph
 and an architecture train side by side. A model built without ``trials`` is the ordinary one: features
@@ -6,7 +6,8 @@ and an architecture train side by side. A model built without ``trials`` is the 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Hop
+from pairnorm.nn.drop_edge import drop_edges
+from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Hop, Linear
 from pairnorm.nn.ops.activation.plain import ACTIVATIONS
 from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.ops.dropout.plain import dropout
@@ -27,6 +29,12 @@ from pairnorm.nn.propagate import KINDS, Kind, propagation, states
 
 Order = Literal["after", "before"]
 ORDERS: tuple[Order, ...] = get_args(Order)
+Jump = Literal["concat", "max"]
+JUMPS: tuple[Jump, ...] = get_args(Jump)
+MakeNorm = Callable[[], nn.Module]
+"""Makes the norm of a layer, which takes ``[nodes, trials, features]``, each trial on its own."""
+
+SPREAD = 0x9E3779B1  # parts the seeds of layers; of a seed, torch's generator looks at the lowest 32 bits
 
 
 def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
@@ -35,12 +43,14 @@ def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Te
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 
 
-class _DeepModel(nn.Module):
-    """What SGC, GCN and GAT share: checked settings, the trial axis, initial weights by seed."""
+class DeepModel(nn.Module):
+    """What all models share: checked settings, the trial axis, initial weights by seed."""
+
+    drop_edge = 0.0
 
     def __init__(
-        self, in_features: int, classes: int, depth: int, norm: Mode | None, scale: float, dropout: float,
-        adjacency: Kind, trials: int | None,
+        self, in_features: int, classes: int, depth: int, norm: Mode | MakeNorm | None, scale: float,
+        dropout: float, adjacency: Kind, trials: int | None,
     ) -> None:  # fmt: skip
         super().__init__()
         whole_number("in_features", in_features, least=1)
@@ -51,16 +61,22 @@ class _DeepModel(nn.Module):
         self.in_features, self.depth, self.dropout, self.trials = in_features, depth, dropout, trials
         one_of("adjacency", adjacency, KINDS)
         self.adjacency = adjacency
-        if norm is not None:
-            one_of("norm", norm, MODES)
-        self.norm = None if norm is None else PairNorm(scale, norm)
+        if callable(norm):
+            self.norm: nn.Module | None = norm()
+        else:
+            self.norm = None if norm is None else PairNorm(scale, one_of("norm", norm, MODES))  # type: ignore[arg-type]
+
+    @property
+    def num_keys(self) -> int:
+        """How many pairs of dropout keys ``forward`` takes."""
+        return self.depth
 
     def propagation(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
         """Normalise an adjacency as this model wants it; do it once and pass the result to ``forward``."""
         return propagation(adjacency, self.adjacency, num_nodes)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
-        """Draw Glorot-uniform weights, and set biases to zero.
+        """Draw Glorot-uniform weights, and set biases to zero; a norm resets its own parameters.
 
         Args:
             seeds: One for each trial, which its weights then depend on alone, whatever the device. Without
@@ -76,13 +92,24 @@ class _DeepModel(nn.Module):
                     expected="one for each",
                 )
             generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        norms = self._norms()
+        for number, norm in enumerate(norms):
+            reset: Any = getattr(norm, "reset_parameters", None)
+            if reset is not None:  # with seeds that no other layer draws from
+                reset(None if seeds is None else [(seed + (number + 1) * SPREAD) % 2**31 for seed in seeds])
+        own = {id(parameter) for norm in norms for parameter in norm.parameters()}
         with torch.no_grad():
             for name, parameter in self.named_parameters():
+                if id(parameter) in own:
+                    continue
                 if name.endswith("bias"):
                     parameter.zero_()
                     continue
                 for trial, generator in zip(parameter, generators, strict=True):
                     trial.copy_(glorot(trial.shape, generator))
+
+    def _norms(self) -> list[nn.Module]:
+        return [] if self.norm is None else [self.norm]
 
     def _prepare(self, x: Features, adjacency: Tensor | SparseMatrix) -> tuple[Features, SparseMatrix]:
         """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix; normalise the adjacency."""
@@ -119,7 +146,7 @@ class _DeepModel(nn.Module):
 
     def _keys(self, keys: Tensor | None, count: int, device: torch.device) -> Tensor | list[None]:
         """Return the dropout keys of each layer, None where there is no dropout."""
-        if not self.training or self.dropout == 0:
+        if not self.training or self.dropout == self.drop_edge == 0:
             return [None] * count
         shape = (count, 2, self.trials or 1)
         if keys is None:
@@ -137,26 +164,56 @@ class _DeepModel(nn.Module):
         return h.squeeze(1) if self.trials is None else h
 
 
-class _DeepGNN(_DeepModel):
-    """Graph convolutions, each followed by activation, norm and skip; the last one gives the logits."""
+class _DeepGNN(DeepModel):
+    """Graph convolutions, each followed by activation, norm and skip.
+
+    The last one gives the logits; with linear residuals or jumping knowledge, a linear map behind it does.
+    """
 
     activation: str
 
     def __init__(
-        self, in_features: int, classes: int, depth: int, norm: Mode | None, scale: float, dropout: float,
-        adjacency: Kind, trials: int | None, hidden: int, skip: int, order: Order,
+        self, in_features: int, classes: int, depth: int, norm: Mode | MakeNorm | None, scale: float,
+        dropout: float, adjacency: Kind, trials: int | None, hidden: int, skip: int, order: Order,
+        residual: bool, jump: Jump | None, drop_edge: float,
     ) -> None:  # fmt: skip
-        super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials)
+        super().__init__(
+            in_features, classes, depth, None if callable(norm) else norm, scale, dropout, adjacency, trials
+        )
         whole_number("hidden", hidden, least=1)
         whole_number("skip", skip)
         one_of("order", order, ORDERS)
-        self.skip, self.order = skip, order
+        self.skip, self.order, self.jump = skip, order, jump if jump is None else one_of("jump", jump, JUMPS)
+        self.drop_edge = real_number("drop_edge", drop_edge, least=0, below=1)
+        if drop_edge:
+            one_of("adjacency of a model that drops edges", adjacency, ("rw",))
+        reads_out = residual or jump is not None
+        self._hidden_layers = depth if reads_out else depth - 1
         self.convolutions = nn.ModuleList()
+        widths = [in_features, *[hidden] * self._hidden_layers]
+        count = trials or 1
+        residuals = [Linear(width, hidden, count, bias=False) for width in widths[:-1]]
+        self.residuals = nn.ModuleList(residuals) if residual else None
+        read = hidden * depth if jump == "concat" else hidden
+        self.readout = Linear(read, classes, count) if reads_out else None
+        self.norms = nn.ModuleList(norm() for _ in widths[:-1]) if callable(norm) else None
+
+    @property
+    def num_keys(self) -> int:
+        """How many pairs of dropout keys ``forward`` takes."""
+        return self.depth + (self.readout is not None)
+
+    def _norms(self) -> list[nn.Module]:
+        return super()._norms() if self.norms is None else [*self.norms]
+
+    @property
+    def _activates_late(self) -> bool:
+        """Whether something comes between the convolutions of the hidden layers and their activation."""
+        return self.residuals is not None or (bool(self._norms()) and self.order == "before")
 
     def _activation(self, layer: int) -> str:
-        """What convolution ``layer`` does itself: nothing in the last one, nor where the norm comes first."""
-        norm_first = self.norm is not None and self.order == "before"
-        return "none" if layer == self.depth - 1 or norm_first else self.activation
+        """What convolution ``layer`` does itself."""
+        return "none" if layer == self._hidden_layers or self._activates_late else self.activation
 
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
         """Return logits.
@@ -166,33 +223,53 @@ class _DeepGNN(_DeepModel):
                 ``[nodes, trials, features]``; or a ``SparseMatrix`` with values per trial.
             adjacency: A sparse tensor or ``edge_index``, normalised on every call, or (faster) the result of
                 ``propagation``.
-            keys: Dropout keys ``[depth, 2, trials]``; drawn from torch's generator when not given.
+            keys: Dropout keys ``[num_keys, 2, trials]``; drawn from torch's generator when not given.
         """
         return self._logits(self.hidden_and_logits(x, adjacency, keys)[1])
 
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the last convolution takes in, ``[nodes, trials, hidden]``, and the logits it gives."""
+        """Return the state of the last hidden layer, ``[nodes, trials, hidden]``, and the logits."""
         h, adjacency = self._prepare(x, adjacency)
-        earlier: list[Tensor] = []
-        layer_keys = self._keys(keys, self.depth, adjacency.values.device)
+        outputs: list[Tensor] = []
+        layer_keys = self._keys(keys, self.num_keys, adjacency.values.device)
+        if self.drop_edge and (edge_keys := layer_keys[0]) is not None:
+            adjacency = drop_edges(adjacency, self.drop_edge, edge_keys[1])
+        if self.dropout == 0:
+            layer_keys = [None] * self.num_keys
+        norms, activate = self._norms(), ACTIVATIONS[self.activation]
         for layer, convolution in enumerate(self.convolutions):
             last = h
-            norm = self.norm if layer < self.depth - 1 else None
-            together = norm is not None and self.order == "after" and not _watched(convolution, norm)
+            norm = norms[min(layer, len(norms) - 1)] if norms and layer < self._hidden_layers else None
+            together = isinstance(norm, PairNorm) and convolution.activation == self.activation
+            together = together and not _watched(convolution, norm)  # type: ignore[arg-type]
             h = convolution(h, adjacency, self.dropout, layer_keys[layer], norm if together else None)
-            if layer == self.depth - 1:
+            if layer == self._hidden_layers:
                 break
+            if self.residuals is not None:
+                h = h + self.residuals[layer](last, self.dropout, _first(layer_keys[layer]))
+            if self._activates_late and self.order == "after":
+                h = activate(h)
             if norm is not None and not together:
                 h = norm(h)
-                if self.order == "before":
-                    h = ACTIVATIONS[self.activation](h)
-            if self.skip:
-                if layer >= self.skip:
-                    h = h + earlier[layer - self.skip]
-                earlier.append(h)
+            if self._activates_late and self.order == "before":
+                h = activate(h)
+            if self.skip and layer >= self.skip:
+                h = h + outputs[layer - self.skip]
+            if self.skip or self.jump:
+                outputs.append(h)
+        if self.readout is not None:
+            last = h
+            if self.jump is not None:
+                h = torch.cat(outputs, -1) if self.jump == "concat" else reduce(torch.maximum, outputs)
+            h = self.readout(h, self.dropout, _first(layer_keys[-1]))
         return last, h  # type: ignore[return-value]
+
+
+def _first(keys: Tensor | None) -> Tensor | None:
+    """The keys of the features; the others are of attention, or of edges."""
+    return None if keys is None else keys[0]
 
 
 def _watched(*modules: nn.Module) -> bool:
@@ -213,12 +290,19 @@ class GCN(_DeepGNN):
         classes: Logits per node.
         depth: Number of graph convolutions.
         hidden: Width of the layers between.
-        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"`` or None.
+        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"`` or None; or a function that makes the norm of a layer, such
+            as ``lambda: pairnorm.nn.norms.BatchNorm(32, trials=1)``.
         scale: PairNorm's s.
         skip: The paper's t: the output of layer l is added to that of layer l + t. 0 for none.
         dropout: Rate at which the input of every convolution is dropped.
         adjacency: ``"rw"`` or ``"sym"``; see ``pairnorm.nn.propagation``.
         order: Norm ``"after"`` the activation (the paper's text) or ``"before"`` it (its released code).
+        residual: Add a linear map of what a layer takes in, before norm and activation, and read the logits
+            off the last of ``depth`` hidden layers by another (Luo et al. 2024, "Classic GNNs are Strong
+            Baselines for Node Classification").
+        jump: Read the logits off all ``depth`` hidden layers, ``"concat"``-enated or their ``"max"`` (Xu et
+            al. 2018, "Representation Learning on Graphs with Jumping Knowledge Networks").
+        drop_edge: Rate at which edges are dropped in training; see ``pairnorm.nn.drop_edges``.
         trials: Train this many seeds side by side; None for an ordinary model.
 
     Example:
@@ -230,14 +314,16 @@ class GCN(_DeepGNN):
     activation = "relu"
 
     def __init__(
-        self, in_features: int, classes: int, depth: int = 2, hidden: int = 32, norm: Mode | None = None,
-        scale: float = 1.0, skip: int = 0, dropout: float = 0.6, adjacency: Kind = "rw",
-        order: Order = "after", trials: int | None = None,
+        self, in_features: int, classes: int, depth: int = 2, hidden: int = 32,
+        norm: Mode | MakeNorm | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
+        adjacency: Kind = "rw", order: Order = "after", residual: bool = False, jump: Jump | None = None,
+        drop_edge: float = 0.0, trials: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order
-        )
-        widths = [in_features, *[hidden] * (depth - 1), classes]
+            in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order,
+            residual, jump, drop_edge,
+        )  # fmt: skip
+        widths = [in_features, *[hidden] * self._hidden_layers, classes]
         for layer in range(depth):
             self.convolutions.append(
                 GCNConvolution(widths[layer], widths[layer + 1], trials or 1, self._activation(layer))
@@ -257,12 +343,14 @@ class GAT(_DeepGNN):
         depth: Number of graph convolutions.
         hidden: Width of the layers between, all heads together.
         heads: Number of attention heads.
-        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"`` or None.
+        norm: As for ``GCN``.
         scale: PairNorm's s.
         skip: The paper's t: the output of layer l is added to that of layer l + t. 0 for none.
         dropout: Rate at which inputs and attention weights are dropped.
         adjacency: Has no effect: of the adjacency only the pattern counts.
         order: Norm ``"after"`` the activation (the paper's text) or ``"before"`` it (its released code).
+        residual: As for ``GCN``.
+        jump: As for ``GCN``.
         trials: Train this many seeds side by side; None for an ordinary model.
     """
 
@@ -270,12 +358,14 @@ class GAT(_DeepGNN):
 
     def __init__(
         self, in_features: int, classes: int, depth: int = 2, hidden: int = 64, heads: int = 1,
-        norm: Mode | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
-        adjacency: Kind = "rw", order: Order = "after", trials: int | None = None,
+        norm: Mode | MakeNorm | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
+        adjacency: Kind = "rw", order: Order = "after", residual: bool = False, jump: Jump | None = None,
+        trials: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order
-        )
+            in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order,
+            residual, jump, 0.0,
+        )  # fmt: skip
         if hidden % whole_number("heads", heads, least=1):
             raise PairNormError(
                 f"hidden is {hidden} and heads is {heads}",
@@ -285,7 +375,7 @@ class GAT(_DeepGNN):
             )
         for layer in range(depth):
             width = in_features if layer == 0 else hidden
-            last = layer == depth - 1
+            last = layer == self._hidden_layers
             out = classes if last else hidden // heads
             self.convolutions.append(
                 GATConvolution(width, out, trials or 1, self._activation(layer), heads, concat=not last)
@@ -293,7 +383,7 @@ class GAT(_DeepGNN):
         self.reset_parameters()
 
 
-class SGC(_DeepModel):
+class SGC(DeepModel):
     r"""Simple graph convolution: propagation, then one linear map.
 
     $$
@@ -306,7 +396,7 @@ class SGC(_DeepModel):
         in_features: Features per node.
         classes: Logits per node.
         depth: The number K of propagations.
-        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"`` or None.
+        norm: As for ``GCN``; one serves all steps.
         scale: PairNorm's s.
         dropout: Rate at which the propagated features are dropped.
         adjacency: ``"rw"`` or ``"sym"``.
@@ -314,8 +404,8 @@ class SGC(_DeepModel):
     """
 
     def __init__(
-        self, in_features: int, classes: int, depth: int = 2, norm: Mode | None = None, scale: float = 1.0,
-        dropout: float = 0.0, adjacency: Kind = "rw", trials: int | None = None,
+        self, in_features: int, classes: int, depth: int = 2, norm: Mode | MakeNorm | None = None,
+        scale: float = 1.0, dropout: float = 0.0, adjacency: Kind = "rw", trials: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials)
         self.hop = Hop()
@@ -338,6 +428,11 @@ class SGC(_DeepModel):
             model.weight.copy_(weight)
             model.bias.copy_(bias)
         return model
+
+    @property
+    def num_keys(self) -> int:
+        """How many pairs of dropout keys ``forward`` takes."""
+        return 1
 
     def hidden(self, x: Features, adjacency: Tensor | SparseMatrix) -> Tensor:
         """Return the propagated features ``[nodes, 1 or trials, features]``."""

@@ -41,10 +41,24 @@ def propagation(
     """
     one_of("kind", kind, KINDS)
     matrix = _looped(_sorted(adjacency, num_nodes))
-    pattern, weight = matrix.pattern, matrix.values
-    degree = weight.new_zeros(pattern.shape[0])
+    pattern, weight, degree = matrix.pattern, matrix.values, _row_sums(matrix)
     for _, place, row in pattern.blocks():
-        degree.index_add_(0, row, weight[place])
+        if kind == "rw":
+            weight[place] /= degree[row]
+        else:
+            weight[place] = weight[place] * degree[row].rsqrt() * degree[pattern.column[place]].rsqrt()
+    return matrix
+
+
+def degrees(adjacency: Tensor | SparseMatrix, num_nodes: int | None = None) -> Tensor:
+    """Return the row sums of an adjacency matrix with self-loops, ``[nodes]``; see ``propagation``."""
+    return _row_sums(_looped(_sorted(adjacency, num_nodes)))
+
+
+def _row_sums(matrix: SparseMatrix) -> Tensor:
+    degree = matrix.values.new_zeros(matrix.num_rows)
+    for _, place, row in matrix.pattern.blocks():
+        degree.index_add_(0, row, matrix.values[place])
     for node in (~((degree > 0) & degree.isfinite())).nonzero()[:1, 0].tolist():
         raise PairNormError(
             f"the weights of node {node} add up to {degree[node]:g}",
@@ -52,12 +66,7 @@ def propagation(
             value=float(degree[node]),
             expected="a positive finite sum",
         )
-    for _, place, row in pattern.blocks():
-        if kind == "rw":
-            weight[place] /= degree[row]
-        else:
-            weight[place] = weight[place] * degree[row].rsqrt() * degree[pattern.column[place]].rsqrt()
-    return matrix
+    return degree
 
 
 def _sorted(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> SparseMatrix:

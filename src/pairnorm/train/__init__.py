@@ -1,10 +1,24 @@
 """Training many trials at once, on CPU and CUDA, and the store of their results."""
 
 from pairnorm.train.engine import fit, train
+from pairnorm.train.remedies import REMEDIES, Remedy, register
 from pairnorm.train.result import Trial
 from pairnorm.train.schedule import Progress, run
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Merged, Store
 from pairnorm.train.trainers import build
 
-__all__ = ["Merged", "Progress", "Spec", "Store", "Trial", "build", "fit", "run", "train"]
+__all__ = [
+    "REMEDIES",
+    "Merged",
+    "Progress",
+    "Remedy",
+    "Spec",
+    "Store",
+    "Trial",
+    "build",
+    "fit",
+    "register",
+    "run",
+    "train",
+]

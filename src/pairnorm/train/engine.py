@@ -1,19 +1,25 @@
 """Training a job: from (spec, seed) pairs to their trials, in this process."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of, quoted
-from pairnorm.measure.functional import MEASURES
-from pairnorm.nn import GAT, GCN, SGC
+from pairnorm.measure.functional import MEASURES, dirichlet_energy
+from pairnorm.nn import SGC
+from pairnorm.nn.patch import graph_convolutions
 from pairnorm.train.jobs import Job, Pair, plan
-from pairnorm.train.loop import Loop, on_device
+from pairnorm.train.loop import CAPTURE, Loop, on_device
+from pairnorm.train.remedies import Model
 from pairnorm.train.result import Trial, check_seed
 from pairnorm.train.spec import Spec
-from pairnorm.train.trainers import GNNTrainer, SGCTrainer
+from pairnorm.train.trainers import GNNTrainer, Problem, SGCTrainer, bound, make_norm
+
+OF_MODELS = ("relative_energy", "gradient_first", "gradient_last", "parameters")
+"""Measures of a model as a whole: see ``train``."""
 
 
 def train(
@@ -35,8 +41,11 @@ def train(
         spec: what to train; its ``dataset`` and ``split`` only name the graph.
         seeds: one for each trial.
         device: ``"auto"`` for CUDA where there is one, else the CPU.
-        measures: of the last hidden representation, by their names in ``pairnorm.measure``: ``row_diff``,
-            ``col_diff``, ``tpsd``, ``mean_average_distance``, ``effective_rank``.
+        measures: of the last hidden representation, by their names in ``pairnorm.measure.MEASURES``, such as
+            ``row_diff`` and ``effective_rank``. For GCN and GAT also ``relative_energy``, its Dirichlet
+            energy over the random walk's steps, divided by ‖X‖²; ``gradient_first`` and ``gradient_last``,
+            ‖X‖ ‖∂L/∂X‖ of the training loss at the first and the last convolution that a hidden layer
+            begins with, before training; and ``parameters``, their number.
         curves: keep training loss and validation accuracy of every epoch.
 
     Example:
@@ -53,9 +62,7 @@ def train(
     return [found[spec, seed] for seed in seeds]
 
 
-def fit(
-    graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.device = "auto"
-) -> GCN | GAT | SGC:
+def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.device = "auto") -> Model | SGC:
     """Train as ``train`` does and return the models themselves, each at its best epoch.
 
     Args:
@@ -73,7 +80,7 @@ def fit(
         return _fit_gnn(graph, pairs, where) if spec.model != "SGC" else _fit_sgc(graph, pairs, where)
 
 
-def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> GCN | GAT:
+def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> Model:
     trainer = GNNTrainer(graph, pairs, device)
     trainer.fit()
     return trainer.model
@@ -87,11 +94,12 @@ def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
         weight,
         bias,
         depth=spec.depth,
-        norm=spec.mode,
+        norm=make_norm(spec, len(pairs)) or spec.mode,
         scale=spec.scale,
         dropout=spec.dropout,
         adjacency=spec.adjacency,
     )
+    bound(model, graph, device)
     return model.to(device).eval()
 
 
@@ -117,7 +125,7 @@ def find_device(device: str | torch.device = "auto") -> torch.device:
 def check_measures(names: Sequence[str]) -> None:
     """Raise an error unless all are names of measures."""
     for name in names:
-        one_of("measure", name, tuple(MEASURES))
+        one_of("measure", name, (*MEASURES, *OF_MODELS))
 
 
 def train_job(
@@ -169,9 +177,22 @@ def _train_gnn(
 ) -> Results:
     trainer = GNNTrainer(graph, job.pairs, device, curves)
     layers = len(job.pairs) * job.pairs[0][0].depth
+    values: dict[str, Tensor] = {}
+    if {"gradient_first", "gradient_last"} & {*measures}:
+        with CAPTURE:
+            values["gradient_first"], values["gradient_last"] = _responses(trainer.model, trainer.problem)
     trainer.fit(lambda epochs: tick(epochs * layers))
     hidden, logits = trainer.evaluate()
-    values = {name: MEASURES[name].function(hidden) for name in measures}
+    with CAPTURE:  # which other threads' decompositions, and their libraries' memory, could break off
+        for name in measures:
+            if name in MEASURES:
+                values[name] = MEASURES[name].function(hidden)
+            elif name == "relative_energy":
+                values[name] = dirichlet_energy(hidden, graph.adjacency, "rw", relative=True)
+            elif name == "parameters":
+                count = sum(parameter[0].numel() for parameter in trainer.model.parameters())
+                values[name] = torch.tensor(float(count))
+    values = {name: values[name] for name in measures}
     trials = _trials(job.pairs, trainer.loop, trainer.problem.metrics(logits), values)
     yield dict(zip(job.pairs, trials, strict=True))
 
@@ -182,6 +203,7 @@ def _train_sgc(
     trials, scales, wanted = job.trials, job.scales, set(job.pairs)
     trainer = SGCTrainer(graph, trials, job.depths, scales, device, curves)
     factors = torch.tensor(trainer.factors, device=device)
+    measures = [name for name in measures if name in MEASURES]
     for fitted in trainer.fit(lambda epochs: tick(epochs * len(trials))):
         values = {
             name: MEASURES[name].function(fitted.state).unsqueeze(-1) * factors ** MEASURES[name].degree
@@ -192,6 +214,38 @@ def _train_sgc(
         ]
         found = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), values)
         yield {pair: trial for pair, trial in zip(pairs, found, strict=True) if pair in wanted}
+
+
+def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return ‖X‖ ‖∂L/∂X‖ of what the first and what the last hidden convolution gives, for every trial."""
+    states: list[Tensor] = []
+
+    def keep(module: nn.Module, given: tuple[Any, ...], state: Tensor) -> None:
+        state.retain_grad()
+        states.append(state)
+
+    handles = [module.register_forward_hook(keep) for module in graph_convolutions(model).values()]
+    # As in training, for norms have other statistics then; but nothing is drawn, and no statistic is kept.
+    rates, buffers = (model.dropout, model.drop_edge), [buffer.clone() for buffer in model.buffers()]
+    model.train()
+    model.dropout = model.drop_edge = 0.0
+    try:
+        problem.losses(model(problem.features, problem.adjacency), "train").sum().backward()
+    finally:
+        model.dropout, model.drop_edge = rates
+        for handle in handles:
+            handle.remove()
+    model.zero_grad(set_to_none=True)
+    for buffer, before in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+    # What gives the logits themselves always has a gradient; the hidden ones are the others.
+    hidden = states[:-1] or states
+    norms = [
+        torch.linalg.vector_norm(state.detach(), dim=(0, 2))
+        * torch.linalg.vector_norm(state.grad, dim=(0, 2))
+        for state in (hidden[0], hidden[-1])
+    ]
+    return norms[0], norms[1]
 
 
 def _trials(

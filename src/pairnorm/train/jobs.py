@@ -10,7 +10,7 @@ import torch
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.train.result import check_seed
-from pairnorm.train.spec import Spec
+from pairnorm.train.spec import ENTRIES, Spec
 
 Pair = tuple[Spec, int]
 
@@ -88,7 +88,7 @@ def plan(
 
 def _architecture(spec: Spec) -> Spec:
     """What pairs must agree on to train side by side: all but what is missing; for SGC, depth and scale."""
-    kind = "entries" if spec.missing_kind == "entries" else "vectors"
+    kind = "entries" if spec.missing_kind in ENTRIES else "vectors"
     shared = spec.replace(missing_rate=1.0, missing_kind=kind)
     if spec.model != "SGC":
         return shared
@@ -115,10 +115,13 @@ def _side_by_side(graph: Graph, spec: Spec, device: torch.device) -> int:
     """How many trials one job should have."""
     width = graph.num_features if spec.model == "SGC" else spec.hidden
     state = 4 * graph.num_nodes * width
+    filled = 0 if spec.fill == "zero" else 4 * graph.num_nodes * graph.num_features
     if device.type != "cuda":
-        return max(1, (SGC_BYTES if spec.model == "SGC" else CACHE_BYTES) // state)
+        return max(1, (SGC_BYTES if spec.model == "SGC" else CACHE_BYTES) // (state + filled))
     # Of every layer the backward pass keeps a handful of states; attention keeps scores too.
     kept = 4 if spec.model == "SGC" else {"GCN": 6, "GAT": 9}[spec.model] * spec.depth
+    kept *= 1 if spec.remedy == "none" else 2  # what is not made of kernels keeps more
     features = 12 * (graph.features.values().numel() if graph.features.layout == torch.sparse_csr else 0)
+    features += 6 * filled  # while they are filled, and while dropout falls on them
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, int(CUDA_SHARE * free) // (kept * state + features))

@@ -21,6 +21,7 @@ from pairnorm.data import Graph
 from pairnorm.sparse import quieten
 from pairnorm.train.engine import train_job
 from pairnorm.train.jobs import Job, Pair
+from pairnorm.train.remedies import learn
 from pairnorm.train.result import Origin, Result, Trial
 
 Told = int | list[Result]
@@ -67,6 +68,8 @@ def work(
 ) -> None:
     """Train a job where this is called, and tell what it finds: the origin of a trial is its worker's."""
     since = time.perf_counter()
+    options = dict(options)
+    learn(options.pop("remedies", {}))
 
     def emit(found: dict[Pair, Trial]) -> None:
         nonlocal since

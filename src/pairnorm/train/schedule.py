@@ -15,6 +15,7 @@ from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
 from pairnorm.train.pools import Pool, Processes, Streams, ThisProcess, Told
 from pairnorm.train.ray_pool import Ray
+from pairnorm.train.remedies import own
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
@@ -58,8 +59,7 @@ def run(
         root: where named graphs are read from.
         graphs: graphs by the name that specs give as ``dataset``. Trials of one that has not the name of a
             graph of the package are stored under its fingerprint too: ``store.trials(spec.on(graph))``.
-        measures: to take of the last hidden representation of what is trained now; what the store has stays
-            as it is.
+        measures: to take of what is trained now, see ``train``; what the store has stays as it is.
         curves: store learning curves too, likewise.
         workers: processes on a CPU. Default: one for each core.
         on: ``"here"``, or ``"ray"``: the cluster at ``$RAY_ADDRESS``, else the one that this machine is in.
@@ -92,7 +92,10 @@ def run(
         store.check_writable()  # better now than when the first job has been trained
         label = str(jobs[0][1].pairs[0][0])
         pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), hear)
-        _drive(pool, jobs, {"measures": tuple(measures), "curves": curves}, hear, should_stop)
+        options = {"measures": tuple(measures), "curves": curves}
+        if remedies := own({spec.remedy for spec, _ in lacking}):
+            options["remedies"] = remedies
+        _drive(pool, jobs, options, hear, should_stop)
     return trained
 
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pairnorm.data.features import SCALINGS
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
+from pairnorm.fill import FILLS
 from pairnorm.nn.models import ORDERS, Order
 from pairnorm.nn.pair_norm import MODES, Mode
 from pairnorm.nn.propagate import KINDS, Kind
+from pairnorm.train.remedies import REMEDIES, stored_name
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
 HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
 Norm = Literal["none"] | Mode
 NORMS: tuple[Norm, ...] = ("none", *MODES)
-MISSING_KINDS = ("vectors", "nodes", "entries", "given")
-LATER = {"scaling": "rows"}
+# Those that lose single entries; all others lose whole vectors.
+ENTRIES = ("entries", "value")
+MISSING_KINDS = ("vectors", "nodes", "class", "degree", *ENTRIES, "given")
+LATER: dict[str, Any] = {"scaling": "rows", "remedy": "none", "strength": 0.0, "fill": "zero"}
 """Fields that there were not from the beginning, and what they had been before."""
 
 
@@ -68,13 +72,18 @@ class Spec:
         dropout: probability with which a feature is dropped.
         adjacency: ``"rw"`` or ``"sym"``.
         missing_rate: fraction of what ``missing_kind`` says that is missing.
-        missing_kind: ``"vectors"`` of nodes outside the training set (the paper), vectors of any ``"nodes"``,
-            single ``"entries"``, or what is missing in the data as ``"given"`` (then there is no rate).
+        missing_kind: ``"vectors"`` of nodes outside the training set (the paper), of some a ``"class"`` or
+            ``"degree"`` more often, vectors of any ``"nodes"``, single ``"entries"``, the large ``"value"``
+            more often, or what is missing in the data as ``"given"`` (then there is no rate).
         split: name of the split, ``"default"`` for the one the dataset comes with.
         learning_rate: of Adam.
         weight_decay: of Adam.
         epochs: number of epochs.
         scaling: ``"rows"`` for features divided by their sum, ``"none"`` for features as they are.
+        remedy: what is done against oversmoothing, by its name in ``pairnorm.train.REMEDIES``, or your own;
+            see ``pairnorm.train.register``. Those that other fields can say are written as these.
+        strength: the remedy's one parameter; 0 stands for its usual value.
+        fill: what stands in for missing features, one of ``pairnorm.fill.FILLS``; ``"zero"`` as in the paper.
 
     >>> spec = Spec("cora", "GCN", 10, norm="PN-SI", missing_rate=1)
     >>> print(spec)
@@ -85,6 +94,10 @@ class Spec:
     >>> Spec.parse("cora GCN norm=PN-SI depth=10 missing_rate=1") == spec
     True
     >>> Spec("cora", "SGC", 2, scale=10, skip=1) == Spec("cora", "SGC", 2)
+    True
+    >>> print(Spec("cora", "GCN", 64, remedy="GCNII", adjacency="sym"))
+    cora GCN depth=64 adjacency=sym remedy=GCNII strength=0.1
+    >>> Spec("cora", "GCN", 10, remedy="PN-SI", missing_rate=1) == spec
     True
     """
 
@@ -107,12 +120,17 @@ class Spec:
     weight_decay: Annotated[float, _not_negative] = 5e-4
     epochs: Annotated[int, _from_1] = 1000
     scaling: Annotated[str, _choice(*SCALINGS)] = "rows"
+    remedy: Annotated[str, stored_name] = "none"
+    strength: Annotated[float, _not_negative] = 0.0
+    fill: Annotated[str, _choice(*FILLS)] = "zero"
 
     def __post_init__(self) -> None:
         values = {}
         for name in _HINTS:
             value = getattr(self, name)
-            values[name] = (_check if type(value) in (str, int, float) else _check.__wrapped__)(name, value)
+            plain = type(value) in (str, int, float) and name != "remedy"  # whose version may change
+            values[name] = (_check if plain else _check.__wrapped__)(name, value)
+        values |= _remedied(values)
         for name, value in (values | _without_meaning(values)).items():
             object.__setattr__(self, name, value)
 
@@ -213,6 +231,41 @@ def _malformed(text: str, problem: str) -> PairNormError:
     return PairNormError(problem, code="malformed-spec", value=text, expected=expected)
 
 
+_NEITHER = {"norm": "none", "skip": 0}
+
+
+def _remedied(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that the remedy sets; one that is not known here is left as it is written."""
+    if values["remedy"] == "none":
+        return {"strength": 0.0}
+    remedy, strength = REMEDIES.get(values["remedy"]), values["strength"]
+    if remedy is None:
+        return {}
+    if values["model"] not in remedy.models:
+        raise PairNormError(
+            f"remedy {values['remedy']!r} does not apply to {values['model']}",
+            code="not-together",
+            value=values["model"],
+            expected=f"one of {', '.join(remedy.models)}",
+        )
+    strength = (strength or remedy.grid[0]) if remedy.grid else 0.0
+    said: dict[str, Any] = {}
+    if remedy.fields is not None:
+        said = {"remedy": "none", "strength": 0.0, **remedy.fields(strength)}
+        if not values["strength"]:
+            said.pop("scale", None)  # PairNorm's has a field of its own
+    others = {name: value for name, value in _NEITHER.items() if remedy.alone or name in said}
+    for name, without in others.items():
+        if values[name] not in (without, said.get(name)):
+            raise PairNormError(
+                f"{name} is {values[name]!r} beside remedy {values['remedy']!r}",
+                code="not-together",
+                value=values[name],
+                expected="one or the other",
+            )
+    return said or {"strength": strength}
+
+
 def _without_meaning(values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that change nothing for this model, norm or rate, with the one value each has."""
     fixed: dict[str, Any] = {}
@@ -225,9 +278,12 @@ def _without_meaning(values: dict[str, Any]) -> dict[str, Any]:
     elif values["hidden"] == 0:
         fixed |= {"hidden": HIDDEN[values["model"]]}
     if values["norm"] == "none":
-        fixed |= {"scale": 1.0, "order": "after"}
+        fixed |= {"scale": 1.0}
+        remedy = REMEDIES.get(values["remedy"])
+        if remedy is not None and not remedy.ordered:
+            fixed |= {"order": "after"}
     if values["missing_kind"] == "given":
         fixed |= {"missing_rate": 0.0}
     elif values["missing_rate"] == 0:
-        fixed |= {"missing_kind": "vectors"}
+        fixed |= {"missing_kind": "vectors", "fill": "zero"}
     return fixed

@@ -11,26 +11,40 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pairnorm.data import (
     Graph,
     Missing,
     features_after,
     given_missing,
+    missing_by_class,
+    missing_by_degree,
+    missing_by_value,
     missing_entries,
     missing_nodes,
     missing_vectors,
 )
 from pairnorm.errors import PairNormError
+from pairnorm.fill import fill_missing
 from pairnorm.nn import GAT, GCN, PairNorm, SparseMatrix, propagation, states
-from pairnorm.nn.models import glorot
+from pairnorm.nn.models import MakeNorm, glorot
+from pairnorm.nn.norms import DegreePairNorm
 from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
 from pairnorm.nn.ops.dropout.plain import dropout
+from pairnorm.nn.propagate import degrees
 from pairnorm.train.loop import Loop
+from pairnorm.train.remedies import Model, find
 from pairnorm.train.spec import Spec
 
-DRAW = {"vectors": missing_vectors, "nodes": missing_nodes, "entries": missing_entries}
+DRAW: dict[str, Callable[..., Missing]] = {
+    "vectors": missing_vectors,
+    "nodes": missing_nodes,
+    "entries": missing_entries,
+    "class": missing_by_class,
+    "degree": missing_by_degree,
+    "value": missing_by_value,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +72,14 @@ class Problem:
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
         adjacency = propagation(graph.adjacency, trials[0][0].adjacency)
+        features = _features(graph, trials, device)
+        width = graph.num_features if isinstance(features, SparseMatrix) else features.size(-1)
         return cls(
-            features=_features(graph, trials, device),
+            features=features,
             adjacency=adjacency.to(device),
             labels=graph.labels.to(device),
             parts={name: mask.nonzero().squeeze(1).to(device) for name, mask in parts.items()},
-            num_features=graph.num_features,
+            num_features=width,
             num_classes=graph.num_classes,
         )
 
@@ -112,7 +128,7 @@ def _features(
 ) -> Tensor | SparseMatrix:
     """Return features shared by all trials where they miss the same, else with a trial axis.
 
-    Sparse ones stay sparse.
+    Sparse ones stay sparse, but for what a fill puts in place of zeros.
     """
     masks = [_missing(graph, spec, seed) for spec, seed in trials]
     if len({mask.kind == "entries" for mask in masks}) > 1:
@@ -124,8 +140,12 @@ def _features(
         )
     mask = torch.cat([mask.mask for mask in masks], 1)
     alike = torch.equal(mask, mask[:, :1].expand_as(mask))
-    mask = mask[:, :1] if alike else mask
-    seen = features_after(graph, Missing(masks[0].kind, masks[0].rate, None, mask), trials[0][0].scaling)
+    missing = Missing(masks[0].kind, masks[0].rate, None, mask[:, :1] if alike else mask)
+    seen = features_after(graph, missing, trials[0][0].scaling)
+    if trials[0][0].fill != "zero":
+        known = _known(graph, missing).to(device)
+        adjacency, values = graph.adjacency.to(device), seen.values.to(device)
+        return fill_missing(trials[0][0].fill, adjacency, values, known.squeeze(1) if alike else known)
     if seen.values.layout != torch.sparse_csr:
         return (seen.dense().squeeze(1) if alike else seen.dense()).to(device)
     # Entries that a trial does not see stay in the pattern, as zeros: dropout goes by an entry's place in it,
@@ -133,6 +153,26 @@ def _features(
     matrix = SparseMatrix.from_torch(seen.values)
     values = (matrix.values.unsqueeze(1) * seen.keep).t().contiguous()
     return SparseMatrix(matrix.pattern, values.squeeze(0) if alike else values).to(device)
+
+
+def _known(graph: Graph, missing: Missing) -> Tensor:
+    """Return what is known, neither drawn as missing nor missing in the data: [n, trials, 1 or features]."""
+    known = ~missing.mask.to(graph.device)
+    if missing.kind != "entries":
+        known = known.unsqueeze(2)
+    elif graph.features.layout == torch.sparse_csr:
+        # Only entries that are not zero were drawn: that one is missing would tell what it was.
+        raise PairNormError(
+            "single entries of sparse features cannot be filled",
+            code="sparse-entries",
+            value="entries",
+            expected="dense features, or whole vectors that are missing",
+            remedy="Make them dense: graph.replace(features=graph.features.to_dense()).",
+        )
+    else:
+        known = known.view(graph.num_nodes, graph.num_features, -1).transpose(1, 2)
+    given = graph.missing if graph.missing.dim() == 2 else graph.missing.unsqueeze(1)
+    return known & ~given.unsqueeze(1) if given.any() else known
 
 
 def _missing(graph: Graph, spec: Spec, seed: int) -> Missing:
@@ -143,24 +183,40 @@ def _missing(graph: Graph, spec: Spec, seed: int) -> Missing:
 
 def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
-) -> GCN | GAT:
+) -> Model:
     """Build the model of a spec with a trial for each seed, which alone decides its first weights."""
-    kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
-    model: GCN | GAT = kind(
-        num_features,
-        num_classes,
-        depth=spec.depth,
-        hidden=spec.hidden,
-        norm=spec.mode,
-        scale=spec.scale,
-        skip=spec.skip,
-        dropout=spec.dropout,
-        adjacency=spec.adjacency,
-        order=spec.order,
-        trials=len(seeds),
-    )
+    remedy = find(spec.remedy)
+    shared = {
+        "depth": spec.depth,
+        "hidden": spec.hidden,
+        "dropout": spec.dropout,
+        "adjacency": spec.adjacency,
+        "trials": len(seeds),
+    }
+    model: Model
+    if remedy.model is not None:
+        model = remedy.model(num_features, num_classes, **shared, **{remedy.parameter: spec.strength})
+    else:
+        kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
+        own = {"norm": spec.mode, "scale": spec.scale, "skip": spec.skip, "order": spec.order}
+        own |= remedy.arguments(spec, len(seeds))
+        model = kind(num_features, num_classes, **shared, **own)
     model.reset_parameters(seeds)
     return model.to(device)
+
+
+def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
+    """Return what makes the norm of an SGC that is not PairNorm, None where there is none."""
+    remedy = find(spec.remedy)
+    return None if remedy.norm is None else partial(remedy.norm, 0, trials, spec.strength)
+
+
+def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
+    """Give the norms that want it the degree of every node; return the module."""
+    for norm in module.modules():
+        if isinstance(norm, DegreePairNorm):
+            norm.bind(degrees(graph.adjacency).to(device))
+    return module
 
 
 class GNNTrainer:
@@ -171,12 +227,13 @@ class GNNTrainer:
     ) -> None:
         spec, seeds = trials[0][0], [seed for _, seed in trials]
         self.problem = problem = Problem.of(graph, trials, device)
-        self.model = model = build(spec, graph.num_features, graph.num_classes, seeds, device)
+        self.model = model = build(spec, problem.num_features, graph.num_classes, seeds, device)
+        bound(model, graph, device)
         keys = keys_from_seeds(seeds, device)
 
         def loss(epoch: Tensor) -> Tensor:
             model.train()
-            layer_keys = step_keys(keys, epoch, 2 * spec.depth).view(spec.depth, 2, -1)
+            layer_keys = step_keys(keys, epoch, 2 * model.num_keys).view(model.num_keys, 2, -1)
             return problem.losses(model(problem.features, problem.adjacency, layer_keys), "train")
 
         def accuracy() -> Tensor:
@@ -186,7 +243,7 @@ class GNNTrainer:
         parameters = list(model.parameters())
         self.loop = Loop(
             parameters,
-            parameters,
+            [*parameters, *model.buffers()],  # running statistics belong to the epoch that is kept
             loss,
             accuracy,
             learning_rate=spec.learning_rate,
@@ -245,7 +302,7 @@ class SGCTrainer:
         device: torch.device,
         curves: bool = False,
     ) -> None:
-        self.problem = Problem.of(graph, trials, device)
+        self.problem, self._graph = Problem.of(graph, trials, device), graph
         self.spec, self.seeds = trials[0][0], [seed for _, seed in trials]
         self.depths, self.scales, self._curves = sorted(set(depths)), list(scales), curves
 
@@ -262,7 +319,9 @@ class SGCTrainer:
         mode, features = self.spec.mode, self.problem.features
         if isinstance(features, Tensor) and features.dim() == 2:
             features = features.unsqueeze(1)
-        norm = None if mode is None else PairNorm(own_scale, mode)
+        norm: Any = None if mode is None else PairNorm(own_scale, mode)
+        if (make := make_norm(self.spec, len(self.seeds))) is not None:
+            norm = bound(make(), self._graph, self.problem.labels.device)
         walk = states(features, self.problem.adjacency, norm)
         state = next(walk)
         regressions = _Regressions(

@@ -10,10 +10,10 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch_geometric.nn import GCN
 
-from pairnorm.nn.norms import REMEDIES, DegreePairNorm, Norm, make_norm
+from pairnorm.nn.norms import NORMS, DegreePairNorm, Norm, make_norm
 from pairnorm.nn.pair_norm import PairNorm
 
-every = pytest.mark.parametrize("name", REMEDIES)
+every = pytest.mark.parametrize("name", NORMS)
 # Statistics over all nodes of a mini-batch are what these two are named for, and made of.
 OVER_GRAPHS = ("BatchNorm", "DiffGroupNorm")
 
@@ -68,7 +68,7 @@ def test_the_order_of_nodes_does_not_matter(name, batch, near):
     near(moved(x[order], batch if batch is None else batch[order]), norm(x, batch)[order])
 
 
-@pytest.mark.parametrize("name", [name for name in REMEDIES if name not in OVER_GRAPHS])
+@pytest.mark.parametrize("name", [name for name in NORMS if name not in OVER_GRAPHS])
 def test_graphs_are_normalised_on_their_own(name, batch, near):
     if batch is None:
         return
@@ -102,7 +102,7 @@ def test_half_precision_is_summed_in_single(name, dtype, how):
 @every
 def test_repr_makes_the_same_norm(name):
     norm = make_norm(name, 5, 3)
-    names = {kind.__name__: kind for kind in (remedy.kind for remedy in REMEDIES.values())}
+    names = {kind.__name__: kind for kind in (remedy.kind for remedy in NORMS.values())}
     assert repr(eval(repr(norm), names)) == repr(norm)
     for argument, value in inspect.signature(type(norm)).parameters.items():
         if argument != "process_group":  # which no text can make again
@@ -111,7 +111,7 @@ def test_repr_makes_the_same_norm(name):
 
 @every
 def test_the_one_parameter_is_tuned_over_four_values_and_matters(name):
-    remedy = REMEDIES[name]
+    remedy = NORMS[name]
     if remedy.parameter is None:
         assert remedy.grid == ()
         return

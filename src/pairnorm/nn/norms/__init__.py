@@ -9,10 +9,10 @@ from pairnorm.nn.norms.graph_norm import GraphNorm
 from pairnorm.nn.norms.layer_norm import LayerNorm
 from pairnorm.nn.norms.mean_subtraction import MeanSubtraction
 from pairnorm.nn.norms.node_norm import NodeNorm
-from pairnorm.nn.norms.registry import REMEDIES, Remedy, make_norm
+from pairnorm.nn.norms.registry import NORMS, NamedNorm, make_norm
 
 __all__ = [
-    "REMEDIES",
+    "NORMS",
     "BatchNorm",
     "ContraNorm",
     "DegreePairNorm",
@@ -20,8 +20,8 @@ __all__ = [
     "GraphNorm",
     "LayerNorm",
     "MeanSubtraction",
+    "NamedNorm",
     "NodeNorm",
     "Norm",
-    "Remedy",
     "make_norm",
 ]

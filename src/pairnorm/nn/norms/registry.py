@@ -23,7 +23,7 @@ _SCALES = (0.1, 1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True)
-class Remedy:
+class NamedNorm:
     """A norm by name.
 
     Args:
@@ -46,22 +46,22 @@ class Remedy:
         return self.kind(**settings)
 
 
-REMEDIES: Mapping[str, Remedy] = MappingProxyType(
+NORMS: Mapping[str, NamedNorm] = MappingProxyType(
     {
-        "PN": Remedy(PairNorm, {"mode": "PN"}, "scale", _SCALES),
-        "PN-SI": Remedy(PairNorm, {"mode": "PN-SI"}, "scale", _SCALES),
-        "PN-SCS": Remedy(PairNorm, {"mode": "PN-SCS"}, "scale", _SCALES),
-        "PN-degree": Remedy(DegreePairNorm, {"mode": "PN"}, "scale", _SCALES),
-        "PN-SI-degree": Remedy(DegreePairNorm, {"mode": "PN-SI"}, "scale", _SCALES),
-        "BatchNorm": Remedy(BatchNorm),
-        "LayerNorm": Remedy(LayerNorm, {"mode": "node"}),
-        "LayerNorm-graph": Remedy(LayerNorm, {"mode": "graph"}),
-        "GraphNorm": Remedy(GraphNorm),
-        "MeanSubtraction": Remedy(MeanSubtraction),
-        "NodeNorm": Remedy(NodeNorm, {}, "p", (1.0, 2.0, 3.0, 4.0)),
+        "PN": NamedNorm(PairNorm, {"mode": "PN"}, "scale", _SCALES),
+        "PN-SI": NamedNorm(PairNorm, {"mode": "PN-SI"}, "scale", _SCALES),
+        "PN-SCS": NamedNorm(PairNorm, {"mode": "PN-SCS"}, "scale", _SCALES),
+        "PN-degree": NamedNorm(DegreePairNorm, {"mode": "PN"}, "scale", _SCALES),
+        "PN-SI-degree": NamedNorm(DegreePairNorm, {"mode": "PN-SI"}, "scale", _SCALES),
+        "BatchNorm": NamedNorm(BatchNorm),
+        "LayerNorm": NamedNorm(LayerNorm, {"mode": "node"}),
+        "LayerNorm-graph": NamedNorm(LayerNorm, {"mode": "graph"}),
+        "GraphNorm": NamedNorm(GraphNorm),
+        "MeanSubtraction": NamedNorm(MeanSubtraction),
+        "NodeNorm": NamedNorm(NodeNorm, {}, "p", (1.0, 2.0, 3.0, 4.0)),
         # The span of the settings in the authors' code, without those of SGC.
-        "DiffGroupNorm": Remedy(DiffGroupNorm, {}, "balance", (0.001, 0.005, 0.01, 0.03)),
-        "ContraNorm": Remedy(ContraNorm, {}, "scale", (0.2, 0.5, 0.8, 1.0)),
+        "DiffGroupNorm": NamedNorm(DiffGroupNorm, {}, "balance", (0.001, 0.005, 0.01, 0.03)),
+        "ContraNorm": NamedNorm(ContraNorm, {}, "scale", (0.2, 0.5, 0.8, 1.0)),
     }
 )
 
@@ -70,7 +70,7 @@ def make_norm(name: str, features: int, trials: int | None = None, **settings: A
     """Make a norm by name.
 
     Args:
-        name: One of ``REMEDIES``.
+        name: One of ``NORMS``.
         features: The width of a node's representation, for the norms that have parameters.
         trials: How many trials each have their own; None for an ordinary module.
         **settings: Arguments of the norm, such as the value of its tuned parameter.
@@ -81,4 +81,4 @@ def make_norm(name: str, features: int, trials: int | None = None, **settings: A
         >>> make_norm("PN-SI", features=32, scale=10)
         PairNorm(scale=10, mode='PN-SI', eps=1e-06)
     """
-    return REMEDIES[one_of("norm", name, [*REMEDIES])].make(features, trials, **settings)
+    return NORMS[one_of("norm", name, [*NORMS])].make(features, trials, **settings)

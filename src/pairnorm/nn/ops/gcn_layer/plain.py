@@ -36,7 +36,7 @@ def gcn_layer(
     """Return ``norm(activation(matrix @ (dropout(x) @ weight) + bias))``.
 
     Args:
-        matrix: with the same values for all trials.
+        matrix: with values for all trials, or for each.
         x: ``[nodes, trials, features]``.
         bias: ``[trials, out]``.
         activation: ``"relu"``, ``"elu"`` or ``"none"``.
@@ -53,8 +53,9 @@ def gcn_layer(
         return y if norm is None else norm(y)
     settings = (matrix, activation, norm, rate, keys)
     kernels = choose(_load, x, weight) if norm is None or fuses(norm, x) else None
-    # The kernels have no gradient for values that are learned.
-    if kernels is None or matrix.values.requires_grad or matrix.values.dtype != x.dtype:
+    # The kernels have no gradient for values that are learned, and take one matrix for all trials.
+    values = matrix.values
+    if kernels is None or values.requires_grad or values.dtype != x.dtype or values.dim() == 2:
         return _one_by_one(x, weight, bias, *settings)
     result: Tensor = Compiled.apply(kernels, _one_by_one, settings, x, weight, bias)
     return result

@@ -1,0 +1,37 @@
+"""A remedy against oversmoothing of your own beside the package's, on Cora without most of its features."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from pairnorm.train import Spec, Store, register, run
+
+
+class Whiten(nn.Module):
+    """Centre every feature over the nodes, and divide by a root of its deviation."""
+
+    def __init__(self, features: int, strength: float) -> None:
+        super().__init__()
+        self.strength = strength
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``, ``[nodes, features]``, normalised."""
+        centred = x - x.mean(0)
+        return centred / (centred.var(0) + 1e-6) ** (self.strength / 2)
+
+
+register("Whiten", Whiten, version="1", grid=(1.0, 0.5))
+
+if __name__ == "__main__":
+    epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    specs = [
+        Spec("cora", "GCN", 8, remedy=name, missing_rate=1.0, epochs=epochs)
+        for name in ("none", "PN-SI", "Whiten")
+    ]
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "own.sqlite") as store:
+        run([(spec, 0) for spec in specs], store, device="cpu", workers=2)
+        for spec in specs:
+            (trial,) = store.trials(spec)
+            print(f"{100 * trial.test_accuracy:.1f}% of the test papers right: {spec}")

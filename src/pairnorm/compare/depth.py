@@ -1,0 +1,300 @@
+"""Every remedy against oversmoothing at every depth, tuned with the same budget: ``reproduce depth``."""
+
+import csv
+import io
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import torch
+
+from pairnorm.errors import one_of, whole_number
+from pairnorm.paper.experiments import DATASETS
+from pairnorm.paper.runner import Outcome, Report
+from pairnorm.train import Spec, Store, run
+from pairnorm.train.remedies import REMEDIES, find, stored_name
+from pairnorm.train.result import Result
+
+DEPTHS = (2, 4, 8, 16, 32, 64)
+MISSING = (100, 0)
+RUNS, EPOCHS = 5, 500
+MODELS = ("GCN", "SGC", "GAT")
+GAT_REMEDIES = ("none", "PN", "PN-SI", "BatchNorm", "NodeNorm", "Skip", "Residual", "JK-max")
+"""GAT takes three times as long as GCN: it gets one remedy of each sort."""
+SMALL = ("cora", "citeseer")
+"""Graphs on which what is quadratic in the nodes can be trained."""
+
+# Four grid points each: two learning rates and two strengths, or four learning rates.
+RATES = {"GCN": (0.002, 0.01), "GAT": (0.002, 0.01), "SGC": (0.01, 0.1)}
+RATES_ALONE = {
+    "GCN": (0.001, 0.002, 0.005, 0.01),
+    "GAT": (0.001, 0.002, 0.005, 0.01),
+    "SGC": (0.005, 0.02, 0.05, 0.2),
+}
+# As in the paper's own tables: SGC is given features as they are.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {"GCN": {}, "GAT": {}, "SGC": {"scaling": "none"}}
+
+MEASURES = ("effective_rank", "numerical_rank", "relative_energy", "gradient_first", "gradient_last",
+            "parameters")  # fmt: skip
+COLUMNS = ("dataset", "model", "remedy", "missing_percent", "depth", "accuracy", "accuracy_std",
+           "validation_accuracy", "train_accuracy", "runs", "learning_rate", "strength", *MEASURES,
+           "seconds_per_epoch")  # fmt: skip
+"""Of ``depth.csv``. Time is that of one trial's epoch, with others side by side, as it was trained."""
+
+
+class Place(NamedTuple):
+    """A row of the table."""
+
+    dataset: str
+    model: str
+    remedy: str
+    missing_percent: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class DepthComparison:
+    """What to compare, and how much of it.
+
+    Args:
+        datasets: names of graphs.
+        models: among ``"GCN"``, ``"SGC"`` and ``"GAT"``.
+        remedies: by name; None for all of the package's, of which GAT gets a few.
+        depths: numbers of graph convolutions.
+        missing: percentages of missing vectors.
+        runs: seeds; the first decides among the grid points, by validation accuracy.
+        epochs: of each.
+
+    >>> small = DepthComparison(["cora"], ["GCN"], ["PN-SI", "GCNII"], depths=[2, 64], missing=[100])
+    >>> for place in small.places():
+    ...     print(*place)
+    cora GCN PN-SI 100 2
+    cora GCN PN-SI 100 64
+    cora GCN GCNII 100 2
+    cora GCN GCNII 100 64
+    >>> for spec in small.candidates(place):
+    ...     print(spec)
+    cora GCN depth=64 adjacency=sym missing_rate=1.0 learning_rate=0.002 epochs=500 remedy=GCNII strength=0.1
+    cora GCN depth=64 adjacency=sym missing_rate=1.0 learning_rate=0.002 epochs=500 remedy=GCNII strength=0.5
+    cora GCN depth=64 adjacency=sym missing_rate=1.0 learning_rate=0.01 epochs=500 remedy=GCNII strength=0.1
+    cora GCN depth=64 adjacency=sym missing_rate=1.0 learning_rate=0.01 epochs=500 remedy=GCNII strength=0.5
+    """
+
+    datasets: Sequence[str] = DATASETS
+    models: Sequence[str] = MODELS
+    remedies: Sequence[str] | None = None
+    depths: Sequence[int] = DEPTHS
+    missing: Sequence[int] = MISSING
+    runs: int = RUNS
+    epochs: int = EPOCHS
+
+    def __post_init__(self) -> None:
+        for model in self.models:
+            one_of("model", model, MODELS)
+        for percent in self.missing:
+            whole_number("missing", percent, most=100)
+        for depth in self.depths:
+            whole_number("depths", depth, least=2)  # one layer has no hidden state to measure
+        whole_number("runs", self.runs, least=1)
+        whole_number("epochs", self.epochs, least=1)
+        if self.remedies is not None:
+            for name in self.remedies:
+                stored_name("remedy", name)
+
+    def slices(self) -> Iterator[list[Place]]:
+        """Yield what is trained one after the other: a graph and a model each; what is quadratic comes last.
+
+        Both missing rates are in a slice, for they train side by side.
+        """
+        for quadratic, dataset, model in product((False, True), self.datasets, self.models):
+            names = self._remedies(dataset, model, quadratic)
+            places = [Place(dataset, model, *rest) for rest in product(names, self.missing, self.depths)]
+            if places:
+                yield places
+
+    def places(self) -> Iterator[Place]:
+        """Yield every row of the table."""
+        for places in self.slices():
+            yield from places
+
+    def _remedies(self, dataset: str, model: str, quadratic: bool) -> list[str]:
+        if self.remedies is not None:
+            names = [stored_name("remedy", name) for name in self.remedies]
+        else:
+            names = [*(GAT_REMEDIES if model == "GAT" else REMEDIES)]
+            names = [name for name in names if not find(name).quadratic or dataset in SMALL]
+        return [name for name in names if model in find(name).models and find(name).quadratic == quadratic]
+
+    def candidates(self, place: Place) -> list[Spec]:
+        """Return the four grid points of a place."""
+        remedy = find(place.remedy)
+        tuned = len(remedy.grid) > 1
+        rates = (RATES if tuned else RATES_ALONE)[place.model]
+        return [
+            Spec(
+                place.dataset,
+                place.model,
+                place.depth,
+                missing_rate=place.missing_percent / 100,
+                epochs=self.epochs,
+                learning_rate=rate,
+                remedy=place.remedy,
+                strength=strength,
+                **SETTINGS[place.model],
+                **remedy.settings,
+            )
+            for rate, strength in product(rates, remedy.grid[:2] if tuned else (0.0,))
+        ]
+
+
+class Table:
+    """What a store says of a comparison."""
+
+    def __init__(self, wanted: DepthComparison, results: Iterable[Result]) -> None:
+        self.wanted = wanted
+        self._found: dict[Spec, dict[int, Result]] = {}
+        for result in results:
+            self._found.setdefault(result.spec, {})[result.trial.seed] = result
+
+    @classmethod
+    def read(cls, wanted: DepthComparison, store: Store, **where: Any) -> "Table":
+        """Read a store; ``where`` narrows what is read, as in ``Store.results``."""
+        return cls(wanted, store.results(**where))
+
+    def chosen(self, place: Place) -> Spec | None:
+        """Return the grid point with the best validation accuracy of the first run; None while some lack it.
+
+        Of equals, the one with the lower validation loss.
+        """
+        candidates = self.wanted.candidates(place)
+        if any(0 not in self._found.get(spec, {}) for spec in candidates):
+            return None
+
+        def merit(spec: Spec) -> tuple[float, float]:
+            trial = self._found[spec][0].trial
+            loss = trial.validation_loss
+            return round(trial.validation_accuracy, 6), -loss if loss == loss else -float("inf")
+
+        return max(candidates, key=merit)
+
+    def lacking(self, place: Place) -> int:
+        """Return how many trials of a place are still to be trained."""
+        candidates = self.wanted.candidates(place)
+        first = sum(0 not in self._found.get(spec, {}) for spec in candidates)
+        chosen = self.chosen(place)
+        found = self._found[chosen] if chosen is not None else {0: None}
+        return first + sum(seed not in found for seed in range(self.wanted.runs))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows that are complete."""
+        for place in self.wanted.places():
+            if self.lacking(place) or (spec := self.chosen(place)) is None:
+                continue
+            results = [self._found[spec][seed] for seed in range(self.wanted.runs)]
+            yield {**place._asdict(), **_summary(spec, results)}
+
+    def csv(self) -> str:
+        """Return the complete rows as text."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in self.rows():
+            writer.writerow([_written(row[name]) for name in COLUMNS])
+        return text.getvalue()
+
+
+def _summary(spec: Spec, results: Sequence[Result]) -> dict[str, Any]:
+    trials = [result.trial for result in results]
+    accuracies = [trial.test_accuracy for trial in trials]
+    measures = {
+        name: fmean(values)
+        if len(values := [trial.measures[name] for trial in trials if name in trial.measures]) == len(trials)
+        else nan
+        for name in MEASURES
+    }
+    return {
+        "accuracy": fmean(accuracies),
+        "accuracy_std": stdev(accuracies) if len(accuracies) > 1 else nan,
+        "validation_accuracy": fmean(trial.validation_accuracy for trial in trials),
+        "train_accuracy": fmean(trial.train_accuracy for trial in trials),
+        "runs": len(trials),
+        "learning_rate": spec.learning_rate,
+        "strength": spec.skip or (spec.scale if spec.norm != "none" else spec.strength),
+        **measures,
+        "seconds_per_epoch": fmean(
+            result.origin.seconds / result.origin.shared_by / spec.epochs for result in results
+        ),
+    }
+
+
+def _written(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "" if isnan(value) else f"{value:.6g}"
+
+
+def reproduce(
+    wanted: DepthComparison,
+    store: Store,
+    *,
+    device: str | torch.device = "auto",
+    root: str | Path | None = None,
+    workers: int | None = None,
+    minutes: float | None = None,
+    on: str = "here",
+    progress: Report = lambda stage, progress: None,
+) -> Outcome:
+    """Train whatever of a comparison the store lacks, a slice after the other.
+
+    Args:
+        wanted: what is compared.
+        store: where results are and go.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        root: folder of the graphs' files.
+        workers: processes on a CPU. Default: one for each core.
+        minutes: start nothing more after this time.
+        on: ``"here"`` or ``"ray"``.
+        progress: is told the stage and how far it is.
+    """
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+
+    def should_stop() -> bool:
+        return end is not None and time.monotonic() >= end
+
+    def train(stage: str, pairs: Iterable[tuple[Spec, int]], measures: Sequence[str]) -> int:
+        return run(
+            pairs,
+            store,
+            device=device,
+            root=root,
+            workers=workers,
+            on=on,
+            measures=measures,
+            progress=lambda now: progress(stage, now),
+            should_stop=should_stop,
+        )
+
+    trained = 0
+    for places in wanted.slices():
+        if should_stop():
+            break
+        dataset, model = places[0].dataset, places[0].model
+        measures = () if model == "SGC" else MEASURES  # whose states are as wide as the features
+        first = [(spec, 0) for place in places for spec in wanted.candidates(place)]
+        trained += train(f"{dataset}, {model}: four settings each", first, measures)
+        table = Table.read(wanted, store, dataset=dataset, model=model)
+        chosen = [spec for place in places if (spec := table.chosen(place)) is not None]
+        rest = [(spec, seed) for spec in chosen for seed in range(1, wanted.runs)]
+        trained += train(f"{dataset}, {model}: the best again", rest, measures)
+    return Outcome(trained, count_lacking(wanted, store))
+
+
+def count_lacking(wanted: DepthComparison, store: Store) -> int:
+    """Return how many trials of a comparison are not in the store."""
+    table = Table.read(wanted, store)
+    return sum(map(table.lacking, wanted.places()))

@@ -1,0 +1,411 @@
+"""The comparison under missing features as data: which methods, on which graphs, under whose protocol."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairnorm.data import Graph, Missing, Split, features_after, load
+from pairnorm.data.named import data_folder
+from pairnorm.data.random import Stream
+from pairnorm.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.fill import FILLS
+from pairnorm.train import Spec
+from pairnorm.train.trainers import DRAW
+
+Settings = Mapping[str, Any]
+"""Fields of a ``Spec``; a tuple lists the values among which validation decides."""
+
+SGC = {"model": "SGC", "depth": (2, 5, 10, 20, 40, 60), "epochs": 500, "learning_rate": 0.2}
+GCN = {
+    "model": "GCN",
+    "depth": (2, 4, 8),
+    "epochs": 500,
+    "learning_rate": (0.005, 0.02),
+    "scaling": ("rows", "none"),
+}
+# Twelve candidates each. Without a norm, how features are scaled decides as much as PairNorm's scale with it.
+TRAINED: Mapping[str, Settings] = {
+    "SGC": {**SGC, "weight_decay": 5e-6, "scaling": ("rows", "none")},
+    "SGC-PN": {**SGC, "norm": "PN", "scale": (1.0, 30.0)},
+    "GCN": GCN,
+    "GCN-PN": {**GCN, "norm": "PN-SI"},
+}
+# As PCFI's released code trains it, but that dropout falls on the input as well.
+PUBLISHED_GCN: Settings = {
+    "model": "GCN",
+    "depth": 3,
+    "hidden": 64,
+    "dropout": 0.5,
+    "adjacency": "sym",
+    "learning_rate": 0.005,
+    "weight_decay": 0.0,
+    "scaling": "none",
+    "epochs": 500,
+}
+FIT, REFITTED = "fit", "fit, refitted on all labels"
+ALONE = ("SGC alone", "label propagation", "logistic regression", "boosted trees", "most frequent class")
+TABLES = ("amherst41", "german", "reed98")
+REACHED = "citeseer-reached"
+"""Citeseer, tested on nodes that share a component with a training node: no other hears of a label."""
+
+
+class Cell(NamedTuple):
+    """A row of the comparison.
+
+    Args:
+        protocol: name of a ``Protocol``.
+        dataset: name of a graph.
+        fill: what stands in for missing features, empty for a model that sees none.
+        model: name of a method.
+        missing_percent: of the features.
+    """
+
+    protocol: str
+    dataset: str
+    fill: str
+    model: str
+    missing_percent: float
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Graphs, splits and masks, and the methods that are compared on them.
+
+    Args:
+        name: what the command line calls it.
+        title: what it is.
+        datasets: names of graphs.
+        missing: percentages, what matters most first.
+        runs: how many seeds; of a method that has none, where masks do not differ either, one is enough.
+        kind: of what is missing, as in ``Spec``.
+        fills: what stands in for it before a model that is trained by epochs.
+        trained: these models by name.
+        judged: the models that ``pairnorm fit`` consists of, and ``fit`` itself, which need no GPU.
+        split: its name, in which ``{seed}`` stands for that of a run.
+        graphs: which graph a dataset's name means: itself, its ``largest`` component, or a ``table``.
+    """
+
+    name: str
+    title: str
+    datasets: tuple[str, ...]
+    missing: tuple[float, ...]
+    runs: int = 5
+    kind: str = "vectors"
+    fills: tuple[str, ...] = tuple(FILLS)
+    trained: Mapping[str, Settings] = field(default_factory=lambda: TRAINED)
+    judged: tuple[str, ...] = ("label propagation", "Correct & Smooth", FIT)
+    split: str = "default"
+    graphs: str = "named"
+
+    def trained_cells(self) -> Iterator[Cell]:
+        """Yield the cells of models that are trained by epochs; where nothing is missing, of one fill."""
+        for dataset, percent in product(self.datasets, self.missing):
+            if dataset == REACHED and percent != 100:  # only there do labels alone arrive
+                continue
+            for fill, model in product(self.fills, self.trained):
+                if percent or fill == self.fills[0]:
+                    yield Cell(self.name, dataset, fill, model, percent)
+
+    def judged_cells(self) -> Iterator[Cell]:
+        """Yield the cells of the others: those of a percentage on all graphs before those of the next."""
+        for percent, dataset, model in product(self.missing, self.datasets, self.judged):
+            if dataset != REACHED:  # is judged with Citeseer
+                yield Cell(self.name, dataset, FILL_OF.get(model, ""), model, percent)
+
+    def seeds(self, cell: Cell) -> range:
+        """Return the seeds of a cell."""
+        alike = self.split == "default" and cell.missing_percent in (0, 100)
+        return range(1 if cell.model not in self.trained and alike else self.runs)
+
+    def candidates(self, cell: Cell, seed: int) -> tuple[Spec, ...]:
+        """Return the specs among which validation chooses, as a run with this seed has them."""
+        return _candidates(self, cell, seed)
+
+    def graph(self, dataset: str, root: Path | None = None, seed: int = 0) -> Graph:
+        """Return the graph that a dataset's name means, with the split of a run.
+
+        Args:
+            dataset: one of ``datasets``.
+            root: folder of the raw files.
+            seed: of the run.
+        """
+        if self.graphs == "table":
+            graph = _table(dataset, root)
+            return graph.with_split(hidden_labels(graph.labels, int(self.split) / 100, seed))
+        if self.graphs == "largest":
+            return _largest(dataset, root).with_split(self.split.format(seed=seed))
+        return _reached(root) if dataset == REACHED else load(dataset, root)
+
+    def graph_name(self, dataset: str) -> str:
+        """Return what specs call the graph."""
+        return f"{dataset}-largest" if self.graphs == "largest" else dataset
+
+    def hidden(self, graph: Graph, percent: float, seed: int) -> Graph:
+        """Return a graph that lacks what a run misses."""
+        return hide(graph, DRAW[self.kind](graph, percent / 100, seed=seed)) if percent else graph
+
+    def __hash__(self) -> int:  # settings are mappings
+        return hash((self.name, self.datasets, self.missing, self.runs))
+
+
+FILL_OF = {"Correct & Smooth": "zero", FIT: "auto", "SGC alone": "auto", "boosted trees": "none"}
+"""What stands in for missing features in the models that are judged; trees need nothing."""
+
+
+@cache
+def _candidates(protocol: Protocol, cell: Cell, seed: int) -> tuple[Spec, ...]:
+    settings = protocol.trained[cell.model]
+    choices = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
+    common: dict[str, Any] = {
+        "dataset": protocol.graph_name(cell.dataset),
+        "missing_rate": cell.missing_percent / 100,
+        "missing_kind": protocol.kind,
+        "split": protocol.split.format(seed=seed),
+        "fill": cell.fill,
+    }
+    specs = (
+        Spec(**common, **dict(zip(choices, values, strict=True))) for values in product(*choices.values())
+    )
+    return tuple(dict.fromkeys(specs))
+
+
+SSNC = Protocol(
+    "ssnc-mv",
+    "Our task: vectors are missing outside the training set",
+    ("cora", "citeseer", REACHED, "pubmed", "coauthor-cs"),
+    (100, 0, 80, 40),
+)
+BY_CLASS = Protocol(
+    "by-class",
+    "Our task, with vectors of some classes ten times as likely to be missing as those of others",
+    ("cora", "citeseer", "pubmed"),
+    (80, 40),
+    kind="class",
+    trained={name: TRAINED[name] for name in ("SGC-PN", "GCN")},
+)
+BY_DEGREE = replace(
+    BY_CLASS,
+    name="by-degree",
+    title="Our task, with vectors of nodes with few edges ten times as likely to be missing",
+    kind="degree",
+)
+FP_VECTORS = Protocol(
+    "fp-vectors",
+    "The protocol of feature propagation and PCFI: whole vectors of any nodes, the largest component, "
+    "20 training nodes per class of 1,500 development nodes",
+    ("cora", "citeseer", "pubmed"),
+    (99.5, 90, 50, 0),
+    runs=10,
+    kind="nodes",
+    fills=("zero", "fp", "pcfi"),
+    trained={"GCN": PUBLISHED_GCN},
+    judged=("label propagation", FIT),
+    split="per-class-20-of-1500@{seed}",
+    graphs="largest",
+)
+FP_ENTRIES = replace(
+    FP_VECTORS,
+    name="fp-entries",
+    title="The same protocol with single entries missing",
+    missing=(99.5, 90, 50),
+    kind="entries",
+)
+TABLES_80 = Protocol(
+    "tables-80",
+    "Graphs with columns such as users have; 80% of the labels are hidden, and vectors of any nodes",
+    TABLES,
+    (0, 50, 90),
+    kind="nodes",
+    fills=(),
+    trained={},
+    judged=(*ALONE, FIT),
+    split="80",
+    graphs="table",
+)
+TABLES_95 = replace(TABLES_80, name="tables-95", title="The same with 95% of the labels hidden", split="95")
+BY_VALUE = replace(
+    TABLES_80,
+    name="by-value",
+    title="80% of the labels are hidden, and entries, large values ten times as likely as small ones",
+    datasets=("german",),
+    missing=(50, 90),
+    kind="value",
+)
+PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (SSNC, FP_VECTORS, FP_ENTRIES, TABLES_80, TABLES_95, BY_CLASS, BY_DEGREE, BY_VALUE)
+}
+MODELS = (*TRAINED, "Correct & Smooth", *ALONE, FIT)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How much of the comparison is wanted.
+
+    Args:
+        protocols: only these.
+        datasets: only these graphs.
+        models: only these methods.
+        missing: only these percentages.
+        runs: so many runs.
+        epochs: so many epochs.
+
+    >>> [protocol] = Selection(["ssnc-mv"], ["cora"], ["GCN", "fit"], [100]).chosen()
+    >>> [len(list(cells)) for cells in (protocol.trained_cells(), protocol.judged_cells())]
+    [6, 1]
+    """
+
+    protocols: Sequence[str] | None = None
+    datasets: Sequence[str] | None = None
+    models: Sequence[str] | None = None
+    missing: Sequence[float] | None = None
+    runs: int | None = None
+    epochs: int | None = None
+
+    def chosen(self) -> list[Protocol]:
+        """Return the protocols as small as asked for; complain if nothing is left."""
+        for name in self.protocols or ():
+            one_of("protocol", name, tuple(PROTOCOLS))
+        every = dict.fromkeys(name for protocol in PROTOCOLS.values() for name in protocol.datasets)
+        for name in self.datasets or ():
+            one_of("dataset", name, tuple(every))
+        for name in self.models or ():
+            one_of("model", name, MODELS)
+        for percent in self.missing or ():
+            real_number("missing", percent, least=0, most=100)
+        asked = [PROTOCOLS[name] for name in self.protocols or PROTOCOLS]
+        found = [small for protocol in asked if (small := self._narrowed(protocol))]
+        if not found:
+            raise PairNormError(
+                "nothing of the comparison is left",
+                code="nothing-selected",
+                remedy="Leave out some of {protocol}, {dataset}, {model} and {missing}.",
+                protocol=...,
+                dataset=...,
+                model=...,
+                missing=...,
+            )
+        return found
+
+    def _narrowed(self, protocol: Protocol) -> Protocol | None:
+        changes: dict[str, Any] = {}
+        if self.runs is not None:
+            changes["runs"] = min(protocol.runs, whole_number("runs", self.runs, least=1))
+        if self.epochs is not None:
+            epochs = whole_number("epochs", self.epochs, least=1)
+            changes["trained"] = {
+                name: {**settings, "epochs": epochs} for name, settings in protocol.trained.items()
+            }
+        if self.datasets is not None:
+            changes["datasets"] = tuple(name for name in protocol.datasets if name in self.datasets)
+        if self.missing is not None:
+            changes["missing"] = tuple(one for one in protocol.missing if one in self.missing)
+        if self.models is not None:
+            trained = changes.get("trained", protocol.trained)
+            changes["trained"] = {name: trained[name] for name in trained if name in self.models}
+            changes["judged"] = tuple(name for name in protocol.judged if name in self.models)
+        small = replace(protocol, **changes)
+        empty = not (small.datasets and small.missing and (small.trained or small.judged))
+        return None if empty else small
+
+
+def hide(graph: Graph, missing: Missing) -> Graph:
+    """Return a graph without the features that are missing in the first trial, beside those it lacks.
+
+    Args:
+        graph: the graph; with dense features where single entries are missing.
+        missing: drawn for it.
+    """
+    given = graph.missing if graph.missing.dim() == 2 else graph.missing[:, None]
+    lost = missing.mask[:, 0].view(graph.num_nodes, -1) | given
+    features = features_after(graph, missing, "none").trial(0)
+    return graph.replace(features=features, missing=lost.squeeze(1) if lost.size(1) == 1 else lost)
+
+
+def hidden_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
+    """Hide a share of every class's labels, which test; of the others three quarters train.
+
+    Args:
+        labels: int64 [n]; -1 where unknown: such nodes are in no part.
+        share: from 0 to 1.
+        seed: the same seed gives the same split on every machine.
+    """
+    given = labels.cpu().numpy()
+    place = np.full(len(given), np.inf)
+    order = Stream(seed, "hidden labels").order(len(given))
+    for number in range(int(given.max(initial=-1)) + 1):
+        nodes = order[given[order] == number]
+        place[nodes] = np.arange(len(nodes)) / len(nodes)
+    shown = 1 - real_number("share", share, least=0, below=1)
+    train, seen = place < 0.75 * shown, place < shown
+    masks = (train, seen & ~train, ~seen & (given >= 0))
+    return Split(*(torch.from_numpy(mask).to(labels.device) for mask in masks))
+
+
+def components(graph: Graph) -> Tensor:
+    """Return the number of the connected component of every node, int64 [n]."""
+    from scipy.sparse.csgraph import connected_components
+
+    _, members = connected_components(graph.to_scipy()[0], directed=False)
+    return torch.from_numpy(members).long()
+
+
+def reached(graph: Graph) -> Tensor:
+    """Return bool [n]: the nodes that share a component with a training node."""
+    members = components(graph)
+    return torch.isin(members, members[graph.train.cpu()])
+
+
+def largest_component(graph: Graph) -> Graph:
+    """Return the largest connected component, with dense features and without a split."""
+    members = components(graph)
+    kept = (members == members.bincount().argmax()).numpy()
+    adjacency, features = graph.replace(features=graph.features.to_dense()).to_scipy()
+    return Graph.from_scipy(
+        adjacency[kept][:, kept],
+        features[kept],
+        labels=graph.labels[torch.from_numpy(kept)],
+        name=f"{graph.name}-largest",
+    )
+
+
+@cache
+def _largest(dataset: str, root: Path | None) -> Graph:
+    return largest_component(load(dataset, root))
+
+
+def _reached(root: Path | None) -> Graph:
+    graph = load("citeseer", root)
+    return graph.replace(test=graph.test & reached(graph), name=REACHED)
+
+
+@cache
+def _table(dataset: str, root: Path | None) -> Graph:
+    """Read a table; years with fewer than 50 students are no classes."""
+    folder = data_folder(root) / "tables" / dataset
+    if dataset == "german":
+        return Graph.from_files(
+            folder / "nodes.csv", folder / "edges.csv", label="GoodCustomer", name=dataset
+        )
+    codes = ("status", "major", "second_major", "dorm", "high_school")
+    graph = Graph.from_files(
+        folder / "nodes.csv",
+        folder / "edges.csv",
+        label="year",
+        classes="each",
+        categorical=codes,
+        name=dataset,
+    )
+    counts = graph.labels[graph.labelled].bincount(minlength=graph.num_classes)
+    frequent = (counts >= 50).nonzero().squeeze(1)
+    number = torch.full((graph.num_classes + 1,), -1)
+    number[frequent] = torch.arange(len(frequent))
+    names = tuple(graph.class_names[place] for place in frequent.tolist())
+    return graph.replace(labels=number[graph.labels], class_names=names)

@@ -1,0 +1,275 @@
+"""The comparison under missing features for people: a CSV, a report in Markdown, and a figure."""
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, NamedTuple
+
+from pairnorm import plotting
+from pairnorm.compare.missing import FIT, PROTOCOLS, REACHED, REFITTED, SSNC, TABLES, Cell, Protocol
+from pairnorm.compare.missing_runs import Found
+from pairnorm.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
+from pairnorm.writing import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = (*Cell._fields, "accuracy", "accuracy_std", "runs", "macro_f1", "auc", "published")
+TITLES = {
+    "cora": "Cora",
+    "citeseer": "Citeseer",
+    REACHED: "Citeseer, reached",
+    "pubmed": "Pubmed",
+    "coauthor-cs": "Coauthor CS",
+}
+FILL_TITLES = {
+    "zero": "zero",
+    "mean": "column mean",
+    "mass": "known mass",
+    "fp": "feature propagation",
+    "pcfi": "PCFI",
+    "mask": "zero and mask columns",
+}
+# Accuracies that papers report under the protocol of feature propagation, on Cora, Citeseer and Pubmed.
+PUBLISHED: dict[tuple[str, str, str, float], tuple[float, float, float]] = {
+    ("fp-vectors", "zero", "GCN", 0): (0.827, 0.700, 0.775),
+    ("fp-vectors", "zero", "GCN", 99.5): (0.435, 0.313, 0.461),
+    ("fp-vectors", "fp", "GCN", 99.5): (0.727, 0.580, 0.742),
+    ("fp-vectors", "pcfi", "GCN", 99.5): (0.754, 0.661, 0.744),
+    ("fp-entries", "pcfi", "GCN", 99.5): (0.786, 0.691, 0.760),
+}
+INTRODUCTION = f"""\
+# Missing features: which method where
+
+Written by `pairnorm reproduce missing` from the runs in the store. Mean test accuracy ± standard deviation
+over the runs (their number in brackets where it is not all of them). Each trained method chose among twelve
+candidates by its validation accuracy in the first run; under the protocol of feature propagation it has the
+published settings. `{FIT}` learns from the training labels alone; what it gains by learning from the
+validation labels too, after the choice, is the row “{REFITTED}”. Bold: the best of a column, that row left
+out.
+"""
+ABROAD = """\
+Not run by us: PaGCN (published: 0.318 / 0.242 / 0.388 on Cora / Citeseer / Pubmed, whole vectors, 99.5%).
+FSD-CAP (ICLR 2026) reports 0.806 / 0.719 / 0.770 there. In its released code the imputation sees the true
+labels of the validation nodes (`pre_out_best = data.y.clone()`, overwritten at the test nodes only), which
+that of the other methods does not: its numbers do not compare with these. We have run neither it nor a
+version of it without these labels for this table.
+"""
+
+
+class Line(NamedTuple):
+    """A row of the comparison: means over the runs, NaN where not known."""
+
+    cell: Cell
+    accuracies: tuple[float, ...]
+    macro_f1: float = nan
+    auc: float = nan
+    published: float = nan
+
+    @property
+    def accuracy(self) -> float:
+        """The mean test accuracy."""
+        return fmean(self.accuracies) if self.accuracies else nan
+
+    @property
+    def std(self) -> float:
+        """The sample standard deviation over the runs, NaN for a single one."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else nan
+
+    @property
+    def method(self) -> str:
+        """What to call it."""
+        fill = FILL_TITLES.get(self.cell.fill)
+        return self.cell.model if fill is None else f"{self.cell.model}, {fill}"
+
+
+def lines(protocols: Sequence[Protocol], found: Found) -> list[Line]:
+    """Return a line for every cell that has runs, or a published number."""
+    lines = [line for protocol in protocols for line in _lines(protocol, found)]
+    return [line for line in lines if line.accuracies or not isnan(line.published)]
+
+
+def _lines(protocol: Protocol, found: Found) -> Iterator[Line]:
+    for cell in protocol.trained_cells():
+        accuracies = tuple(trial.test_accuracy for trial in found.runs(protocol, cell))
+        numbers = PUBLISHED.get((cell.protocol, cell.fill, cell.model, cell.missing_percent))
+        place = PROTOCOLS[protocol.name].datasets.index(cell.dataset)
+        yield Line(cell, accuracies, published=nan if numbers is None else numbers[place])
+    for cell in protocol.judged_cells():
+        for dataset in (cell.dataset, REACHED) if cell.dataset == "citeseer" else (cell.dataset,):
+            for model in (FIT, REFITTED) if cell.model == FIT else (cell.model,):
+                own = cell._replace(dataset=dataset, model=model)
+                seeds = protocol.seeds(cell)
+                rows = [found.judged[own, seed] for seed in seeds if (own, seed) in found.judged]
+                if rows:
+                    accuracies = tuple(row.accuracy for row in rows)
+                    macro_f1, auc = fmean(row.macro_f1 for row in rows), fmean(row.auc for row in rows)
+                    yield Line(own, accuracies, macro_f1, auc)
+
+
+def write_csv(found: Sequence[Line], path: Path) -> None:
+    """Write the lines, empty where a number is not known."""
+    with whole_file(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for line in found:
+            numbers = (line.accuracy, line.std, line.macro_f1, line.auc, line.published)
+            accuracy, std, *others = ("" if isnan(number) else f"{number:.4f}" for number in numbers)
+            percent = f"{line.cell.missing_percent:g}"
+            writer.writerow([*line.cell[:4], percent, accuracy, std, len(line.accuracies), *others])
+
+
+def report(protocols: Sequence[Protocol], found: Sequence[Line], figure: str | None = None) -> str:
+    """Return the comparison in Markdown.
+
+    Args:
+        protocols: in the order to show them.
+        found: what there is of them.
+        figure: file of the figure, relative to the report.
+    """
+    parts = [INTRODUCTION]
+    if figure is not None:
+        parts.append(f"![Accuracy against the share of missing vectors]({figure})")
+    parts.append(_standing(found))
+    for protocol in protocols:
+        own = [line for line in found if line.cell.protocol == protocol.name]
+        if not own:
+            continue
+        parts.append(f"## {protocol.name}\n\n{protocol.title}.")
+        for percent in protocol.missing:
+            some = [line for line in own if line.cell.missing_percent == percent]
+            if some:
+                parts.append(f"### {percent:g}% missing\n\n{_table(protocol, some)}")
+        if protocol.name == "fp-vectors":
+            parts.append(ABROAD)
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _table(protocol: Protocol, found: Sequence[Line]) -> str:
+    datasets = [name for name in protocol.datasets if any(line.cell.dataset == name for line in found)]
+    top = {
+        dataset: max((_main(line) for line in _ranked(found, dataset)), default=nan) for dataset in datasets
+    }
+    rows: dict[str, dict[str, Line]] = defaultdict(dict)
+    for line in found:
+        rows[line.method][line.cell.dataset] = line
+    text = [
+        f"| Method | {' | '.join(TITLES.get(dataset, dataset) for dataset in datasets)} |",
+        f"|---|{'---|' * len(datasets)}",
+    ]
+    for method, of in rows.items():
+        cells = []
+        for dataset in datasets:
+            if (one := of.get(dataset)) is None:
+                cells.append("")
+            else:
+                best = one.cell.model != REFITTED and _main(one) == top[dataset]
+                cells.append(_shown(protocol, one, best))
+        text.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
+def _main(line: Line) -> float:
+    """What decides who is ahead: on tables AUC for two classes and macro F1 for more, else accuracy."""
+    value = line.accuracy
+    if line.cell.dataset in TABLES:
+        value = line.auc if line.cell.dataset == "german" else line.macro_f1
+    return round(value, 3)
+
+
+def _ranked(found: Sequence[Line], dataset: str) -> list[Line]:
+    return [
+        line
+        for line in found
+        if line.cell.dataset == dataset and line.accuracies and line.cell.model != REFITTED
+    ]
+
+
+def _shown(protocol: Protocol, line: Line, best: bool) -> str:
+    text = "not run"
+    if line.accuracies:
+        text = f"{line.accuracy:.3f}" + ("" if isnan(line.std) else f" ± {line.std:.3f}")
+        if line.cell.dataset in TABLES:
+            text = f"{_main(line):.3f} (accuracy {text})"
+        text = f"**{text}**" if best else text
+        text += "" if len(line.accuracies) == len(protocol.seeds(line.cell)) else f" [{len(line.accuracies)}]"
+    return text if isnan(line.published) else f"{text}, published {line.published:.3f}"
+
+
+def _standing(found: Sequence[Line]) -> str:
+    """Say where ``fit`` is ahead, and where not."""
+    places: dict[tuple[str, str, float], list[Line]] = defaultdict(list)
+    for line in found:
+        places[line.cell.protocol, line.cell.dataset, line.cell.missing_percent].append(line)
+    rows = []
+    for (protocol, dataset, percent), some in places.items():
+        ranked = _ranked(some, dataset)
+        ours = [line for line in ranked if line.cell.model == FIT]
+        others = [line for line in ranked if line.cell.model != FIT]
+        if ours and others:
+            best = max(others, key=_main)
+            gap = _main(ours[0]) - _main(best)
+            rows.append(
+                f"| {protocol} | {TITLES.get(dataset, dataset)} | {percent:g}% | {_main(ours[0]):.3f} | "
+                f"{best.method} | {_main(best):.3f} | {gap:+.3f} |"
+            )
+    if not rows:
+        return "`fit` has not been run beside others yet."
+    ahead = sum(not row.rsplit("|", 2)[1].strip().startswith("-") for row in rows)
+    return "\n".join(
+        [
+            f"## Where `fit` stands\n\nAhead, or level, in {ahead} of {len(rows)} places. The best other is",
+            "picked by its *test* result, so that luck is on its side. On tables the numbers are AUC (two",
+            "classes) or macro F1.\n",
+            "| Protocol | Graph | Missing | `fit` | Best other | Its result | Difference |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+def draw(found: Sequence[Line], folder: Path) -> list[Path]:
+    """Draw accuracy against missing vectors on our task: a column for each graph, SGC-PN above, GCN below."""
+    colours = dict(zip(FILL_TITLES, (GREY, ORANGE, GREEN, BLUE, VERMILLION, PURPLE), strict=True))
+    own = [line for line in found if line.cell.protocol == SSNC.name and line.accuracies]
+    there = {line.cell.dataset for line in own} - {REACHED}
+    datasets = [name for name in SSNC.datasets if name in there]
+    if not datasets:
+        return []
+    curves: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    for line in own:
+        dataset, fill, model, percent = line.cell[1:]
+        trained = model in SSNC.trained
+        # Where nothing is missing, nothing is filled.
+        for name in (colours if percent == 0 else (fill,)) if trained else ("",):
+            curves[dataset, model, name].append((percent, line.accuracy))
+    with plotting.style():
+        figure = plotting.new_figure(3.0 * len(datasets) + 2, 6)
+        axes = figure.subplots(2, len(datasets), sharex=True, sharey="col", squeeze=False)
+        for row, model in enumerate(("SGC-PN", "GCN")):
+            for axis, dataset in zip(axes[row], datasets, strict=True):
+                for fill, colour in colours.items():
+                    _curve(axis, curves.get((dataset, model, fill)), colour, FILL_TITLES[fill], "-")
+                _curve(axis, curves.get((dataset, FIT, "")), "black", "fit", "-")
+                _curve(
+                    axis, curves.get((dataset, "label propagation", "")), "black", "label propagation", ":"
+                )
+                axis.set_title(f"{TITLES[dataset]}, {model}")
+                if row:
+                    axis.set_xlabel("% of vectors missing")
+        axes[0][0].set_ylabel("Test accuracy")
+        axes[1][0].set_ylabel("Test accuracy")
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right center")
+        return plotting.save(figure, folder, "missing")
+
+
+def _curve(
+    axis: "Axes", points: Sequence[tuple[float, float]] | None, colour: str, label: str, style: str
+) -> None:
+    if points:
+        percents, values = zip(*sorted(points), strict=True)
+        axis.plot(percents, values, style, color=colour, label=label, marker="o")

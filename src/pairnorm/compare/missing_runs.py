@@ -1,0 +1,318 @@
+"""Running the comparison under missing features: what is lacking is trained or judged, slice by slice."""
+
+import csv
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from math import isnan
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pairnorm.compare.correct_and_smooth import correct_and_smooth
+from pairnorm.compare.missing import FIT, REACHED, REFITTED, SSNC, Cell, Protocol, reached
+from pairnorm.data import Graph
+from pairnorm.errors import PairNormError
+from pairnorm.nn import propagation
+from pairnorm.train import Progress, Spec, Store, Trial, run
+from pairnorm.train.result import Origin
+from pairnorm.writing import whole_file
+
+ALPHAS = (0.5, 0.8, 0.95, 0.99)
+
+Report = Callable[[str, Progress], None]
+"""Is told the stage and how far it is."""
+
+
+class Judged(NamedTuple):
+    """What a method that needs no epochs gave in one run, and where that comes from."""
+
+    protocol: str
+    dataset: str
+    fill: str
+    model: str
+    missing_percent: float
+    seed: int
+    accuracy: float
+    macro_f1: float
+    auc: float
+    seconds: float
+    git_commit: str
+    finished: str
+
+    @property
+    def cell(self) -> Cell:
+        """The row it belongs to."""
+        return Cell(*self[:5])
+
+
+def file_beside(store: Path) -> Path:
+    """Return where the results of methods that need no epochs are kept: beside the store of the trials."""
+    return store.with_name(f"{store.stem}.judged.csv")
+
+
+def read_judged(path: Path) -> list[Judged]:
+    """Read what ``write_judged`` wrote; none where there is no file."""
+    if not path.exists():
+        return []
+    kinds = Judged.__annotations__
+    with path.open(newline="", encoding="utf-8") as file:
+        try:
+            return [
+                Judged(**{name: kind(row[name]) for name, kind in kinds.items()})
+                for row in csv.DictReader(file, strict=True)
+            ]
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise PairNormError(
+                f"{path} cannot be read ({error})",
+                code="file-damaged",
+                value=path,
+                expected="what a comparison wrote",
+                remedy="Restore a copy, or delete it to judge anew.",
+            ) from error
+
+
+def write_judged(path: Path, rows: Iterable[Judged]) -> None:
+    """Write results, sorted, in place of what is there."""
+    ordered = sorted(rows, key=lambda row: (row.cell, row.seed))
+    with whole_file(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Judged._fields)
+        writer.writerows(ordered)
+
+
+class Found:
+    """The trials and judgements there are.
+
+    Args:
+        cells: the trials of every spec; a fingerprint in the name of its graph is not looked at.
+        judged: of methods that need no epochs.
+    """
+
+    def __init__(self, cells: dict[Spec, list[Trial]], judged: Sequence[Judged] = ()) -> None:
+        self._trials = {
+            (spec.replace(dataset=spec.dataset.partition("@")[0]), trial.seed): trial
+            for spec, trials in cells.items()
+            for trial in trials
+        }
+        self.judged = {(row.cell, row.seed): row for row in judged}
+
+    @classmethod
+    def read(cls, path: Path) -> "Found":
+        """Read a store, if there is one, and the file beside it."""
+        cells: dict[Spec, list[Trial]] = {}
+        if path.exists():
+            with Store(path, read_only=True) as store:
+                cells = store.cells()
+        return cls(cells, read_judged(file_beside(path)))
+
+    def best(self, protocol: Protocol, cell: Cell) -> int | None:
+        """Return the place of the candidate with the best validation accuracy in the first run.
+
+        Of equals the first; None where some have not been trained.
+        """
+        trials = [self._trials.get((spec, 0)) for spec in protocol.candidates(cell, 0)]
+        values = [trial.validation_accuracy for trial in trials if trial]
+        if len(values) < len(trials):
+            return None
+        values = [-1.0 if isnan(value) else round(value, 6) for value in values]
+        return values.index(max(values))
+
+    def runs(self, protocol: Protocol, cell: Cell) -> list[Trial]:
+        """Return the runs of the best candidate of a cell, as far as they have been trained."""
+        if (best := self.best(protocol, cell)) is None:
+            return []
+        specs = ((protocol.candidates(cell, seed)[best], seed) for seed in protocol.seeds(cell))
+        return [self._trials[pair] for pair in specs if pair in self._trials]
+
+    def lacking(self, protocol: Protocol, dataset: str, *, first: bool) -> list[tuple[Spec, int]]:
+        """Return what is to be trained: all candidates in the first run, or then the best in the others."""
+        wanted: dict[tuple[Spec, int], None] = {}
+        for cell in protocol.trained_cells():
+            if cell.dataset != dataset:
+                continue
+            specs = protocol.candidates(cell, 0)
+            best = 0 if len(specs) == 1 else self.best(protocol, cell)
+            if first:
+                wanted |= dict.fromkeys((spec, 0) for spec in specs)
+            if best is not None and (not first or len(specs) == 1):
+                pairs = ((protocol.candidates(cell, seed)[best], seed) for seed in protocol.seeds(cell))
+                wanted |= dict.fromkeys(pairs)
+        return [pair for pair in wanted if pair not in self._trials]
+
+
+def compare(
+    protocols: Sequence[Protocol],
+    path: Path,
+    *,
+    device: str | torch.device = "auto",
+    root: Path | None = None,
+    workers: int | None = None,
+    minutes: float | None = None,
+    progress: Report = lambda stage, progress: None,
+) -> int:
+    """Train and judge what is lacking, and return how many runs are left because time was up.
+
+    Args:
+        protocols: what is wanted.
+        path: the store; judgements lie in a file beside it.
+        device: where models are trained.
+        root: folder of the graphs' files.
+        workers: processes on a CPU. Default: one for each core.
+        minutes: start nothing more after this time.
+        progress: is called now and then.
+    """
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+
+    def should_stop() -> bool:
+        return end is not None and time.monotonic() >= end
+
+    for protocol in protocols:
+        for dataset in protocol.datasets if protocol.trained else ():
+            for first in (True, False):
+                pairs = [] if should_stop() else Found.read(path).lacking(protocol, dataset, first=first)
+                if pairs:
+                    stage = f"{protocol.name}, {dataset}{'' if first else ', the best again'}"
+                    with Store(path) as store:
+                        run(
+                            pairs,
+                            store,
+                            device=device,
+                            root=root,
+                            graphs=_own_graphs(protocol, dataset, root),
+                            workers=workers,
+                            progress=lambda now, stage=stage: progress(stage, now),  # type: ignore[misc]
+                            should_stop=should_stop,
+                        )
+    _judge_all(protocols, path, root, workers or os.cpu_count() or 1, progress, should_stop)
+    return count_lacking(protocols, Found.read(path))
+
+
+def count_lacking(protocols: Iterable[Protocol], found: Found) -> int:
+    """Return how many runs are lacking; of a cell that is not tuned yet, those of its candidates."""
+    trained = sum(
+        len({*found.lacking(protocol, dataset, first=True), *found.lacking(protocol, dataset, first=False)})
+        for protocol in protocols
+        for dataset in protocol.datasets
+    )
+    return trained + sum(1 for protocol in protocols for _ in _to_judge(protocol, found))
+
+
+def _own_graphs(protocol: Protocol, dataset: str, root: Path | None) -> dict[str, Graph]:
+    """Return the graph of a dataset by its name in specs, unless it is loaded by that name."""
+    if protocol.graphs == "named" and dataset != REACHED:
+        return {}
+    return {protocol.graph_name(dataset): protocol.graph(dataset, root)}
+
+
+def _to_judge(protocol: Protocol, found: Found) -> Iterator[tuple[Cell, int]]:
+    for cell in protocol.judged_cells():
+        for seed in protocol.seeds(cell):
+            if (cell, seed) not in found.judged:
+                yield cell, seed
+
+
+def _judge_all(
+    protocols: Sequence[Protocol],
+    path: Path,
+    root: Path | None,
+    workers: int,
+    progress: Report,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Judge what is lacking, in order, a process for each of some at a time."""
+    found = Found.read(path)
+    waiting = [(protocol, *job) for protocol in protocols for job in _to_judge(protocol, found)]
+    rows, total = list(found.judged.values()), len(waiting)
+    if not waiting or should_stop():
+        return
+    pending: set[Future[list[Judged]]] = set()
+    # Not forked: threads of torch would not live in the child.
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        try:
+            while True:
+                while waiting and len(pending) < workers and not should_stop():
+                    protocol, cell, seed = waiting.pop(0)
+                    pending.add(pool.submit(judge, protocol, cell, seed, root))
+                    done = total - len(waiting) - len(pending)
+                    label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
+                    progress(f"{protocol.name}, without epochs", Progress(done, total, total, label))
+                if not pending:
+                    break
+                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    rows += future.result()
+                write_judged(file_beside(path), rows)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -> list[Judged]:
+    """Fit a method to a graph that lacks what the run misses, and judge it by the test nodes.
+
+    Args:
+        protocol: the protocol.
+        cell: what to fit.
+        seed: of the run.
+        root: folder of the graphs' files.
+    """
+    from pairnorm.classify import NodeClassifier, Scores
+
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few labels: they are hidden on purpose
+        whole = protocol.graph(cell.dataset, root, seed)
+        graph = protocol.hidden(whole, cell.missing_percent, seed)
+        settings: dict[str, Any] = {"device": "cpu", "random_state": seed}
+        alone = {"simple": True, "refit": False, **settings}
+        if cell.model == FIT:
+            classifier = NodeClassifier(**settings).fit(graph)
+            found = {FIT: classifier.judged_, REFITTED: classifier.probabilities_}
+        elif cell.model == "Correct & Smooth":
+            classifier = NodeClassifier("SGC", norm="none", fill=cell.fill, **alone).fit(graph)
+            found = {cell.model: _corrected(graph, torch.from_numpy(classifier.judged_)).numpy()}
+        else:
+            classifier = NodeClassifier(cell.model.removesuffix(" alone"), **alone).fit(graph)
+            found = {cell.model: classifier.judged_}
+    origin = Origin.here(seconds=time.perf_counter() - began, shared_by=1, device="cpu")
+    tests = {cell.dataset: graph.test}
+    if protocol.name == SSNC.name and cell.dataset == "citeseer":
+        tests[REACHED] = graph.test & reached(graph)
+    rows = []
+    for model, chances in found.items():
+        for dataset, test in tests.items():
+            mask, labels = test.numpy(), graph.labels.numpy()
+            predicted = classifier.decide(chances)
+            scores = Scores.of(labels[mask], predicted[mask], graph.num_classes, chances[mask])
+            rows.append(
+                Judged(
+                    *cell._replace(dataset=dataset, model=model),
+                    seed=seed,
+                    accuracy=round(scores.accuracy, 6),
+                    macro_f1=round(scores.macro_f1, 6),
+                    auc=round(scores.auc, 6),
+                    seconds=round(origin.seconds, 1),
+                    git_commit=origin.git_commit or "",
+                    finished=origin.finished,
+                )
+            )
+    return rows
+
+
+def _corrected(graph: Graph, chances: Tensor) -> Tensor:
+    """Correct and smooth with the two alphas that the validation nodes like best."""
+    matrix = propagation(graph.adjacency, "sym")
+    tried = [
+        correct_and_smooth(matrix, chances, graph.labels, graph.train, correct, smooth)
+        for correct in ALPHAS
+        for smooth in ALPHAS
+    ]
+    right = [int((one.argmax(1) == graph.labels)[graph.validation].sum()) for one in tried]
+    best = tried[right.index(max(right))]
+    return best / best.sum(1, keepdim=True).clamp(min=1e-12)

@@ -1,0 +1,240 @@
+"""The remedies against oversmoothing by name, ours and the user's own: what ``Spec.remedy`` may say."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from pairnorm.errors import PairNormError, one_of, quoted, whole_number
+from pairnorm.nn import APPNP, GAT, GCN, GCNII
+from pairnorm.nn.norms import NORMS, BatchNorm, make_norm
+from pairnorm.nn.per_trial import PerTrial
+
+if TYPE_CHECKING:
+    from pairnorm.train.spec import Spec
+
+Model = GCN | GAT | GCNII | APPNP
+GROUP = "pairnorm.remedies"
+"""The entry points of packages that bring remedies: a name, and the factory of a norm."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What can be done against oversmoothing, with the one parameter that is tuned.
+
+    Args:
+        parameter: what the formula calls ``Spec.strength``; empty where there is nothing to tune.
+        grid: values to tune it over; the first is the usual one, which a strength of 0 stands for.
+        models: it applies to.
+        norm: makes the norm of a layer from its width, the number of trials and the strength.
+        options: arguments of ``GCN`` and ``GAT``, from the strength.
+        model: makes the model instead: takes what GCN does, and the strength under ``parameter``.
+        fields: of a ``Spec`` that say the same, from the strength.
+        settings: fields of a ``Spec`` that belong to its published form.
+        quadratic: whether an epoch takes time in the square of the number of nodes.
+    """
+
+    parameter: str = ""
+    grid: tuple[float, ...] = ()
+    models: tuple[str, ...] = ("GCN", "GAT")
+    norm: Callable[[int, int, float], nn.Module] | None = None
+    options: Callable[[float], Mapping[str, Any]] | None = None
+    model: Callable[..., GCNII | APPNP] | None = None
+    fields: Callable[[float], Mapping[str, Any]] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    quadratic: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether a norm or a skip beside it would be a second one."""
+        return self.norm is not None or self.model is not None
+
+    @property
+    def ordered(self) -> bool:
+        """Whether ``Spec.order`` says where it comes."""
+        return self.norm is not None and self.options is None
+
+    def arguments(self, spec: "Spec", trials: int) -> dict[str, Any]:
+        """Return the arguments of GCN and GAT that it changes."""
+        changed = dict(self.options(spec.strength) if self.options else {})
+        if self.norm is not None:
+            changed["norm"] = partial(self.norm, spec.hidden, trials, spec.strength)
+        return changed
+
+
+def _named_norm(name: str, features: int, trials: int, strength: float) -> nn.Module:
+    parameter = NORMS[name].parameter
+    return make_norm(name, features, trials, **({} if parameter is None else {parameter: strength}))
+
+
+def _norm(name: str, *grid: float, **more: Any) -> Remedy:
+    return Remedy(NORMS[name].parameter or "", grid, norm=partial(_named_norm, name), **more)
+
+
+def _pair_norm(mode: str) -> Remedy:
+    return Remedy("scale", (1.0, 10.0), _ANY, fields=lambda scale: {"norm": mode, "scale": scale})
+
+
+def _batch_norm(features: int, trials: int, strength: float) -> nn.Module:
+    return BatchNorm(features, trials=trials)
+
+
+def _skip(t: float) -> dict[str, Any]:
+    return {"skip": whole_number("strength", int(t) if t == int(t) else t, least=1)}
+
+
+_ANY = ("SGC", "GCN", "GAT")
+_SYMMETRIC = {"adjacency": "sym"}
+_OURS = {
+    "none": Remedy(models=_ANY),
+    "PN": _pair_norm("PN"),
+    "PN-SI": _pair_norm("PN-SI"),
+    "PN-SCS": _pair_norm("PN-SCS"),
+    "PN-degree": _norm("PN-degree", 1.0, 10.0, models=("SGC", "GCN"), settings=_SYMMETRIC),
+    "PN-SI-degree": _norm("PN-SI-degree", 1.0, 10.0, models=("SGC", "GCN"), settings=_SYMMETRIC),
+    "MeanSubtraction": _norm("MeanSubtraction", models=_ANY),
+    "NodeNorm": _norm("NodeNorm", 2.0, 1.0, models=_ANY),
+    "BatchNorm": _norm("BatchNorm"),
+    "LayerNorm": _norm("LayerNorm"),
+    "LayerNorm-graph": _norm("LayerNorm-graph"),
+    "GraphNorm": _norm("GraphNorm"),
+    "DiffGroupNorm": _norm("DiffGroupNorm", 0.01, 0.001),
+    "ContraNorm": _norm("ContraNorm", 0.5, 0.2, quadratic=True),
+    "Skip": Remedy("t", (1.0, 2.0), fields=_skip),
+    # As in the authors' code: the norm comes behind the sum, and before the activation.
+    "Residual": Remedy(norm=_batch_norm, options=lambda _: {"residual": True, "order": "before"}),
+    "JK-concat": Remedy(options=lambda _: {"jump": "concat"}),
+    "JK-max": Remedy(options=lambda _: {"jump": "max"}),
+    "DropEdge": Remedy("rate", (0.5, 0.2), ("GCN",), options=lambda rate: {"drop_edge": rate}),
+    "GCNII": Remedy("alpha", (0.1, 0.5), ("GCN",), model=GCNII, settings=_SYMMETRIC),
+    "APPNP": Remedy("alpha", (0.1, 0.2), ("GCN",), model=APPNP, settings=_SYMMETRIC),
+}
+REMEDIES: dict[str, Remedy] = dict(_OURS)
+"""Those that are known, by the name under which trials are stored."""
+
+
+def register(
+    name: str,
+    factory: Callable[..., nn.Module],
+    *,
+    version: str = "1",
+    parameter: str = "strength",
+    grid: tuple[float, ...] = (),
+    models: tuple[str, ...] = ("GCN", "GAT"),
+) -> str:
+    """Make a module of your own a remedy: it comes behind the activation of every hidden layer.
+
+    Args:
+        name: for ``Spec(remedy=name)``, tables and figures.
+        factory: called with the width of a layer, and, where there is a ``grid``, with the strength; returns
+            a module over ``[nodes, features]``, of which every trial and layer has one of its own. Worker
+            processes must be able to import it: a class or function at the top of a module.
+        version: part of the name under which trials are stored; change it with the module.
+        parameter: what the strength is called.
+        grid: values to tune the strength over, the usual one first; empty where there is none.
+        models: among ``"GCN"`` and ``"GAT"``.
+
+    Returns:
+        The name under which trials are stored, such as ``"Mine@1"``.
+
+    Example:
+        >>> register("Dropped", nn.Identity, version="2")
+        'Dropped@2'
+    """
+    if name in _OURS:
+        raise PairNormError(
+            f"there is a remedy {name!r} already", code="name-taken", value=name, expected="another name"
+        )
+    if not name or not name.isprintable() or "@" in name:
+        raise PairNormError(
+            f"a remedy is named {quoted(name)}",
+            code="not-a-name",
+            value=name,
+            expected="a name that can be printed, without an @",
+        )
+    key = f"{name}@{version}"
+    REMEDIES[key] = Remedy(
+        parameter if grid else "",
+        tuple(map(float, grid)),
+        tuple(one_of("model", model, ("GCN", "GAT")) for model in models),
+        norm=partial(_own_norm, factory, bool(grid)),
+    )
+    _LATEST[name] = key
+    return key
+
+
+_LATEST: dict[str, str] = {}
+"""The name with its version of each remedy of the user's own."""
+
+
+def _own_norm(
+    make: Callable[..., nn.Module], tuned: bool, features: int, trials: int, strength: float
+) -> nn.Module:
+    given = (features, strength) if tuned else (features,)
+    return PerTrial(partial(make, *given), trials)
+
+
+def stored_name(what: str, name: Any) -> str:
+    """Return the name under which a remedy's trials are stored, or raise an error where there is none.
+
+    Args:
+        what: the argument is called.
+        name: of a remedy; ``"package.module:attribute"`` of one to import, which may have a ``version`` and
+            a ``grid``; or ``"name@version"``, as it stands in a store, which others may have registered.
+    """
+    if isinstance(name, str):
+        if name in REMEDIES or ("@" in name and name.isprintable()):
+            return name
+        paths = [entry.value for entry in entry_points(group=GROUP, name=name)]
+        for path in [name] if ":" in name else paths:
+            if name not in _LATEST:
+                module, _, attribute = path.partition(":")
+                factory = _attribute(module, attribute)
+                version, grid = getattr(factory, "version", "1"), getattr(factory, "grid", ())
+                register(name, factory, version=str(version), grid=tuple(grid))
+        if name in _LATEST:
+            return _LATEST[name]
+    return one_of(what, name, [*_OURS, *_LATEST])
+
+
+def _attribute(module: str, attribute: str) -> Callable[..., nn.Module]:
+    try:
+        found: Callable[..., nn.Module] = attrgetter(attribute)(import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PairNormError(
+            f"remedy {module}:{attribute} cannot be imported ({error})",
+            code="not-importable",
+            value=f"{module}:{attribute}",
+            expected="package.module:attribute of a factory of norms",
+        ) from error
+    return found
+
+
+def find(name: str) -> Remedy:
+    """Return the remedy of a stored name; one that can be found by its name alone is imported."""
+    if name not in REMEDIES:
+        known = stored_name("remedy", name.rpartition("@")[0])
+        if known != name:
+            raise PairNormError(
+                f"remedy {name!r} is here as {known!r}",
+                code="other-version",
+                value=name,
+                expected=known,
+                remedy="Register the version that the trials are of.",
+            )
+    return REMEDIES[name]
+
+
+def own(names: Iterable[str]) -> dict[str, Remedy]:
+    """Return those of some names that the user registered, for worker processes to ``learn``."""
+    return {name: REMEDIES[name] for name in names if name in REMEDIES and name not in _OURS}
+
+
+def learn(remedies: Mapping[str, Remedy]) -> None:
+    """Take over what another process has registered."""
+    REMEDIES.update(remedies)

@@ -1,0 +1,118 @@
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairnorm.compare import depth
+from pairnorm.compare.depth import COLUMNS, DepthComparison, Place, Table, count_lacking, reproduce
+from pairnorm.train import REMEDIES, Spec, Store, Trial
+
+TINY = DepthComparison(
+    ["cora"], ["GCN"], ["none", "DropEdge"], depths=[2, 3], missing=[100], runs=2, epochs=2
+)
+
+
+def a_trial(seed: int, validation: float, test: float = 0.5, **more: Any) -> Trial:
+    losses = {f"{part}_loss": more.pop(f"{part}_loss", 1.0) for part in ("train", "validation", "test")}
+    return Trial(
+        seed=seed,
+        best_epoch=1,
+        train_accuracy=1.0,
+        validation_accuracy=validation,
+        test_accuracy=test,
+        **losses,
+        **more,
+    )
+
+
+def test_all_remedies_have_the_same_budget() -> None:
+    whole = DepthComparison()
+    for place in whole.places():
+        candidates = whole.candidates(place)
+        assert len(set(candidates)) == 4, place
+        for spec in candidates:
+            assert (spec.dataset, spec.model, spec.depth) == (place.dataset, place.model, place.depth)
+            assert spec.missing_rate == place.missing_percent / 100
+            assert spec.epochs == 500
+    assert {place.remedy for place in whole.places() if place.model == "GCN"} == set(REMEDIES)
+
+
+def test_slices_are_whole_graphs_and_what_is_quadratic_comes_last() -> None:
+    slices = [
+        (places[0].dataset, places[0].model, {p.remedy for p in places})
+        for places in DepthComparison().slices()
+    ]
+    assert [dataset for dataset, _, names in slices if "ContraNorm" not in names] == [
+        name for name in ("cora", "citeseer", "pubmed", "coauthor-cs") for _ in range(3)
+    ]
+    assert slices[12:] == [
+        ("cora", "GCN", {"ContraNorm"}),
+        ("citeseer", "GCN", {"ContraNorm"}),
+    ]
+    for places in DepthComparison().slices():
+        assert {place.missing_percent for place in places} == {0, 100}
+
+
+def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
+    place = Place("cora", "GCN", "none", 100, 2)
+    candidates = TINY.candidates(place)
+    with Store(tmp_path / "s.sqlite") as store:
+        assert count_lacking(TINY, store) == 4 * (4 + 1)
+        for spec, validation in zip(candidates[:3], (0.5, 0.7, 0.7), strict=True):
+            loss = 1.0 if spec is candidates[2] else 2.0
+            store.add(spec, [a_trial(0, validation, 0.6, validation_loss=loss)], seconds=8)
+        assert Table.read(TINY, store).chosen(place) is None
+        store.add(candidates[3], [a_trial(0, float("nan"))], seconds=1)
+        table = Table.read(TINY, store)
+        assert table.chosen(place) == candidates[2]  # of equals, the one with the lower loss
+        assert table.lacking(place) == 1
+        assert list(table.rows()) == []
+        measures = dict.fromkeys(depth.MEASURES, 3.0)
+        store.add(candidates[2], [a_trial(1, 0.1, 0.8, measures=measures)], seconds=4)
+        (row,) = Table.read(TINY, store).rows()
+    assert row["accuracy"] == pytest.approx(0.7)
+    assert row["accuracy_std"] == pytest.approx(0.2 / 2**0.5)
+    assert row["learning_rate"] == candidates[2].learning_rate
+    assert row["seconds_per_epoch"] == pytest.approx((8 + 4) / 2 / TINY.epochs)
+    assert row["effective_rank"] != row["effective_rank"]  # one of the runs had none
+
+
+def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        stopped = reproduce(TINY, store, device="cpu", workers=1, minutes=0)
+        assert (stopped.trained, stopped.left) == (0, 20)
+        done = reproduce(TINY, store, device="cpu", workers=1)
+        assert (done.trained, done.left) == (20, 0)
+        assert reproduce(TINY, store, device="cpu", workers=1).trained == 0
+        rows = list(csv.DictReader(Table.read(TINY, store).csv().splitlines()))
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["remedy"], row["depth"]) for row in rows] == [
+        ("none", "2"), ("none", "3"), ("DropEdge", "2"), ("DropEdge", "3")
+    ]  # fmt: skip
+    assert all(float(row["gradient_first"]) > 0 and float(row["parameters"]) > 1000 for row in rows)
+
+
+def test_strengths_that_are_fields_of_their_own(tmp_path: Path) -> None:
+    wanted = DepthComparison(["cora"], ["GCN"], ["Skip", "PN", "GCNII"], depths=[4], missing=[0], runs=1)
+    with Store(tmp_path / "s.sqlite") as store:
+        for place in wanted.places():
+            for number, spec in enumerate(wanted.candidates(place)):
+                store.add(spec, [a_trial(0, number / 10)], seconds=1)
+        strengths = {row["remedy"]: row["strength"] for row in Table.read(wanted, store).rows()}
+    assert strengths == {"Skip": 2, "PN": 10.0, "GCNII": 0.5}
+
+
+def test_a_choice_is_checked(raises: Any) -> None:
+    with raises("unknown-choice", value="GIN"):
+        DepthComparison(models=["GIN"])
+    with raises("unknown-choice", value="PairNorm"):
+        DepthComparison(remedies=["PairNorm"])
+    with raises("not-a-whole-number", value=101):
+        DepthComparison(missing=[101])
+
+
+def test_grid_points_are_those_of_the_table() -> None:
+    place = Place("pubmed", "SGC", "PN", 100, 8)
+    assert Spec("pubmed", "SGC", 8, norm="PN", scale=10, missing_rate=1, epochs=500, learning_rate=0.1,
+                scaling="none") in DepthComparison().candidates(place)  # fmt: skip

@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.compare.missing import (
+    FIT,
+    FP_VECTORS,
+    PROTOCOLS,
+    SSNC,
+    TRAINED,
+    Cell,
+    Selection,
+    hidden_labels,
+    hide,
+    largest_component,
+    reached,
+)
+from pairnorm.data import Graph, csbm, missing_entries, missing_vectors
+
+
+def test_every_method_has_the_same_budget() -> None:
+    counts = {len(SSNC.candidates(cell, 0)) for cell in SSNC.trained_cells() if cell.dataset == "cora"}
+    assert counts == {12}
+    assert {len(FP_VECTORS.candidates(cell, 0)) for cell in FP_VECTORS.trained_cells()} == {1}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_no_run_is_there_twice_and_a_candidate_keeps_its_place_in_every_run(protocol) -> None:
+    cells = [cell for cell in protocol.trained_cells() if cell.dataset == protocol.datasets[0]]
+    specs = [spec for cell in cells for spec in protocol.candidates(cell, 0)]
+    assert len(specs) == len(set(specs))
+    for cell in cells[:5]:
+        for seed in protocol.seeds(cell):
+            others = protocol.candidates(cell, seed)
+            assert [one.replace(split="x") for one in others] == [
+                one.replace(split="x") for one in protocol.candidates(cell, 0)
+            ]
+    assert len(set(protocol.judged_cells())) == len(list(protocol.judged_cells()))
+
+
+def test_where_nothing_is_missing_nothing_is_filled() -> None:
+    fills = {cell.fill for cell in SSNC.trained_cells() if cell.missing_percent == 0}
+    assert fills == {"zero"}
+
+
+def test_what_has_no_seed_is_run_once_where_all_masks_are_alike() -> None:
+    assert len(SSNC.seeds(Cell("ssnc-mv", "cora", "auto", FIT, 100))) == 1
+    assert len(SSNC.seeds(Cell("ssnc-mv", "cora", "auto", FIT, 80))) == 5
+    assert len(SSNC.seeds(Cell("ssnc-mv", "cora", "zero", "GCN", 100))) == 5
+    assert len(FP_VECTORS.seeds(Cell("fp-vectors", "cora", "auto", FIT, 0))) == 10
+
+
+def test_a_selection_is_part_of_the_comparison() -> None:
+    whole = {cell for protocol in PROTOCOLS.values() for cell in protocol.trained_cells()}
+    chosen = Selection(["ssnc-mv", "fp-vectors"], ["cora"], ["GCN", FIT], [99.5, 100], runs=2).chosen()
+    some = {cell for protocol in chosen for cell in protocol.trained_cells()}
+    assert some < whole
+    assert {cell.model for cell in some} == {"GCN"}
+    assert {cell.missing_percent for cell in some} == {99.5, 100}
+    assert all(protocol.runs == 2 for protocol in chosen)
+    assert Selection().chosen() == list(PROTOCOLS.values())
+    few = Selection(["ssnc-mv"], models=["SGC"], epochs=3).chosen()[0]
+    assert {spec.epochs for cell in few.trained_cells() for spec in few.candidates(cell, 0)} == {3}
+    assert set(few.trained) == {"SGC"} < set(TRAINED)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"protocols": ["ssnc"]}, "unknown-choice"),
+        ({"datasets": ["coar"]}, "unknown-choice"),
+        ({"models": ["GNC"]}, "unknown-choice"),
+        ({"missing": [101]}, "not-a-number"),
+        ({"missing": [33]}, "nothing-selected"),
+        ({"protocols": ["tables-80"], "models": ["GCN"]}, "nothing-selected"),
+    ],
+)
+def test_what_there_is_not_is_refused(options: dict, code: str, raises) -> None:
+    with raises(code):
+        Selection(**options).chosen()
+
+
+def test_hidden_features_are_those_drawn_and_those_the_data_lacks() -> None:
+    graph = csbm(100, classes=2, features=6, words=3, seed=1)
+    graph = graph.replace(missing=torch.arange(100) % 7 == 0)
+    whole = graph.features.to_dense()
+    drawn = missing_vectors(graph, 0.5, seed=3)
+    found = hide(graph, drawn)
+    assert torch.equal(found.missing, drawn.mask[:, 0] | graph.missing)
+    assert torch.equal(found.features.to_dense(), whole * ~drawn.mask)
+
+    dense = graph.replace(features=whole)
+    drawn = missing_entries(dense, 0.5, seed=3)
+    found = hide(dense, drawn)
+    mask = drawn.mask[:, 0].view(100, 6)
+    assert torch.equal(found.missing, mask | graph.missing[:, None])
+    assert torch.equal(found.features, whole * ~mask)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.95])
+def test_labels_are_hidden_class_by_class(share: float) -> None:
+    labels = torch.tensor([0] * 200 + [1] * 60 + [-1] * 40)
+    split = hidden_labels(labels, share, seed=4)
+    assert torch.equal(torch.stack(split).sum(0), (labels >= 0).long())
+    for number, size in ((0, 200), (1, 60)):
+        train, validation, _ = (int(mask[labels == number].sum()) for mask in split)
+        assert abs(train + validation - (1 - share) * size) < 1
+        assert train >= 1
+        assert abs(train - 0.75 * (1 - share) * size) <= 1
+    assert not torch.equal(split.train, hidden_labels(labels, share, seed=5).train)
+
+
+def test_of_components_the_largest_is_kept_and_those_with_training_nodes_are_reached() -> None:
+    edges = torch.tensor([[0, 1, 3, 4, 5, 7], [1, 2, 4, 5, 6, 8]])
+    features, labels = torch.eye(10), torch.arange(10) % 2
+    train = torch.zeros(10, dtype=torch.bool).index_fill_(0, torch.tensor([1, 9]), True)
+    graph = Graph.from_edges(edges, features, labels=labels, train=train)
+    assert reached(graph).nonzero().flatten().tolist() == [0, 1, 2, 9]
+    largest = largest_component(graph)
+    assert torch.equal(largest.features, features[3:7])
+    assert torch.equal(largest.labels, labels[3:7])
+    path = np.eye(4, k=1) + np.eye(4, k=-1)
+    assert torch.equal(largest.adjacency.to_dense().double(), torch.from_numpy(path))
+
+
+def test_the_published_protocol_has_cora_s_largest_component() -> None:
+    graph = FP_VECTORS.graph("cora", seed=3)
+    assert (graph.num_nodes, graph.num_edges) == (2485, 5069)
+    assert [int(part.sum()) for part in graph.split] == [140, 1360, 985]
+    assert not torch.equal(graph.test, FP_VECTORS.graph("cora", seed=4).test)

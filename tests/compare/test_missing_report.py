@@ -1,0 +1,102 @@
+import csv
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+
+from pairnorm.compare.missing import FIT, FP_VECTORS, REFITTED, SSNC, TABLES_80, Cell
+from pairnorm.compare.missing_report import Line, draw, lines, report, write_csv
+from pairnorm.compare.missing_runs import Found, Judged
+from pairnorm.train import Spec, Trial
+
+ONE = replace(
+    SSNC,
+    datasets=("cora",),
+    missing=(100, 0),
+    runs=2,
+    fills=("zero", "fp"),
+    trained={"SGC-PN": {"model": "SGC", "depth": 2, "norm": "PN"}},
+)
+
+
+def a_trial(seed: int, test: float) -> Trial:
+    parts = {f"{part}_{what}": 0.5 for part in ("train", "validation") for what in ("loss", "accuracy")}
+    return Trial(seed=seed, best_epoch=1, test_loss=1.0, test_accuracy=test, **parts)
+
+
+def judged(model: str, accuracy: float, percent: float = 100, **changes: object) -> Judged:
+    fill = "auto" if model in (FIT, REFITTED) else ""
+    row = Judged("ssnc-mv", "cora", fill, model, percent, 0, accuracy, 0.4, 0.9, 1.0, "", "2026")
+    return row._replace(**changes)  # type: ignore[arg-type]
+
+
+def found() -> Found:
+    zero = Spec("cora", "SGC", 2, norm="PN", missing_rate=1)
+    return Found(
+        {
+            zero: [a_trial(0, 0.5), a_trial(1, 0.7)],
+            zero.replace(fill="fp"): [a_trial(0, 0.75)],
+            zero.replace(missing_rate=0): [a_trial(0, 0.8), a_trial(1, 0.8)],
+        },
+        [judged(FIT, 0.8), judged(REFITTED, 0.81), judged("label propagation", 0.7)],
+    )
+
+
+def test_a_row_of_the_csv_is_a_mean_over_the_runs(tmp_path: Path) -> None:
+    write_csv(lines([ONE], found()), tmp_path / "missing.csv")
+    with (tmp_path / "missing.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:7] == [
+        *("protocol", "dataset", "fill", "model", "missing_percent", "accuracy", "accuracy_std")
+    ]
+    by = {(row["fill"], row["model"], row["missing_percent"]): row for row in rows}
+    assert len(by) == len(rows) == 6
+    zero = by["zero", "SGC-PN", "100"]
+    assert (zero["accuracy"], zero["accuracy_std"], zero["runs"]) == ("0.6000", "0.1414", "2")
+    assert (by["fp", "SGC-PN", "100"]["accuracy_std"], by["fp", "SGC-PN", "100"]["runs"]) == ("", "1")
+    assert by["auto", FIT, "100"]["auc"] == "0.9000"
+
+
+def test_the_report_says_who_is_ahead_and_what_is_not_whole() -> None:
+    text = report([ONE], lines([ONE], found()))
+    assert "| SGC-PN, zero | 0.600 ± 0.141 |" in text
+    assert "| SGC-PN, feature propagation | 0.750 [1] |" in text
+    assert f"| {FIT} | **0.800** |" in text
+    assert f"| {REFITTED} | 0.810 |" in text  # is no rival
+    assert "Ahead, or level, in 1 of 1 places" in text
+    assert "| ssnc-mv | Cora | 100% | 0.800 | SGC-PN, feature propagation | 0.750 | +0.050 |" in text
+
+
+def test_where_fit_is_behind_the_report_says_so() -> None:
+    some = [
+        Line(Cell("ssnc-mv", "cora", "auto", FIT, 100), (0.7,)),
+        Line(Cell("ssnc-mv", "cora", "fp", "GCN", 100), (0.75,)),
+    ]
+    assert "in 0 of 1 places" in report([ONE], some)
+    assert "-0.050 |" in report([ONE], some)
+
+
+def test_published_numbers_stand_beside_ours() -> None:
+    text = report([FP_VECTORS], lines([FP_VECTORS], Found({})))
+    assert "| GCN, PCFI | not run, published 0.754 | not run, published 0.661 |" in text
+    assert "sees the true\nlabels of the validation nodes" in text
+
+
+def test_tables_go_by_auc_or_macro_f1() -> None:
+    cells = [
+        Cell("tables-80", name, "", model, 0)
+        for name in ("german", "reed98")
+        for model in ("logistic regression", "label propagation")
+    ]
+    scores = [(0.71, 0.5, 0.6), (0.70, 0.6, 0.7), (0.71, 0.5, 0.6), (0.70, 0.4, 0.7)]
+    some = [Line(cell, (accuracy,), f1, auc) for cell, (accuracy, f1, auc) in zip(cells, scores, strict=True)]
+    text = report([replace(TABLES_80, runs=1)], some)
+    assert "| label propagation | **0.700 (accuracy 0.700)** | 0.400 (accuracy 0.700) |" in text
+    assert "| logistic regression | 0.600 (accuracy 0.710) | **0.500 (accuracy 0.710)** |" in text
+
+
+def test_the_figure_has_the_same_bytes_every_time(tmp_path: Path) -> None:
+    some = lines([ONE], found())
+    first, again = (draw(some, tmp_path / name) for name in ("one", "two"))
+    assert [path.name for path in first] == ["missing.png", "missing.pdf"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    assert draw([Line(Cell("fp-vectors", "cora", "fp", "GCN", 50), (), nan)], tmp_path) == []

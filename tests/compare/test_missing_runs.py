@@ -1,0 +1,121 @@
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+
+import pytest
+import torch
+
+from pairnorm.classify import NodeClassifier
+from pairnorm.compare.missing import FIT, REFITTED, SSNC, Cell, hide
+from pairnorm.compare.missing_runs import (
+    Found,
+    Judged,
+    compare,
+    count_lacking,
+    file_beside,
+    judge,
+    read_judged,
+    write_judged,
+)
+from pairnorm.data import load, missing_vectors
+from pairnorm.train import Spec, Store, Trial, train
+
+SMALL = replace(
+    SSNC,
+    datasets=("cora",),
+    missing=(100,),
+    runs=2,
+    fills=("zero", "fp"),
+    trained={"SGC": {"model": "SGC", "depth": (1, 3), "epochs": 3, "learning_rate": 0.2}},
+    judged=("label propagation",),
+)
+CELL = Cell("ssnc-mv", "cora", "fp", "SGC", 100)
+
+
+def a_trial(seed: int, validation: float, test: float = 0.5) -> Trial:
+    parts = {f"{part}_loss": 1.0 for part in ("train", "validation", "test")}
+    accuracies = {"train_accuracy": 1.0, "validation_accuracy": validation, "test_accuracy": test}
+    return Trial(seed=seed, best_epoch=1, **parts, **accuracies)
+
+
+def a_judgement(**changes: object) -> Judged:
+    row = Judged("ssnc-mv", "cora", "", "label propagation", 99.5, 3, 0.7, 0.6, nan, 1.5, "abc", "2026")
+    return row._replace(**changes)  # type: ignore[arg-type]
+
+
+def test_it_trains_judges_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "missing.sqlite"
+    assert count_lacking([SMALL], Found.read(path)) == 4 + 1  # of the second runs nobody knows which yet
+    assert compare([SMALL], path, device="cpu", workers=1, minutes=0) == 5
+    assert not path.exists()
+    assert compare([SMALL], path, device="cpu", workers=1) == 0
+    with Store(path, read_only=True) as store:
+        assert len(store) == 4 + 2
+    found, seconds = Found.read(path), file_beside(path).stat().st_mtime_ns
+    best = found.best(SMALL, CELL)
+    assert best is not None
+    spec = SMALL.candidates(CELL, 0)[best]
+    assert found.runs(SMALL, CELL) == train(load("cora"), spec, [0, 1], "cpu")
+    [row] = found.judged.values()
+    assert row.cell == Cell("ssnc-mv", "cora", "", "label propagation", 100)
+    assert compare([SMALL], path, device="cpu", workers=1) == 0
+    assert file_beside(path).stat().st_mtime_ns == seconds
+
+
+def test_the_first_run_chooses_and_a_fingerprint_is_not_looked_at() -> None:
+    first, second = SMALL.candidates(CELL, 0)
+    own = second.replace(dataset="cora@0123456789abcdef")
+    found = Found({first: [a_trial(0, 0.7), a_trial(1, 0.9)], own: [a_trial(0, 0.8, 0.6)]})
+    assert found.best(SMALL, CELL) == 1
+    assert [trial.test_accuracy for trial in found.runs(SMALL, CELL)] == [0.6]
+    assert found.lacking(SMALL, "cora", first=False) == [(second, 1)]
+    assert Found({first: [a_trial(0, 0.7)], second: [a_trial(0, nan)]}).best(SMALL, CELL) == 0
+    assert Found({first: [a_trial(0, 0.7)], second: [a_trial(0, 0.7)]}).best(SMALL, CELL) == 0
+    assert Found({first: [a_trial(0, 0.7)]}).best(SMALL, CELL) is None
+
+
+def test_with_one_candidate_all_runs_are_trained_at_once() -> None:
+    alone = replace(SMALL, trained={"SGC": {"model": "SGC", "depth": 2}}, fills=("zero",), runs=3)
+    spec = Spec("cora", "SGC", 2, missing_rate=1)
+    assert Found({}).lacking(alone, "cora", first=True) == [(spec, seed) for seed in range(3)]
+
+
+def test_what_is_judged_is_read_again(tmp_path: Path, raises) -> None:
+    path = tmp_path / "judged.csv"
+    rows = [a_judgement(), a_judgement(seed=1, accuracy=0.123456)]
+    write_judged(path, rows)
+    assert repr(read_judged(path)) == repr(rows[::-1])
+    path.write_text(path.read_text().replace("0.123456", "much"))
+    with raises("file-damaged", value=path):
+        read_judged(path)
+    assert read_judged(tmp_path / "nothing.csv") == []
+
+
+@pytest.mark.parametrize("model", ["label propagation", "logistic regression", "Correct & Smooth"])
+def test_a_method_is_judged_by_the_test_nodes_of_a_graph_that_lacks_what_is_missing(model: str) -> None:
+    protocol = replace(SMALL, datasets=("csbm",), missing=(60,), judged=(model,))
+    [cell] = protocol.judged_cells()
+    [row] = judge(protocol, cell, 1)
+    graph = load("csbm")
+    graph = hide(graph, missing_vectors(graph, 0.6, seed=1))
+    assert (row.cell, row.seed) == (cell, 1)
+    if model != "Correct & Smooth":
+        expected = NodeClassifier(model, simple=True, refit=False, random_state=1, device="cpu").fit(graph)
+        assert row.accuracy == pytest.approx(expected.held_out_.accuracy, abs=1e-6)
+        assert row.macro_f1 == pytest.approx(expected.held_out_.macro_f1, abs=1e-6)
+    else:
+        counts = torch.bincount(graph.labels[graph.test])
+        assert row.accuracy > float(counts.max() / counts.sum()) + 0.1
+
+
+def test_fit_learns_from_training_labels_and_what_more_labels_add_is_another_row() -> None:
+    protocol = replace(SMALL, datasets=("csbm",), missing=(90,), judged=(FIT,))
+    [cell] = protocol.judged_cells()
+    rows = judge(protocol, cell, 0)
+    assert [row.model for row in rows] == [FIT, REFITTED]
+    graph = load("csbm")
+    classifier = NodeClassifier(device="cpu").fit(hide(graph, missing_vectors(graph, 0.9, seed=0)))
+    assert rows[0].accuracy == pytest.approx(classifier.held_out_.accuracy, abs=1e-6)
+    test = graph.test.numpy()
+    predicted = classifier.probabilities_.argmax(1)[test]
+    assert rows[1].accuracy == pytest.approx((predicted == graph.labels.numpy()[test]).mean(), abs=1e-6)

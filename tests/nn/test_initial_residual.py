@@ -1,0 +1,114 @@
+import pytest
+import torch
+from torch_geometric.nn import APPNP as PeerAPPNP
+from torch_geometric.nn import GCN2Conv
+
+from pairnorm.nn import APPNP, GCNII, SparseMatrix
+from pairnorm.nn.ops.dropout.keys import draw_keys
+from pairnorm.nn.ops.dropout.plain import dropout
+
+NODES, FEATURES, HIDDEN, CLASSES = 20, 6, 8, 3
+either = pytest.mark.parametrize("kind", [GCNII, APPNP])
+
+
+@pytest.fixture
+def x():
+    return torch.randn(NODES, FEATURES) * (torch.rand(NODES, FEATURES) < 0.5)
+
+
+def build(kind, seeds=(0,), **settings):
+    model = kind(FEATURES, CLASSES, hidden=HIDDEN, trials=len(seeds), **settings)
+    model.reset_parameters(seeds)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data = torch.linspace(-0.1, 0.2, parameter[0].numel()).expand_as(parameter).clone()
+    return model
+
+
+def linear(layer, h, trial=0):
+    return h @ layer.weight[trial] + layer.bias[trial]
+
+
+@pytest.mark.parametrize(("depth", "alpha", "theta"), [(1, 0.1, 0.5), (5, 0.5, 1.5), (5, 0.0, 0.5)])
+def test_gcnii_equals_pyg(depth, alpha, theta, x, edge_index, either_form):
+    model = build(GCNII, depth=depth, alpha=alpha, theta=theta).eval()
+    h = first = linear(model.first, x).relu()
+    peers = []
+    for number, ours in enumerate(model.convolutions, start=1):
+        peer = GCN2Conv(HIDDEN, alpha, theta, number)
+        peer.weight1.data = ours.weight.data[0].clone()
+        peers.append(peer)
+        h = peer(h, first, edge_index).relu()
+    expected = linear(model.last, h)
+    hidden, logits = model.hidden_and_logits(x, edge_index)
+    torch.testing.assert_close(hidden.squeeze(1), h)
+    torch.testing.assert_close(logits.squeeze(1), expected)
+    logits.square().sum().backward()
+    expected.square().sum().backward()
+    for ours, peer in zip(model.convolutions, peers, strict=True):
+        torch.testing.assert_close(ours.weight.grad[0], peer.weight1.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("depth", "alpha"), [(1, 0.1), (10, 0.2)])
+def test_appnp_equals_pyg(depth, alpha, x, edge_index, either_form):
+    model = build(APPNP, depth=depth, alpha=alpha).eval()
+    start = linear(model.last, linear(model.first, x).relu())
+    hidden, logits = model.hidden_and_logits(x, edge_index)
+    torch.testing.assert_close(logits.squeeze(1), PeerAPPNP(depth, alpha)(start, edge_index))
+    if depth > 1:
+        torch.testing.assert_close(hidden.squeeze(1), PeerAPPNP(depth - 1, alpha)(start, edge_index))
+
+
+def test_appnp_of_many_steps_is_personalised_pagerank(x, edge_index):
+    """Z = α (I − (1 − α) Â)⁻¹ Z₀, the closed form of its paper."""
+    model = build(APPNP, depth=300, alpha=0.1).eval().double()
+    adjacency = model.propagation(edge_index, NODES)
+    adjacency = SparseMatrix(adjacency.pattern, adjacency.values.double())
+    start = linear(model.last, linear(model.first, x.double()).relu())
+    closed = 0.1 * torch.linalg.solve(torch.eye(NODES).double() - 0.9 * adjacency.to_dense(), start)
+    torch.testing.assert_close(model(x.double(), adjacency).squeeze(1), closed, rtol=1e-6, atol=1e-8)
+
+
+@either
+@pytest.mark.parametrize("sparse", [False, True])
+def test_trials_equal_models(kind, sparse, x, edge_index, either_form):
+    """With dropout, and the same keys: weights, gradients and masks of a trial are its own."""
+    seeds, depth = (3, 5, 7), 4
+    together = build(kind, seeds, depth=depth, dropout=0.5)
+    keys = draw_keys(together.num_keys, 2, len(seeds))
+    given = x.to_sparse_csr() if sparse else x
+    logits = together(given, edge_index, keys)
+    logits.square().sum().backward()
+    for trial, seed in enumerate(seeds):
+        alone = build(kind, (seed,), depth=depth, dropout=0.5)
+        expected = alone(given, edge_index, keys[:, :, trial : trial + 1].contiguous())
+        torch.testing.assert_close(logits[:, trial], expected[:, 0])
+        expected.square().sum().backward()
+        for ours, theirs in zip(together.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad[trial], theirs.grad[0], rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_falls_on_the_input_of_every_map(x, edge_index):
+    model = build(GCNII, depth=2, dropout=0.5, alpha=0.3)
+    keys = draw_keys(model.num_keys, 2, 1)
+    adjacency = model.propagation(edge_index, NODES).to_dense()
+    drop = [lambda h, key=pair[0]: dropout(h.unsqueeze(1), 0.5, key).squeeze(1) for pair in keys]
+    h = first = linear(model.first, drop[0](x)).relu()
+    for layer, convolution in enumerate(model.convolutions):
+        mixed = 0.7 * adjacency @ drop[layer + 1](h) + 0.3 * first
+        h = ((1 - convolution.beta) * mixed + convolution.beta * mixed @ convolution.weight[0]).relu()
+    torch.testing.assert_close(model(x, edge_index, keys).squeeze(1), linear(model.last, drop[-1](h)))
+
+
+@either
+def test_an_ordinary_model(kind, x, edge_index):
+    model = kind(FEATURES, CLASSES).eval()
+    assert model.adjacency == "sym"
+    assert model(x, edge_index).shape == (NODES, CLASSES)
+
+
+def test_settings_are_checked(raises):
+    with raises("not-a-number", value=1.5):
+        GCNII(FEATURES, CLASSES, alpha=1.5)
+    with raises("not-a-number", value=0):
+        GCNII(FEATURES, CLASSES, theta=0)

@@ -1,0 +1,208 @@
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pairnorm.data import Graph
+from pairnorm.nn import APPNP, GCN, GCNII
+from pairnorm.nn.norms import NORMS, BatchNorm
+from pairnorm.train import REMEDIES, Spec, Store, build, fit, register, remedies, run, train
+
+CPU = torch.device("cpu")
+OURS = [(name, model) for name, remedy in REMEDIES.items() for model in remedy.models]
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(remedies, "_LATEST", {})
+    before = dict(REMEDIES)
+    yield
+    REMEDIES.clear()
+    REMEDIES.update(before)
+
+
+class Shrink(nn.Module):
+    """A remedy of a user's own: a learned scale of every feature, from the strength on."""
+
+    version, grid = "3", (0.5, 2.0)
+
+    def __init__(self, features: int, strength: float = 1.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((features,), strength))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def spec_of(name: str, model: str = "GCN", depth: int = 3, **more: Any) -> Spec:
+    return Spec("csbm", model, depth, remedy=name, epochs=6, **REMEDIES[name].settings, **more)
+
+
+@pytest.mark.parametrize(("name", "model"), OURS)
+def test_every_remedy_trains_each_trial_as_if_alone(name: str, model: str, graph: Graph) -> None:
+    spec = spec_of(name, model, missing_rate=0.5)
+    together = train(graph, spec, [0, 1, 2], "cpu")
+    (alone,) = train(graph, spec, [1], "cpu")
+    assert together[1].train_loss == pytest.approx(alone.train_loss, rel=1e-3)
+    assert together[1].best_epoch == alone.best_epoch
+    assert not any(trial.diverged for trial in together)
+
+
+@pytest.mark.parametrize(("name", "model"), OURS)
+def test_every_remedy_changes_the_result(name: str, model: str, graph: Graph) -> None:
+    plain = train(graph, Spec("csbm", model, 3, epochs=6, **REMEDIES[name].settings), [0], "cpu")[0]
+    changed = train(graph, spec_of(name, model), [0], "cpu")[0]
+    assert (changed.train_loss == plain.train_loss) == (name == "none")
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "DiffGroupNorm", "Residual"])
+def test_the_statistics_of_the_best_epoch_are_kept(name: str, graph: Graph) -> None:
+    """A model that is evaluated again gives the validation accuracy for which its epoch was kept."""
+    spec = spec_of(name, learning_rate=0.05).replace(epochs=30)
+    trials = train(graph, spec, [0, 1], "cpu", curves=True)
+    model = fit(graph, spec, [0, 1], "cpu")
+    assert not model.training
+    for trial in trials:
+        assert trial.validation_accuracy == pytest.approx(max(trial.curves["validation_accuracy"]))
+
+
+def test_what_is_built() -> None:
+    def built(name: str, **more: Any) -> nn.Module:
+        return build(spec_of(name, **more), 10, 3, [0], CPU)
+
+    assert isinstance(built("GCNII", strength=0.5), GCNII)
+    assert built("GCNII", strength=0.5).alpha == 0.5
+    assert isinstance(built("APPNP"), APPNP)
+    assert built("DropEdge", strength=0.2).drop_edge == 0.2
+    assert built("JK-max").jump == "max"
+    residual = built("Residual")
+    assert isinstance(residual.norms[0], BatchNorm)
+    assert residual.order == "before"
+    assert residual.residuals is not None
+    assert built("NodeNorm", strength=3).norms[0].p == 3
+    assert built("PN-SI", strength=10).norm.scale == 10
+    assert built("Skip", strength=2).skip == 2
+    assert set(NORMS) < set(REMEDIES)
+
+
+class TestSpec:
+    def test_what_other_fields_say_has_their_text(self) -> None:
+        assert Spec("cora", "GCN", 8, remedy="PN", strength=10) == Spec(
+            "cora", "GCN", 8, norm="PN", scale=10.0
+        )
+        assert Spec("cora", "GCN", 8, remedy="PN-SI", scale=5) == Spec(
+            "cora", "GCN", 8, norm="PN-SI", scale=5
+        )
+        assert Spec("cora", "GAT", 8, remedy="Skip", strength=2) == Spec("cora", "GAT", 8, skip=2)
+        assert Spec("cora", "GCN", 8, remedy="none", strength=3) == Spec("cora", "GCN", 8)
+
+    def test_the_usual_strength_stands_in_the_text(self) -> None:
+        spec = Spec("cora", "GCN", 8, remedy="DropEdge")
+        assert spec.text == f"{Spec('cora', 'GCN', 8).text} remedy=DropEdge strength=0.5"
+        assert Spec.parse(spec.text) == spec == Spec("cora", "GCN", 8, remedy="DropEdge", strength=0.5)
+        assert Spec("cora", "GCN", 8, remedy="BatchNorm", strength=7).strength == 0
+
+    def test_the_order_counts_for_norms_alone(self) -> None:
+        assert spec_of("BatchNorm", order="before") != spec_of("BatchNorm")
+        for name in ("Residual", "GCNII", "JK-max"):
+            assert spec_of(name, order="before") == spec_of(name)
+
+    def test_what_does_not_go_together(self, raises: Any) -> None:
+        with raises("not-together", value="PN"):
+            Spec("cora", "GCN", 8, norm="PN", remedy="GCNII")
+        with raises("not-together", value="PN"):
+            Spec("cora", "GCN", 8, norm="PN", remedy="PN-SI")
+        with raises("not-together", value=1):
+            Spec("cora", "GCN", 8, skip=1, remedy="BatchNorm")
+        with raises("not-together", value="GAT"):
+            Spec("cora", "GAT", 8, remedy="GCNII")
+        with raises("unknown-choice", value="Batchnorm"):
+            Spec("cora", "GCN", 8, remedy="Batchnorm")
+        with raises("not-a-whole-number", value=1.5):
+            Spec("cora", "GCN", 8, remedy="Skip", strength=1.5)
+        assert Spec("cora", "GCN", 8, norm="PN", remedy="DropEdge").norm == "PN"
+
+
+class TestOwn:
+    def test_a_module_of_torch_is_a_remedy(self, graph: Graph) -> None:
+        assert register("Theirs", nn.BatchNorm1d) == "Theirs@1"
+        spec = Spec("csbm", "GCN", 3, remedy="Theirs", epochs=6)
+        assert spec.remedy == "Theirs@1"
+        for ours, theirs in zip(
+            train(graph, spec_of("BatchNorm"), [0, 1], "cpu"), train(graph, spec, [0, 1], "cpu"), strict=True
+        ):
+            assert ours.train_loss == pytest.approx(theirs.train_loss, rel=1e-4)
+
+    def test_a_strength(self, graph: Graph) -> None:
+        register("Shrink", Shrink, grid=(0.5, 2.0))
+        usual, other = (Spec("csbm", "GCN", 3, remedy="Shrink", strength=value) for value in (0, 2))
+        assert usual.strength == 0.5
+        model = build(other, 10, 3, [0, 1], CPU)
+        assert model.norms[0].stacked[0].eq(2).all()
+        assert train(graph, usual, [0], "cpu") != train(graph, other, [0], "cpu")
+
+    def test_a_new_version_is_another_spec(self) -> None:
+        register("Shrink", Shrink, version="1")
+        first = Spec("cora", "GCN", 3, remedy="Shrink")
+        register("Shrink", Shrink, version="2")
+        second = Spec("cora", "GCN", 3, remedy="Shrink")
+        assert first.remedy == "Shrink@1"
+        assert second.remedy == "Shrink@2"
+        assert first.hash != second.hash
+        assert isinstance(build(first, 10, 3, [0], CPU), GCN)
+
+    def test_it_is_imported_by_its_name(self, raises: Any) -> None:
+        spec = Spec("cora", "GCN", 3, remedy=f"{__name__}:Shrink")
+        assert (spec.remedy, spec.strength) == (f"{__name__}:Shrink@3", 0.5)
+        del REMEDIES[spec.remedy]
+        remedies._LATEST.clear()
+        assert build(spec, 10, 3, [0], CPU).norms[0].stacked[0].eq(0.5).all()
+        with raises("not-importable", value=f"{__name__}:Shrunk"):
+            Spec("cora", "GCN", 3, remedy=f"{__name__}:Shrunk")
+        with raises("not-importable", value="no.such:Module"):
+            Spec("cora", "GCN", 3, remedy="no.such:Module")
+
+    def test_a_store_is_read_without_it(self, raises: Any, tmp_path: Any, graph: Graph) -> None:
+        register("Shrink", Shrink, grid=(0.5, 2.0))
+        spec = Spec("csbm", "GCN", 2, remedy="Shrink", epochs=3)
+        with Store(tmp_path / "s.sqlite") as store:
+            assert run([(spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1) == 1
+            REMEDIES.pop("Shrink@1")
+            remedies._LATEST.clear()
+            assert list(store.cells()) == [spec]
+            with raises("unknown-choice", value="Shrink"):
+                build(spec, 10, 3, [0], CPU)
+            register("Shrink", Shrink, version="9")
+            with raises("other-version", value="Shrink@1"):
+                build(spec, 10, 3, [0], CPU)
+
+    def test_names(self, raises: Any) -> None:
+        with raises("name-taken", value="GCNII"):
+            register("GCNII", Shrink)
+        with raises("not-a-name", value="mine@2"):
+            register("mine@2", Shrink)
+
+    def test_other_processes_learn_it(self, tmp_path: Any, graph: Graph) -> None:
+        register("Theirs", nn.BatchNorm1d)
+        pairs = [(Spec("csbm", "GCN", 2, remedy="Theirs", epochs=3), seed) for seed in range(2)]
+        pickle.loads(pickle.dumps(remedies.own(["Theirs@1", "GCNII"])))["Theirs@1"]
+        with Store(tmp_path / "s.sqlite") as store:
+            assert run(pairs, store, device="cpu", graphs={"csbm": graph}, workers=2) == 2
+
+
+def test_measures_of_a_whole_model(graph: Graph) -> None:
+    names = ["relative_energy", "gradient_first", "gradient_last", "parameters", "effective_rank"]
+    for name in ("none", "BatchNorm", "DropEdge", "APPNP"):
+        spec = spec_of(name, depth=5)
+        measured, plain = (train(graph, spec, [0, 1], "cpu", measures=some) for some in (names, ()))
+        for trial, other in zip(measured, plain, strict=True):
+            assert trial.train_loss == other.train_loss  # to measure changes nothing
+            assert list(trial.measures) == names
+            assert trial.measures["gradient_first"] > 0
+            assert 0 <= trial.measures["relative_energy"] <= 2
+    model = build(spec_of("none", depth=5), graph.num_features, graph.num_classes, [0], CPU)
+    (trial,) = train(graph, spec_of("none", depth=5), [0], "cpu", measures=["parameters"])
+    assert trial.measures["parameters"] == sum(parameter.numel() for parameter in model.parameters())
