@@ -61,12 +61,10 @@ def smoothing(
     dense = features.to_dense()
     # Distances between nodes need few columns; those between columns do not depend on PairNorm's scale.
     basis, reduced = span(dense)
-    walk = _states(matrix, reduced)
-    if basis is None and len(columns) == graph.num_features:
-        states = ((state, state) for state in walk)
-    else:
-        states = zip(walk, _states(matrix, dense[:, columns]), strict=False)
-    for depth, (state, some) in zip(range(max(depths) + 1), states, strict=False):
+    same = basis is None and len(columns) == graph.num_features
+    walk, others = _states(matrix, reduced), None if same else _states(matrix, dense[:, columns])
+    for depth, state in zip(range(max(depths) + 1), walk, strict=False):
+        some = state if others is None else next(others)
         if depth not in depths:
             continue
         for norm in ("none", "PN"):

@@ -305,13 +305,13 @@ def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
     """
     if fill == "zero" or not graph.missing.any():
         return features
-    kept = _FILLED.setdefault(features, {})
-    adjacency, missing, result = kept.get(fill, (None, None, None))
-    if adjacency is not graph.adjacency or missing is not graph.missing:
-        known = ~graph.missing.to(features.device)
-        result = fill_missing(fill, graph.adjacency.to(features.device), features, known)
-        if result.nbytes <= LARGEST_KEPT and has_many_nodes(graph):
-            kept[fill] = (graph.adjacency, graph.missing, result)
+    kept: dict[str, tuple[Tensor, Tensor, Tensor]] = _FILLED.setdefault(features, {})
+    if fill in kept and kept[fill][0] is graph.adjacency and kept[fill][1] is graph.missing:
+        return kept[fill][2]
+    known = ~graph.missing.to(features.device)
+    result = fill_missing(fill, graph.adjacency.to(features.device), features, known)
+    if result.nbytes <= LARGEST_KEPT and has_many_nodes(graph):
+        kept[fill] = (graph.adjacency, graph.missing, result)
     return result
 
 

@@ -199,7 +199,7 @@ class RunningMoments(nn.Module):
                 f"x has shape {list(x.shape)}, but the statistics are of rows {list(self.mean.shape)}",
                 code="wrong-shape",
                 value=list(x.shape),
-                expected=["nodes", *self.mean.shape],
+                expected=f"[nodes, {', '.join(map(str, self.mean.shape))}]",
                 remedy="Give every layer a PairNorm of its own.",
             )
 

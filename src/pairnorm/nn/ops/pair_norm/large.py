@@ -74,7 +74,7 @@ def backward(grad: Tensor, y: Tensor, norm: Tensor, scale: float, individually: 
         _share(rows, lambda row, block: _sums(slopes[row], given[row], step, sums[block], products[block]))
         factor = np.float32(scale) / divisors[0]
         shift = (sums.sum(0) / -nodes).astype(np.float32) * factor[:, None]
-        pull = (products.sum(0) / (-scale * nodes * divisors[0])).astype(np.float32)
+        pull = (products.sum(0) / (-scale * nodes) / divisors[0]).astype(np.float32)
         _share(rows, lambda row, _: _combine(slopes[row], given[row], factor, shift, pull, result[row]))
     return gradient.view(y.shape)
 
