@@ -15,7 +15,7 @@ WORTH_A_THREAD = 2**20
 
 
 def regressions(
-    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float]
+    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], gradient: float = GRADIENT
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     r"""Yield (s, W, b) for every scale s, from small to large: the logistic regression on rows s·x.
 
@@ -32,6 +32,7 @@ def regressions(
         labels: int64 [m].
         classes: how many there are.
         scales: PairNorm's s, each above 0.
+        gradient: where its largest number is below this, the end is reached.
     """
     basis, rows = _principal(rows.double())
     # The solver stops at a small gradient: it is given rows of norm one on average, whatever their unit.
@@ -43,11 +44,11 @@ def regressions(
         penalty = torch.full_like(weight[:, :1], 1 / (scale * unit) ** 2)
         penalty[-1] = 0  # the bias
         with _threads(rows.numel()):
-            weight = _newton(rows, target, penalty, weight)
+            weight = _newton(rows, target, penalty, weight, gradient)
         yield scale, (basis @ weight[:-1]).float() / (scale * unit), weight[-1].float()
 
 
-def _newton(rows: Tensor, target: Tensor, penalty: Tensor, weight: Tensor) -> Tensor:
+def _newton(rows: Tensor, target: Tensor, penalty: Tensor, weight: Tensor, enough: float) -> Tensor:
     """Return the weights of the least mean cross-entropy + Σ penalty · weight² / 2 (Nocedal & Wright, 7.1).
 
     Every Newton step is solved by conjugate gradients, more exactly the nearer the goal, and halved until the
@@ -63,7 +64,7 @@ def _newton(rows: Tensor, target: Tensor, penalty: Tensor, weight: Tensor) -> Te
     value, chances = objective(weight)
     for _ in range(STEPS):
         gradient = rows.T @ (chances - target) / count + penalty * weight
-        if float(gradient.abs().max()) < GRADIENT:
+        if float(gradient.abs().max()) < enough:
             break
 
         def hessian(direction: Tensor, chances: Tensor = chances) -> Tensor:

@@ -21,7 +21,7 @@ from pairnorm.classify.candidates.base import (
     filled,
     has_many_nodes,
 )
-from pairnorm.classify.regression import regressions, span
+from pairnorm.classify.regression import GRADIENT, regressions, span
 from pairnorm.nn import SGC, PairNorm, propagation, states
 from pairnorm.train.spec import Norm
 
@@ -30,6 +30,8 @@ SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
 ENOUGH = 4000
 # After so many depths that brought no smaller loss, a walk over many nodes ends.
 PATIENCE = 3
+# Near enough to the end to compare candidates by; what is chosen is solved to the end.
+ROUGH = 1e-7
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,11 @@ class SGCFamily:
         """
         check_size(task.graph)
         few, validation = _fewer(task), task.graph.validation.to(task.device)
+        many = has_many_nodes(task.graph)
         for fill, norm in product(self.fills, self.norms):
             for scales in _walks(norm, self.scales):
                 least, waited, name = inf, 0, f"SGC{'' if norm == 'none' else '-' + norm}"
-                walk = _sweep(few, fill, norm, self.depths, scales)
+                walk = _sweep(few, fill, norm, self.depths, scales, ROUGH if many else GRADIENT)
                 for place, (state, found) in enumerate(walk, 1):
                     tried = [
                         task.tried(
@@ -80,7 +83,7 @@ class SGCFamily:
                     tick(f"{name}, depth {self.depths[place - 1]}")
                     loss = min(one.candidate.validation_loss for one in tried)
                     least, waited = (loss, 0) if loss < least else (least, waited + 1)
-                    if waited == PATIENCE and has_many_nodes(task.graph):
+                    if waited == PATIENCE and many:
                         for depth in self.depths[place:]:
                             tick(f"{name}, depth {depth}: left out")
                         break
@@ -92,7 +95,12 @@ def _walks(norm: Norm, scales: Sequence[float]) -> list[Sequence[float]]:
 
 
 def _sweep(
-    task: Task, fill: str, norm: Norm, depths: Sequence[int], scales: Sequence[float]
+    task: Task,
+    fill: str,
+    norm: Norm,
+    depths: Sequence[int],
+    scales: Sequence[float],
+    gradient: float = GRADIENT,
 ) -> Iterator[tuple[Tensor, list[tuple[Candidate, Tensor, Tensor]]]]:
     """Yield, for every depth, its state, and (candidate, weight, bias) of every scale."""
     graph, device = task.graph, task.device
@@ -109,7 +117,9 @@ def _sweep(
             state,
             [
                 (Candidate("SGC", norm, depth, own * factor, fill=fill), factor * weight, bias)
-                for factor, weight, bias in regressions(state[train], labels[train], task.classes, factors)
+                for factor, weight, bias in regressions(
+                    state[train], labels[train], task.classes, factors, gradient
+                )
             ],
         )
 
