@@ -17,6 +17,7 @@ PARTS = {
     "training": ("benchmarks.training", "measure"),
     "sgc": ("benchmarks.sgc", "measure"),
     "cuda": ("benchmarks.cuda", "measure"),
+    "scale": ("benchmarks.scale", "measure"),
 }
 
 

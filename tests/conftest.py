@@ -21,16 +21,17 @@ Raises = Callable[..., AbstractContextManager[pytest.ExceptionInfo[PairNormError
 
 @pytest.fixture
 def raises() -> Raises:
-    """Expect a PairNormError with a code, and with other fields where they are given.
+    """Expect a PairNormError with a code, about a place such as a line, and with fields where they are given.
 
-    ``with raises("unknown-column", value="agee") as caught: ...``
+    ``with raises("unknown-column", "nodes.csv", value="agee") as caught: ...``
     """
 
     @contextmanager
-    def expect(code: str, **fields: object) -> Iterator[pytest.ExceptionInfo[PairNormError]]:
+    def expect(code: str, where: str = "", **fields: object) -> Iterator[pytest.ExceptionInfo[PairNormError]]:
         with pytest.raises(PairNormError) as caught:
             yield caught
         assert caught.value.code == code, caught.value
+        assert caught.value.problem.startswith(where), caught.value
         for name, wanted in fields.items():
             assert getattr(caught.value, name) == wanted, caught.value
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pairnorm.writing import CHANGE, change_folder, steady_folder, whole_file, writable
+from pairnorm.writing import CHANGE, change_folder, reserved, steady_folder, whole_file, writable
 
 NAMES = tuple(f"{letter}.txt" for letter in "abcdef")
 
@@ -162,3 +162,25 @@ def test_drafts_of_a_process_that_is_alive_are_left_alone(tmp_path: Path) -> Non
         write_run(tmp_path / "run", "second")
         assert (first / "a.txt").exists()
     assert content(tmp_path / "run") == {"a.txt": "first"}
+
+
+def test_a_reserved_folder_is_ours_alone_and_stays_while_there_is_work(tmp_path: Path, raises) -> None:
+    folder = tmp_path / "work"
+    with pytest.raises(KeyError), reserved(folder):  # noqa: PT012
+        with whole_file(folder / "done") as draft:  # which locks the folder too
+            draft.touch()
+        with raises("in-use", value=str(folder)), reserved(folder):
+            pass
+        raise KeyError
+    assert [path.name for path in folder.iterdir()] == ["done"]
+    with reserved(folder):
+        assert (folder / "done").exists()
+    assert not folder.exists()
+    with pytest.raises(KeyError), reserved(folder):
+        raise KeyError
+    assert not folder.exists()
+
+
+def test_numpy_on_a_full_disk_is_told_as_one(tmp_path: Path, raises) -> None:
+    with raises("not-writable", value="out"), writable(Path("out"), tmp_path):
+        raise OSError("250 requested and 0 written")

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from copy import copy
 from difflib import get_close_matches
+from functools import partial
 from math import inf
 from typing import Any, Self
 
@@ -79,23 +80,9 @@ class PairNormError(ValueError):
             text += "."
         return f"{text} {remedy}" if remedy else text
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _again, (
-            type(self),
-            self.problem,
-            self.code,
-            self.value,
-            self.expected,
-            self.remedy,
-            self.options,
-        )
-
-
-def _again(
-    kind: type[PairNormError], problem: str, code: str, value: Any, expected: str, remedy: str, options: Any
-) -> PairNormError:
-    """Make an error of its parts: what crosses to another process is made anew there."""
-    return kind(problem, code=code, value=value, expected=expected, remedy=remedy, **options)
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        fields = {name: getattr(self, name) for name in ("code", "value", "expected", "remedy")}
+        return partial(type(self), self.problem, **fields, **self.options), ()
 
 
 def _as_argument(name: str, value: Any) -> str:
@@ -144,13 +131,10 @@ def one_of(what: str, value: object, allowed: Sequence[str]) -> str:
     """
     if isinstance(value, str) and value in allowed:
         return value
-    raise PairNormError(
-        f"{what} is {quoted(value)}",
-        code="unknown-choice",
-        value=value,
-        expected=f"one of {', '.join(map(repr, allowed))}",
-        remedy=closest(value, allowed),
-    )
+    problem = f"{what} is {quoted(value)}"
+    expected = f"one of {', '.join(map(repr, allowed))}"
+    remedy = closest(value, allowed)
+    raise PairNormError(problem, code="unknown-choice", value=value, expected=expected, remedy=remedy)
 
 
 def whole_number(what: str, value: Any, least: int = 0, most: float = inf) -> int:
@@ -167,12 +151,8 @@ def whole_number(what: str, value: Any, least: int = 0, most: float = inf) -> in
     if number is not None and least <= number <= most:
         return number
     bounds = f"{least} or more" if most == inf else f"from {least} to {most}"
-    raise PairNormError(
-        f"{what} is {quoted(value)}",
-        code="not-a-whole-number",
-        value=value,
-        expected=f"a whole number, {bounds}",
-    )
+    problem = f"{what} is {quoted(value)}"
+    raise PairNormError(problem, code="not-a-whole-number", value=value, expected=f"a whole number, {bounds}")
 
 
 def real_number(

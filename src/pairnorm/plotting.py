@@ -62,12 +62,12 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def whole_ticks(axis: "Axes", top: int | None = None) -> None:
+def whole_ticks(axis: "Axes") -> None:
     """Put whole numbers along the x axis, which starts at 0."""
     from matplotlib.ticker import MaxNLocator
 
     axis.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    axis.set_xlim(left=0, right=None if top is None else 1.03 * top)
+    axis.set_xlim(left=0)
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:

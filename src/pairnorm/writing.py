@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
@@ -23,12 +23,9 @@ def check_path(path: Path) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass  # what is to be there is for others to say
     except (OSError, ValueError) as error:
-        raise PairNormError(
-            f"{shortened(path)}: cannot be used ({getattr(error, 'strerror', None) or error})",
-            code="unusable-path",
-            value=str(path),
-            remedy="Choose another name or place.",
-        ) from error
+        problem = f"{shortened(path)}: cannot be used ({getattr(error, 'strerror', None) or error})"
+        remedy = "Choose another name or place."
+        raise PairNormError(problem, code="unusable-path", value=str(path), remedy=remedy) from error
     return path
 
 
@@ -53,12 +50,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         path: the file; one that is there is replaced, folders that are not there are made.
     """
     if check_path(path).is_dir():
-        raise PairNormError(
-            f"{path}: there is a folder of that name",
-            code="is-a-folder",
-            value=str(path),
-            remedy="Name a file.",
-        )
+        problem = f"{path}: there is a folder of that name"
+        raise PairNormError(problem, code="is-a-folder", value=str(path), remedy="Name a file.")
     place = path.resolve()
     with ExitStack() as stack:
         with writable(path):
@@ -92,17 +85,14 @@ def writable(path: Path, draft: Path | None = None) -> Iterator[None]:
     except OSError as error:
         if draft is not None and not _is_about(error, draft):
             raise
-        raise PairNormError(
-            f"{path}: cannot be written ({error.strerror or error})",
-            code="not-writable",
-            value=str(path),
-            remedy="Choose another place.",
-        ) from error
+        problem = f"{path}: cannot be written ({error.strerror or error})"
+        remedy = "Choose another place."
+        raise PairNormError(problem, code="not-writable", value=str(path), remedy=remedy) from error
 
 
 def _is_about(error: OSError, draft: Path) -> bool:
-    if error.filename is None:
-        return error.errno in DISK
+    if error.filename is None:  # numpy's tofile gives no number either
+        return error.errno in DISK or "free space" in str(error) or "requested and" in str(error)
     named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     return named is not None and (named == draft or draft in named.parents)
 
@@ -130,6 +120,36 @@ def change_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
 
 
 @contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Make a folder for this process alone, say what of it cannot be written, and remove it after success.
+
+    Args:
+        folder: for work under way; after an error it stays, and the next run may go on with it.
+    """
+    with writable(folder, folder):
+        mark = folder / ".reserved"  # the folder itself is locked for every file that is written in it
+        mark.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = _lock(mark, wait=False)
+        except BlockingIOError as error:
+            raise PairNormError(
+                f"{folder}: another run is at work there",
+                code="in-use",
+                value=str(folder),
+                remedy="Wait for it, or choose another place: {out}",
+                out=...,
+            ) from error
+        try:
+            yield
+            shutil.rmtree(folder)
+        finally:
+            with suppress(OSError):  # there may be something to go on with
+                mark.rmdir()
+                folder.rmdir()
+            os.close(lock)
+
+
+@contextmanager
 def _drafts(place: Path) -> Iterator[Path]:
     """Give a new folder for drafts of a file or folder; those of processes that are no more are removed."""
     # In the folder itself or, while there is none, in the nearest one above: moving is then renaming.
@@ -150,12 +170,7 @@ def _drafts(place: Path) -> Iterator[Path]:
 
 
 def drafts_in(where: Path, place: Path) -> list[Path]:
-    """Return the drafts of a folder that are under way, or that a killed process left.
-
-    Args:
-        where: the folder to look in.
-        place: the folder they are for.
-    """
+    """Return the drafts of a folder that are under way, or that a killed process left."""
     opening = f".{place.name[:40]}."
     return [
         entry

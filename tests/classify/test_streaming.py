@@ -59,3 +59,14 @@ def test_samples_have_every_class():
     assert len(chosen) <= 100
     assert set(chosen) == {0, 1, 2}
     assert len(_sample(labels, 10_000)) == len(labels)
+
+
+@pytest.mark.parametrize(("name", "code"), [("features-0000", "file-damaged"), ("weight", "not-finite")])
+def test_numbers_that_no_sound_graph_has(tmp_path, raises, name, code):
+    packed = packed_graph(tmp_path / "graph", nodes=600)
+    values = np.fromfile(packed.folder / name, "<f4")
+    values[np.isfinite(values)] = 3e38
+    values.tofile(packed.folder / name)
+    search = Streaming(packed, tmp_path / "work", 10**9, depths=[1], norms=["none"], scales=[1.0])
+    with raises(code):
+        search.run().write(tmp_path)

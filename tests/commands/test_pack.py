@@ -55,12 +55,23 @@ def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, capsys: pytest.Capt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+def test_a_packed_graph_is_fitted_again_into_the_same_folder(packed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["fit", "--graph", str(packed), "--depth", "1", "--norm", "none", "--out", str(out)]
+    assert [cli.main([*words, "--seed", str(seed)]) for seed in (0, 1)] == [0, 0]
+    (out / "report.md").rename(out / "mine.md")
+    assert cli.main(words) == 1
+    assert (out / "mine.md").exists()
+
+
 def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "run")]
     for words, told in (
         (["--graph", str(packed), "--memory", "10MB"], "--memory"),
         (["--graph", str(packed), "--model", "GAT"], "model is 'GAT'"),
         (["--graph", str(packed), "--nodes", "n.csv"], "tables beside"),
+        (["--graph", str(packed), "--features", "f.csv"], "tables beside"),
+        (["--graph", str(packed), "--database", "sqlite:///x"], "tables beside"),
         (["--graph", str(packed), "--depth", "0"], "depth is 0"),
         (["--graph", str(packed), "--norm", "PN-SCS"], "norm is 'PN-SCS'"),
         (["--graph", str(tmp_path)], "no packed graph"),

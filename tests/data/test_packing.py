@@ -1,5 +1,6 @@
 """A packed graph is the one that ``Graph.from_files`` reads of the same tables."""
 
+import json
 import os
 import signal
 import subprocess
@@ -55,7 +56,7 @@ def write(folder: Path, frame, links, ending: str) -> tuple[Path, Path]:
     return nodes, edges
 
 
-def same(packed: PackedGraph, expected: Graph) -> None:
+def same(packed: PackedGraph, expected: Graph, notes: int = 4) -> None:
     graph = Graph.from_packed(packed)
     for piece in ("crow_indices", "col_indices", "values"):
         assert torch.equal(getattr(graph.adjacency, piece)(), getattr(expected.adjacency, piece)()), piece
@@ -67,7 +68,7 @@ def same(packed: PackedGraph, expected: Graph) -> None:
     assert graph.feature_names == expected.feature_names
     assert graph.node_names.tolist() == expected.node_names.tolist()
     assert set(graph.notes) <= set(expected.notes)  # of edges; doubts about words are from_files' own
-    assert len(graph.notes) == 4
+    assert len(graph.notes) == notes
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -114,6 +115,33 @@ def test_single_entries_missing_and_split(tmp_path):
     assert packed.facts.mean[1] == pytest.approx(float(column.mean()))
     assert packed.facts.deviation[1] == pytest.approx(float(column.std(correction=0)))
     assert packed.facts.known[1] == int(known[:, 1].sum())
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_what_a_column_is_follows_one_rule(tmp_path, ending):
+    frame, links = tables(ids=int)
+    numbers = np.arange(NODES)
+    days = pandas.Timestamp("2020-01-30") + pandas.to_timedelta(numbers % 999, "D")
+    frame["street"] = [f"street {number}" for number in numbers]
+    frame["external_id"], frame["group_id"] = numbers + 7, numbers % 5
+    frame["born"], frame["seen"] = days.strftime("%Y-%m-%d"), days.strftime("%d/%m/%Y")
+    frame["left"] = days.strftime("%Y-%m-%d %H:%M") + [" +01:00", "Z"] * (NODES // 2)
+    frame["paid"] = days
+    frame["code"] = np.where(
+        numbers % 3, "c" + pandas.Series(numbers % 7).astype(str), (numbers % 9).astype(str)
+    )
+    files = write(tmp_path, frame, links, ending)
+    expected = Graph.from_files(*files, label="kind")
+    packed = pack(*files, tmp_path / "graph", label="kind", memory="1GB")
+    same(packed, expected, notes=7)
+    kinds = {column.name: column.kind for column in packed.facts.encoder.columns}
+    assert [name for name, kind in kinds.items() if kind == "ignored"] == ["street", "external_id"]
+    assert [name for name, kind in kinds.items() if kind == "date"] == ["born", "seen", "left", "paid"]
+    kept = pack(
+        *files, tmp_path / "kept", label="kind", keep=["external_id"], ignore=["street"], memory="1GB"
+    )
+    assert "external_id" in kept.facts.encoder.feature_names
 
 
 def test_half_precision(tmp_path, raises):
@@ -201,9 +229,24 @@ def test_hostile_folder_is_refused(tmp_path, raises):
     packed = pack(*files, out, label="kind", memory="256MB")
     assert repr(packed) == repr(Graph.open(out))
     facts = (out / FACTS).read_text()
-    for wrong in ("{}", "[]", "not json", facts.replace('"nodes": 3000', '"nodes": 1e99'),
-                  facts.replace('"format": 1', '"format": 2'), facts.replace('"block": 32', '"block": 0'),
-                  facts.replace('"float32"', '"object"')):  # fmt: skip
+    changes = (
+        *[
+            ("nodes", "1e99"),
+            ("format", "2"),
+            ("block", "0"),
+            ("dtype", '"object"'),
+            ("missing", "[1, 2, 3]"),
+        ],
+        *[
+            ("missing", '["1", 2]'),
+            ("mean", "[NaN]"),
+            ("known", "[-1]"),
+            ("classes", "null"),
+            ("encoder", "{}"),
+        ],
+    )
+    wrong_facts = [json.dumps(json.loads(facts) | {name: json.loads(value)}) for name, value in changes]
+    for wrong in ("{}", "[]", "not json", "[" * 100_000, *wrong_facts):
         (out / FACTS).write_text(wrong)
         with raises("file-damaged"):
             Graph.open(out)
@@ -218,6 +261,46 @@ def test_hostile_folder_is_refused(tmp_path, raises):
         Graph.open(out).check()
     with raises("file-damaged"):
         Graph.open(tmp_path)
+    (out / FACTS).unlink()
+    os.mkfifo(out / FACTS)  # would be waited for
+    with raises("file-damaged"):
+        Graph.open(out)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [list(range(NODES - 1)), [None, *range(1, NODES)], [[1]] * NODES, [b"\xff"] * NODES, [{"a": 1}] * NODES],
+    ids=["too few", "empty", "lists", "bytes", "records"],
+)
+def test_ids_are_checked(tmp_path, raises, ids):
+    packed = pack(*write(tmp_path, *tables(), "csv"), tmp_path / "graph", label="kind", memory="256MB")
+    pandas.DataFrame({"id": pandas.Series(ids, dtype=object)}).to_parquet(packed.folder / "ids.parquet")
+    with raises("file-damaged"):
+        list(packed.ids())
+    (packed.folder / "ids.parquet").write_bytes(b"PAR1" * 50)
+    with raises("file-damaged"):
+        Graph.from_packed(packed)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_weights_are_checked(tmp_path, raises, value):
+    files = write(tmp_path, *tables(), "csv")
+    packed = pack(*files, tmp_path / "graph", label="kind", weight="w", memory="256MB")
+    weights = np.fromfile(packed.folder / "weight", "<f4")
+    weights[7] = value
+    weights.tofile(packed.folder / "weight")
+    with raises("file-damaged"):
+        Graph.open(packed.folder).check()
+
+
+@pytest.mark.parametrize("names", [("", "b"), ("b", "B")])
+def test_columns_that_sql_cannot_tell_apart(tmp_path, raises, names):
+    pandas.DataFrame({"id": [1, 2], names[0]: [1, 2], names[1]: [3, 4]}).to_parquet(
+        tmp_path / "nodes.parquet"
+    )
+    pandas.DataFrame({"source": [1], "target": [2]}).to_parquet(tmp_path / "edges.parquet")
+    with raises("duplicate-column"):
+        pack(tmp_path / "nodes.parquet", tmp_path / "edges.parquet", tmp_path / "graph")
 
 
 def test_progress(tmp_path):

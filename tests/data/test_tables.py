@@ -7,7 +7,6 @@ import pytest
 
 from pairnorm.data.readers import open_table
 from pairnorm.data.tables import EMPTY, Source, read_blocks
-from pairnorm.errors import PairNormError
 
 Write = Callable[[str, str], Path]
 
@@ -25,23 +24,22 @@ def test_rows_of_other_sources_are_counted_from_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "where"),
     [
-        ("id,x\na,1\nb,2,3\n", r"t\.csv: line 3 has 3 cells, expected 2"),
-        ("id,x\na,1,9\nb,2,3\n", r"t\.csv: its rows have more cells than its header"),
-        ('id,x\na,"1\n', r"t\.csv: EOF inside string"),
+        ("id,x\na,1\nb,2,3\n", "file-damaged", "t.csv"),
+        ("id,x\na,1,9\nb,2,3\n", "file-damaged", "t.csv"),
+        ('id,x\na,"1\n', "file-damaged", "t.csv"),
     ],
 )
-def test_broken_rows_are_named(write: Write, text: str, message: str) -> None:
-    with pytest.raises(PairNormError, match=message):
+def test_broken_rows_are_named(write: Write, text: str, code: str, where: str, raises: Callable) -> None:
+    with raises(code, where):
         list(read_blocks(open_table(write("t.csv", text))))
 
 
-def test_a_column_that_is_not_there_suggests_the_closest() -> None:
+def test_a_column_that_is_not_there_suggests_the_closest(raises: Callable) -> None:
     source = Source("nodes.csv", ("customer", "risk", "age"))
     assert source.column("label", "risk") == "risk"
-    message = r"no column 'riks' \(label\); it has 'customer', 'risk', 'age'\. Did you mean 'risk'"
-    with pytest.raises(PairNormError, match=message):
+    with raises("unknown-column", "nodes.csv", value="riks", remedy="Did you mean 'risk'?"):
         source.column("label", "riks")
 
 
@@ -75,15 +73,17 @@ def test_numbers_keep_what_is_empty_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "message"),
+    ("cells", "code", "where", "value"),
     [
-        (["1", "2", "three"], "row 13: 'three' in column 'x' is not a number.*categorical="),
-        ([1.0, np.inf], "row 12: inf in column 'x' is not finite"),
-        ([1.0, 1e39], r"row 12: 1e\+39 in column 'x' is not finite"),
+        (["1", "2", "three"], "not-a-number", "t, row 13", "three"),
+        ([1.0, np.inf], "not-finite", "t, row 12", np.inf),
+        ([1.0, 1e39], "not-finite", "t, row 12", 1e39),
     ],
 )
-def test_what_is_no_number_is_named(cells: object, message: str) -> None:
-    with pytest.raises(PairNormError, match=message):
+def test_what_is_no_number_is_named(
+    cells: object, code: str, where: str, value: object, raises: Callable
+) -> None:
+    with raises(code, where, value=value):
         Source("t", ("x",)).numbers("x", pandas.Series(cells), first=10)  # type: ignore[call-overload]
 
 
@@ -102,7 +102,7 @@ def test_truths_are_numbers_however_they_are_written() -> None:
     assert source.numbers("x", pandas.Series(["true", "false", "unknown"])) is None
 
 
-def test_cells_that_are_lists_are_named() -> None:
+def test_cells_that_are_lists_are_named(raises: Callable) -> None:
     for cells in ([[1, 2], [3, 4]], [1.0, np.ones(2)], ["1", {"a": 1}]):
-        with pytest.raises(PairNormError, match=r"t, row .: column 'x' holds a \w+; expected a number"):
+        with raises("not-a-cell", value="x"):
             Source("t", ("x",)).numbers("x", pandas.Series(cells))

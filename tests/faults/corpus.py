@@ -1,11 +1,14 @@
 """A small sound file of every format that is read, and what reads it; the fuzzers damage these."""
 
 import gzip
+import json
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import duckdb
 import networkx
 import numpy as np
 import pandas
@@ -14,7 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from pairnorm.classify import NodeClassifier
+from pairnorm.classify.streaming import Streaming
 from pairnorm.data import Graph, csbm
+from pairnorm.data.packing import pack
 from pairnorm.paper import report
 from pairnorm.paper.case_study import (
     BINS,
@@ -31,12 +36,14 @@ from pairnorm.paper.results import opened
 from pairnorm.train import Spec, Store, Trial
 
 NODES, CLASSES = 100, ("low", "high")
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+ARRAYS = ("crow", "column", "weight", "features-0000", "missing", "labels", "split", "ids.parquet")
 
 
 class Format(NamedTuple):
-    """One format: the folder's file that is damaged, and what reads the folder."""
+    """One format: the folder's files, of which one is damaged, and what reads the folder."""
 
-    file: str
+    files: str | tuple[str, ...]
     read: Callable[[Path], object]
 
 
@@ -48,12 +55,48 @@ def _whole(name: str) -> Callable[[Path], object]:
     return lambda folder: Graph.from_files(folder / name).describe()
 
 
-def _model(folder: Path) -> object:
-    classifier = NodeClassifier.load(folder / "run")
-    graph = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", encoder=classifier.encoder_)
-    probabilities = classifier.predict_proba(graph)
-    assert np.isfinite(probabilities).all(), "probabilities that are no numbers"
-    return probabilities
+def _queries(name: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        url = f"{name.rpartition('.')[2]}:///{folder / name}"
+        return Graph.from_files("nodes", "edges", database=url, label="risk").describe()
+
+    return read
+
+
+def _long_table(folder: Path) -> object:
+    return Graph.from_files(
+        folder / "nodes.csv", folder / "edges.csv", features=folder / "words.csv"
+    ).describe()
+
+
+def _pack(nodes: str, edges: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        shutil.rmtree(folder / "new", ignore_errors=True)
+        graph = pack(folder / nodes, folder / edges, folder / "new", label="risk", memory="300MB")
+        return Graph.from_packed(graph).describe()
+
+    return read
+
+
+def _packed(folder: Path) -> object:
+    """Do all that ``fit --graph`` does, and read the graph into memory."""
+    graph = Graph.open(folder / "packed")
+    search = Streaming(graph, folder / "walk", 10**9, depths=[1], scales=[1.0], norms=["none", "PN", "PN-SI"])
+    outcome = search.run()
+    assert np.isfinite(outcome.logits).all(), "logits that are no numbers"
+    outcome.write(folder)
+    return Graph.from_packed(graph).describe()
+
+
+def _model(name: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        classifier = NodeClassifier.load(folder / name)
+        graph = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", encoder=classifier.encoder_)
+        probabilities = classifier.predict_proba(graph)
+        assert np.isfinite(probabilities).all(), "probabilities that are no numbers"
+        return probabilities
+
+    return read
 
 
 def _store(name: str) -> Callable[[Path], object]:
@@ -85,14 +128,30 @@ FORMATS = {
     "csv edges": Format("edges.csv", _tables("nodes.csv", "edges.csv")),
     "tsv": Format("nodes.tsv", _tables("nodes.tsv", "edges.csv")),
     "parquet": Format("nodes.parquet", _tables("nodes.parquet", "edges.csv")),
+    "xlsx": Format("nodes.xlsx", _tables("nodes.xlsx", "edges.csv")),
+    "json": Format("both.json", _tables("both.json", "both.json")),
+    "json lines": Format("nodes.jsonl", _tables("nodes.jsonl", "edges.csv")),
+    "long table": Format("words.csv", _long_table),
+    "utf-16": Format("wide.csv", _tables("wide.csv", "edges.csv")),
+    **{
+        f"csv{ending}": Format(f"nodes.csv{ending}", _tables(f"nodes.csv{ending}", "edges.csv"))
+        for ending in PACKED
+    },
+    "sqlite": Format("tables.sqlite", _queries("tables.sqlite")),
+    "duckdb": Format("tables.duckdb", _queries("tables.duckdb")),
+    "pack": Format(("nodes.csv", "edges.csv"), _pack("nodes.csv", "edges.csv")),
+    "pack parquet": Format("nodes.parquet", _pack("nodes.parquet", "edges.csv")),
+    "packed facts": Format("packed/graph.json", _packed),
+    "packed arrays": Format(tuple(f"packed/{name}" for name in ARRAYS), _packed),
     "npz": Format("graph.npz", _whole("graph.npz")),
     "npz of scipy": Format("scipy.npz", _whole("scipy.npz")),
     "pt": Format("graph.pt", _whole("graph.pt")),
     "pt sparse": Format("sparse.pt", _whole("sparse.pt")),
     "safetensors": Format("graph.safetensors", _whole("graph.safetensors")),
     "graphml": Format("graph.graphml", _whole("graph.graphml")),
-    "model.json": Format("run/model.json", _model),
-    "model.safetensors": Format("run/model.safetensors", _model),
+    "model.json": Format("run/model.json", _model("run")),
+    "model.safetensors": Format("run/model.safetensors", _model("run")),
+    "average": Format(("average/model.json", "average/model.safetensors"), _model("average")),
     "store": Format("store.sqlite", _store("store.sqlite")),
     "store written to": Format("store.sqlite", _writing),
     "case study": Format("store.case-study.json", _case_study),
@@ -106,6 +165,33 @@ def _trial(seed: int) -> Trial:
     metrics |= dict.fromkeys(("train_accuracy", "validation_accuracy", "test_accuracy"), 0.5)
     curves = {"validation_loss": [1.5, 1.4]}
     return Trial(seed=seed, best_epoch=3, **metrics, measures={"row_diff": 0.1 * seed}, curves=curves)
+
+
+def _write_tables(folder: Path, nodes: pandas.DataFrame, links: pandas.DataFrame) -> None:
+    """Write the tables once more, in all other forms that can be read."""
+    nodes.to_excel(folder / "nodes.xlsx", index=False)
+    rows = {"nodes": nodes, "edges": links}
+    both = {name: json.loads(frame.to_json(orient="records")) for name, frame in rows.items()}
+    (folder / "both.json").write_text(json.dumps(both))
+    nodes.to_json(folder / "nodes.jsonl", orient="records", lines=True)
+    nodes.to_csv(folder / "wide.csv", index=False, encoding="utf-16")
+    words = pandas.DataFrame({"node": nodes["id"], "word": nodes["job"], "value": range(len(nodes))})
+    words.to_csv(folder / "words.csv", index=False)
+    for ending in PACKED:
+        nodes.to_csv(folder / f"nodes.csv{ending}", index=False)
+    with sqlite3.connect(folder / "tables.sqlite") as connection:
+        for name, frame in rows.items():
+            frame.to_sql(name, connection, index=False)
+    connection.close()
+    with duckdb.connect(folder / "tables.duckdb") as base:
+        for name, frame in rows.items():
+            base.register("given", frame)
+            base.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
+    nodes.loc[::3, ["age", "job"]] = None  # whole vectors, as the fills of a packed graph want it
+    nodes["age"] = nodes["age"].mask(nodes["job"].notna(), 30.0)
+    nodes.to_csv(folder / "gaps.csv", index=False)
+    links.assign(weight=2.0).to_csv(folder / "weighted.csv", index=False)
+    pack(folder / "gaps.csv", folder / "weighted.csv", folder / "packed", label="risk", weight="weight")
 
 
 def write_corpus(folder: Path) -> Path:
@@ -125,7 +211,9 @@ def write_corpus(folder: Path) -> Path:
     nodes.to_csv(folder / "nodes.csv", index=False)
     nodes.to_csv(folder / "nodes.tsv", index=False, sep="\t")
     nodes.to_parquet(folder / "nodes.parquet", index=False)
-    pandas.DataFrame({"source": ends[0], "target": ends[1]}).to_csv(folder / "edges.csv", index=False)
+    links = pandas.DataFrame({"source": ends[0], "target": ends[1]})
+    links.to_csv(folder / "edges.csv", index=False)
+    _write_tables(folder, nodes, links)
 
     adjacency = scipy.sparse.coo_array((np.ones(edges.shape[1]), edges.numpy()), shape=(NODES, NODES)).tocsr()
     features = scipy.sparse.csr_array(graph.features.to_dense().numpy())
@@ -148,6 +236,10 @@ def write_corpus(folder: Path) -> Path:
 
     labelled = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", label="risk")
     NodeClassifier(model="SGC", depth=2, norm="PN", scale=1.0).fit(labelled).save(folder / "run")
+    models = ["SGC", "label propagation", "logistic regression", "boosted trees", "GCN"]
+    NodeClassifier(model=models, depth=1, seeds=1, epochs=2, budget="20s").fit(labelled).save(
+        folder / "average"
+    )
 
     with Store(folder / "store.sqlite") as store:
         for depth in (2, 4):

@@ -10,10 +10,22 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from corpus import FORMATS, write_corpus
-from watchdog import campaign
+from watchdog import Tally, campaign
 
 FILES = 0.75
 """The share of the time that goes to damaged files."""
+
+
+def _summary(tally: Tally) -> str:
+    return f"Files: {tally.tried:,} tried: {dict(tally.outcomes)}"
+
+
+def _tell(tally: Tally) -> None:
+    """Print a failure when it is found, and now and then how things stand: an hour may be cut short."""
+    if tally.failures and tally.failures[-1] is tally.last:
+        print(json.dumps(tally.last), flush=True)
+    if tally.tried % 1000 == 0:
+        print(_summary(tally), flush=True)
 
 
 def main() -> int:
@@ -28,10 +40,12 @@ def main() -> int:
         corpus, scratch = Path(folder) / "corpus", Path(folder) / "scratch"
         corpus.mkdir()
         write_corpus(corpus)
-        tally = campaign(corpus, scratch, options.kinds, options.seed, seconds=FILES * seconds)
-        for failure in tally.failures:
-            print(json.dumps(failure))
-        print(f"Files: {tally.tried:,} tried: {dict(tally.outcomes)}", flush=True)
+        tally = campaign(
+            *(corpus, scratch, options.kinds, options.seed),
+            seconds=FILES * seconds,
+            tell=_tell,
+        )
+        print(_summary(tally), flush=True)
         stage = [sys.executable, str(Path(__file__).with_name("stage.py")), str(corpus), f"{folder}/stage"]
         words = [*stage, options.seed, str((1 - FILES) * seconds)]
         killed = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)

@@ -67,8 +67,16 @@ def _swap(data: bytearray, random: Random) -> None:
     data[:] = b"\n".join(lines)
 
 
+def _lie(data: bytearray, random: Random) -> None:
+    """Put another number in the place of one that is a few bytes, as in an array."""
+    kind = np.dtype(random.choice(("<i8", "<i4", "<f4", "i1")))
+    lies = (np.nan, np.inf, -1.0, 1e30) if kind.kind == "f" else (-1, 0, 1, 100, np.iinfo(kind).max)
+    start = random.randrange(len(data)) // kind.itemsize * kind.itemsize
+    data[start : start + kind.itemsize] = np.array(random.choice(lies), kind).tobytes()
+
+
 DAMAGE: tuple[Callable[[bytearray, Random], None], ...] = (
-    *(_flip, _cut, _remove, _repeat, _insert, _overwrite, _number, _swap),
+    *(_flip, _cut, _remove, _repeat, _insert, _overwrite, _number, _swap, _lie),
 )
 
 
@@ -97,7 +105,11 @@ def _tree(value: Any, random: Random) -> Any:
 
 
 def _json(data: bytes, random: Random) -> bytes:
-    return json.dumps(_tree(json.loads(data), random)).encode()
+    lines = data.split(b"\n") if b"\n{" in data else [data]  # a file may have one document per line
+    place = random.randrange(len(lines))
+    if lines[place]:
+        lines[place] = json.dumps(_tree(json.loads(lines[place]), random)).encode()
+    return b"\n".join(lines)
 
 
 def _safetensors(data: bytes, random: Random) -> bytes:

@@ -17,11 +17,12 @@ from random import Random
 from typing import Any
 
 import pandas
+from corpus import NODES
 
 from pairnorm import cli
 from pairnorm.classify import NodeClassifier
 from pairnorm.classify.summary import OUTCOME, predictions, write_table
-from pairnorm.data import Graph
+from pairnorm.data import Graph, PackedGraph
 from pairnorm.train import Store
 from pairnorm.writing import steady_folder
 
@@ -150,12 +151,47 @@ def check_report(corpus: Path, place: Path) -> None:
             raise Lost(f"half of {path.name}")
 
 
+def pack(corpus: Path, place: Path, number: int) -> list[str]:
+    return ["pack", *graph_of(corpus), "--label", "risk", "--memory", "300MB", "--out", str(place / "packed")]
+
+
+def check_pack(corpus: Path, place: Path) -> None:
+    """A folder that is there is a whole graph; it is removed, for a graph is not packed over another."""
+    if (place / "packed").exists():
+        graph = PackedGraph.open(place / "packed")
+        graph.check()
+        if sum(map(len, graph.ids())) != graph.facts.nodes:
+            raise Lost("ids of the packed graph")
+        shutil.rmtree(place / "packed")
+
+
+def fit_packed(corpus: Path, place: Path, number: int) -> list[str]:
+    settings = ["--depth", "1,2", "--norm", "none,PN,PN-SI", "--seed", str(number)]
+    return ["fit", "--graph", str(corpus / "packed"), *settings, "--out", str(place / "run")]
+
+
+def check_fit_packed(corpus: Path, place: Path) -> None:
+    """Both tables of predictions must be of one run, and whole."""
+    out = place / "run"
+    if not out.exists():
+        return
+    with steady_folder(out):
+        names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+        found = [pandas.read_csv(out / "predictions.csv"), pandas.read_parquet(out / "predictions.parquet")]
+    if names != {"report.md", "predictions.csv", "predictions.parquet"} or {*map(len, found)} != {NODES}:
+        raise Lost(f"{sorted(names)}")
+    if not (found[0]["predicted"] == found[1]["predicted"]).all():
+        raise Lost("the predictions of two runs")
+
+
 Command = Callable[[Path, Path, int], list[str]]
 COMMANDS: dict[str, tuple[Command, Callable[[Path, Path], None]]] = {
     "fit": (fit, check_fit),
     "predict": (predict, check_predict),
     "reproduce": (reproduce, check_reproduce),
     "report": (report, check_report),
+    "pack": (pack, check_pack),
+    "fit packed": (fit_packed, check_fit_packed),
 }
 
 
@@ -202,7 +238,7 @@ def campaign(corpus: Path, scratch: Path, seed: str, seconds: float) -> dict[str
         place = scratch / name
         if (code := run(words(corpus, place, 0))) != 0:
             lost.append(f"{name} does not run any more: {code}")
-        lost += [f"{path} is left" for path in place.rglob("*.partial")]
+        lost += [f"{path} is left" for kind in ("*.partial", "*.walk") for path in place.rglob(kind)]
         examine(check, corpus, place)
     return {"killed": dict(tally), "lost": lost}
 

@@ -101,6 +101,11 @@ def test_options_that_cannot_be(fails, folder: Path, options: list[str]) -> None
     assert not (folder / "new").exists()
 
 
+@pytest.mark.parametrize("option", ["--seed", "--epochs", "--" + "x" * 5000])
+def test_a_long_value_is_not_quoted_whole(fails, folder: Path, option: str) -> None:
+    fails("fit", *graph_of(folder), "--label", "risk", option, "9" * 5000, code=2)
+
+
 def test_a_large_scale_gives_numbers_or_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", *graph_of(folder), "--label", "risk", "--depth", "2", "--norm", "PN", "--scale", "1e38"]
     code = cli.main([*words, "--out", str(folder / "new")])

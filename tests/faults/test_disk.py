@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pairnorm import cli
+from pairnorm.train.walk import _new_file
 
 
 @contextmanager
@@ -47,11 +48,23 @@ def words(name: str, files: Path, out: Path) -> list[str]:
         "parquet": ["predict", "--model", f"{files}/run", *graph, "--out", f"{out}/p.parquet"],
         "diagnose": ["diagnose", *graph, "--label", "risk", "--out", f"{out}/d.png"],
         "reproduce": ["reproduce", "table1", *small, "--workers", "1", "--out", f"{out}/out"],
+        "pack": ["pack", *graph, "--label", "risk", "--memory", "300MB", "--out", f"{out}/packed"],
+        "packed": [
+            "fit",
+            "--graph",
+            f"{files}/packed",
+            "--depth",
+            "1",
+            "--norm",
+            "PN",
+            "--out",
+            f"{out}/run",
+        ],
         "report": ["report", "--store", f"{files}/store.sqlite", "--out", f"{out}/report"],
     }[name]
 
 
-COMMANDS = ("predict", "parquet", "diagnose", "reproduce", "report")
+COMMANDS = ("predict", "parquet", "diagnose", "pack", "packed", "reproduce", "report")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +81,12 @@ def test_a_full_disk_is_told_and_nothing_changes(
         left = [path for path in place.rglob("*") if path.is_file() and path.name != "ballast"]
         assert not [path for path in left if ".partial" in str(path)]
         assert not [path for path in left if path.stat().st_size]
+
+
+def test_a_mapped_file_takes_its_room_first(tmp_path: Path) -> None:
+    """Writing to pages for which a full disk has no room ends a process with SIGBUS."""
+    with full(tmp_path), pytest.raises(OSError, match="No space left"):
+        _new_file(tmp_path / "logits", 1000, 100)
 
 
 @pytest.fixture

@@ -16,14 +16,16 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-SECONDS, MEMORY = 20.0, 3 << 30
-"""How long a case may take, and how many bytes of address space a worker may add to what it began with."""
+SECONDS, LONGEST, MEMORY = 20.0, 300.0, 3 << 30
+"""How long a case may compute, how long it may take on a busy machine, and how many bytes of address space a
+worker may add to what it began with."""
 
 
 @dataclass
@@ -32,12 +34,14 @@ class Tally:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    last: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tried(self) -> int:
         return self.outcomes.total()
 
     def add(self, answer: dict[str, Any]) -> None:
+        self.last = answer
         self.outcomes[answer["outcome"]] += 1
         if answer["outcome"] not in ("read", "refused"):
             self.failures.append(answer)
@@ -64,7 +68,7 @@ class Worker:
             )
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
-        assert self._answers.get(timeout=120) == "ready\n", self._errors.read_text()
+        assert self._answers.get(timeout=600) == "ready\n", self._errors.read_text()
 
     def _listen(self, stream: Any) -> None:
         for line in stream:
@@ -78,7 +82,7 @@ class Worker:
         self._process.stdin.write(json.dumps(case) + "\n")
         self._process.stdin.flush()
         try:
-            answer = self._answers.get(timeout=SECONDS)
+            answer = self._wait()
         except queue.Empty:
             self.close()
             self._start()
@@ -90,6 +94,23 @@ class Worker:
         errors = self._errors.read_text()[-2000:]
         self._start()
         return case | {"outcome": "crash", "detail": f"exit code {code}\n{errors}"}
+
+    def _wait(self) -> str:
+        computed, end = self._computed(), time.monotonic() + LONGEST
+        while True:
+            try:
+                return self._answers.get(timeout=1)
+            except queue.Empty:
+                if self._computed() - computed > SECONDS or time.monotonic() > end:
+                    raise
+
+    def _computed(self) -> float:
+        """Return the seconds that the worker has computed."""
+        try:
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it is no more, which its answer will say
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
         self._process.kill()
@@ -107,12 +128,14 @@ def campaign(
     seed: object,
     cases: int | None = None,
     seconds: float = 1e9,
+    tell: Callable[[Tally], object] = lambda tally: None,
 ) -> Tally:
-    """Try cases of all kinds in turn until there are enough, or time is up."""
+    """Try cases of all kinds in turn until there are enough, or time is up; tell how it stands after each."""
     tally, worker, began, number = Tally(), Worker(corpus, scratch), time.monotonic(), 0
     try:
         while (cases is None or number < cases) and time.monotonic() - began < seconds:
             tally.add(worker.attempt(kinds[number % len(kinds)], f"{seed}/{number}"))
+            tell(tally)
             number += 1
     finally:
         worker.close()
@@ -126,8 +149,8 @@ def _serve(corpus: Path, scratch: Path) -> None:
 
     from pairnorm.errors import PairNormError
 
+    shutil.copytree(corpus, scratch / "sound", dirs_exist_ok=True)
     for format_ in FORMATS.values():  # what is sound is read, and every library is there before memory is cut
-        shutil.copytree(corpus, scratch / "sound", dirs_exist_ok=True)
         format_.read(scratch / "sound")
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
@@ -141,8 +164,10 @@ def _serve(corpus: Path, scratch: Path) -> None:
         folder = scratch / "case"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(corpus, folder)
-        victim = folder / format_.file
-        victim.write_bytes(mutated(victim.read_bytes(), Random(f"{case['kind']} {case['seed']}")))
+        random = Random(f"{case['kind']} {case['seed']}")
+        files = format_.files
+        victim = folder / (files if isinstance(files, str) else random.choice(files))
+        victim.write_bytes(mutated(victim.read_bytes(), random))
         answer = {"outcome": "read", "detail": ""}
         began = time.monotonic()
         try:

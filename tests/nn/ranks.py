@@ -10,6 +10,7 @@ import time
 import traceback
 import warnings
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from unittest import mock
 
@@ -20,11 +21,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pairnorm import PairNorm, PairNormError, add_pair_norm, pair_norm, remove_pair_norm
-from pairnorm.nn import GAT, GCN, SGC, SparseMatrix, propagation
+from pairnorm.data import csbm
+from pairnorm.nn import GAT, GCN, GCNII, SGC, SparseMatrix, propagation
 from pairnorm.nn.distributed import Shards
+from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.collectives import all_sum
 from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.pair_norm import MODES
+from pairnorm.train import Spec
+from pairnorm.train.trainers import GNNTrainer
 
 NODES = 23
 close = torch.testing.assert_close
@@ -169,12 +174,18 @@ def check_shards(size):
         shards.adjacency(matrix) @ torch.rand(nodes, 2)
     with pytest.raises(PairNormError, match="one a node"):
         shards.own(labels[1:])
-    with pytest.raises(PairNormError, match="GCN or SGC"):
-        shards.join(GAT(9, 3))
+    for refused in (GCN(9, 3, norm=partial(BatchNorm, 32)), GCN(9, 3, residual=True), GCNII(9, 3)):
+        with pytest.raises(PairNormError, match="no remedy else"):
+            shards.join(refused)
     train = torch.arange(nodes) < 8  # so that most ranks have no node to train on
     cases = [
         (model, {"norm": norm, **more}, trials, sparse, dtype)
-        for model, more in ((GCN, {"depth": 4, "hidden": 7, "skip": 2}), (SGC, {"depth": 3}))
+        for model, more in (
+            (GCN, {"depth": 4, "hidden": 7, "skip": 2}),
+            (GAT, {"depth": 3, "hidden": 6, "heads": 2}),
+            (GAT, {"depth": 3, "hidden": 3, "skip": 1}),
+            (SGC, {"depth": 3}),
+        )
         for norm, trials, sparse in (
             (None, 3, False),
             ("PN", None, True),
@@ -191,7 +202,7 @@ def check_shards(size):
                 module.process_group = None
         x = (torch.rand(nodes, 9) * (torch.rand(nodes, 9) < 0.4)).to(dtype)
         values = SparseMatrix(matrix.pattern, matrix.values.to(dtype))
-        keys = draw_keys(settings["depth"] if kind is GCN else 1, 2, trials or 1)
+        keys = draw_keys(1 if kind is SGC else settings["depth"], 2, trials or 1)
         features = SparseMatrix.from_torch(x) if sparse else x
 
         def loss(logits):
@@ -221,20 +232,46 @@ def check_traffic(size):
     """What goes over the wire is 2 (P - 1) / P² of every layer's output forward, and as much backward."""
     nodes, hidden, depth, classes = 6000, 64, 4, 16
     shards = Shards(nodes)
-    model = shards.join(GCN(32, classes, depth, hidden, norm="PN-SI", dropout=0.5))
     matrix = propagation(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
     x, labels = shards.own(torch.rand(nodes, 32)), shards.own(torch.randint(0, classes, (nodes,)))
+    for kind in (GCN, GAT):
+        model = shards.join(kind(32, classes, depth, hidden, norm="PN-SI", dropout=0.5))
 
-    def step():
-        shards.cross_entropy(model(x, shards.adjacency(matrix)), labels).backward()
+        def step(model=model):
+            shards.cross_entropy(model(x, shards.adjacency(matrix)), labels).backward()
 
-    step()  # connections are made
-    dist.barrier()
-    before = bytes_sent()
-    step()
-    dist.barrier()
-    outputs = 4 * nodes * (hidden * (depth - 1) + classes)
-    assert (bytes_sent() - before) / (2 * 2 * (size - 1) / size**2 * outputs) == pytest.approx(1, abs=0.05)
+        step()  # connections are made
+        dist.barrier()
+        before = bytes_sent()
+        step()
+        dist.barrier()
+        outputs = 4 * nodes * (hidden * (depth - 1) + classes)
+        expected = 2 * 2 * (size - 1) / size**2 * outputs
+        if kind is GAT:  # the scores of own nodes to all others, and their gradients back
+            expected += 2 * (size - 1) / size * 4 * nodes * 2 * depth
+        assert (bytes_sent() - before) / expected == pytest.approx(1, abs=0.05)
+
+
+def check_training(size):
+    """Whole trainings, choice of the best epoch included, end as in one process; a broken one goes on."""
+    graph = csbm(150, classes=3, features=8, seed=1)
+    for model in ("GCN", "GAT"):
+        spec = Spec("csbm", model, 3, norm="PN-SI", hidden=8, missing_rate=0.5, epochs=12)
+        trials = [(spec, 0), (spec, 1)]
+        alone = GNNTrainer(graph, trials, torch.device("cpu"))
+        alone.fit()
+        together = GNNTrainer(graph, trials, torch.device("cpu"), shards=Shards(graph.num_nodes))
+        together.loop.train(5)
+        saved = {name: value.clone() for name, value in together.loop.state().items()}
+        together = GNNTrainer(graph, trials, torch.device("cpu"), shards=Shards(graph.num_nodes))
+        assert together.loop.go_on(saved) == 5
+        together.loop.train(7)
+        together.loop.restore()
+        together.model.eval()
+        close(together.loop.best_accuracy, alone.loop.best_accuracy)
+        assert together.loop.best_epoch.tolist() == alone.loop.best_epoch.tolist()
+        for mine, other in zip(together.evaluate(), alone.evaluate(), strict=True):
+            close(mine, other, rtol=2e-3, atol=2e-4)  # twelve steps of Adam in single precision
 
 
 def check_local(size):

@@ -6,7 +6,7 @@ from pairnorm.nn.ops.collectives import blocks
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("check", ["shards", "traffic"])
+@pytest.mark.parametrize("check", ["shards", "traffic", "training"])
 def test_a_step_of_all_ranks_equals_one_process_for_the_traffic_that_is_said(check_ranks, check, size):
     check_ranks(check, size)
 

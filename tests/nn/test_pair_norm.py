@@ -445,12 +445,12 @@ class TestErrors:
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
     def test_input_without_floats(self, dtype, raises):
-        with raises("wrong-type", value=dtype):
+        with raises("wrong-dtype", value=dtype):
             pair_norm(torch.ones(3, 2, dtype=dtype))
 
     @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
     def test_sparse_input(self, layout, raises):
-        with raises("wrong-type", value=layout):
+        with raises("wrong-layout", value=layout):
             pair_norm(torch.eye(3).to_sparse(layout=layout))
 
     @pytest.mark.parametrize("shape", [(), (5,)])

@@ -62,10 +62,10 @@ def test_evidence_is_what_was_run_completely(tmp_path: Path) -> None:
     assert Evidence(results, {}, small).chosen("table1", "pubmed", "SGC", 0) is None
     assert Evidence(results, {}, small).study("GCN", "PN") is None
     other = Evidence(results, {}, small).chosen("table1", "cora", "SGC-PN", 0)
-    case = compare("label", lambda one, two: one.accuracy > two.accuracy, found, other)
+    case = compare("label", "better", found, other)
     assert case.holds is True
     assert case.evidence == "0.803 @ 2 against 0.789 @ 2"
-    assert compare("label", lambda one, two: True, found, None) == Case("label", None)
+    assert compare("label", "better", found, None) == Case("label", None)
 
 
 @pytest.mark.parametrize(("values", "holds"), [([1.0, 0.9, 0.4], True), ([1.0, 0.2, 0.6], False)])

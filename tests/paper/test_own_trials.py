@@ -40,11 +40,18 @@ def test_the_best_by_validation_comes_first_with_what_varied(cells: dict[Spec, l
     assert "Best by validation: `mine GCN depth=8 norm=PN-SI`, 0.800 of the test nodes" in text
     table = text[text.index("### mine") : text.index("### cora")]
     assert [line for line in table.splitlines() if line.startswith("| ")] == [
-        "| depth | norm | runs | validation | test accuracy | row_diff |",
+        r"| depth | norm | runs | validation | test accuracy | row\_diff |",
         "| 8 | PN-SI | 1 | 0.900 | 0.800 | 4 |",
         "| 2 | none | 2 | 0.600 | 0.600 ± 0.141 | 2 |",
     ]
     assert own_section([]) == ""
+
+
+def test_names_of_graphs_are_shown_as_they_are_written(cells: dict[Spec, list[Trial]]) -> None:
+    hostile = Spec("a|b<img>`", "GCN", 2)
+    text = own_section(own_trials({hostile: [trial(0, 0.5, 0.5)]}, Selection()))
+    assert r"### a\|b&lt;img&gt;\`" in text
+    assert r"`` 'a\|b<img>`' GCN depth=2 ``" in text
 
 
 @pytest.mark.parametrize("with_paper", [True, False])

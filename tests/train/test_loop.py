@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ class Bowls:
         epoch = len(self.epochs) - 1
         return torch.tensor([self._accuracies(model, epoch) for model in range(len(self.centre))])
 
-    def loop(self, **options: float) -> Loop:
+    def loop(self, **options: Any) -> Loop:
         settings = {"learning_rate": 0.1, "weight_decay": 0.01} | options
         return Loop([self.place], [self.place], self.loss, self.accuracy, curves=True, **settings)
 
@@ -159,3 +160,30 @@ def test_tiny_numbers_are_zero_while_training_and_only_then() -> None:
     Loop([weight], [weight], loss, lambda: torch.zeros(1), learning_rate=0.1, weight_decay=0.0).train(2)
     assert seen == [True, True]
     assert not is_zero()
+
+
+def test_a_loop_goes_on_from_the_state_of_another() -> None:
+    def accuracy(model: int, epoch: int) -> float:
+        return [0.1, 0.9, 0.2, 0.9, 0.3, 0.8, 0.95, 0.1][epoch] - model * epoch / 10
+
+    whole, first, second = (Bowls([1.0, -3.0], accuracy) for _ in range(3))
+    expected, begun, loop = whole.loop(), first.loop(), second.loop()
+    expected.train(8)
+    begun.train(5)
+    saved = {name: value.clone() for name, value in begun.state().items()}
+    assert loop.go_on(saved) == 5
+    second.epochs = list(range(5))
+    loop.train(3)
+    assert second.epochs == list(range(8))
+    for name, value in expected.state().items():
+        torch.testing.assert_close(loop.state()[name], value, rtol=0, atol=0)
+
+
+def test_every_model_may_have_a_learning_rate_of_its_own() -> None:
+    rates = [0.1, 0.02, 0.3]
+    bowls = Bowls([1.0, -3.0, 0.5], lambda model, epoch: epoch)
+    bowls.loop(learning_rate=rates).train(30)
+    for model, (rate, centre) in enumerate(zip(rates, [1.0, -3.0, 0.5], strict=True)):
+        alone = Bowls([centre], lambda model, epoch: epoch)
+        alone.loop(learning_rate=rate).train(30)
+        torch.testing.assert_close(bowls.place[model], alone.place[0], rtol=1e-5, atol=1e-6)

@@ -33,6 +33,8 @@ specs = st.builds(
     learning_rate=positive,
     weight_decay=st.floats(0, allow_infinity=False),
     epochs=st.integers(1, 10_000),
+    remedy=st.sampled_from(("none", "mine@1")),
+    strength=st.floats(0, allow_infinity=False),
 )
 
 

@@ -139,6 +139,7 @@ class Outcome:
                 for ids in self.graph.ids():
                     rows = slice(start, start + len(ids))
                     logits = torch.from_numpy(np.array(self.logits[rows]))[:, None]
+                    _check_finite(self.graph, logits)
                     chances = mean_probabilities(logits, self.temperature).numpy()
                     frame = pandas.DataFrame(
                         {
@@ -279,6 +280,7 @@ class Streaming:
         return torch.from_numpy(self.graph.labels[nodes].astype(np.int64))
 
     def _judge(self, logits: torch.Tensor) -> tuple[float, float]:
+        _check_finite(self.graph, logits)
         labels = self._labels(self.rows.validation)
         return float(part_accuracies(logits, labels)), float(part_losses(logits, labels))
 
@@ -289,6 +291,7 @@ class Streaming:
         found = []
         for depth in walk.depths:
             state = torch.from_numpy(walk.state(depth))
+            _check_finite(self.graph, state)
             for scale, weight, bias in regressions(state[:count][few], labels[few], classes, self.scales):
                 judged = self._judge(scale * state[count:] @ weight + bias)
                 setting = "" if walk.fill == "zero" else f"fill {walk.fill}"
@@ -315,6 +318,16 @@ class Streaming:
         judged = self._judge(torch.from_numpy(found[self.rows.validation]))
         self.tell("label propagation")
         return found, Candidate("label propagation", "none", 0, 1.0, *judged, f"α = {ALPHA:g}")
+
+
+def _check_finite(graph: PackedGraph, state: torch.Tensor) -> None:
+    if not state.isfinite().all():
+        raise PairNormError(
+            f"{graph.folder}: what arrives at some nodes is no finite number",
+            code="not-finite",
+            value=str(graph.folder),
+            remedy="Pack the graph again with smaller weights.",
+        )
 
 
 def _rank(candidate: Candidate) -> tuple[float, float, int]:

@@ -412,13 +412,23 @@ def check_folder(folder: Path) -> None:
         pass
     if not folder.is_dir() or holds_model(folder):
         return
-    if set(folder.iterdir()) - set(drafts_in(folder, folder.resolve())):
+    others = set(folder.iterdir()) - set(drafts_in(folder, folder.resolve()))
+    if others and not _is_streamed(others):
         raise PairNormError(
             f"{folder}: the folder holds files that no run wrote",
             code="foreign-folder",
             value=str(folder),
             remedy="Choose another, such as a new one in it.",
         )
+
+
+def _is_streamed(paths: set[Path]) -> bool:
+    """Say whether files are the outcome of a packed graph, which has no model."""
+    found = {path.name: path for path in paths}
+    if not {PREDICTIONS[0], REPORT} <= found.keys() <= {*PREDICTIONS, REPORT}:
+        return False
+    with found[PREDICTIONS[0]].open("rb") as file:
+        return file.read(13) == b"id,predicted,"
 
 
 def predictions(

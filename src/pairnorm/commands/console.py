@@ -90,13 +90,7 @@ def show_warning(message: Warning | str, category: type[Warning], *place: Any, *
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> None:
-    """Print a table.
-
-    Args:
-        headings: of the columns.
-        rows: their cells.
-        left: the columns of text; the others are numbers and stand to the right.
-    """
+    """Print a table; columns that are not ``left`` are numbers and stand to the right."""
     cells = [[safe(cell) for cell in row] for row in (headings, *rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
 

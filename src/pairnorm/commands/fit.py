@@ -1,6 +1,5 @@
 """``pairnorm fit``: labels for all nodes of a user's graph, and a report on how far to trust them."""
 
-import shutil
 import time
 import warnings
 from argparse import Namespace
@@ -48,8 +47,7 @@ def add(commands: Any) -> None:
     graph = option("FOLDER", "Graph that `pairnorm pack` wrote, instead of tables.")
     memory = option("SIZE", "With --graph: what may be taken, as 8GB. Default: what is free.")
     parser.either = ("nodes", "graph")
-    safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
-    parser.group("Files", *FILES[1:], nodes=nodes, graph=graph, memory=memory, out=out, **safe_option)
+    parser.group("Files", *FILES[1:], "spreadsheet-safe", nodes=nodes, graph=graph, memory=memory, out=out)
     parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
     parser.group(
         "Model",
@@ -117,12 +115,9 @@ def run(options: Namespace) -> None:
     with whole_folder(out) as folder:
         graph = read_graph(options).with_structure()
         if options.label is None and not graph.num_classes:
-            raise PairNormError(
-                f"{graph.name}: no node has a class",
-                code="no-labels",
-                remedy="Name the column that holds them: {label}",
-                label=...,
-            )
+            problem = f"{graph.name}: no node has a class"
+            remedy = "Name the column that holds them: {label}"
+            raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ClassifierWarning)
             with console.progress() as tell:
@@ -156,10 +151,12 @@ def _run_packed(options: Namespace) -> None:
     from pairnorm.classify.summary import has_parquet, whole_folder
     from pairnorm.data import Graph
     from pairnorm.memory import free_memory, parse_memory, size
+    from pairnorm.writing import reserved
 
     began, out, steps = time.monotonic(), options.out, count(1)
-    if options.nodes is not None or options.edges is not None:
-        problem = "there are tables beside the packed graph"
+    tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
+    if tables:
+        problem = f"there are tables beside the packed graph (--{tables[0]})"
         raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
     one_of("model", options.model, ("auto", "SGC"))
     chosen: dict[str, Any] = {
@@ -171,7 +168,7 @@ def _run_packed(options: Namespace) -> None:
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
     console.facts(graph.describe())
     work = out.absolute().with_name(f".{out.name}.walk")
-    with whole_folder(out) as folder, warnings.catch_warnings():
+    with reserved(work), whole_folder(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("always", ClassifierWarning)
         search = Streaming(
             graph, work, free_memory() if options.memory is None else parse_memory(options.memory),
@@ -188,7 +185,6 @@ def _run_packed(options: Namespace) -> None:
             outcome = search.run()
         outcome.write(folder, has_parquet(), options.spreadsheet_safe)
         scores = outcome.scores
-    shutil.rmtree(work)
     low, high = scores.interval
     console.show(
         f"\n{safe(outcome.best.name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes "

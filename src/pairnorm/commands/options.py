@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pairnorm.data import Graph
     from pairnorm.data.encoder import Encoder
 
+LONGEST = 400
 KINDS: dict[str, type] = {"FILE": Path, "FOLDER": Path, "N": int, "MINUTES": float}
 
 
@@ -105,7 +106,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the command line, and end with code 2."""
         console.show(f"Usage: {self.usage}\nTry '{self.prog} --help'.", error=True)
-        console.complain(message)
+        console.complain(message if len(message) <= LONGEST else f"{message[:LONGEST]}…")  # it quotes values
         raise SystemExit(2)
 
 
@@ -121,13 +122,7 @@ class Command(Parser):
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
 
     def group(self, title: str, *shared: str, **own: dict[str, Any]) -> None:
-        """Add options that belong together.
-
-        Args:
-            title: of the group.
-            *shared: names among ``SHARED``.
-            **own: this command's, and what ``option`` says of them.
-        """
+        """Add options that belong together: names among ``SHARED``, and this command's own."""
         panel = self.add_argument_group(title)
         for name, settings in ({name: SHARED[name] for name in shared} | own).items():
             panel.add_argument(f"--{name}", **settings)
@@ -216,21 +211,12 @@ def files_of(options: Namespace) -> list[Path]:
 
 
 def refuse_inputs(out: Path, *inputs: Path | None) -> None:
-    """Refuse to write over what is read, by whatever name.
-
-    Args:
-        out: the file, or the folder in which files are replaced.
-        *inputs: the files to be read.
-    """
+    """Refuse to write over what is read, by whatever name: a file, or files in a folder."""
     for path in (path for path in inputs if path is not None and path.exists() and out.exists()):
         if out.samefile(path.parent if out.is_dir() else path):
-            raise PairNormError(
-                f"{out}: writing there would replace {path}, which is read",
-                code="would-overwrite",
-                value=str(out),
-                remedy="Choose another place: {out}",
-                out=...,
-            )
+            problem = f"{out}: writing there would replace {path}, which is read"
+            remedy = "Choose another place: {out}"
+            raise PairNormError(problem, code="would-overwrite", value=str(out), remedy=remedy, out=...)
 
 
 def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":

@@ -25,7 +25,9 @@ def add(commands: Any) -> None:
         edges=FILES | {"help": "Table of edges. May be repeated, or hold a *."},
         out=option("FOLDER", "Folder to make.", required=True),
     )
-    parser.group("Columns", "id", "label", "split", "source", "target", "weight", "categorical", "ignore")
+    parser.group(
+        "Columns", "id", "label", "split", "source", "target", "weight", "categorical", "ignore", "keep"
+    )
     parser.group(
         "Packing",
         memory=option("SIZE", "What it may take: 4GB, 500MB.", "4GB"),

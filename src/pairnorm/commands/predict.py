@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import (
-    ENDS,
-    FILES,
-    SHARED,
-    add_command,
-    files_of,
-    option,
-    read_graph,
-    refuse_inputs,
-)
+from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option, read_graph, refuse_inputs
 from pairnorm.errors import PairNormError
 from pairnorm.writing import is_stream, whole_file
 
@@ -37,8 +28,7 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "predict --model FOLDER --nodes FILE --edges FILE", run, example)
     model = option("FOLDER", "Folder that pairnorm fit wrote.", required=True)
     out = option("FILE", "File for the predictions, .csv or .parquet.", "predictions.csv")
-    safe_option = {"spreadsheet-safe": SHARED["spreadsheet-safe"]}
-    parser.group("Files", *FILES, out=out, **safe_option)
+    parser.group("Files", *FILES, "spreadsheet-safe", out=out)
     parser.group("Columns", "id", *ENDS, "ignore")
     parser.group("Model", "device", model=model)
 

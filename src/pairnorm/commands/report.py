@@ -54,12 +54,9 @@ def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
     layers, experiment = read_layers(file_beside(store)), chosen.narrow(CASE_STUDY)
     found = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}
     if not any(found.values()):
-        raise PairNormError(
-            f"{file_beside(store)} has no layers of the case study as these options ask for it",
-            code="not-run",
-            value=str(store),
-            remedy=f"Run pairnorm reproduce case-study{chosen.options} --store {store} first.",
-        )
+        problem = f"{file_beside(store)} has no layers of the case study as these options ask for it"
+        remedy = f"Run pairnorm reproduce case-study{chosen.options} --store {store} first."
+        raise PairNormError(problem, code="not-run", value=str(store), remedy=remedy)
     for model, studies in found.items():
         write_tensorboard(studies, model, folder)
     console.show(f"TensorBoard: [bold]tensorboard --logdir {safe(folder)}[/]")

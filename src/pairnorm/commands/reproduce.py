@@ -204,13 +204,9 @@ def train(
     with Store(path) as store:
         lacking = runner.count_lacking(wanted, store)
         if lacking and store.read_only:
-            raise PairNormError(
-                f"{path} cannot be written, and {lacking:,} trials are to be trained",
-                code="not-writable",
-                value=str(path),
-                remedy="Copy it to where you may write, and name it: {store}",
-                store=...,
-            )
+            problem = f"{path} cannot be written, and {lacking:,} trials are to be trained"
+            remedy = "Copy it to where you may write, and name it: {store}"
+            raise PairNormError(problem, code="not-writable", value=str(path), remedy=remedy, store=...)
         if lacking:
             console.show(f"Training {lacking:,} trials; what is in {safe(path)} is not trained again.")
         try:

@@ -43,12 +43,6 @@ def symmetric_adjacency(
 
     An edge that is listed more than once, in either direction, keeps its largest weight, so that listing it
     both ways changes nothing.
-
-    Args:
-        source: one end of each edge, as a node's number.
-        target: the other end.
-        nodes: how many nodes there are.
-        weights: a weight for each edge; 1 by default.
     """
     source, target = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
     between = source != target
@@ -144,15 +138,7 @@ def most_empty(held: int) -> int:
 
 
 def check_csr(what: str, starts: Any, indices: Any, entries: int, shape: tuple[int, int]) -> None:
-    """Raise an error unless pieces make a matrix of compressed rows; with others, computing would crash.
-
-    Args:
-        what: they are, for the message.
-        starts: where each row starts, and the last one ends: arrays or tensors of whole numbers.
-        indices: the column of each entry.
-        entries: how many values there are.
-        shape: how many rows and columns.
-    """
+    """Raise an error unless pieces make a matrix of compressed rows; with others, computing would crash."""
     pieces = [np.asarray(piece.cpu() if isinstance(piece, Tensor) else piece) for piece in (starts, indices)]
     if any(piece.dtype.kind not in "iu" or piece.ndim != 1 for piece in pieces):
         problem = "its indices are no lists of whole numbers"
@@ -160,12 +146,9 @@ def check_csr(what: str, starts: Any, indices: Any, entries: int, shape: tuple[i
         first, second = (piece.astype(np.int64, copy=False) for piece in pieces)
         problem = _csr_problem(first, second, entries, shape)
     if problem:
-        raise PairNormError(
-            f"{what} is no sparse matrix: {problem}",
-            code="broken-matrix",
-            value=shape,
-            expected="row starts from 0 up to the number of entries, and indices within the matrix",
-        )
+        problem = f"{what} is no sparse matrix: {problem}"
+        expected = "row starts from 0 up to the number of entries, and indices within the matrix"
+        raise PairNormError(problem, code="broken-matrix", value=shape, expected=expected)
 
 
 def _csr_problem(
@@ -189,22 +172,16 @@ def _csr_problem(
 
 
 def check_adjacency(adjacency: Tensor) -> None:
-    """Raise an error unless A is square, A = A^T, and has neither self-loops nor repeated entries.
-
-    Args:
-        adjacency: a tensor of any kind; the check takes time in proportion to its entries.
-    """
+    """Raise an error unless A is square, A = A^T, and has neither self-loops nor repeated entries."""
     if (
         adjacency.layout != torch.sparse_csr
         or adjacency.dim() != 2
         or adjacency.shape[0] != adjacency.shape[1]
     ):
-        raise PairNormError(
-            f"adjacency is a {adjacency.layout} tensor of shape {tuple(adjacency.shape)}",
-            code="wrong-shape",
-            expected="a square torch.sparse_csr tensor",
-            remedy="Graph.from_edges makes one from a list of edges.",
-        )
+        problem = f"adjacency is a {adjacency.layout} tensor of shape {tuple(adjacency.shape)}"
+        expected = "a square torch.sparse_csr tensor"
+        remedy = "Graph.from_edges makes one from a list of edges."
+        raise PairNormError(problem, code="wrong-shape", expected=expected, remedy=remedy)
     crow, column, nodes = adjacency.crow_indices(), adjacency.col_indices(), adjacency.shape[0]
     check_csr("adjacency", crow, column, adjacency.values().numel(), (nodes, nodes))
     transposed = csr_matrix(adjacency).T.tocsr()
@@ -221,9 +198,7 @@ def check_adjacency(adjacency: Tensor) -> None:
         problem, code = "is not symmetric", "not-symmetric"
     else:
         return
-    raise PairNormError(
-        f"adjacency {problem}",
-        code=code,
-        expected="every edge once in both directions, with one weight, and no self-loops",
-        remedy="Graph.from_edges and Graph.from_scipy see to that.",
-    )
+    problem = f"adjacency {problem}"
+    expected = "every edge once in both directions, with one weight, and no self-loops"
+    remedy = "Graph.from_edges and Graph.from_scipy see to that."
+    raise PairNormError(problem, code=code, expected=expected, remedy=remedy)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pairnorm.data.features import take_columns
-from pairnorm.data.tables import EMPTY, shown
+from pairnorm.data.tables import EMPTY, Source, shown
 from pairnorm.errors import PairNormError, closest, one_of, quoted, whole_number
 
 EACH = "each"
 Kind = Literal["id", "label", "split", "ignored", "number", "category", "date", "sparse", "structure"]
 FEATURES: tuple[Kind, ...] = ("number", "category", "date", "sparse", "structure")
+# What a later file has in common with the first, unless it is said anew.
+AGAIN = ("id", "source", "target", "weight", "delimiter", "encoding", "decimal", "unknown_edges")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,19 @@ class Options:
             one_of("unknown_edges", self.unknown_edges, ("error", "drop"))
         if self.classes is not None and self.classes != EACH:
             whole_number("classes", self.classes, least=2)
+
+    def check(self, nodes: Source) -> None:
+        """Raise an error unless the columns of nodes that are named are there."""
+        several = {option: getattr(self, option) for option in ("categorical", "ignore", "keep")}
+        for option, names in {"label": [self.label], "split": [self.split], **several}.items():
+            for name in (name for name in names if name is not None):
+                nodes.column(option, name)
+
+    def after(self, encoder: Encoder | None) -> Options:
+        """Return how to read another file: as the first, but for what is said anew."""
+        if encoder is None:
+            return self
+        return replace(self, **{name: getattr(self, name) or getattr(encoder, name) for name in AGAIN})
 
 
 @dataclass(frozen=True)
@@ -102,12 +117,6 @@ class Encoder:
         """Return the encoder of features that have names, each a column of numbers."""
         return cls(tuple(Column(name, "number") for name in names))
 
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Self:
-        """Return what ``dataclasses.asdict`` and JSON made a dictionary of."""
-        columns = (Column(one["name"], one["kind"], tuple(one["categories"])) for one in found["columns"])
-        return cls(**(found | {"columns": tuple(columns), "bins": tuple(found.get("bins", ()))}))
-
     @cached_property
     def features(self) -> dict[str, Column]:
         """The columns that are features, by name."""
@@ -127,32 +136,23 @@ class Encoder:
         return tuple(column for column in self.columns if column.kind in kinds)
 
     def options(self, changed: Options, columns: Sequence[str]) -> Options:
-        """Return how to read another file: as the first, but for what is said anew and what is not there.
-
-        Args:
-            changed: what is said anew; columns to ignore come beside the known ones.
-            columns: of the nodes of that file.
-        """
+        """Return how to read another file: as the first, but for what is said anew and what is not there."""
         for option in ("categorical", "keep", "classes"):
             if value := getattr(changed, option):
-                raise PairNormError(
-                    f"{option} is given, but the encoder knows what every column is",
-                    code="conflicting-options",
-                    value=value,
-                    remedy="Leave it out, or fit again.",
-                )
+                problem = f"{option} is given, but the encoder knows what every column is"
+                remedy = "Leave it out, or fit again."
+                raise PairNormError(problem, code="conflicting-options", value=value, remedy=remedy)
         known = set(columns)
         ids, labels, splits, ignored = (
             [column.name for column in self.named(kind) if column.name in known]
             for kind in ("id", "label", "split", "ignored")
         )
-        again = ("source", "target", "weight", "delimiter", "encoding", "decimal", "unknown_edges")
-        return Options(
-            **{name: getattr(changed, name) or getattr(self, name) for name in again},
-            id=changed.id or self.id or (ids[0] if ids else None),
-            label=changed.label or (labels[0] if labels else None),
-            split=changed.split,
-            ignore=[*ignored, *splits, *labels, *changed.ignore],
+        told = changed.after(self)
+        return replace(
+            told,
+            id=told.id or (ids[0] if ids else None),
+            label=told.label or (labels[0] if labels else None),
+            ignore=[*ignored, *splits, *labels, *told.ignore],
         )
 
 
@@ -161,19 +161,14 @@ def check_columns(place: str, found: Sequence[str], known: Encoder) -> None:
     there = set(found)
     wanted = {column.name: column for column in known.named("number", "category", "date")}
     if lost := [name for name in wanted if name not in there]:
-        raise PairNormError(
-            f"{place} has no column {shown(lost)}, which the model uses",
-            code="column-missing",
-            value=lost[0],
-            remedy=closest(lost[0], sorted(there - wanted.keys())) or "Add it; its cells may be empty.",
-        )
+        problem = f"{place} has no column {shown(lost)}, which the model uses"
+        remedy = closest(lost[0], sorted(there - wanted.keys())) or "Add it; its cells may be empty."
+        raise PairNormError(problem, code="column-missing", value=lost[0], remedy=remedy)
     if strange := [name for name in found if name not in wanted]:
+        problem = f"{place} has a column {shown(strange)}, unknown to the model"
+        remedy = "Pass {ignore}, or fit again with it."
         raise PairNormError(
-            f"{place} has a column {shown(strange)}, unknown to the model",
-            code="unknown-column",
-            value=strange[0],
-            remedy="Pass {ignore}, or fit again with it.",
-            ignore=strange[:1],
+            problem, code="unknown-column", value=strange[0], remedy=remedy, ignore=strange[:1]
         )
 
 
@@ -193,12 +188,9 @@ def check_categories(place: str, found: Column, known: Column) -> None:
         more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
         code = "unknown-category"
         what = f"a category {quoted(strange[0])} in column {name}{more}, unknown to the model"
-    raise PairNormError(
-        f"{place} has {what}",
-        code=code,
-        value=strange[0] if strange else found.name,
-        remedy="Empty those cells, which counts as missing, or fit again with them.",
-    )
+    problem = f"{place} has {what}"
+    remedy = "Empty those cells, which counts as missing, or fit again with them."
+    raise PairNormError(problem, code=code, value=strange[0] if strange else found.name, remedy=remedy)
 
 
 def _number(text: str) -> bool:
@@ -216,13 +208,6 @@ def align_features(
 
     A category that no node has becomes a column of zeros, and so do all those of a column whose cells are
     all empty. A column that is not there, and a category or column that the model does not know, are errors.
-
-    Args:
-        name: of the graph, for messages.
-        features: [n, d].
-        missing: bool [n] or [n, d].
-        found: what they are.
-        known: what the model was fitted on.
     """
     check_columns(name, [column.name for column in found.named("number", "category", "date")], known)
     widths = [column.width for column in found.features.values()]

@@ -84,12 +84,9 @@ def check_infinite(features: Tensor, node_names: Any, feature_names: Sequence[st
         place = [int(stored_rows(features)[place[0]]), int(features.col_indices()[place[0]])]
     node, column = place
     feature = column if feature_names is None else quoted(feature_names[column])
-    raise PairNormError(
-        f"feature {feature} of node {quoted(node_names.tolist()[node])} is infinite",
-        code="not-finite",
-        value=(node, column),
-        remedy="Correct it, or make it NaN if it is missing.",
-    )
+    problem = f"feature {feature} of node {quoted(node_names.tolist()[node])} is infinite"
+    remedy = "Correct it, or make it NaN if it is missing."
+    raise PairNormError(problem, code="not-finite", value=(node, column), remedy=remedy)
 
 
 def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,10 +95,6 @@ def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
     >>> nan_as_missing(torch.tensor([[1.0, 2.0], [torch.nan, torch.nan]]), torch.tensor([False, False]))
     (tensor([[1., 2.],
             [0., 0.]]), tensor([False,  True]))
-
-    Args:
-        features: [n, d], dense or ``torch.sparse_csr``.
-        missing: bool [n] (whole vectors) or [n, d] (entries); the result is [n] where that says it all.
     """
     sparse = features.layout == torch.sparse_csr
     empty = stored_values(features).isnan()

@@ -230,12 +230,7 @@ class Graph:
         return digest.hexdigest()[:16]
 
     def aligned(self, encoder: Encoder | None, count: int) -> Graph:
-        """Return the graph with the features of a model, matched by column and category.
-
-        Args:
-            encoder: the model's; None where its features had no names.
-            count: how many features the model has.
-        """
+        """Return the graph with the features of a model, matched by column and category."""
         if self.num_features == 0 and encoder is not None and encoder.named("structure"):
             return self.with_structure().replace(encoder=encoder)
         ours, theirs = (one and tuple(one.features.values()) for one in (self.encoder, encoder))
@@ -249,11 +244,7 @@ class Graph:
         return self
 
     def labels_among(self, classes: Sequence[str]) -> Tensor:
-        """Return the labels as numbers of other classes, matched by name; -1 where unknown.
-
-        Args:
-            classes: the names of a model's classes.
-        """
+        """Return the labels as numbers of a model's classes, matched by name; -1 where unknown."""
         place = {name: number for number, name in enumerate(classes)}
         used = {self.class_names[number] for number in self.labels[self.labelled].unique().tolist()}
         if strange := sorted(used - place.keys()):
@@ -428,34 +419,22 @@ class Graph:
 
     @staticmethod
     def open(folder: str | PathLike[str]) -> PackedGraph:
-        """Open a graph that ``pairnorm pack`` wrote, however large: its arrays are mapped, not read.
-
-        Args:
-            folder: of the packed graph.
-        """
+        """Open a graph that ``pairnorm pack`` wrote, however large: its arrays are mapped, not read."""
         return PackedGraph.open(folder)
 
     @classmethod
     def from_packed(cls, packed: PackedGraph) -> Graph:
-        """Read a packed graph into memory.
-
-        Args:
-            packed: as ``Graph.open`` gives it.
-        """
+        """Read a packed graph into memory."""
         packed.check()
         facts = packed.facts
         weights = np.ones(facts.entries, np.float32) if packed.weight is None else np.array(packed.weight)
-        crow, column = np.array(packed.crow), packed.column.astype(np.int64)
+        arrays = (np.array(packed.crow), packed.column.astype(np.int64), weights)
+        crow, column, values = map(torch.from_numpy, arrays)
         features = packed.features(slice(None), range(facts.features))
         gone = _UNSET if facts.missing[1] else torch.from_numpy(packed.missing == 2)
         parts = Split(*(torch.from_numpy(packed.split == number) for number in range(3)))
         return cls(
-            sparse_csr(
-                torch.from_numpy(crow),
-                torch.from_numpy(column),
-                torch.from_numpy(weights),
-                (facts.nodes, facts.nodes),
-            ),
+            sparse_csr(crow, column, values, (facts.nodes, facts.nodes)),
             torch.from_numpy(features if gone is None else np.nan_to_num(features, copy=False, nan=0.0)),
             torch.from_numpy(packed.labels.astype(np.int64)),
             missing=gone,
@@ -531,9 +510,8 @@ class Graph:
     def to_scipy(self) -> tuple[scipy.sparse.csr_array, Any]:
         """Return the adjacency matrix as a scipy ``csr_array``, and features as one or as a numpy array."""
         sparse = self.features.layout == torch.sparse_csr
-        return csr_matrix(self.adjacency), csr_matrix(
-            self.features
-        ) if sparse else self.features.cpu().numpy()
+        features = csr_matrix(self.features) if sparse else self.features.cpu().numpy()
+        return csr_matrix(self.adjacency), features
 
     def to_networkx(self) -> networkx.Graph:
         """Return a networkx graph: ``x``, ``label`` and ``split`` on its nodes, ``weight`` on its edges."""
@@ -558,35 +536,28 @@ class Graph:
         )
         return result
 
-    def describe(self, shown: int = 7) -> list[tuple[str, str]]:
-        """Return what is inside: a list of what it is about, and a text.
-
-        Args:
-            shown: how many classes to name.
-        """
+    def describe(self) -> list[tuple[str, str]]:
+        """Return what is inside: a list of what it is about, and a text."""
         per_node = 2 * self.num_edges / max(self.num_nodes, 1)
         kind = "sparse" if self.features.layout == torch.sparse_csr else "dense"
-        classes = ", ".join(self.class_names[:shown]) + (", …" if self.num_classes > shown else "")
+        classes = ", ".join(self.class_names[:7]) + (", …" if self.num_classes > 7 else "")
         vectors = int(self.missing_vectors.sum())
         missing = f"{_share(vectors, self.num_nodes)} vectors" if vectors else "no vector"
         if self.missing.dim() == 2:
             missing += f", {int(self.missing.sum()) - vectors * self.num_features:,} single entries"
         same, known = self.edges_within_classes
-        homophily = (
-            f"{same / max(known, 1):.3f}: {same:,} of {known:,} edges between labelled nodes join one class"
-        )
+        joined = f"{same:,} of {known:,} edges between labelled nodes join one class"
+        homophily = f"{same / known:.3f}: {joined}" if known else "unknown: no edge joins two labelled nodes"
+        parts = (f"{part} {int(mask.sum()):,}" for part, mask in self.split._asdict().items())
         return [
             ("nodes", f"{self.num_nodes:,}"),
             ("edges", f"{self.num_edges:,} undirected, {per_node:.1f} per node"),
             ("features", f"{self.num_features:,} {kind}, {100 * self.density:.3g}% non-zero"),
             ("classes", f"{self.num_classes} ({classes})" if self.num_classes else "none"),
             ("labelled", _share(int(self.labelled.sum()), self.num_nodes)),
-            (
-                "split",
-                ", ".join(f"{part} {int(mask.sum()):,}" for part, mask in self.split._asdict().items()),
-            ),
+            ("split", ", ".join(parts)),
             ("missing", missing),
-            ("homophily", homophily if known else "unknown: no edge joins two labelled nodes"),
+            ("homophily", homophily),
             *(("note", note) for note in self.notes),
         ]
 
@@ -622,12 +593,9 @@ def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np
     ]
     codes, found = class_codes(np.array(names, dtype=object), known)
     if known is not None and len(found) > len(known):
-        raise PairNormError(
-            f"a label is {quoted(found[len(known)])}",
-            code="unknown-class",
-            value=found[len(known)],
-            expected=f"one of class_names: {shown(tuple(known), 7)}",
-        )
+        problem = f"a label is {quoted(found[len(known)])}"
+        expected = f"one of class_names: {shown(tuple(known), 7)}"
+        raise PairNormError(problem, code="unknown-class", value=found[len(known)], expected=expected)
     return codes, found
 
 
@@ -652,12 +620,9 @@ def _check_shapes(graph: Graph) -> None:
             problem = f"{what} has shape {tuple(found)}, but the graph has {nodes} nodes"
             raise PairNormError(problem, code="wrong-shape", value=what)
     if tuple(graph.missing.shape) not in {(nodes,), tuple(features.shape)}:
-        raise PairNormError(
-            f"missing has shape {tuple(graph.missing.shape)}",
-            code="wrong-shape",
-            value="missing",
-            expected=f"[{nodes}] for whole vectors or {list(features.shape)} for single entries",
-        )
+        problem = f"missing has shape {tuple(graph.missing.shape)}"
+        expected = f"[{nodes}] for whole vectors or {list(features.shape)} for single entries"
+        raise PairNormError(problem, code="wrong-shape", value="missing", expected=expected)
     if graph.feature_names is not None and len(graph.feature_names) != graph.num_features:
         problem = f"{len(graph.feature_names)} feature names for {graph.num_features} features"
         raise PairNormError(problem, code="wrong-shape", value="feature_names")
@@ -670,12 +635,9 @@ def _check_labels(graph: Graph) -> None:
     wrong = (labels < UNKNOWN) | (labels >= graph.num_classes)
     if wrong.any():
         node = int(wrong.nonzero()[0])
-        raise PairNormError(
-            f"labels[{node}] is {int(labels[node])}",
-            code="out-of-range",
-            value=int(labels[node]),
-            expected=f"a class from 0 to {graph.num_classes - 1}, or -1 where it is unknown",
-        )
+        problem = f"labels[{node}] is {int(labels[node])}"
+        expected = f"a class from 0 to {graph.num_classes - 1}, or -1 where it is unknown"
+        raise PairNormError(problem, code="out-of-range", value=int(labels[node]), expected=expected)
 
 
 def _check_split(graph: Graph) -> None:

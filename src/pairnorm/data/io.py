@@ -48,23 +48,11 @@ def read_files(
     told: Options,
     encoder: Encoder | None,
 ) -> Parts:
-    """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole.
-
-    Args:
-        nodes: the tables of nodes, or the whole graph.
-        edges: the tables of edges.
-        features: tables of node, feature and value.
-        database: where the tables are, unless they are files.
-        told: what the user says of columns.
-        encoder: how earlier files were read.
-    """
+    """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole."""
     if not isinstance(nodes, str | PathLike) and len(nodes) == 1:
         (nodes,) = nodes
-    how: dict[str, Any] = {
-        name: getattr(told, name) or getattr(encoder, name, None)
-        for name in ("delimiter", "encoding", "decimal")
-    }
-    if database is not None or not _holds_all(nodes, edges, how["delimiter"]):
+    again = told.after(encoder)
+    if database is not None or not _holds_all(nodes, edges, again.delimiter):
         if edges is None:
             problem = f"{place_name(nodes)}: a table of nodes needs a table of edges beside it"
             raise PairNormError(problem, code="option-missing", remedy="Pass {edges}", edges=...)
@@ -72,11 +60,12 @@ def read_files(
             raise PairNormError(
                 "nodes and edges are both '-'", code="conflicting-options", remedy="Pipe one of them in only."
             )
+        how = {name: getattr(again, name) for name in ("delimiter", "encoding", "decimal")}
         tables = [
             [] if given is None else open_tables(role, given, database=database, **how)
             for role, given in (("nodes", nodes), ("edges", edges), ("features", features))
         ]
-        return _from_tables(tables, told, encoder)
+        return _from_tables(tables, again, encoder)
     path = Path(nodes)  # type: ignore[arg-type]
     for option, given in (("edges", edges), ("features", features)):
         if given is not None:
@@ -121,12 +110,9 @@ def place_name(given: Given) -> str:
 def _check_applies(kind: str, told: Options) -> None:
     """Refuse a kind of file that is not known, and options that mean nothing in it."""
     if kind not in (".graphml", *READERS):
-        raise PairNormError(
-            f"files of type {quoted(kind)} are not known",
-            code="unknown-file-type",
-            value=kind,
-            expected="one of " + ", ".join((*TABLES, ".graphml", *READERS)),
-        )
+        problem = f"files of type {quoted(kind)} are not known"
+        expected = "one of " + ", ".join((*TABLES, ".graphml", *READERS))
+        raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
     about_attributes = ("label", "split", "weight", "categorical", "ignore") if kind == ".graphml" else ()
     for option, value in asdict(told).items():
         if value and option not in about_attributes:
@@ -145,7 +131,7 @@ def from_frames(nodes: Any, edges: Any, features: Any, told: Options, encoder: E
         [] if frame is None else [_frame_source(f"the frame of {role}", frame)]
         for role, frame in (("nodes", nodes), ("edges", edges), ("features", features))
     ]
-    return _from_tables(tables, told, encoder)
+    return _from_tables(tables, told.after(encoder), encoder)
 
 
 def _frame_source(name: str, found: Any) -> Source:
@@ -163,12 +149,9 @@ def _frame_source(name: str, found: Any) -> Source:
 
             found = arrow_frame(from_dataframe(found))
         else:
-            raise PairNormError(
-                f"{name} is a {type(found).__name__}",
-                code="wrong-type",
-                value=type(found).__name__,
-                expected="a pandas.DataFrame, or one that has __arrow_c_stream__ or __dataframe__",
-            )
+            problem = f"{name} is a {type(found).__name__}"
+            expected = "a pandas.DataFrame, or one that has __arrow_c_stream__ or __dataframe__"
+            raise PairNormError(problem, code="wrong-type", value=type(found).__name__, expected=expected)
     if any(found.index.names):  # an index with a name is a column
         found = found.reset_index()
     return Source(
@@ -179,15 +162,11 @@ def _frame_source(name: str, found: Any) -> Source:
 def _from_tables(tables: Sequence[Sequence[Source]], told: Options, encoder: Encoder | None) -> Parts:
     """Return the parts of a graph in tables of nodes, of edges, and of features."""
     nodes, edges, features = tables
-    source, target, weight = (
-        getattr(told, name) or (getattr(encoder, name) if encoder else None)
-        for name in ("source", "target", "weight")
-    )
-    ends = [find_ends(table, source, target) for table in edges]
-    if weight is not None:
-        for table in edges:
-            table.column("weight", weight)
+    weight = told.weight
+    ends = [find_ends(table, told.source, told.target) for table in edges]
     for table, two in zip(edges, ends, strict=True):
+        if weight is not None:
+            table.column("weight", weight)
         if unused := [name for name in table.columns if name not in (*two[:2], weight)]:
             columns = f"{'column' if len(unused) == 1 else 'columns'} {shown(unused)}"
             more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
@@ -205,9 +184,8 @@ def _parts(
     features: Sequence[Source] = (),
 ) -> Parts:
     parts = read_nodes(nodes, told, encoder, features)
-    drop = (told.unknown_edges or (encoder.unknown_edges if encoder else None)) == "drop"
     found = [
-        read_edges(table, two, parts["node_names"], weight, drop)
+        read_edges(table, two, parts["node_names"], weight, told.unknown_edges == "drop")
         for table, two in zip(edges, ends, strict=True)
     ]
     parts["edge_index"] = np.concatenate([one.edge_index for one in found], 1)
@@ -224,7 +202,7 @@ def from_networkx(
 
     nodes = _attributes([attributes for _, attributes in graph.nodes(data=True)])
     edges = _edges(graph)
-    weight = told.weight or (encoder.weight if encoder else None)
+    told = told.after(encoder)
     if encoder is None:
         wanted = nodes.keys() - set(told.ignore)
         found = {name: name for name in ("label", "split") if name in wanted and not getattr(told, name)}
@@ -235,6 +213,7 @@ def from_networkx(
     vectors = nodes[features] if features in wanted and any(map(_is_vector, nodes[features])) else None
     if vectors is not None:
         nodes = {name: nodes[name] for name in nodes if name in (told.label, told.split, *told.ignore)}
+    weight = told.weight
     if weight is None and "weight" in edges:
         weight = "weight"
         edges[weight] = [1.0 if value is None else value for value in edges[weight]]
@@ -280,11 +259,7 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
 
 
 def from_pyg(found: Mapping[str, Any]) -> Parts:
-    """Return the parts of a PyG ``Data``, given as the dictionary that its ``to_dict`` makes.
-
-    Args:
-        found: edge_index, and maybe x, edge_weight, y, train_mask, val_mask, test_mask, missing, num_nodes.
-    """
+    """Return the parts of a PyG ``Data``, given as the dictionary that its ``to_dict`` makes."""
     if not isinstance(found.get("edge_index"), Tensor):
         raise PairNormError(
             f"the PyG data has no edge_index; it has {', '.join(map(repr, found)) or 'nothing'}",
@@ -374,12 +349,9 @@ def from_scipy(adjacency: Any, features: Any = None) -> Parts:
     }
 
 
-def read_npz(file: str | Path | IO[bytes]) -> Parts:
+def read_npz(file: IO[bytes]) -> Parts:
     """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them; CSR pieces ``adj_*``,
     ``attr_*`` and ``labels``; or what scipy's ``save_npz`` writes.
-
-    Args:
-        file: the file, or its name.
     """
     with np.load(file, allow_pickle=False) as archive:
         _check_sizes(archive)
@@ -451,6 +423,11 @@ def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:
     return getattr(scipy.sparse, f"{kind}_array")((data, *pieces), shape=shape)
 
 
+def _read_npz(path: Path) -> Parts:
+    with path.open("rb") as file:  # numpy leaves a broken one open
+        return read_npz(file)
+
+
 def _read_safetensors(path: Path) -> Parts:
     from safetensors.torch import load_file
 
@@ -489,4 +466,4 @@ def _read_torch(path: Path) -> Parts:
     return from_pyg(found)
 
 
-READERS = {".npz": read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
+READERS = {".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}

@@ -31,12 +31,7 @@ def read_labels(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return the class of each node, -1 where the cell is empty, and the names of the classes in order.
 
-    Args:
-        table: where the column is from, for messages.
-        name: of the column.
-        cells: its cells.
-        known: the classes of a model; others are refused, and cells may all be empty.
-        each: take every number for a class, however many there are.
+    Others than the ``known`` classes of a model are refused. With ``each``, every number is a class.
     """
     text = table.text(name, cells)
     codes, found = class_codes(text, known)
@@ -67,9 +62,7 @@ def class_codes(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the number of the class of each node, -1 for None, and the classes, numbers before words.
 
-    Args:
-        text: the class of each node.
-        known: classes in their order; those that are found beside them come after.
+    Those that are found beside the ``known`` ones come after them.
     """
     import pandas
 
@@ -107,23 +100,12 @@ def _as_numbers(texts: Sequence[str]) -> NDArray[np.float64] | None:
 
 
 def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> tuple[float, ...]:
-    """Return where to cut a numeric label so that classes have equally many nodes, as far as can be.
-
-    Args:
-        table: where the column is from, for messages.
-        name: of the column.
-        cells: its cells.
-        classes: how many classes to make.
-    """
+    """Return where to cut a numeric label so that classes have equally many nodes, as far as can be."""
     values = table.numbers(name, cells)
     if values is None or np.isnan(values).all():
-        raise PairNormError(
-            f"{table.name}: column {quoted(name)} holds no numbers, but classes is {classes}",
-            code="not-a-number",
-            value=name,
-            remedy="Leave it out: {classes}",
-            classes=classes,
-        )
+        problem = f"{table.name}: column {quoted(name)} holds no numbers, but classes is {classes}"
+        remedy = "Leave it out: {classes}"
+        raise PairNormError(problem, code="not-a-number", value=name, remedy=remedy, classes=classes)
     there = values[~np.isnan(values)].astype(np.float64)
     cuts = {float(f"{cut:.6g}") for cut in np.quantile(there, np.arange(1, classes) / classes)}
     return tuple(sorted(cut for cut in cuts if cut > there.min()))
@@ -159,28 +141,16 @@ def numbers_first(text: str) -> tuple[int, int, str]:
 def read_split(
     table: Source, name: str, cells: pandas.Series, labels: Tensor, class_names: tuple[str, ...]
 ) -> Split:
-    """Return the three masks that a column of 'train', 'validation', 'test' or nothing describes.
-
-    Args:
-        table: where the column is from, for messages.
-        name: of the column.
-        cells: its cells.
-        labels: int64 [n]; -1 where unknown.
-        class_names: to name a class that has no training node.
-    """
+    """Return the three masks that a column of 'train', 'validation', 'test' or nothing describes."""
     text = table.text(name, cells)
     parts = np.array(
         [-1 if value is None else PARTS.get(value.lower(), -2) for value in text], dtype=np.int64
     )
     if (parts == -2).any():
         row = int((parts == -2).argmax())
-        table.reject(
-            row,
-            f"{quoted(text[row])} in column {quoted(name)}",
-            code="unknown-part",
-            value=text[row],
-            expected="'train', 'validation', 'test' or an empty cell",
-        )
+        problem = f"{quoted(text[row])} in column {quoted(name)}"
+        expected = "'train', 'validation', 'test' or an empty cell"
+        table.reject(row, problem, code="unknown-part", value=text[row], expected=expected)
     blank = (parts >= 0) & (labels.numpy() < 0)
     if blank.any():
         row = int(blank.argmax())
@@ -191,10 +161,7 @@ def read_split(
     counts = np.bincount(labels.numpy()[parts == 0], minlength=len(class_names))
     if (counts == 0).any():
         empty = class_names[int((counts == 0).argmax())]
-        raise PairNormError(
-            f"{table.name}: class {quoted(empty)} has no training node",
-            code="class-without-training",
-            value=empty,
-            remedy=f"Mark one of its nodes 'train' in column {quoted(name)}.",
-        )
+        problem = f"{table.name}: class {quoted(empty)} has no training node"
+        remedy = f"Mark one of its nodes 'train' in column {quoted(name)}."
+        raise PairNormError(problem, code="class-without-training", value=empty, remedy=remedy)
     return Split(*(torch.from_numpy(parts == number) for number in range(3)))

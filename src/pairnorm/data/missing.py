@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.features import SCALINGS, row_normalise, stored_rows, stored_values, with_values
@@ -33,11 +36,7 @@ class Features:
         return self.keep.shape[1]
 
     def trial(self, number: int) -> Tensor:
-        """Return what one trial sees, [n, d], of the same kind as ``values``; what is erased is zero.
-
-        Args:
-            number: the trial, from 0.
-        """
+        """Return what one trial sees, [n, d], of the same kind as ``values``; what is erased is zero."""
         keep = self.keep[:, number]
         if self.values.layout == torch.sparse_csr:
             return with_values(self.values, self.values.values() * keep)
@@ -129,7 +128,7 @@ def missing_vectors(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -
         trials: how many masks.
         seed: the same seed gives the same masks on every machine.
     """
-    return _drawn("vectors", ~graph.train, rate, trials, seed)
+    return _uniform("vectors", ~graph.train, rate, trials, seed)
 
 
 def missing_nodes(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> Missing:
@@ -141,7 +140,7 @@ def missing_nodes(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> 
         trials: how many masks.
         seed: the same seed gives the same masks on every machine.
     """
-    return _drawn("nodes", torch.ones_like(graph.train), rate, trials, seed)
+    return _uniform("nodes", torch.ones_like(graph.train), rate, trials, seed)
 
 
 def missing_entries(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> Missing:
@@ -154,7 +153,7 @@ def missing_entries(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -
         seed: the same seed gives the same masks on every machine.
     """
     stored = stored_values(graph.features).flatten()
-    return _drawn("entries", torch.ones_like(stored, dtype=torch.bool), rate, trials, seed)
+    return _uniform("entries", torch.ones_like(stored, dtype=torch.bool), rate, trials, seed)
 
 
 def given_missing(graph: Graph, trials: int = 1) -> Missing:
@@ -169,7 +168,15 @@ def given_missing(graph: Graph, trials: int = 1) -> Missing:
     return Missing("given", rate, None, mask[:, None].repeat(1, whole_number("trials", trials, least=1)))
 
 
-def _drawn(kind: str, among: Tensor, rate: float, trials: int, seed: int) -> Missing:
+def drawn(
+    kind: str,
+    among: Tensor,
+    rate: float,
+    trials: int,
+    seed: int,
+    purpose: str,
+    keys: Callable[[Stream], NDArray[Any]],
+) -> Missing:
     """Mark the ``rate`` of candidates whose keys are smallest, anew for each trial."""
     rate = real_number("rate", rate, least=0, most=1)
     candidates = np.flatnonzero(among.cpu().numpy())
@@ -177,6 +184,10 @@ def _drawn(kind: str, among: Tensor, rate: float, trials: int, seed: int) -> Mis
     mask = np.zeros((len(among), whole_number("trials", trials, least=1)), dtype=bool)
     for trial in range(trials):
         # Every node draws a key, so that the key of a node does not depend on who is in the training set.
-        keys = Stream(seed + trial, f"missing {kind}").keys(len(among))[candidates]
-        mask[candidates[np.argsort(keys, kind="stable")[:count]], trial] = True
+        chosen = keys(Stream(seed + trial, purpose))[candidates]
+        mask[candidates[np.argsort(chosen, kind="stable")[:count]], trial] = True
     return Missing(kind, rate, seed, torch.from_numpy(mask).to(among.device))
+
+
+def _uniform(kind: str, among: Tensor, rate: float, trials: int, seed: int) -> Missing:
+    return drawn(kind, among, rate, trials, seed, f"missing {kind}", lambda stream: stream.keys(len(among)))

@@ -40,51 +40,33 @@ def verified_bytes(folder: Path, name: str) -> bytes:
     """Return the contents of a raw file, or raise an error if they are not the pinned ones.
 
     The bytes that were checked are the bytes that are returned: nobody can exchange the file in between.
-
-    Args:
-        folder: the root of the data.
-        name: of the file, relative to it, as in ``SHA256``.
     """
     contents = (folder / name).read_bytes()
     found = sha256(contents).hexdigest()
     if found != SHA256[name]:
-        raise PairNormError(
-            f"{folder / name}: the file is damaged or another one: its SHA-256 is {found[:16]}…",
-            code="file-damaged",
-            value=found,
-            expected=f"{SHA256[name][:16]}…",
-            remedy="It was not read. Delete it and fetch it anew.",
-        )
+        problem = f"{folder / name}: the file is damaged or another one: its SHA-256 is {found[:16]}…"
+        expected = f"{SHA256[name][:16]}…"
+        remedy = "It was not read. Delete it and fetch it anew."
+        raise PairNormError(problem, code="file-damaged", value=found, expected=expected, remedy=remedy)
     return contents
 
 
 def fetch(folder: Path, names: Sequence[str], address: str) -> None:
-    """Fetch the files that are not there yet. A file appears only when it is whole and its checksum right.
-
-    Args:
-        folder: the root of the data.
-        names: of the files, relative to it.
-        address: the folder on the network that holds them.
-    """
+    """Fetch the files that are not there yet. A file appears only when it is whole and its checksum right."""
     absent = [name for name in names if not (folder / name).is_file()]
     for name in absent:
         try:
             _retrieve(f"{address}/{Path(name).name}", folder / name, SHA256[name])
         except Exception as error:
             still = [Path(name).name for name in absent if not (folder / name).is_file()]
-            pooch = (
-                "pip install 'pairnorm[all]' to fetch them, copy"
-                if isinstance(error, ImportError)
-                else "Copy"
-            )
-            raise PairNormError(
+            no_pooch = isinstance(error, ImportError)
+            copy = "pip install 'pairnorm[all]' to fetch them, copy" if no_pooch else "Copy"
+            problem = (
                 f"{(folder / name).parent}: wanted here, and not there: {', '.join(still)}.\n"
-                f"Fetching from {address} failed: {str(error).splitlines()[0]}.\n",
-                code="file-missing",
-                value=still,
-                remedy=f"{pooch} the files there, or name their folder ({{root}}, or PAIRNORM_DATA).",
-                root=...,
-            ) from error
+                f"Fetching from {address} failed: {str(error).splitlines()[0]}.\n"
+            )
+            remedy = f"{copy} the files there, or name their folder ({{root}}, or PAIRNORM_DATA)."
+            raise PairNormError(problem, code="file-missing", value=still, remedy=remedy, root=...) from error
 
 
 def _retrieve(url: str, path: Path, digest: str) -> None:
@@ -148,9 +130,6 @@ def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:
 
     The test nodes of ``tx`` and ``ty`` come in the order of ``test.index``. Citeseer leaves out fifteen
     isolated nodes: as in every other reader, they get features of zero and, having no label, the first class.
-
-    Args:
-        files: the contents of each of the eight pieces.
     """
     from scipy.sparse import csr_matrix, vstack
 
@@ -201,38 +180,22 @@ class Dataset:
     address: str = field(default="", repr=False)
 
     def absent(self, root: str | PathLike[str] | None = None) -> tuple[Path, ...]:
-        """Return the files that have yet to be fetched.
-
-        Args:
-            root: as for ``load``.
-        """
+        """Return the files that have yet to be fetched."""
         return tuple(path for name in self.files if not (path := data_folder(root) / name).is_file())
 
 
-def _planetoid_files(name: str) -> tuple[str, ...]:
+def _planetoid(name: str) -> tuple[str, ...]:
     return tuple(f"Planetoid/{name}/raw/ind.{name.lower()}.{piece}" for piece in PIECES)
 
 
 _PLANETOID = "https://github.com/kimiyoung/planetoid/raw/master/data"
 _COAUTHOR = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
+_CS_FILES = ("Coauthor/CS/raw/ms_academic_cs.npz",)
 _DATASETS = (
     Dataset("cora", "Cora", 2708, 5429, 5278, 1433, 7, 0.052),
-    Dataset(
-        "citeseer", "Citeseer", 3327, 4732, 4552, 3703, 6, 0.036, _planetoid_files("CiteSeer"), _PLANETOID
-    ),
-    Dataset("pubmed", "Pubmed", 19717, 44338, 44324, 500, 3, 0.003, _planetoid_files("PubMed"), _PLANETOID),
-    Dataset(
-        "coauthor-cs",
-        "Coauthor CS",
-        18333,
-        81894,
-        81894,
-        6805,
-        15,
-        0.030,
-        ("Coauthor/CS/raw/ms_academic_cs.npz",),
-        _COAUTHOR,
-    ),
+    Dataset("citeseer", "Citeseer", 3327, 4732, 4552, 3703, 6, 0.036, _planetoid("CiteSeer"), _PLANETOID),
+    Dataset("pubmed", "Pubmed", 19717, 44338, 44324, 500, 3, 0.003, _planetoid("PubMed"), _PLANETOID),
+    Dataset("coauthor-cs", "Coauthor CS", 18333, 81894, 81894, 6805, 15, 0.030, _CS_FILES, _COAUTHOR),
 )
 
 
@@ -242,11 +205,7 @@ def datasets() -> tuple[Dataset, ...]:
 
 
 def data_folder(root: str | PathLike[str] | None = None) -> Path:
-    """Return where raw files are looked for: ``root``, else ``$PAIRNORM_DATA``, else the user's cache folder.
-
-    Args:
-        root: a folder laid out as PyG's loaders do it, or None.
-    """
+    """Return where raw files are: ``root``, else ``$PAIRNORM_DATA``, else the user's cache folder."""
     if root is None:
         root = os.environ.get("PAIRNORM_DATA")
     if root:

@@ -49,13 +49,7 @@ def read_rows(
 ) -> tuple[Source, pandas.DataFrame, NDArray[Any]]:
     """Read tables of nodes whole, put together by id: what one leaves empty, another may fill.
 
-    Args:
-        tables: the tables.
-        identity: the column of ids, which each of them has.
-        text: the columns to read as text even if they look like numbers.
-
-    Returns:
-        Where the rows are from, the rows, and the names of the nodes.
+    Returns where the rows are from, the rows, and the names of the nodes.
     """
     import pandas
 
@@ -100,13 +94,7 @@ def _check_agreement(merged: Source, identity: str, frame: pandas.DataFrame) -> 
 
 
 def node_names(source: Source, name: str, column: pandas.Series) -> NDArray[Any]:
-    """Return the names of the nodes: int64 where all are plainly written whole numbers, else strings.
-
-    Args:
-        source: where the table is from, for messages.
-        name: of the column.
-        column: its cells.
-    """
+    """Return the names of the nodes: int64 where all are plainly written whole numbers, else strings."""
     return _whole_numbers(_ids(source, name, column))
 
 
@@ -183,12 +171,7 @@ def read_edges(
 ) -> Edges:
     """Return the numbers of the two nodes of every edge, and the weights.
 
-    Args:
-        edges: the table of edges.
-        ends: its two columns that name nodes.
-        names: of all nodes.
-        weight: the column of the weights; None for none.
-        drop: leave out an edge whose ends are not both nodes, and note how many those are.
+    With ``drop``, an edge whose ends are not both nodes is left out, and how many those are is noted.
     """
     if ends.guessed and all((names.astype(str) == end).any() for end in ends[:2]):
         raise PairNormError(
@@ -255,14 +238,9 @@ class NodeIndex:
             problem = f"column {quoted(name)} is empty; an edge needs two ends"
             table.reject(row, problem, "empty-cell", remedy="Fill it in or drop the edge.")
         more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
-        table.reject(
-            row,
-            f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}",
-            code="unknown-node",
-            value=cell,
-            remedy="Add the node, name another column, or drop such rows with {unknown_edges}.",
-            unknown_edges="drop",
-        )
+        problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
+        remedy = "Add the node, name another column, or drop such rows with {unknown_edges}."
+        table.reject(row, problem, code="unknown-node", value=cell, remedy=remedy, unknown_edges="drop")
 
     def _hint(self, cell: object) -> str:
         """Name the node whose id differs from a cell only in how it is written."""

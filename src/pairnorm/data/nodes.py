@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.adjacency import csr_tensor
-from pairnorm.data.encoder import EACH, Column, Encoder, Kind, Options, check_categories, check_columns
+from pairnorm.data.encoder import AGAIN, EACH, Column, Encoder, Kind, Options, check_categories, check_columns
 from pairnorm.data.labels import bin_names, binned, find_bins, numbers_first, read_labels, read_split
 from pairnorm.data.names import NodeIndex, alike, read_rows
 from pairnorm.data.tables import EMPTY, Source, read_blocks, shown
@@ -30,6 +30,8 @@ MOST_CATEGORIES = 1000
 # Texts that are so many, and of which so many are different, are names: each would be a category of one node.
 FEWEST_NAMES = 50
 NAMES = 0.9
+LEFT_OUT = "left out, for nearly all cells differ; --keep (in Python, keep=) takes it in"
+CALLED_ID = re.compile("(^|_| )id$", re.IGNORECASE)
 
 
 def read_nodes(
@@ -37,21 +39,12 @@ def read_nodes(
 ) -> dict[str, Any]:
     """Return what tables of nodes tell of a graph: names, features, labels, split, and the encoder.
 
-    Args:
-        tables: the nodes, put together by id.
-        told: what the user says of their columns.
-        known: how an earlier table was read; these must have its columns, categories and classes.
-        long: tables of node, feature and value.
+    Tables of an earlier encoder, ``known``, must have its columns, categories and classes; ``long`` ones hold
+    node, feature and value.
     """
     columns = list(dict.fromkeys(name for table in tables for name in table.columns))
     everywhere = replace(tables[0], columns=tuple(columns))
-    options: dict[str, Sequence[str | None]] = {
-        "label": [told.label], "split": [told.split], "categorical": told.categorical, "ignore": told.ignore,
-        "keep": told.keep,
-    }  # fmt: skip
-    for option, names in options.items():
-        for name in (name for name in names if name is not None):
-            everywhere.column(option, name)
+    told.check(everywhere)
     told = told if known is None else known.options(told, columns)
     identity = columns[0] if told.id is None else everywhere.column("id", told.id)
     if told.split is not None and told.label is None:
@@ -99,8 +92,8 @@ def read_nodes(
     rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
     encoder = known or Encoder(
         (*rest, *left_out, *(column for one in read for column in one.columns)),
-        *(told.id, told.source, told.target, told.weight, told.delimiter),
-        *(told.encoding, told.decimal, told.unknown_edges, bins),
+        **{name: getattr(told, name) for name in AGAIN},
+        bins=bins,
     )
     if encoder.named("structure"):  # they are made of the edges, later
         encoder = replace(encoder, columns=tuple(c for c in encoder.columns if c.kind != "structure"))
@@ -114,13 +107,9 @@ def read_nodes(
 def _check_names(place: str, encoder: Encoder) -> None:
     wide = {column.name for column in encoder.named("number", "category", "date")}
     if twice := [column.name for column in encoder.named("sparse") if column.name in wide]:
-        raise PairNormError(
-            f"{place}: {quoted(twice[0])} is a column, and a feature of the long table too",
-            code="duplicate-column",
-            value=twice[0],
-            remedy="Rename one, or pass {ignore}.",
-            ignore=twice[:1],
-        )
+        problem = f"{place}: {quoted(twice[0])} is a column, and a feature of the long table too"
+        remedy = "Rename one, or pass {ignore}."
+        raise PairNormError(problem, code="duplicate-column", value=twice[0], remedy=remedy, ignore=twice[:1])
 
 
 class _Read(NamedTuple):
@@ -147,7 +136,7 @@ def _read_features(
     plain -= {
         *told.categorical,
         *(() if known is None else (column.name for column in known.named("category", "date"))),
-        *(() if known or len(frame) < FEWEST_NAMES else filter(re.compile("(^|_| )id$", re.I).search, names)),
+        *(() if known or len(frame) < FEWEST_NAMES else filter(CALLED_ID.search, names)),
     }
     step = max(1, 10_000_000 // len(frame))
     for together, run in groupby(names, plain.__contains__):
@@ -179,34 +168,35 @@ def _read_column(
     """Read a feature: numbers and dates as numbers, text one-hot, as it is known or as its cells tell."""
     import pandas
 
-    if not known and name not in (*told.categorical, *told.keep) and _are_names(cells):
-        table.tell("left out, for nearly all cells differ; --keep (in Python, keep=) takes it in", name)
+    free = not known and name not in (*told.categorical, *told.keep)
+    if free and _are_names(cells):
+        table.tell(LEFT_OUT, name)
         nothing = np.zeros(0, dtype=np.int64)
         return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
-    kind: Kind = "category" if name in told.categorical else "number"
+    wanted = known.kind if known else "category" if name in told.categorical else None
     values = None
-    if known.kind == "number" if known else kind == "number":
+    kind: Kind = "number"
+    if wanted in (None, "number"):
         values = table.numbers(name, cells)
-    if values is None and (known.kind == "date" if known else kind == "number"):
+    if values is None and wanted in (None, "date"):
         values, kind = table.dates(name, cells), "date"
-        if values is None and known and cells.isna().all():
-            values = np.full(len(cells), np.nan, dtype=np.float32)
+    if values is None and wanted == "date" and cells.isna().all():
+        values = np.full(len(cells), np.nan, dtype=np.float32)
     if values is not None:
         empty = np.isnan(values)
         rows = np.flatnonzero(~empty & (values != 0))
-        return _Read((known or Column(name, kind),), rows, np.zeros_like(rows), values[rows], empty[:, None])
+        column = known or Column(name, kind)
+        return _Read((column,), rows, np.zeros_like(rows), values[rows], empty[:, None])
     text = table.text(name, cells)
     if known:
         found = pandas.unique(text[text != None])  # noqa: E711 (elementwise)
         check_categories(table.name, Column(name, "category", tuple(found)), known)
-        column, codes = (
-            known,
-            pandas.Index(known.categories, dtype=object).get_indexer(pandas.Index(text, dtype=object)),
-        )
+        categories = pandas.Index(known.categories, dtype=object)
+        column, codes = known, categories.get_indexer(pandas.Index(text, dtype=object))
     else:
         codes, found = pandas.factorize(text, sort=True)
         column = Column(name, "category", tuple(found))
-    if not known and name not in (*told.categorical, *told.keep) and len(found) > MOST_CATEGORIES:
+    if free and len(found) > MOST_CATEGORIES:
         raise PairNormError(
             f"{table.name}: column {quoted(name)} holds {len(found):,} different texts",
             code="too-many-categories",
@@ -231,16 +221,23 @@ def _are_names(cells: pandas.Series) -> bool:
     if pandas.api.types.is_numeric_dtype(cells.dtype):
         return bool((filled % 1 == 0).all() and filled.is_unique)
     words = filled[[isinstance(cell, str) for cell in filled]]
-    if len(words) < NAMES * len(filled) or words.nunique() < NAMES * len(filled):
+    if (different := words.nunique()) < NAMES * len(filled):
         return False
-    # Few of a column of numbers are names; a date, or a number with a comma, has no letter.
-    return bool(words.str.contains(r"[^\W\d_]", regex=True).mean() > NAMES and not _mostly_numbers(words))
+    lettered = int(words.str.contains(r"[^\W\d_]", regex=True).sum())
+    numbers = int(pandas.to_numeric(words, errors="coerce").notna().sum())
+    return are_names(len(filled), different, lettered, numbers)
 
 
-def _mostly_numbers(words: pandas.Series) -> bool:
-    import pandas
+def are_names(filled: int, different: int, lettered: int, numbers: int) -> bool:
+    """Say whether texts are names, by how many differ, have a letter, and are numbers such as ``1e5``.
 
-    return bool(pandas.to_numeric(words, errors="coerce").notna().mean() > 1 - NAMES)
+    A date, or a number with a comma, has no letter.
+    """
+    return (
+        filled >= FEWEST_NAMES
+        and min(different, lettered) >= NAMES * filled > 0
+        and numbers <= (1 - NAMES) * filled
+    )
 
 
 def _read_long(
@@ -250,12 +247,8 @@ def _read_long(
     import pandas
 
     if not tables:
-        raise PairNormError(
-            "the model knows features of a long table",
-            code="option-missing",
-            remedy="Pass {features}.",
-            features=...,
-        )
+        problem = "the model knows features of a long table"
+        raise PairNormError(problem, code="option-missing", remedy="Pass {features}.", features=...)
     index = NodeIndex(names, told.unknown_edges == "drop")
     nodes, words, values = [], [], []
     for table in tables:
@@ -300,12 +293,9 @@ def _read_long(
 
 def _long_columns(table: Source, identity: str) -> tuple[str, str, str | None]:
     if not 2 <= len(table.columns) <= 3:
-        raise PairNormError(
-            f"{table.name}: it has the columns {shown(table.columns)}",
-            code="wrong-shape",
-            value=len(table.columns),
-            expected="a row for each feature of a node: node, feature and value, or no value for 1",
-        )
+        problem = f"{table.name}: it has the columns {shown(table.columns)}"
+        expected = "a row for each feature of a node: node, feature and value, or no value for 1"
+        raise PairNormError(problem, code="wrong-shape", value=len(table.columns), expected=expected)
     node = identity if identity in table.columns else table.columns[0]
     feature, *value = (name for name in table.columns if name != node)
     return node, feature, value[0] if value else None
@@ -341,20 +331,16 @@ def _assemble(read: Sequence[_Read], nodes: int) -> tuple[Tensor, Tensor]:
 
 def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:
     """Return notes on what may not be meant: no features, and words that others write for an empty cell."""
-    notes = (
-        []
-        if encoder.features
-        else ["there are no feature columns: fit takes degrees and other structure instead"]
-    )
+    notes = []
+    if not encoder.features:
+        notes.append("there are no feature columns: fit takes degrees and other structure instead")
     notes += [
         f"{quoted(name)} is read as a class; empty the cells if it means unknown"
         for name in classes
         if name in EMPTY
     ]
-    notes += [
-        f"{word!r} in column {quoted(column.name)} is read as a category; empty the cells if it means missing"
-        for column in encoder.named("category")
-        for word in column.categories
-        if word in EMPTY
-    ]
+    for column in encoder.named("category"):
+        for word in (word for word in column.categories if word in EMPTY):
+            where = f"{word!r} in column {quoted(column.name)}"
+            notes.append(f"{where} is read as a category; empty the cells if it means missing")
     return tuple(notes)

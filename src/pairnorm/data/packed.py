@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.data.encoder import Encoder
-from pairnorm.errors import PairNormError, one_of, whole_number
+from pairnorm.data.readers import existing
+from pairnorm.data.tables import readable
+from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 
 FORMAT = 1
 FACTS = "graph.json"
@@ -81,28 +83,40 @@ class Facts:
     @classmethod
     def read(cls, folder: Path) -> Facts:
         """Read ``graph.json``; what does not fit together is refused."""
+        from pydantic import TypeAdapter
+
         try:
-            found = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-            if found["format"] != FORMAT:
-                raise ValueError(f"its format is {found['format']!r}, expected {FORMAT}")
-            encoder = Encoder.from_json(found.pop("encoder"))
-            lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-            facts = cls(**(found | lists), encoder=encoder)
-            whole_number("nodes", facts.nodes, 1, MOST_NODES)
-            whole_number("entries", facts.entries)
-            whole_number("block", facts.block, 1)
-            one_of("dtype", facts.dtype, DTYPES)
-            widths = {len(part) for part in (facts.known, facts.mean, facts.deviation, encoder.feature_names)}
-            if len(widths) != 1 or len(facts.missing) != 2:
-                raise ValueError("its lists of features differ in length")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if not (folder / FACTS).is_file():  # a pipe would be waited for
+                raise FileNotFoundError(f"there is no {FACTS}")
+            facts = TypeAdapter(cls).validate_json((folder / FACTS).read_bytes(), strict=True)
+            if facts.format != FORMAT:
+                raise ValueError(f"its format is {facts.format}, expected {FORMAT}")
+            facts.check()
+        except (OSError, ValueError) as error:
             raise PairNormError(
-                f"{folder}: this is no packed graph ({error})",
+                f"{folder}: this is no packed graph ({' '.join(str(error).split())[:200]})",
                 code="file-damaged",
                 value=str(folder),
                 remedy="Name the folder that `pairnorm pack` wrote, or pack the graph again.",
             ) from error
         return facts
+
+    def check(self) -> None:
+        """Raise an error where counts and lists do not fit together; what files hold is looked at later."""
+        whole_number("nodes", self.nodes, 1, MOST_NODES)
+        whole_number("entries", self.entries, 0, MOST_NODES**2)
+        whole_number("block", self.block, 1)
+        one_of("dtype", self.dtype, DTYPES)
+        for count in (*self.missing, *self.known):
+            whole_number("a count of nodes", count, 0, self.nodes)
+        most = float(np.finfo(np.float32).max)
+        for number in (*self.mean, *self.deviation):
+            real_number("a mean or deviation", number, least=-most, most=most)
+        widths = {len(part) for part in (self.known, self.mean, self.deviation, self.encoder.feature_names)}
+        if len(widths) != 1:
+            raise ValueError("its lists of features differ in length")
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("two classes have one name")
 
 
 def blocks(count: int, width: int) -> list[range]:
@@ -153,9 +167,14 @@ class PackedGraph:
             part = self.column[start : start + step]
             if part.min() < 0 or part.max() >= nodes:
                 raise _damaged(self.folder / "column", "a neighbour is not there", f"0 to {nodes - 1:,}")
+            if self.weight is not None:
+                weights = self.weight[start : start + step]
+                if not ((weights > 0) & (weights < np.inf)).all():
+                    raise _damaged(self.folder / "weight", "a weight is not one", "positive numbers")
         for name, labels, count in (
             ("labels", self.labels, len(self.facts.classes)),
             ("split", self.split, 3),
+            ("missing", self.missing, 3),
         ):
             if labels.min() < -1 or labels.max() >= count:
                 raise _damaged(self.folder / name, "a number is out of range", f"-1 to {count - 1}")
@@ -223,11 +242,18 @@ class PackedGraph:
 
     def ids(self) -> Iterator[NDArray[Any]]:
         """Yield the names of the nodes, whole numbers or texts, batch by batch."""
-        from pyarrow import parquet
+        from pyarrow import parquet, types
 
-        with parquet.ParquetFile(self.folder / "ids.parquet") as file:
+        path, count = existing(self.folder / "ids.parquet"), 0
+        with readable(str(path)), parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(ROWS_PER_BATCH):
-                yield batch.column(0).to_numpy(zero_copy_only=False)
+                ids = batch.column(0)
+                if ids.null_count or not (types.is_integer(ids.type) or types.is_string(ids.type)):
+                    raise _damaged(path, f"it holds {ids.type}", "a whole number or a text for every node")
+                count += len(ids)
+                yield ids.to_numpy(zero_copy_only=False)
+        if count != self.facts.nodes:
+            raise _damaged(path, f"it holds {count:,} ids", f"{self.facts.nodes:,}")
 
     def describe(self) -> list[tuple[str, str]]:
         """Return what is inside: a list of what it is about, and a text."""

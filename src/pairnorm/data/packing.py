@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.data.adjacency import EdgeCounts, first_of_run
-from pairnorm.data.encoder import Column, Encoder
+from pairnorm.data.encoder import AGAIN, Column, Encoder, Options
 from pairnorm.data.labels import PARTS, numbers_first
 from pairnorm.data.names import Ends, find_ends
-from pairnorm.data.nodes import MOST_CATEGORIES
+from pairnorm.data.nodes import CALLED_ID, FEWEST_NAMES, LEFT_OUT, MOST_CATEGORIES, are_names
 from pairnorm.data.packed import DTYPES, MOST_NODES, ROWS_PER_BATCH, Facts, PackedGraph
 from pairnorm.data.readers import open_table
-from pairnorm.data.tables import EMPTY, TRUTH, Source
+from pairnorm.data.tables import DATES, DAY_FIRST, EMPTY, MOSTLY, NO_MONTH, TRUTH, Source
 from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.memory import parse_memory, size
 from pairnorm.writing import change_folder
@@ -64,6 +64,7 @@ def pack(
     weight: str | None = None,
     categorical: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    keep: Sequence[str] = (),
     delimiter: str | None = None,
     memory: int | str = "4GB",
     dtype: str = "float32",
@@ -87,6 +88,7 @@ def pack(
         weight: the column with weights. Default: all weigh 1.
         categorical: columns of numbers that are categories.
         ignore: columns to leave out.
+        keep: columns of names, or of very many texts, to take as categories.
         delimiter: of text files, or ``'tab'``.
         memory: bytes, or a text such as ``'4GB'``; DuckDB gets half, sorting the other half.
         dtype: of the features on disk, ``'float32'`` or ``'float16'``.
@@ -98,24 +100,20 @@ def pack(
     limit = whole_number("memory", parse_memory(memory), least=LEAST_MEMORY)
     place = Path(out)
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise PairNormError(
-            f"{place}: there is something of that name",
-            code="exists-already",
-            value=str(place),
-            remedy="Choose another folder, or remove it.",
-        )
-    with change_folder(place, ()) as draft, _Packer(draft, limit, delimiter, tick) as packer:
-        columns = packer.name_nodes(nodes, id, label, split, categorical, ignore)
+        problem = f"{place}: there is something of that name"
+        remedy = "Choose another folder, or remove it."
+        raise PairNormError(problem, code="exists-already", value=str(place), remedy=remedy)
+    told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore, keep)
+    with change_folder(place, ()) as draft, _Packer(draft, limit, told, tick) as packer:
+        columns = packer.name_nodes(nodes)
         features = packer.write_nodes(columns, dtype, block)
-        entries, counts = packer.write_edges(edges, source, target, weight)
+        entries, counts = packer.write_edges(edges)
         packer.close()
         Facts(
             nodes=packer.nodes, entries=entries, weighted=weight is not None, dtype=dtype, block=block,
-            encoder=Encoder(
-                tuple(columns), id=id, source=source, target=target, weight=weight, delimiter=delimiter
-            ),
+            encoder=Encoder(tuple(columns), **{name: getattr(told, name) for name in AGAIN}),
             classes=packer.classes,
-            notes=counts.notes(), **features,
+            notes=(*packer.source.remarks(), *counts.notes()), **features,
         ).write(draft)  # fmt: skip
     return PackedGraph.open(place)
 
@@ -126,16 +124,18 @@ class _Packer:
     nodes = 0
     classes: tuple[str, ...] = ()
 
-    def __init__(self, draft: Path, memory: int, delimiter: str | None, tick: Tick) -> None:
+    def __init__(self, draft: Path, memory: int, told: Options, tick: Tick) -> None:
         import duckdb
 
-        self.draft, self.memory, self.delimiter, self.tick = draft, memory, delimiter, tick
+        self.draft, self.memory, self.told, self.tick = draft, memory, told, tick
         self.work = draft / "work"
         self.work.mkdir()
-        self.base = duckdb.connect(str(self.work / "names.duckdb"))
+        with _explained(memory):
+            self.base = duckdb.connect(str(self.work / "names.duckdb"))
         self._run(f"SET memory_limit='{memory // 2}B'")
         self._run("SET temp_directory=?", [str(self.work / "spill")])
         self._run("SET enable_progress_bar=false")
+        self._run("SET TimeZone='UTC'")
 
     def __enter__(self) -> _Packer:
         return self
@@ -145,7 +145,8 @@ class _Packer:
 
     def close(self) -> None:
         """Forget the database."""
-        self.base.close()
+        with _explained(self.memory):  # what it still had to write
+            self.base.close()
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _run(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -163,14 +164,11 @@ class _Packer:
         """Return the first of some files, what DuckDB reads them all by, and the type of each column."""
         names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
         paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
-        source, *others = (open_table(path, self.delimiter) for path in paths)
+        source, *others = (open_table(path, self.told.delimiter) for path in paths)
         for other in others:
             if (other.columns, other.delimiter) != (source.columns, source.delimiter):
-                raise PairNormError(
-                    f"{other.name}: its columns are not those of {source.name}",
-                    code="unlike-columns",
-                    value=other.name,
-                )
+                problem = f"{other.name}: its columns are not those of {source.name}"
+                raise PairNormError(problem, code="unlike-columns", value=other.name)
         listed = _list([str(path) for path in paths])
         if source.delimiter is None:
             table = f"read_parquet({listed})"
@@ -181,25 +179,22 @@ class _Packer:
                 f"auto_detect=false, columns={{{columns}}}, max_line_size=16777216)"
             )
         kinds = {name: kind for name, kind, *_ in self._run(f"DESCRIBE SELECT * FROM {table}")}
+        for name in source.columns:
+            if name not in kinds:
+                raise PairNormError(
+                    f"{source.name}: column {quoted(name)} has no name, or another's but for its case",
+                    code="duplicate-column",
+                    value=name,
+                    remedy="Give each column its own name.",
+                )
         return source, table, kinds
 
-    def name_nodes(
-        self,
-        files: Files,
-        id: str | None,
-        label: str | None,
-        split: str | None,
-        categorical: Sequence[str],
-        ignore: Sequence[str],
-    ) -> list[Column]:
+    def name_nodes(self, files: Files) -> list[Column]:
         """Number the nodes in the order of their rows, and find out what every column is."""
-        source, self.table, self.kinds = self._open(files)
-        told = {"id": [id], "label": [label], "split": [split], "categorical": categorical, "ignore": ignore}
-        for option, names in told.items():
-            for name in names:
-                if name is not None:
-                    source.column(option, name)
-        self.name = name = source.columns[0] if id is None else id
+        self.source, self.table, self.kinds = self._open(files)
+        source, told, self.dates = self.source, self.told, dict[str, str]()
+        told.check(source)
+        self.name = name = source.columns[0] if told.id is None else source.column("id", told.id)
         self.tick("names", 0.0)
         cell = _as_text(name, self.kinds[name])
         self._run(
@@ -207,18 +202,18 @@ class _Packer:
             f"FROM (SELECT {cell} AS name FROM {self.table})"
         )
         self._check_names(source)
-        roles = dict.fromkeys(ignore, "ignored") | {name: "id"}
-        roles |= {column: role for role, column in (("label", label), ("split", split)) if column is not None}
+        named = (("label", told.label), ("split", told.split))
+        roles = dict.fromkeys(told.ignore, "ignored") | {name: "id"}
+        roles |= {column: role for role, column in named if column is not None}
         columns = [
             Column(column, roles[column], self._classes(source, column) if roles[column] == "label" else ())  # type: ignore[arg-type]
             for column in source.columns
             if column in roles
         ]
-        self.label, self.split = label, split
-        if split is not None:
-            self._check_split(source, split)
+        if told.split is not None:
+            self._check_split(source, told.split)
         chosen = [column for column in source.columns if column not in roles]
-        return columns + list(self._features(source, chosen, categorical))
+        return columns + list(self._features(source, chosen))
 
     def _check_names(self, source: Source) -> None:
         ((self.nodes, empty, plain),) = self._run(
@@ -226,29 +221,20 @@ class _Packer:
             "count(*) FILTER (try_cast(name AS BIGINT)::VARCHAR = name) FROM names"
         )
         if self.nodes == 0:
-            raise PairNormError(
-                f"{source.name}: there are no rows under the header",
-                code="no-rows",
-                expected="a row per node",
-            )
+            problem = f"{source.name}: there are no rows under the header"
+            raise PairNormError(problem, code="no-rows", expected="a row per node")
         whole_number("the number of nodes", self.nodes, most=MOST_NODES)
         if empty:
-            raise PairNormError(
-                f"{source.name}: {empty:,} nodes have no id",
-                code="empty-cell",
-                value=empty,
-                remedy="Give every node a name of its own.",
-            )
+            problem = f"{source.name}: {empty:,} nodes have no id"
+            remedy = "Give every node a name of its own."
+            raise PairNormError(problem, code="empty-cell", value=empty, remedy=remedy)
         self.whole = plain == self.nodes  # '007' and '7' may be two customers
         if self.whole:
             self._run("ALTER TABLE names ALTER name TYPE BIGINT")
         for (name,) in self._run("SELECT name FROM names GROUP BY name HAVING count(*) > 1 LIMIT 1"):
-            raise PairNormError(
-                f"{source.name}: two nodes have the id {quoted(name)}",
-                code="duplicate-id",
-                value=name,
-                remedy="Give every node an id of its own.",
-            )
+            problem = f"{source.name}: two nodes have the id {quoted(name)}"
+            remedy = "Give every node an id of its own."
+            raise PairNormError(problem, code="duplicate-id", value=name, remedy=remedy)
         path = _text(str(self.draft / "ids.parquet"))
         self._run(f"COPY (SELECT name AS id FROM names ORDER BY number) TO {path} (FORMAT parquet)")
         with open(self.work / "hashes", "wb") as file:
@@ -279,76 +265,121 @@ class _Packer:
     def _check_split(self, source: Source, column: str) -> None:
         for text in self._texts(column, MOST_CLASSES):
             if text.lower() not in PARTS:
-                raise PairNormError(
-                    f"{source.name}: {quoted(text)} in column {quoted(column)}",
-                    code="unknown-part",
-                    value=text,
-                    expected="'train', 'validation', 'test' or an empty cell",
-                )
+                problem = f"{source.name}: {quoted(text)} in column {quoted(column)}"
+                expected = "'train', 'validation', 'test' or an empty cell"
+                raise PairNormError(problem, code="unknown-part", value=text, expected=expected)
 
-    def _features(self, source: Source, names: Sequence[str], categorical: Sequence[str]) -> Iterator[Column]:
-        """Tell numbers from categories: by their types, and text by what all of its cells are."""
-        texts = [name for name in names if self.kinds[name] == "VARCHAR" and name not in categorical]
-        counts = self._count_kinds(texts)
+    def _features(self, source: Source, names: Sequence[str]) -> Iterator[Column]:
+        """Tell numbers, dates, categories and names apart, by the rule of ``pairnorm.data.nodes``."""
+        counts = self._count_kinds([name for name in names if self.kinds[name] == "VARCHAR"])
         for name in names:
-            kind = self.kinds[name]
-            numbers, words, truths = counts.get(name, (0, 0, 0))
-            if name not in categorical and not kind.startswith((*NUMERIC, "VARCHAR")):
-                raise PairNormError(
-                    f"{source.name}: column {quoted(name)} holds {kind.lower()}s",
-                    code="not-a-number" if kind.startswith(("DATE", "TIME")) else "not-a-cell",
-                    value=name,
-                    remedy="Turn them into numbers, or pass {ignore}.",
-                    ignore=[name],
-                )
-            if name not in categorical and (kind != "VARCHAR" or not words or truths == words > numbers == 0):
+            kind, free = self.kinds[name], name not in (*self.told.categorical, *self.told.keep)
+            filled, numbers, truths, lettered = counts.get(name, (0, 0, 0, 0))
+            if free and self._are_names(name, filled, lettered, numbers):
+                source.tell(LEFT_OUT, name)
+                yield Column(name, "ignored")
+            elif name in self.told.categorical:
+                yield self._category(source, name, free)
+            elif kind.startswith(NUMERIC) or (kind == "VARCHAR" and filled in (numbers, truths)):
                 yield Column(name, "number")
-                continue
-            if numbers:
+            elif kind == "VARCHAR" and filled - numbers <= MOSTLY * filled:
                 raise PairNormError(
-                    f"{source.name}: column {quoted(name)} holds {numbers:,} numbers and {words:,} texts",
+                    f"{source.name}: column {quoted(name)} holds {numbers:,} numbers and "
+                    f"{filled - numbers:,} texts",
                     code="not-a-number",
                     value=name,
                     remedy="Correct or empty the cells, or pass {categorical}.",
                     categorical=[name],
                 )
-            found = self._texts(name, MOST_CATEGORIES)
-            if len(found) > MOST_CATEGORIES:
-                raise PairNormError(
-                    f"{source.name}: column {quoted(name)} holds more than {MOST_CATEGORIES:,} texts",
-                    code="too-many-categories",
-                    value=name,
-                    remedy="Pass {ignore}.",
-                    ignore=[name],
-                )
-            yield Column(name, "category", tuple(found))
+            elif days := self._days(source, name):
+                self.dates[name] = days
+                yield Column(name, "date")
+            elif kind == "VARCHAR":
+                yield self._category(source, name, free)
+            else:
+                problem = f"{source.name}: column {quoted(name)} holds {kind.lower()}s"
+                remedy = "Turn them into numbers, or pass {ignore}."
+                raise PairNormError(problem, code="not-a-cell", value=name, remedy=remedy, ignore=[name])
 
-    def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-        """Return how many cells of each column are numbers, how many texts, and how many of these truths."""
+    def _are_names(self, name: str, filled: int, lettered: int, numbers: int) -> bool:
+        kind, text = self.kinds[name], self.kinds[name] == "VARCHAR"
+        if text and are_names(filled, filled, lettered, numbers):  # unless too few of them differ
+            cell = _filled(name)
+            query = f"SELECT DISTINCT {cell} FROM {self.table} WHERE {cell} IS NOT NULL"
+            ((different,),) = self._run(f"SELECT count(*) FROM ({query})")
+            return are_names(filled, different, lettered, numbers)
+        if not CALLED_ID.search(name) or not (kind.startswith(NUMERIC) or (text and filled == numbers)):
+            return False
+        cell = _number(name) if text else f"{_quoted(name)}::DOUBLE"
+        ((filled, different, fractions),) = self._run(
+            "SELECT count(c), count(DISTINCT c), count(*) FILTER (c % 1 <> 0) "
+            f"FROM (SELECT {cell} AS c FROM {self.table})"
+        )
+        return bool(filled == different and not fractions and filled >= FEWEST_NAMES)
+
+    def _category(self, source: Source, name: str, free: bool) -> Column:
+        found = self._texts(name, MOST_CATEGORIES if free else MOST_NODES)
+        if free and len(found) > MOST_CATEGORIES:
+            problem = f"{source.name}: column {quoted(name)} holds more than {MOST_CATEGORIES:,} texts"
+            remedy = "Pass {ignore}, or {keep} to have them all."
+            raise PairNormError(
+                problem, code="too-many-categories", value=name, remedy=remedy, ignore=[name], keep=[name]
+            )
+        return Column(name, "category", tuple(found))
+
+    def _days(self, source: Source, name: str) -> str | None:
+        """Return the SQL of a column of dates as days since 1970-01-01; None if it holds others."""
+        if self.kinds[name].startswith(("DATE", "TIMESTAMP")):
+            source.tell_dates(name, "")
+            return f"epoch({_quoted(name)}) / 86400"
+        if self.kinds[name] != "VARCHAR":
+            return None
+        cell = _filled(name)
+        for pattern, form in DATES:
+            moment = f"try_strptime({cell}, {_text(form)})"
+            if form == "ISO8601":
+                moment = (
+                    f"try_cast(regexp_replace(replace({cell}, ',', '.'), ' ([+-])', '\\1') AS TIMESTAMPTZ)"
+                )
+            ((others, swapped),) = self._run(
+                f"SELECT count(*) FILTER (NOT regexp_full_match({cell}, {_text(pattern)})), "
+                f"count(*) FILTER (regexp_matches({cell}, {_text('^' + NO_MONTH)})) FROM {self.table}"
+            )
+            if others:
+                continue
+            if swapped:
+                form, moment = DAY_FIRST, moment.replace(form, DAY_FIRST)
+            ((wrong,),) = self._run(f"SELECT count({cell}) - count({moment}) FROM {self.table}")
+            if wrong:
+                return None
+            source.tell_dates(name, form)
+            return f"epoch({moment}) / 86400"
+        return None
+
+    def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, int, int, int]]:
+        """Return how many cells of each column are filled, numbers, truths, and have a letter."""
         if not names:
             return {}
         counts = ", ".join(
-            f"count({_number(name)}), count({_filled(name)}) - count({_number(name)}), "
-            f"count(*) FILTER ({_filled(name)} IN {_row(TRUTH)})"
+            f"count({_filled(name)}), count({_number(name)}), "
+            f"count(*) FILTER ({_filled(name)} IN {_row(TRUTH)}), "
+            f"count(*) FILTER (regexp_matches({_filled(name)}, '\\p{{L}}'))"
             for name in names
         )
         (found,) = self._run(f"SELECT {counts} FROM {self.table}")
-        return {name: found[3 * place : 3 * place + 3] for place, name in enumerate(names)}
+        return {name: found[4 * place : 4 * place + 4] for place, name in enumerate(names)}
 
     def write_nodes(self, columns: Sequence[Column], dtype: str, block: int) -> dict[str, Any]:
         """Write labels, split, features and which are missing; return what ``Facts`` says of the features."""
         features = [
-            expression
-            for column in columns
-            if column.kind in ("number", "category")
-            for expression in self._expressions(column)
+            expression for column in columns if column.width for expression in self._expressions(column)
         ]
         expressions = [
             # With row_number DuckDB reads in the order of the rows; without, now and then it does not.
             "row_number() OVER ()",
             f"hash({_as_id(self.name, self.kinds[self.name], self.whole)})",
-            self._place(self.label, {name: number for number, name in enumerate(self.classes)}),
-            self._place(self.split, PARTS, lower=True),
+            self._place(self.told.label, {name: number for number, name in enumerate(self.classes)}),
+            self._place(self.told.split, PARTS, lower=True),
             *features,
         ]
         query = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
@@ -364,11 +395,9 @@ class _Packer:
                 f"SELECT {query} FROM {self.table}", _rows_within(self.memory // 8, len(expressions))
             ):
                 if not np.array_equal(names, hashes[done : done + len(names)]):
-                    raise PairNormError(
-                        "the nodes were not the same when they were read again",
-                        code="file-changed",
-                        remedy="Leave the files alone meanwhile.",
-                    )
+                    problem = "the nodes were not the same when they were read again"
+                    remedy = "Leave the files alone meanwhile."
+                    raise PairNormError(problem, code="file-changed", remedy=remedy)
                 _check_labelled(classes, parts, done)
                 taught += np.bincount(classes[parts == 0], minlength=len(taught))
                 classes.astype("<i4").tofile(labels)
@@ -387,14 +416,11 @@ class _Packer:
                     np.ascontiguousarray(found[:, start : start + block], dtype).tofile(file)
                 done += len(classes)
                 self.tick("features", done / self.nodes)
-        if self.split is not None and (taught == 0).any():
+        if self.told.split is not None and (taught == 0).any():
             name = self.classes[int((taught == 0).argmax())]
-            raise PairNormError(
-                f"class {quoted(name)} has no training node",
-                code="class-without-training",
-                value=name,
-                remedy=f"Mark one of its nodes 'train' in column {quoted(self.split)}.",
-            )
+            problem = f"class {quoted(name)} has no training node"
+            remedy = f"Mark one of its nodes 'train' in column {quoted(self.told.split)}."
+            raise PairNormError(problem, code="class-without-training", value=name, remedy=remedy)
         deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
         return {
             "missing": (int(missing[2]), int(missing[1])),
@@ -408,12 +434,10 @@ class _Packer:
         if (wrong := np.abs(found) > most).any():
             row, place = (int(axis[0]) for axis in np.nonzero(wrong))
             name = Encoder(tuple(columns)).feature_names[place]
+            problem = f"{found[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}"
+            remedy = "Correct it, leave the cell empty, or pass {dtype}."
             raise PairNormError(
-                f"{found[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}",
-                code="not-finite",
-                value=float(found[row, place]),
-                remedy="Correct it, leave the cell empty, or pass {dtype}.",
-                dtype="float32",
+                problem, code="not-finite", value=float(found[row, place]), remedy=remedy, dtype="float32"
             )
 
     def _expressions(self, column: Column) -> Iterator[str]:
@@ -421,6 +445,8 @@ class _Packer:
         if column.kind == "category":
             cell = _as_text(column.name, self.kinds[column.name])
             yield from (f"({cell} = {_text(category)})::DOUBLE" for category in column.categories)
+        elif column.kind == "date":
+            yield self.dates[column.name]
         elif self.kinds[column.name] == "VARCHAR":
             truths = " ".join(f"WHEN {_text(word)} THEN {value}" for word, value in TRUTH.items())
             yield f"coalesce({_number(column.name)}, CASE {_filled(column.name)} {truths} END)::DOUBLE"
@@ -435,12 +461,11 @@ class _Packer:
         cell = f"lower({cell})" if lower else cell
         return f"coalesce({list(numbers.values())}[list_position({_list(list(numbers))}, {cell})], -1)"
 
-    def write_edges(
-        self, files: Files, source: str | None, target: str | None, weight: str | None
-    ) -> tuple[int, EdgeCounts]:
+    def write_edges(self, files: Files) -> tuple[int, EdgeCounts]:
         """Write crow, column and weight; return how many entries there are, and what was odd."""
         table, query, kinds = self._open(files)
-        ends = find_ends(table, source, target)
+        weight = self.told.weight
+        ends = find_ends(table, self.told.source, self.told.target)
         value = "" if weight is None else f", {self._weight(table, weight, kinds)} AS w"
         self._check_header(table, ends)
         first, second = (_as_id(end, kinds[end], self.whole) for end in ends[:2])
@@ -505,12 +530,9 @@ class _Packer:
                 between = s != t
                 weights = value[0].astype(np.float32)[between] if value else None
                 if value and not ((value[0] > 0) & (value[0] <= np.finfo(np.float32).max)).all():
-                    raise PairNormError(
-                        f"a weight in column {quoted(weight)} is not one",
-                        code="bad-weight",
-                        value=weight,
-                        expected="a positive number",
-                    )
+                    problem = f"a weight in column {quoted(weight)} is not one"
+                    expected = "a positive number"
+                    raise PairNormError(problem, code="bad-weight", value=weight, expected=expected)
                 loops += int(np.count_nonzero(~between))
                 s, t = s[between].astype(np.int64), t[between].astype(np.int64)
                 kept += len(s)
@@ -618,11 +640,9 @@ def _rows_within(memory: int, columns: int) -> int:
 
 def _check_labelled(classes: NDArray[Any], parts: NDArray[Any], first: int) -> None:
     if (blank := (parts >= 0) & (classes < 0)).any():
-        raise PairNormError(
-            f"node {first + int(blank.argmax()) + 1:,} is in a part of the split but has no label",
-            code="label-missing",
-            remedy="Label it, or empty its cell in the column of the split.",
-        )
+        problem = f"node {first + int(blank.argmax()) + 1:,} is in a part of the split but has no label"
+        remedy = "Label it, or empty its cell in the column of the split."
+        raise PairNormError(problem, code="label-missing", remedy=remedy)
 
 
 @contextmanager
@@ -637,6 +657,12 @@ def _explained(memory: int) -> Iterator[None]:
         if isinstance(error, duckdb.OutOfMemoryException):
             raise PairNormError(
                 problem, code="too-large", value=memory, remedy="Allow {memory}.", memory=size(2 * memory)
+            ) from error
+        if isinstance(error, duckdb.IOException) and "write" in problem:
+            raise PairNormError(
+                f"what is under way cannot be written ({problem})",
+                code="not-writable",
+                remedy="Make room on the disk, or choose another place.",
             ) from error
         raise PairNormError(
             problem, code="file-damaged", remedy="Correct the file, or free the disk if it is full."

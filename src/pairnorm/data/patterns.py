@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data.features import stored_values
-from pairnorm.data.missing import Missing
+from pairnorm.data.missing import Missing, drawn
 from pairnorm.data.random import Stream
-from pairnorm.errors import real_number, whole_number
+from pairnorm.errors import real_number
 
 if TYPE_CHECKING:
     from pairnorm.data.graph import Graph
@@ -121,14 +121,11 @@ def _drawn(
     seed: int,
     ratio: float,
 ) -> Missing:
-    """Draw the ``rate`` of candidates without replacement, anew for each trial."""
-    candidates = np.flatnonzero(among.cpu().numpy())
-    count = round(real_number("rate", rate, least=0, most=1) * len(candidates))
-    mask = np.zeros((len(among), whole_number("trials", trials, least=1)), dtype=bool)
-    for trial in range(trials):
-        stream = Stream(seed + trial, f"missing by {by}")
-        weight = real_number("ratio", ratio, above=0) ** quantile(stream)
+    real_number("ratio", ratio, above=0)
+
+    def times(stream: Stream) -> NDArray[np.float64]:
         # The first of exponential times, at rates like the weights, are such a draw; and draws nest.
-        times = (-np.log1p(-stream.uniform(len(among))) / weight)[candidates]
-        mask[candidates[np.argsort(times, kind="stable")[:count]], trial] = True
-    return Missing(kind, float(rate), seed, torch.from_numpy(mask).to(among.device))
+        weight = ratio ** quantile(stream)
+        return -np.log1p(-stream.uniform(len(among))) / weight
+
+    return drawn(kind, among, rate, trials, seed, f"missing by {by}", times)

@@ -60,17 +60,9 @@ def open_tables(
     decimal: str | None = None,
     database: str | None = None,
 ) -> list[Source]:
-    """Look at the head of each of some tables.
+    """Look at the head of each of some tables of one ``role``: nodes, edges or features.
 
-    Args:
-        role: what they hold: ``'nodes'``, ``'edges'`` or ``'features'``.
-        given: files, patterns such as ``'part-*.parquet'``, ``'-'`` for the standard input; with a database
-            queries, or names of tables there.
-        delimiter: what separates the cells of text, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
-        encoding: of text. Default: found by its bytes, and noted unless it is UTF-8.
-        decimal: the decimal point, ``'.'`` or ``','``. Default: a comma is taken for one and noted where all
-            cells of a column agree.
-        database: its URL, as SQLAlchemy writes them.
+    They are files, patterns, ``'-'``, or queries; options are as for ``Graph.from_files``.
     """
     if decimal is not None:
         one_of("decimal", decimal, (".", ","))
@@ -183,14 +175,11 @@ def _table(
         raise _empty(name)
     other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)
     if len(header) == 1 and other:
-        raise PairNormError(
-            f"{name}: line 1 is one column {quoted(header[0])}: "
-            f"separated by {other!r}, not by {delimiter!r}?",
-            code="wrong-delimiter",
-            value=delimiter,
-            remedy="Pass {delimiter}.",
-            delimiter=other,
+        problem = (
+            f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not by {delimiter!r}?"
         )
+        remedy = "Pass {delimiter}."
+        raise PairNormError(problem, code="wrong-delimiter", value=delimiter, remedy=remedy, delimiter=other)
     return Source(name, columns_of(name, header), None, opened, None, delimiter, found, decimal, notes)
 
 
@@ -225,12 +214,9 @@ def _member(path: Path) -> str:
         names = [one.filename for one in archive.infolist() if not one.is_dir()]
     names = [name for name in names if not name.startswith("__MACOSX/")]
     if len(names) != 1:
+        problem = f"it holds {len(names)} files: {shown(names)}"
         raise PairNormError(
-            f"it holds {len(names)} files: {shown(names)}",
-            code="unknown-contents",
-            value=names,
-            expected="one table",
-            remedy="Unpack it.",
+            problem, code="unknown-contents", value=names, expected="one table", remedy="Unpack it."
         )
     return names[0]
 
@@ -256,23 +242,20 @@ def _library(name: str, what: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise PairNormError(
-            f"reading {what} needs {name.partition('.')[0]}",
-            code="library-missing",
-            value=name.partition(".")[0],
-            remedy="pip install 'pairnorm[all]'",
-        ) from error
+        raise _lacking(f"reading {what}", name.partition(".")[0]) from error
+
+
+def _lacking(what: str, library: str | None) -> PairNormError:
+    remedy = "pip install 'pairnorm[all]'"
+    return PairNormError(f"{what} needs {library}", code="library-missing", value=library, remedy=remedy)
 
 
 def _read_stdin(role: str, how: dict[str, Any]) -> Source:
     data = sys.stdin.buffer.read()
     name = "the standard input"
     if not data:
-        raise PairNormError(
-            f"{name}: there is nothing left to read for the {role}",
-            code="file-empty",
-            expected="a table; only one can be piped in",
-        )
+        problem = f"{name}: there is nothing left to read for the {role}"
+        raise PairNormError(problem, code="file-empty", expected="a table; only one can be piped in")
     opened: Open = partial(BytesIO, data)
     kind = _magic(data)
     with readable(name):
@@ -298,12 +281,9 @@ def _check_encoding(name: str) -> None:
     try:
         "".encode(name)
     except (LookupError, ValueError) as error:
-        raise PairNormError(
-            f"encoding is {quoted(name)}",
-            code="unknown-choice",
-            value=name,
-            expected="one that Python knows, such as 'utf-8', 'utf-16' or 'latin-1'",
-        ) from error
+        problem = f"encoding is {quoted(name)}"
+        expected = "one that Python knows, such as 'utf-8', 'utf-16' or 'latin-1'"
+        raise PairNormError(problem, code="unknown-choice", value=name, expected=expected) from error
 
 
 def _with_mark(encoding: str) -> str:
@@ -463,23 +443,15 @@ def _query(database: str, query: str, role: str) -> Source:
                 query = f"SELECT * FROM {'.'.join(map(quote, query.split('.')))}"
             found = connection.exec_driver_sql(query)
             if not found.returns_rows:
-                raise PairNormError(
-                    f"{name} gives no rows",
-                    code="no-rows",
-                    value=query,
-                    expected="a SELECT, or a table's name",
-                )
+                problem = f"{name} gives no rows"
+                expected = "a SELECT, or a table's name"
+                raise PairNormError(problem, code="no-rows", value=query, expected=expected)
             columns = columns_of(name, list(found.keys()))
             frame = _typed(pandas.DataFrame(found.fetchall(), columns=list(columns), dtype=object))
     except sqlalchemy.exc.NoSuchModuleError as error:
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:
-        raise PairNormError(
-            f"this database needs {error.name}",
-            code="library-missing",
-            value=error.name,
-            remedy="pip install 'pairnorm[all]'",
-        ) from error
+        raise _lacking("this database", error.name) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise _no_database(f"{name}: {getattr(error, 'orig', None) or error}", error) from error
     return Source(name, columns, frame)

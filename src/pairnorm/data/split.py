@@ -23,13 +23,7 @@ class Split(NamedTuple):
 
 
 def rest_is_test(labels: Tensor, train: Tensor, validation: Tensor) -> Split:
-    """Return the paper's split: every labelled node outside train and validation is in the test set.
-
-    Args:
-        labels: int64 [n]; -1 where unknown.
-        train: bool [n].
-        validation: bool [n].
-    """
+    """Return the paper's split: every labelled node outside train and validation is in the test set."""
     return Split(train, validation, (labels >= 0) & ~train & ~validation)
 
 
@@ -47,12 +41,9 @@ def random_split(labels: Tensor, train: float = 0.03, validation: float = 0.10, 
         seed: the same seed gives the same split on every machine.
     """
     if not (train >= 0 and validation >= 0 and train + validation <= 1):
-        raise PairNormError(
-            f"train is {train} and validation {validation}",
-            code="out-of-range",
-            value=(train, validation),
-            expected="fractions of at most 1 together",
-        )
+        problem = f"train is {train} and validation {validation}"
+        expected = "fractions of at most 1 together"
+        raise PairNormError(problem, code="out-of-range", value=(train, validation), expected=expected)
     order = _shuffled(labels, seed)
     first, second = round(train * len(order)), round((train + validation) * len(order))
     return _split(labels, order[:first], order[first:second])

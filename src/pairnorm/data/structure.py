@@ -21,11 +21,7 @@ STRUCTURE = (
 
 
 def structural_features(adjacency: Tensor) -> Tensor:
-    """Return the columns of ``STRUCTURE``, [n, 5]; logarithms are of 1 + x, and 0 without neighbours.
-
-    Args:
-        adjacency: ``torch.sparse_csr`` [n, n]; weights take no part.
-    """
+    """Return the columns of ``STRUCTURE``, [n, 5]; logarithms are of 1 + x, and 0 without neighbours."""
     from scipy.sparse.csgraph import connected_components
 
     matrix = csr_matrix(adjacency.cpu())
@@ -46,9 +42,6 @@ def core_numbers(matrix: Any) -> NDArray[np.int64]:
 
     Nodes of the smallest degree are taken away together, again and again (Batagelj & Zaversnik, 2003), each
     edge being looked at twice.
-
-    Args:
-        matrix: scipy's CSR, symmetric, without self-loops.
     """
     degrees = np.diff(matrix.indptr).astype(np.int64)
     cores = np.zeros(len(degrees), dtype=np.int64)

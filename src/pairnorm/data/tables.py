@@ -31,8 +31,10 @@ THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
 DATES = (
     (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?", "ISO8601"),
     (r"\d{1,2}\.\d{1,2}\.\d{4}", "%d.%m.%Y"),
-    (r"\d{1,2}/\d{1,2}/\d{4}", "%m/%d/%Y", "%d/%m/%Y"),
+    (r"\d{1,2}/\d{1,2}/\d{4}", "%m/%d/%Y"),
 )
+# A first number that is no month says which of the two orders it is.
+NO_MONTH, DAY_FIRST = r"(1[3-9]|[23]\d)/", "%d/%m/%Y"
 TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 
 
@@ -95,27 +97,16 @@ class Source:
         return [*self.notes, *told]
 
     def column(self, option: str, name: str) -> str:
-        """Return ``name`` if there is such a column, else raise an error that suggests the closest one.
-
-        Args:
-            option: the argument that named it.
-            name: the column.
-        """
+        """Return ``name`` if there is such a column, else raise an error that suggests the closest one."""
         if name in self.columns:
             return name
-        raise PairNormError(
-            f"{self.name}: there is no column {quoted(name)} ({option}); it has {shown(self.columns, 10)}",
-            code="unknown-column",
-            value=name,
-            remedy=closest(name, self.columns),
+        problem = (
+            f"{self.name}: there is no column {quoted(name)} ({option}); it has {shown(self.columns, 10)}"
         )
+        raise PairNormError(problem, code="unknown-column", value=name, remedy=closest(name, self.columns))
 
     def line(self, row: int) -> str:
-        """Say where a row is: ``'line 7'`` of a text file (its header is line 1), ``'row 7'`` of others.
-
-        Args:
-            row: its number, from 0.
-        """
+        """Say where a row is: ``'line 7'`` of a text file (its header is line 1), ``'row 7'`` of others."""
         if self.open is None:
             return f"row {row + 1:,}"
         # Counted only when something is wrong, for blank lines and quoted line breaks make it slow work.
@@ -143,13 +134,7 @@ class Source:
         raise PairNormError(f"{self.place(row)}: {problem}", code=code, **fields)
 
     def text(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.object_]:
-        """Return cells as stripped strings, None where empty; whole numbers are written without a point.
-
-        Args:
-            name: of the column.
-            column: its cells, of any type.
-            first: the number of its first row.
-        """
+        """Return cells as stripped strings, None where empty; whole numbers are written without a point."""
         import pandas
 
         if pandas.api.types.is_float_dtype(column.dtype) and (column.dropna() % 1 == 0).all():
@@ -168,13 +153,7 @@ class Source:
         return values
 
     def numbers(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.float32] | None:
-        """Return a column of numbers or truths, NaN where empty, or None if it holds text throughout.
-
-        Args:
-            name: of the column.
-            column: its cells.
-            first: the number of its first row.
-        """
+        """Return a column of numbers or truths, NaN where empty, or None if it holds text throughout."""
         import pandas
 
         if pandas.api.types.is_numeric_dtype(column.dtype):
@@ -189,13 +168,9 @@ class Source:
             narrow = values.astype(np.float32)
         if (infinite := np.isinf(narrow)).any():
             row = int(infinite.argmax())
-            self.reject(
-                first + row,
-                f"{values[row]} in column {quoted(name)} is not finite",
-                code="not-finite",
-                value=float(values[row]),
-                remedy="Correct it, or leave the cell empty.",
-            )
+            problem = f"{values[row]} in column {quoted(name)} is not finite"
+            remedy = "Correct it, or leave the cell empty."
+            self.reject(first + row, problem, code="not-finite", value=float(values[row]), remedy=remedy)
         return narrow
 
     def _parse(self, name: str, column: pandas.Series, first: int) -> NDArray[np.float64] | None:
@@ -218,14 +193,13 @@ class Source:
         if isinstance(cell, Sized) and not isinstance(cell, str):
             self._reject_kind(first + row, name, cell)
         if text.sum() <= MOSTLY * filled.sum():
+            problem = f"{quoted(str(cell))} in column {quoted(name)} is not a number"
+            remedy = "Correct it, leave the cell empty, or pass {categorical}."
             self.reject(
-                first + row,
-                f"{quoted(str(cell))} in column {quoted(name)} is not a number",
-                code="not-a-number",
-                value=cell,
-                remedy="Correct it, leave the cell empty, or pass {categorical}.",
-                categorical=[name],
+                first + row, problem, code="not-a-number", value=cell, remedy=remedy, categorical=[name]
             )
+        if cell not in TRUTH:
+            return None
         truths = np.asarray(cells.astype(str).map(TRUTH), dtype=np.float64)
         return None if np.isnan(truths[filled]).any() else truths
 
@@ -235,23 +209,14 @@ class Source:
             return cells
         if self.decimal is None:
             if all(THOUSANDS.fullmatch(str(cell).strip()) for cell in cells):
-                raise PairNormError(
-                    f"the commas may separate thousands, or be decimal: {quoted(str(cells.iloc[0]))}",
-                    code="ambiguous-number",
-                    value=name,
-                    remedy="Pass {decimal} if they are decimal; else write the numbers without commas.",
-                    decimal=",",
-                )
+                problem = f"the commas may separate thousands, or be decimal: {quoted(str(cells.iloc[0]))}"
+                remedy = "Pass {decimal} if they are decimal; else write the numbers without commas."
+                raise PairNormError(problem, code="ambiguous-number", value=name, remedy=remedy, decimal=",")
             self.tell("a comma is read as the decimal point", name)
         return cells.astype(str).str.strip().str.replace(".", "").str.replace(",", ".")
 
     def dates(self, name: str, column: pandas.Series) -> NDArray[np.float32] | None:
-        """Return a column of dates as days since 1970-01-01, NaN where empty, or None if it holds others.
-
-        Args:
-            name: of the column.
-            column: its cells.
-        """
+        """Return a column of dates as days since 1970-01-01, NaN where empty, or None if it holds others."""
         import pandas
 
         cells = column.astype(object)
@@ -262,33 +227,35 @@ class Source:
             return None
         options: dict[str, Any] = {}
         if not all(isinstance(cell, date) for cell in written):
+            first = str(written.iloc[0]).strip()
+            if not any(re.fullmatch(pattern, first) for pattern, *_ in DATES):
+                return None  # at once: a table may have a hundred thousand columns of text
             text = written.astype(str).str.strip()
-            formats = next((found for pattern, *found in DATES if text.str.fullmatch(pattern).all()), None)
-            if formats is None:
+            form = next((form for pattern, form in DATES if text.str.fullmatch(pattern).all()), None)
+            if form is None:
                 return None
-            written, options["format"] = text, formats[0]
-            if len(formats) > 1 and text.str.match(r"(1[3-9]|[23]\d)/").any():
-                options["format"] = formats[1]
+            written, options["format"] = text, DAY_FIRST if text.str.match(NO_MONTH).any() else form
         try:
             moments = pandas.to_datetime(written, utc=True, **options)
         except (ValueError, OverflowError):
             return None
-        order = {"%m/%d/%Y": ", month first", "%d/%m/%Y": ", day first"}.get(options.get("format", ""), "")
-        self.tell(f"dates{order} are read as days since 1970-01-01", name)
+        self.tell_dates(name, options.get("format", ""))
         days = np.full(len(cells), np.nan, dtype=np.float32)
         start = pandas.Timestamp(0, tz="UTC")
         days[filled] = ((moments - start) / pandas.Timedelta(days=1)).to_numpy(np.float32)
         return days
 
+    def tell_dates(self, name: str, form: str) -> None:
+        """Note that a column is read as dates, and in which order where that had to be guessed."""
+        order = {"%m/%d/%Y": ", month first", DAY_FIRST: ", day first"}.get(form, "")
+        self.tell(f"dates{order} are read as days since 1970-01-01", name)
+
     def _reject_kind(self, row: int, name: str, cell: object) -> NoReturn:
+        problem = f"column {quoted(name)} holds a {type(cell).__name__}"
+        expected = "a number or a text"
+        remedy = "Give each of its numbers a column, or pass {ignore}."
         self.reject(
-            row,
-            f"column {quoted(name)} holds a {type(cell).__name__}",
-            code="not-a-cell",
-            value=name,
-            expected="a number or a text",
-            remedy="Give each of its numbers a column, or pass {ignore}.",
-            ignore=[name],
+            row, problem, code="not-a-cell", value=name, expected=expected, remedy=remedy, ignore=[name]
         )
 
 
@@ -300,13 +267,7 @@ def shown(names: Sequence[str], most: int = 3) -> str:
 def read_blocks(
     source: Source, text: Sequence[str] = (), rows: int | None = ROWS_PER_BLOCK
 ) -> Iterator[pandas.DataFrame]:
-    """Read a table block by block.
-
-    Args:
-        source: where it is.
-        text: the columns to read as text even if they look like numbers.
-        rows: how many rows are in a block; None for all of them.
-    """
+    """Read a table block by block, or whole where ``rows`` is None; columns of ``text`` stay so."""
     if source.open is not None:
         yield from _read_text(source, text, rows)
         return

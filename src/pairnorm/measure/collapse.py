@@ -15,11 +15,11 @@ from pairnorm.measure.inputs import (
     Estimate,
     block_length,
     centred,
-    check_states,
     over_trials,
     result_dtype,
     unit_rows,
 )
+from pairnorm.nn.ops.moments import check_states
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.
 ROWS = 512
@@ -151,12 +151,8 @@ def group_distance_ratio(
     labelled = labels >= 0
     classes, index = labels[labelled].unique(return_inverse=True)
     if len(classes) < 2:
-        raise PairNormError(
-            f"labels holds {len(classes)} classes",
-            code="too-few-classes",
-            value=len(classes),
-            expected="at least 2",
-        )
+        problem = f"labels holds {len(classes)} classes"
+        raise PairNormError(problem, code="too-few-classes", value=len(classes), expected="at least 2")
     index = index.to(x.device)
     measure = _squared_ratio if distance == "squared" else _euclidean_ratio
     return over_trials(x[labelled.to(x.device)], lambda trial: measure(unit_rows(trial), index))
@@ -222,12 +218,9 @@ def instance_information_gain(
     variance = real_number("variance", variance, above=0)
     nodes = len(x)
     if features.ndim != 2 or len(features) != nodes:
-        raise PairNormError(
-            f"features has shape {list(features.shape)}",
-            code="wrong-shape",
-            value=list(features.shape),
-            expected=f"[{nodes}, features]",
-        )
+        problem = f"features has shape {list(features.shape)}"
+        expected = f"[{nodes}, features]"
+        raise PairNormError(problem, code="wrong-shape", value=list(features.shape), expected=expected)
     unit = unit_rows(features.double())
     squares = unit.square().sum(1)
     trials = x.argmax(-1).view(nodes, math.prod(x.shape[1:-1]))  # [nodes, trials], the entry of each state
@@ -267,9 +260,6 @@ def _sums(x: Tensor, index: Tensor | None) -> Tensor:
 
 def _check_per_node(name: str, given: Tensor | None, nodes: int) -> None:
     if given is not None and given.shape != (nodes,):
-        raise PairNormError(
-            f"{name} has shape {list(given.shape)}",
-            code="wrong-shape",
-            value=list(given.shape),
-            expected=f"[{nodes}], a value for each node",
-        )
+        problem = f"{name} has shape {list(given.shape)}"
+        expected = f"[{nodes}], a value for each node"
+        raise PairNormError(problem, code="wrong-shape", value=list(given.shape), expected=expected)

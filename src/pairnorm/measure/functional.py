@@ -15,12 +15,12 @@ from pairnorm.measure.inputs import (
     block_length,
     centred,
     check_nodes,
-    check_states,
     edges,
     over_trials,
     result_dtype,
     unit_rows,
 )
+from pairnorm.nn.ops.moments import check_states
 
 Laplacian = Literal["sym", "rw", "unnormalised"]
 
@@ -219,12 +219,8 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
     if not isinstance(pairs, Tensor) or pairs.ndim != 2 or len(pairs) != 2 or pairs.is_floating_point():
         given = list(pairs.shape) if isinstance(pairs, Tensor) else pairs
         kind = pairs.dtype if isinstance(pairs, Tensor) else type(pairs).__name__
-        raise PairNormError(
-            f"pairs is {given} of {kind}",
-            code="wrong-shape",
-            value=given,
-            expected="an integer tensor [2, pairs]",
-        )
+        problem = f"pairs is {given} of {kind}"
+        raise PairNormError(problem, code="wrong-shape", value=given, expected="an integer tensor [2, pairs]")
     check_nodes("pairs", pairs, len(x))
     size = block_length(math.prod(x.shape[1:]), x.device)
     blocks = torch.split(pairs.to(x.device).long(), size, dim=1)
@@ -233,12 +229,9 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
 
 def _mean(values: Tensor) -> Tensor:
     if not len(values):
-        raise PairNormError(
-            "pairs is empty: no pairs have no average distance",
-            code="no-pairs",
-            expected="at least one pair",
-            remedy="Does the graph have edges?",
-        )
+        problem = "pairs is empty: no pairs have no average distance"
+        expected = "at least one pair"
+        raise PairNormError(problem, code="no-pairs", expected=expected, remedy="Does the graph have edges?")
     return values.mean(0)
 
 

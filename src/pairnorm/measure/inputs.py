@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pairnorm.errors import PairNormError
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn.ops.moments import check_states
 from pairnorm.nn.propagate import entries
 
 # The most that one temporary may take on a CPU: a larger one leaves its cache. A GPU takes eight times that,
@@ -21,23 +22,6 @@ class Estimate(NamedTuple):
 
     value: Tensor
     standard_error: Tensor
-
-
-def check_states(x: Tensor) -> None:
-    """Raise an error unless ``x`` is a dense floating-point tensor [nodes, ..., features]."""
-    if not isinstance(x, Tensor):
-        raise _wrong_states(f"a {type(x).__name__}", "wrong-type", "a tensor")
-    if x.layout != torch.strided:
-        raise _wrong_states(f"of layout {x.layout}", "wrong-layout", "a dense tensor", "Give x.to_dense().")
-    if not x.is_floating_point():
-        raise _wrong_states(f"of {x.dtype}", "wrong-dtype", "a floating-point tensor", "Give x.float().")
-    if x.ndim < 2:
-        raise _wrong_states(f"of shape {list(x.shape)}", "wrong-shape", "a tensor")
-
-
-def _wrong_states(given: str, code: str, expected: str, remedy: str = "") -> PairNormError:
-    expected = f"{expected} [nodes, features] or [nodes, trials, features]"
-    return PairNormError(f"x is {given}", code=code, value=given, expected=expected, remedy=remedy)
 
 
 def result_dtype(x: Tensor) -> torch.dtype:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from pairnorm.nn.propagate import is_edge_index
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
 
 
 OwnMeasure = Callable[[Tensor], Tensor]
@@ -91,12 +92,9 @@ class Measures:
 
     def __post_init__(self) -> None:
         if isinstance(self.chosen, str) or not self.chosen:
-            raise PairNormError(
-                f"measures is {quoted(self.chosen)}",
-                code="wrong-type",
-                value=self.chosen,
-                expected="a list of names such as ['row_diff']",
-            )
+            problem = f"measures is {quoted(self.chosen)}"
+            expected = "a list of names such as ['row_diff']"
+            raise PairNormError(problem, code="wrong-type", value=self.chosen, expected=expected)
         if not isinstance(self.chosen, Mapping):
             for name in self.chosen:
                 one_of("a name in measures", name, _NAMES)
@@ -119,13 +117,9 @@ class Measures:
                 values["apsd_random"] = tpsd(x) / max(1, len(x) ** 2)
             elif name == "dirichlet_energy":
                 if graph is None:
-                    raise PairNormError(
-                        f"{name} needs a graph and none was found",
-                        code="no-graph",
-                        value=name,
-                        remedy="Give the Probe {adjacency}.",
-                        adjacency=...,
-                    )
+                    problem = f"{name} needs a graph and none was found"
+                    remedy = "Give the Probe {adjacency}."
+                    raise PairNormError(problem, code="no-graph", value=name, remedy=remedy, adjacency=...)
                 values[name] = dirichlet_energy(x, graph)
             else:
                 values[name] = MEASURES[name].function(x)
@@ -138,12 +132,9 @@ class Measures:
 def _checked(name: str, value: Tensor, trials: torch.Size) -> Tensor:
     value = torch.as_tensor(value)
     if value.shape != trials:
-        raise PairNormError(
-            f"measure {name!r} gave shape {list(value.shape)}",
-            code="wrong-shape",
-            value=list(value.shape),
-            expected=f"one value per trial: {list(trials)}",
-        )
+        problem = f"measure {name!r} gave shape {list(value.shape)}"
+        expected = f"one value per trial: {list(trials)}"
+        raise PairNormError(problem, code="wrong-shape", value=list(value.shape), expected=expected)
     return value
 
 
@@ -151,16 +142,6 @@ def _columns(name: str, value: Tensor | Estimate) -> dict[str, Tensor]:
     if isinstance(value, Estimate):
         return {name: value.value, f"{name}_standard_error": value.standard_error}
     return {name: value}
-
-
-class Writer(Protocol):
-    """What ``Probe.to_tensorboard`` needs of a ``torch.utils.tensorboard.SummaryWriter``."""
-
-    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        """Write one value."""
-
-    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        """Write the distribution of many values."""
 
 
 class Probe:
@@ -219,12 +200,8 @@ class Probe:
         self.adjacency = adjacency
         self.pairs = {"given": pairs} if isinstance(pairs, Tensor) else dict(pairs or {})
         for kind in {"connected", "random"} & self.pairs.keys():
-            raise PairNormError(
-                f"pairs are named {kind!r}, which every Probe has of its own",
-                code="name-taken",
-                value=kind,
-                remedy="Choose another name.",
-            )
+            problem = f"pairs are named {kind!r}, which every Probe has of its own"
+            raise PairNormError(problem, code="name-taken", value=kind, remedy="Choose another name.")
         self.records: list[Record] = []
         self._convolutions = graph_convolutions(model, layers)
         self._handles: list[RemovableHandle] = []
@@ -242,11 +219,9 @@ class Probe:
 
     def __enter__(self) -> Probe:
         if self._handles:
-            raise PairNormError(
-                "this Probe is already recording",
-                code="already-recording",
-                remedy="Leave its `with` first, or make a second Probe.",
-            )
+            problem = "this Probe is already recording"
+            remedy = "Leave its `with` first, or make a second Probe."
+            raise PairNormError(problem, code="already-recording", remedy=remedy)
         self._handles += [
             self.model.register_forward_pre_hook(self._begin, with_kwargs=True),
             self.model.register_forward_hook(self._end, prepend=True),
@@ -313,12 +288,10 @@ class Probe:
             raise _no_records()
         for name in ("numerical_rank", "mean_average_distance"):
             if name not in records[0].measures:
+                problem = f"{name} was not measured"
+                remedy = "Leave the Probe its own measures, {measures}, or add this one."
                 raise PairNormError(
-                    f"{name} was not measured",
-                    code="no-measure",
-                    value=name,
-                    remedy="Leave the Probe its own measures, {measures}, or add this one.",
-                    measures=list(SCALE_FREE),
+                    problem, code="no-measure", value=name, remedy=remedy, measures=list(SCALE_FREE)
                 )
         layers = sorted({record.layer for record in records})
         responses = [_response(records, layer) for layer in layers]
@@ -346,15 +319,12 @@ class Probe:
             raise _no_records()
         known = sorted(set(frame["forward"]))
         if not -len(known) <= forward < len(known):
-            raise PairNormError(
-                f"forward is {forward}",
-                code="out-of-range",
-                value=forward,
-                expected=f"one of the {len(known)} recorded forward passes",
-            )
+            problem = f"forward is {forward}"
+            expected = f"one of the {len(known)} recorded forward passes"
+            raise PairNormError(problem, code="out-of-range", value=forward, expected=expected)
         return draw(frame[frame["forward"] == known[forward]])
 
-    def to_tensorboard(self, writer: Writer, step: int | None = None) -> None:
+    def to_tensorboard(self, writer: SummaryWriter, step: int | None = None) -> None:
         """Write the last forward pass: scalars (the mean over trials) and histograms of the pairs' distances.
 
         Args:
@@ -465,11 +435,9 @@ class Probe:
 
 
 def _no_records() -> PairNormError:
-    return PairNormError(
-        "nothing was recorded",
-        code="no-records",
-        remedy="Run the model inside `with Probe(model) as probe:`.",
-    )
+    problem = "nothing was recorded"
+    remedy = "Run the model inside `with Probe(model) as probe:`."
+    return PairNormError(problem, code="no-records", remedy=remedy)
 
 
 def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
@@ -583,11 +551,7 @@ def _states(name: str, output: Any) -> dict[str, Tensor]:
     if isinstance(first, Tensor) and first.is_floating_point() and first.ndim >= 2:
         return {"": first}
     shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
-    raise PairNormError(
-        f"the convolution {name!r} returned a {type(first).__name__}{shape}",
-        code="wrong-type",
-        value=name,
-        expected="states [nodes, ..., features]",
-        remedy="Name the convolutions to record: {layers}.",
-        layers=...,
-    )
+    problem = f"the convolution {name!r} returned a {type(first).__name__}{shape}"
+    expected = "states [nodes, ..., features]"
+    remedy = "Name the convolutions to record: {layers}."
+    raise PairNormError(problem, code="wrong-type", value=name, expected=expected, remedy=remedy, layers=...)

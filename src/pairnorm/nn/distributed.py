@@ -1,9 +1,9 @@
-r"""Full-graph training of GCN and SGC by the ranks of a process group, under ``torchrun`` for instance.
+r"""Full-graph training of GCN, GAT and SGC by the ranks of a process group, under ``torchrun`` for instance.
 
 A state is shared out by rows for linear maps, activations and PairNorm, by columns for the sparse product:
 each of P ranks holds 1/P of every state and the whole adjacency, so the graph is not partitioned. Loss,
 gradients and masks of dropout are those of one process. Of a layer's output a rank sends 2(P - 1)/P² forward,
-and as much backward.
+and as much backward; GAT's scores go to all ranks beside it.
 """
 
 from typing import TYPE_CHECKING, TypeVar
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pairnorm.errors import PairNormError, whole_number
-from pairnorm.nn.models import GCN, SGC
+from pairnorm.nn.models import GAT, GCN, SGC, DeepModel
 from pairnorm.nn.ops.collectives import all_sum, blocks, check_group
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix, SparseRows
@@ -78,12 +78,12 @@ class Shards:
     def join(self, model: M) -> M:
         """Give a model the weights of the first rank, torch's generator its state, and PairNorm the ranks."""
         for module in model.modules():
-            if type(module).__module__ == GCN.__module__ and not isinstance(module, GCN | SGC):
+            if _is_local(module):
                 raise PairNormError(
-                    f"the model is {type(module).__name__}",
+                    f"the model has {type(module).__name__}",
                     code="unknown-choice",
                     value=type(module).__name__,
-                    expected="GCN or SGC",
+                    expected="GCN, GAT or SGC, with PairNorm and skips, and no remedy else",
                 )
             if isinstance(module, PairNorm):
                 module.process_group = self.process_group
@@ -105,15 +105,25 @@ class Shards:
         """
         if mask is not None:
             logits, labels = logits[mask], labels[mask]
-        if logits.dim() == 3:
-            labels = labels.unsqueeze(1).expand(logits.shape[:2])
-        part = cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+        classes, *middle = (logits.size(-1), *logits.shape[1:-1])
+        labels = labels.view(-1, *[1] * len(middle)).expand(-1, *middle)
+        losses = cross_entropy(logits.reshape(-1, classes), labels.flatten(), reduction="none")
+        return self.mean(losses.view(labels.shape)).sum()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over the nodes of all ranks; the gradient is of this rank's part of it.
+
+        Args:
+            values: of some own nodes, perhaps none, ``[nodes, ...]``.
+        """
+        part = values.sum(0)
         with torch.no_grad():
-            here = torch.stack([part.double(), part.new_tensor(len(labels), dtype=torch.float64)])
-            total, count = all_sum(here, self.process_group).to(part.dtype)
-        part = part / count
-        loss: Tensor = part + (total / count - part).detach()
-        return loss
+            count = part.new_full((1,), len(values), dtype=torch.float64)
+            sums = all_sum(torch.cat([part.double().flatten(), count]), self.process_group)
+            total, count = sums[:-1].view_as(part), sums[-1]
+        part = part / count.to(part.dtype)
+        mean: Tensor = part + ((total / count).to(part.dtype) - part).detach()
+        return mean
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Add up the gradients of all ranks, in one collective; call it after ``backward``."""
@@ -128,3 +138,11 @@ class Shards:
             (one for one in model.parameters() if one.requires_grad), parts, strict=True
         ):
             parameter.grad = part.view_as(parameter)
+
+
+def _is_local(module: nn.Module) -> bool:
+    """Say whether a module of ours would, on own rows, not do what it does on all."""
+    if isinstance(module, DeepModel):
+        other = isinstance(module, GCN | GAT) and (module.drop_edge or module.residuals is not None)
+        return bool(other) or not isinstance(module, GCN | GAT | SGC)
+    return type(module).__module__.startswith("pairnorm.nn.norms.")

@@ -1,5 +1,6 @@
 """The graph convolutions and the linear map that models are made of, for many trials at once."""
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -7,10 +8,13 @@ from torch import Tensor, nn
 
 from pairnorm.nn.ops.activation.plain import activate
 from pairnorm.nn.ops.attention.plain import attend
+from pairnorm.nn.ops.attention.ranks import attend_rows
+from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.ops.gcn_layer.plain import gcn_layer
 from pairnorm.nn.ops.linear.plain import trial_linear, trial_linear_with_scores
 from pairnorm.nn.ops.sparse_linear.plain import sparse_linear
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix
 from pairnorm.nn.pair_norm import PairNorm
 
 Features = Tensor | SparseMatrix
@@ -109,6 +113,12 @@ class GATConvolution(GraphConvolution):
     ) -> Tensor:
         """Return ``[nodes, trials, out]``; arguments as for ``GCNConvolution``."""
         feature_keys, attention_keys = (None, None) if keys is None else (keys[0], keys[1])
+        average = partial(attend, adjacency.pattern)
+        if isinstance(adjacency, ShardedMatrix):
+            average = partial(attend_rows, adjacency)
+            if feature_keys is not None and isinstance(x, Tensor):
+                x = dropout(x.expand(-1, len(feature_keys), -1), rate, feature_keys, adjacency.rows.start)
+                feature_keys = None
         if isinstance(x, SparseMatrix):
             z = sparse_linear(x, self.weight, rate, feature_keys)
             scores = trial_linear(z, self._ends())
@@ -121,15 +131,13 @@ class GATConvolution(GraphConvolution):
         z = z.reshape(nodes, trials * self.heads, width)
         scores = scores.reshape(nodes, trials * self.heads, 2)
         if self.heads == 1:
-            return attend(
-                adjacency.pattern, scores, z, self.bias, self.activation, rate, attention_keys, norm
-            )
+            return average(scores, z, self.bias, self.activation, rate, attention_keys, norm)
         if self.concat:
             bias = self.bias.view(trials * self.heads, width)
-            y = attend(adjacency.pattern, scores, z, bias, self.activation, rate, attention_keys)
+            y = average(scores, z, bias, self.activation, rate, attention_keys)
             y = y.reshape(nodes, trials, self.bias.size(-1))
         else:
-            y = attend(adjacency.pattern, scores, z, rate=rate, keys=attention_keys)
+            y = average(scores, z, rate=rate, keys=attention_keys)
             y = activate(y.reshape(nodes, trials, self.heads, width).mean(2), self.bias, self.activation)
         return y if norm is None else norm(y)
 

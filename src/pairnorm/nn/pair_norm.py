@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, one_of, real_number
 from pairnorm.nn.ops.collectives import check_group
-from pairnorm.nn.ops.moments import Groups, RunningMoments
+from pairnorm.nn.ops.moments import Groups, RunningMoments, check_states
 from pairnorm.nn.ops.pair_norm import ranks
 from pairnorm.nn.ops.pair_norm.plain import centre_and_scale, scale_and_centre
 
@@ -74,7 +74,7 @@ def _pair_norm(
     x: Tensor, scale: float, mode: Mode, eps: float, batch: Tensor | None, batch_size: int | None,
     process_group: "dist.ProcessGroup | None",
 ) -> Tensor:  # fmt: skip
-    _check_input(x)
+    check_states(x)
     groups = Groups.of(x, batch, batch_size)
     if process_group is not None:
         if batch is not None and batch_size is None:
@@ -155,7 +155,7 @@ class PairNorm(nn.Module):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``pair_norm`` for the arguments."""
         if self.statistics is not None:
-            _check_input(x)
+            check_states(x)
             if batch is not None or self.process_group is not None:
                 raise PairNormError(
                     "track_statistics is for one graph in one process",
@@ -199,32 +199,6 @@ class PairNorm(nn.Module):
         memo[id(self.process_group)] = self.process_group
         result.__dict__.update(deepcopy(self.__dict__, memo))
         return result
-
-
-def _check_input(x: Tensor) -> None:
-    if x.layout != torch.strided:
-        raise PairNormError(
-            f"x has layout {x.layout}",
-            code="wrong-type",
-            value=x.layout,
-            expected="a dense tensor",
-            remedy="Call x.to_dense() first.",
-        )
-    if not x.is_floating_point():
-        raise PairNormError(
-            f"x has dtype {x.dtype}",
-            code="wrong-type",
-            value=x.dtype,
-            expected="a floating-point tensor",
-            remedy="Call x.float() first.",
-        )
-    if x.dim() < 2:
-        raise PairNormError(
-            f"x has shape {list(x.shape)}",
-            code="wrong-shape",
-            value=list(x.shape),
-            expected="[nodes, features] or [nodes, ..., features]",
-        )
 
 
 def _check_settings(scale: Any, mode: Any, eps: Any, process_group: Any) -> None:

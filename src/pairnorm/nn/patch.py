@@ -107,27 +107,17 @@ def add_pair_norm(
     for name, module in model.named_modules():
         where = f"{name!r} of {type(model).__name__}" if name else type(model).__name__
         if type(module).__module__ == "pairnorm.nn.models":
-            raise PairNormError(
-                f"{where} is a model of this package",
-                code="already-normalised",
-                value=name,
-                remedy="Build it with {norm} instead.",
-                norm=mode,
-            )
+            problem = f"{where} is a model of this package"
+            remedy = "Build it with {norm} instead."
+            raise PairNormError(problem, code="already-normalised", value=name, remedy=remedy, norm=mode)
         if any(base.__name__ == "PairNorm" for base in type(module).__mro__):
-            raise PairNormError(
-                f"{where} is PairNorm already",
-                code="already-normalised",
-                value=name,
-                remedy="Build the model without it, or leave it as it is.",
-            )
+            problem = f"{where} is PairNorm already"
+            remedy = "Build the model without it, or leave it as it is."
+            raise PairNormError(problem, code="already-normalised", value=name, remedy=remedy)
         if _patch_of(module):
-            raise PairNormError(
-                f"{where} is patched already",
-                code="already-normalised",
-                value=name,
-                remedy="Call remove() of its handle or remove_pair_norm.",
-            )
+            problem = f"{where} is patched already"
+            remedy = "Call remove() of its handle or remove_pair_norm."
+            raise PairNormError(problem, code="already-normalised", value=name, remedy=remedy)
     norm = PairNorm(scale, mode, process_group=process_group)
     return PairNormPatch(model, norm, convolutions, batch)
 
@@ -235,13 +225,10 @@ class PairNormPatch:
         given = state.get(prefix + MARK)
         trained = self._settings if given is None else bytes(given.tolist()).decode()
         if trained != self._settings:
-            raise PairNormError(
-                f"these weights were trained with {trained}",
-                code="other-norm",
-                value=trained,
-                expected=f"{self._settings}, which the model has",
-                remedy="Give add_pair_norm the same settings.",
-            )
+            problem = f"these weights were trained with {trained}"
+            expected = f"{self._settings}, which the model has"
+            remedy = "Give add_pair_norm the same settings."
+            raise PairNormError(problem, code="other-norm", value=trained, expected=expected, remedy=remedy)
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(self._arguments, args, strict=False)) | kwargs
@@ -263,12 +250,9 @@ class PairNormPatch:
             if not isinstance(first, Tensor | Mapping) and (found := getattr(first, key, None)) is not None:
                 return found or None if isinstance(found, Mapping) else found
         if not known and name != "batch":
-            raise PairNormError(
-                f"{type(self.model).__name__} was given no {name!r}",
-                code="unknown-argument",
-                value=name,
-                expected=f"one of its arguments {self._arguments}, or an attribute of the first",
-            )
+            problem = f"{type(self.model).__name__} was given no {name!r}"
+            expected = f"one of its arguments {self._arguments}, or an attribute of the first"
+            raise PairNormError(problem, code="unknown-argument", value=name, expected=expected)
         return None
 
     def _before_convolution(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -523,12 +507,9 @@ def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) ->
 def _named(model: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
     modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
     if isinstance(layers, str) or not layers:
-        raise PairNormError(
-            f"layers is {layers!r}",
-            code="unknown-choice",
-            value=layers,
-            expected=f"a list of dotted module names such as {list(modules)[:2]}",
-        )
+        problem = f"layers is {layers!r}"
+        expected = f"a list of dotted module names such as {list(modules)[:2]}"
+        raise PairNormError(problem, code="unknown-choice", value=layers, expected=expected)
     return {name: modules[one_of("a name in layers", name, list(modules))] for name in layers}
 
 

@@ -75,18 +75,7 @@ def lines(
     upright: tuple[float, str] | None = None,
     from_zero: bool = False,
 ) -> Chart:
-    """Draw lines.
-
-    Args:
-        title: of the chart.
-        found: the lines.
-        x: title of the axis.
-        y: likewise.
-        form: how to write y.
-        marks: points to mark, and what to call each.
-        upright: where to draw a dotted line, and what to call it.
-        from_zero: whether y starts at 0.
-    """
+    """Draw lines; ``marks`` are points with a name, ``upright`` is a dotted line with one."""
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -134,14 +123,7 @@ def lines(
 def intervals(
     title: str, names: Sequence[str], values: Sequence[tuple[float, float, float]], x: str
 ) -> Chart:
-    """Draw a value and its interval for each name, the first on top and in colour.
-
-    Args:
-        title: of the chart.
-        names: what is compared.
-        values: the value, the low and the high end of its interval, in percent.
-        x: title of the axis.
-    """
+    """Draw a value and its interval, all in percent, for each name, the first on top and in colour."""
     rows = list(range(len(names)))
     trace = {
         "type": "scatter",
@@ -182,13 +164,7 @@ def intervals(
 
 
 def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart:
-    """Draw a confusion matrix; the shade is the share of the true class.
-
-    Args:
-        title: of the chart.
-        counts: row = the true class, column = the predicted one.
-        classes: their names.
-    """
+    """Draw a confusion matrix, a row for each true class; the shade is the share of that class."""
     share = counts / counts.sum(1, keepdims=True).clip(1)
     rows = range(len(classes))
     names = {"tickvals": list(rows), "ticktext": [plain(name, LONGEST) for name in classes]}
@@ -223,14 +199,7 @@ def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart
 
 
 def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int = 10) -> Chart:
-    """Draw how often a model is right against how confident it is; ideal is the diagonal.
-
-    Args:
-        title: of the chart.
-        confidence: of every judged node.
-        right: whether it was.
-        bins: how many, equally wide.
-    """
+    """Draw how often a model is right against how confident it is; ideal is the diagonal."""
     import numpy as np
 
     sure, hits = np.asarray(confidence, dtype=float), np.asarray(right, dtype=float)

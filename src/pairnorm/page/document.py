@@ -75,13 +75,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Threshold:
-    """A slider from 0 to 100%, and a sentence about the values at its place.
-
-    Args:
-        label: what is set.
-        sentences: 101 of them.
-        start: the percentage at first.
-    """
+    """A slider from 0 to 100%, and a sentence for each of these values."""
 
     label: str
     sentences: Sequence[str]
@@ -96,13 +90,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Choices:
-    """A list to choose from, and blocks for each choice, of which one is shown.
-
-    Args:
-        label: what is chosen.
-        choices: the blocks, by the name of the choice.
-        start: the number of the choice at first.
-    """
+    """A list to choose from, and blocks for each choice, of which one is shown."""
 
     label: str
     choices: Mapping[str, Sequence[Any]]
@@ -114,9 +102,7 @@ class Choices:
 class Nodes:
     """The table of nodes: it sorts, filters, finds an id, and draws only the rows in view.
 
-    Args:
-        total: how many nodes the graph has.
-        columns: a list for each column, as long as there are rows; see ``assets/page.js``.
+    Columns are lists that ``assets/page.js`` knows.
     """
 
     total: int
@@ -131,13 +117,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading.
-
-    Args:
-        title: the heading.
-        blocks: what is in it.
-        wide: whether charts stand side by side.
-    """
+    """A part of the page with a heading; in a wide one charts stand side by side."""
 
     title: str
     blocks: Sequence[Any]
@@ -151,14 +131,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A page.
-
-    Args:
-        title: of the page.
-        cards: in plain words, on top: question, the answer in large letters, and what that means.
-        sections: what follows.
-        glossary: terms and what they mean.
-    """
+    """A page: on top cards in plain words (question, answer in large letters, meaning), then sections."""
 
     title: str
     cards: Sequence[tuple[str, str, str]]
@@ -172,11 +145,7 @@ def can_render() -> bool:
 
 
 def render(document: Document) -> str:
-    """Return a page as HTML. The same document gives the same text.
-
-    Args:
-        document: what is on it.
-    """
+    """Return a page as HTML. The same document gives the same text."""
     if not can_render():
         raise PairNormError(
             "writing HTML needs jinja2, plotly and markdown-it-py",

@@ -62,13 +62,6 @@ def measure_layers(
 
     All connected pairs and 10,000 random ones are taken, the same in every layer; the APSD of random pairs is
     that of all pairs.
-
-    Args:
-        graph: with a split.
-        spec: what to train.
-        seed: of the trial.
-        device: where to.
-        tick: is told of epochs that have passed.
     """
     accuracy = None
     if spec.model == "SGC":
@@ -136,12 +129,9 @@ def read_layers(path: Path) -> dict[Spec, Layers]:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {Spec.parse(text): _checked(Layers(**values)) for text, values in found.items()}
     except (OSError, *UNEXPECTED) as error:
-        raise PairNormError(
-            f"{path} is no case study ({quoted(str(error))})",
-            code="file-damaged",
-            value=path,
-            remedy="Remove it and run case-study again.",
-        ) from None
+        problem = f"{path} is no case study ({quoted(str(error))})"
+        remedy = "Remove it and run case-study again."
+        raise PairNormError(problem, code="file-damaged", value=path, remedy=remedy) from None
 
 
 def _checked(layers: Layers) -> Layers:
@@ -260,13 +250,7 @@ def _legend(figure: "Figure", axis: "Axes", model: str) -> None:
 
 
 def write_tensorboard(found: dict[str, Layers], model: str, folder: Any) -> None:
-    """Write means and histograms as TensorBoard shows them, the layer as the step.
-
-    Args:
-        found: layers by norm.
-        model: the model's name, which tags begin with.
-        folder: a run for each norm goes there.
-    """
+    """Write means and histograms as TensorBoard shows them, the layer as the step."""
     from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
 
     for norm, layers in found.items():

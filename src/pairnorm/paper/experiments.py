@@ -297,12 +297,9 @@ class Selection:
         rates = sorted({percent for experiment in asked for percent in experiment.missing})
         for percent in self.missing or ():
             if asked and percent not in rates:
-                raise PairNormError(
-                    f"missing is {percent}",
-                    code="out-of-range",
-                    value=percent,
-                    expected=f"one of {', '.join(map(str, rates))}, which {', '.join(self.what)} has",
-                )
+                problem = f"missing is {percent}"
+                expected = f"one of {', '.join(map(str, rates))}, which {', '.join(self.what)} has"
+                raise PairNormError(problem, code="out-of-range", value=percent, expected=expected)
         if asked and not found:
             graphs = dict.fromkeys(name for experiment in asked for name in experiment.datasets)
             raise PairNormError(
@@ -377,9 +374,6 @@ def split_numbers(what: str, text: str | None) -> list[int] | None:
     try:
         return [int(word.strip().removesuffix("%")) for word in text.split(",")]
     except ValueError:
-        raise PairNormError(
-            f"{what} is {quoted(text)}",
-            code="not-a-whole-number",
-            value=text,
-            expected="whole numbers with commas, such as 2,4",
-        ) from None
+        problem = f"{what} is {quoted(text)}"
+        expected = "whole numbers with commas, such as 2,4"
+        raise PairNormError(problem, code="not-a-whole-number", value=text, expected=expected) from None

@@ -146,16 +146,6 @@ def figure1(results: Results, experiment: Experiment, dataset: str) -> "Figure |
         return figure
 
 
-def figure3(results: Results, experiment: Experiment, dataset: str) -> "Figure | None":
-    """Draw GCN and GAT against depth, nothing missing."""
-    return against_depth(results, experiment, dataset, ("GCN", "GAT"), 0)
-
-
-def figure4(results: Results, experiment: Experiment, dataset: str) -> "Figure | None":
-    """Draw all models against depth, all vectors missing, and the depths that validation chooses."""
-    return against_depth(results, experiment, dataset, ("SGC", "GCN", "GAT"), 100, mark_best=True)
-
-
 def against_depth(
     results: Results,
     experiment: Experiment,
@@ -164,16 +154,7 @@ def against_depth(
     percent: int,
     mark_best: bool = False,
 ) -> "Figure | None":
-    """Draw accuracies against depth, a panel for each model, with PairNorm solid (Figures 3 and 4).
-
-    Args:
-        results: what has been run.
-        experiment: that has the models, and the models with ``-PN``.
-        dataset: name of the graph.
-        models: such as ``GCN`` and ``GAT``.
-        percent: of missing vectors.
-        mark_best: mark the depth of the best validation accuracy.
-    """
+    """Draw accuracies against depth, a panel for each model, with PairNorm solid (Figures 3 and 4)."""
     curves = {
         (model, line): results.by_depth(experiment, Place(dataset, method, percent))
         for model in models
@@ -204,13 +185,7 @@ def against_depth(
 
 
 def bars(results: Results, experiment: Experiment, model: str) -> "Figure | None":
-    """Draw test accuracy (left) and chosen depth (right) by missing rate, a row of panels for each graph.
-
-    Args:
-        results: what has been run.
-        experiment: that has the methods of the model.
-        model: ``GCN`` or ``GAT``.
-    """
+    """Draw test accuracy (left) and chosen depth (right) by missing rate, a row of panels for each graph."""
     methods = [name for name in experiment.methods if name.split("-")[0] == model]
     found = {
         place: chosen

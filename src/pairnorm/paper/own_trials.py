@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import isnan
 
+from pairnorm.escaping import markdown, markdown_code
 from pairnorm.paper.experiments import EXPERIMENTS, Selection
 from pairnorm.paper.results import Summary, best
+from pairnorm.paper.tables import markdown_rows
 from pairnorm.train import Spec, Trial
 
 FILE = "own-trials.csv"
@@ -40,22 +42,25 @@ def own_section(own: Sequence[Summary]) -> str:
         varied = [name for name in _FIELDS if len({getattr(one.spec, name) for one in found}) > 1]
         columns = [*varied, "runs", "validation", "test accuracy", *_measures(found)]
         lines += [
-            f"### {dataset}\n",
-            f"Best by validation: `{first.spec}`, {_accuracy(first)} of the test nodes over "
+            f"### {markdown(dataset)}\n",
+            f"Best by validation: {markdown_code(first.spec)}, {_accuracy(first)} of the test nodes over "
             f"{len(first.trials)} runs.\n",
-            f"| {' | '.join(columns)} |",
-            f"|{'---|' * len(columns)}",
         ]
-        for one in sorted(found, key=lambda one: -one.validation)[:SHOWN]:
-            row = [
-                *(str(getattr(one.spec, name)) for name in varied),
+        rows = [
+            [
+                *(markdown(getattr(one.spec, name)) for name in varied),
                 str(len(one.trials)),
                 f"{one.mean('validation_accuracy'):.3f}",
                 _accuracy(one),
                 *(f"{value:.3g}" if value is not None else "" for value in _values(one, found)),
             ]
-            lines.append(f"| {' | '.join(row)} |")
-        lines += ["", *([f"… and {len(found) - SHOWN:,} more.\n"] if len(found) > SHOWN else [])]
+            for one in sorted(found, key=lambda one: -one.validation)[:SHOWN]
+        ]
+        lines += [
+            *markdown_rows(list(map(markdown, columns)), rows),
+            "",
+            *([f"… and {len(found) - SHOWN:,} more.\n"] if len(found) > SHOWN else []),
+        ]
     return "\n".join(lines)
 
 

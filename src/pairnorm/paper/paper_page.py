@@ -35,12 +35,7 @@ def paper_page(
 ) -> Document:
     """Return the page.
 
-    Args:
-        results: what has been run.
-        selection: how much of the experiments is wanted.
-        tables: by name.
-        decided: the claims.
-        texts: Markdown by the name of the table it is about, or by its own; ``## `` opens its title.
+    Texts are Markdown by the name of the table they are about, or by their own; ``## `` opens their title.
     """
     sections = []
     for name, text in texts.items():

@@ -3,13 +3,10 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -34,7 +31,7 @@ from pairnorm.paper.own_trials import FILE as OWN_FILE
 from pairnorm.paper.own_trials import own_csv, own_section, own_trials
 from pairnorm.paper.paper_page import paper_page
 from pairnorm.paper.results import Chosen, Results, opened, reported
-from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown
+from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown, markdown_rows
 from pairnorm.plotting import save
 from pairnorm.train import Spec, Store, Trial
 from pairnorm.writing import whole_file
@@ -58,11 +55,8 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
         "(0.005, 0.05, 0.2), weight decay (0, 5e-6, 5e-4) and dropout (0, 0.6) by validation: first with one "
         "run of everything, then with all runs of the setting that did best.\n",
         show(table),
-        "| Graph | Missing | Gain of PairNorm, paper's optimiser | Gain of PairNorm, both tuned | Share that "
-        "is PairNorm's |",
-        "|---|---:|---:|---:|---:|",
     ]
-    sentences = []
+    rows, sentences = [], []
     for dataset in DATASETS:
         for percent in table.percents:
             methods = ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
@@ -72,14 +66,18 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
                 continue
             untuned, tuned = known[1] - known[0], known[3] - known[2]
             share = "no gain to share" if untuned <= 0.01 else f"{max(tuned, 0) / untuned:.0%}"
-            lines.append(f"| {TITLES[dataset]} | {percent}% | {untuned:+.3f} | {tuned:+.3f} | {share} |")
+            rows.append([TITLES[dataset], f"{percent}%", f"{untuned:+.3f}", f"{tuned:+.3f}", share])
             if percent == 100:
                 sentences.append(
                     f"On {TITLES[dataset]} with all vectors missing, a tuned SGC reaches {known[2]:.3f} "
                     f"without PairNorm and {known[3]:.3f} with it; with the paper's optimiser {known[0]:.3f} "
                     f"and {known[1]:.3f}."
                 )
-    return "\n".join([*lines, "", *sentences]) + "\n"
+    headings = [
+        "Graph", "Missing", "Gain of PairNorm, paper's optimiser", "Gain of PairNorm, both tuned",
+        "Share that is PairNorm's",
+    ]  # fmt: skip
+    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *sentences]) + "\n"
 
 
 def scaling_section(tables: Mapping[str, Table], show: Show = markdown) -> str:
@@ -125,20 +123,17 @@ def ablation_section(
         show(table),
         "What changes when one choice is changed and the others stay (mean difference of test accuracy over "
         "graphs and the other choices):\n",
-        "| Change | " + " | ".join(f"{percent}% missing" for percent in experiment.missing) + " |",
-        "|---|" + "---:|" * len(experiment.missing),
     ]
+    rows = []
     for one, other in (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN")):
         for model in ("GCN", "GAT"):
             effects = [_effect(found, model, one, other, percent) for percent in experiment.missing]
             if any(effect is not None for effect in effects):
-                shown = " | ".join("" if effect is None else f"{effect:+.3f}" for effect in effects)
-                lines.append(f"| {model}: {one} instead of {other} | {shown} |")
-    lines.append("")
-    lines += [
-        text for model in ("GCN", "GAT") if (text := _recommendation(found, model, list(experiment.missing)))
-    ]
-    return "\n".join(lines) + "\n"
+                shown = ["" if effect is None else f"{effect:+.3f}" for effect in effects]
+                rows.append([f"{model}: {one} instead of {other}", *shown])
+    headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
+    advice = [_recommendation(found, model, list(experiment.missing)) for model in ("GCN", "GAT")]
+    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
 
 
 def _effect(found: dict[Place, Chosen], model: str, one: str, other: str, percent: int) -> float | None:
@@ -196,19 +191,12 @@ Drawing = tuple[str, str, "Figure | None"]
 
 @dataclass
 class Outputs:
-    """What has been written: tables by name, captions of figures by file name, and all files.
-
-    Args:
-        out: the folder.
-        pool: draws figures in other processes. Default: they are drawn here.
-    """
+    """What has been written: tables by name, captions of figures by file name, and all files."""
 
     out: Path
-    pool: Executor | None = None
     tables: dict[str, Table] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
-    drawing: list[Future[list[Path]]] = field(default_factory=list)
 
     @cached_property
     def note(self) -> str:
@@ -228,12 +216,7 @@ class Outputs:
         for name, caption, figure in () if self.note else drawings:
             if figure is not None:
                 self.captions[name] = caption
-                folder = self.out / FIGURES
-                if self.pool is None:
-                    save(figure, folder, name)
-                else:
-                    self.drawing.append(self.pool.submit(save, figure, folder, name))
-                self.files += [folder / f"{name}.{suffix}" for suffix in ("png", "pdf")]
+                self.files += save(figure, self.out / FIGURES, name)
 
     def write(self, name: str, text: str) -> Path:
         """Write a text file."""
@@ -245,24 +228,10 @@ class Outputs:
 
 
 def write_outputs(
-    what: Iterable[str],
-    results: Results,
-    layers: dict[Spec, Layers],
-    selection: Selection,
-    out: Path,
-    pool: Executor | None = None,
+    what: Iterable[str], results: Results, layers: dict[Spec, Layers], selection: Selection, out: Path
 ) -> Outputs:
-    """Write what belongs to the named experiments and has been run.
-
-    Args:
-        what: names as on the command line, without ``all``.
-        results: of the store.
-        layers: of the case study.
-        selection: how much of the experiments is wanted.
-        out: the folder.
-        pool: draws the figures in other processes; they are there when its work is done.
-    """
-    outputs, names = Outputs(out, pool), list(what)
+    """Write what belongs to the named experiments, without ``all``, and has been run."""
+    outputs, names = Outputs(out), list(what)
     for name in names:
         if name == "figure2":
             outputs.add_figures(_figure2())
@@ -330,17 +299,17 @@ def _case_study(layers: dict[Spec, Layers], experiment: Experiment) -> Iterator[
         yield f"{name}-distributions", caption, case_study.distributions(found, model)
 
 
-PER_GRAPH = {
+PER_GRAPH: dict[str, tuple[Callable[[Results, Experiment, str], "Figure | None"], str]] = {
     "figure1": (
         figures.figure1,
         "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%.",
     ),
     "figure3": (
-        figures.figure3,
+        partial(figures.against_depth, models=("GCN", "GAT"), percent=0),
         "GCN and GAT on {} without PairNorm-SI (dashed) and with it (solid).",
     ),
     "figure4": (
-        figures.figure4,
+        partial(figures.against_depth, models=("SGC", "GCN", "GAT"), percent=100, mark_best=True),
         "{} with all vectors outside the training set missing, without PairNorm (dashed) and with it "
         "(solid); diamonds mark the depths that validation chooses.",
     ),
@@ -363,7 +332,6 @@ def write_report(
     store: str | os.PathLike[str],
     out: str | os.PathLike[str],
     selection: Selection | None = None,
-    workers: int = 1,
 ) -> Outputs:
     """Write all tables and figures of what has been run, ``report.md`` and ``report.html``; return them.
 
@@ -373,59 +341,54 @@ def write_report(
         store: the store, or its export as ``.csv`` or ``.csv.gz``.
         out: the folder.
         selection: how much of the experiments is wanted. Default: the paper's.
-        workers: processes that draw the figures. More than one need a main module that can be imported.
     """
     selection, folder = selection or Selection(), Path(out)
-    pool = ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else None
-    with pool or nullcontext():
-        with opened(store) as found:
-            cells = found.cells()
-            origins = _origins(found, cells)
-        results, layers = Results(cells), read_layers(file_beside(store))
-        own = own_trials(cells, selection)
-        alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
-        names = [name for name in NAMES if name != "all" and not alone]
-        outputs = write_outputs(names, results, layers, selection, folder, pool)
-        if own:
-            outputs.write(OWN_FILE, own_csv(own))
-        decided = verdicts(Evidence(results, layers, selection))
-        tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
-        path = folder / NOTES
-        notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        ran = _what_was_run(cells, origins, selection, Path(store).name)
-        sections = [
-            f"# Trials of {Path(store).name}\n" if alone else "# The paper, reproduced\n",
-            "" if alone else _summary(tables, decided),
-            own_section(own),
-            ran,
-            *map(_table_section, tables),
-            _differences(tables),
-            notes,
-            scaling_section(outputs.tables),
-            gain_section(outputs.tables.get("tuned")),
-            ablation_section(results, selection, outputs.tables.get("ablation")),
-            "" if alone else _claims(decided),
-            _figures(outputs),
-        ]
-        for drawn in outputs.drawing:
-            drawn.result()
-        outputs.write("report.md", "\n".join(section for section in sections if section))
-        if can_render():
-            apart: Show = lambda table: ""  # noqa: E731
-            texts: dict[str, str] = {
-                **{table.name: f"## Table {table.name[-1]}: {table.title}" for table in tables},
-                "differences": _differences(tables),
-                "notes": notes,
-                "scaling": scaling_section(outputs.tables, apart),
-                "tuned": gain_section(outputs.tables.get("tuned"), apart),
-                "ablation": ablation_section(results, selection, outputs.tables.get("ablation"), apart),
-            }
-            for name in ("bars", "table1-rows"):
-                if name in outputs.tables:
-                    texts[name] = f"## {outputs.tables[name].title}"
-            texts["run"] = ran
-            page = paper_page(results, selection, outputs.tables, decided, texts)
-            outputs.write("report.html", render(page))
+    with opened(store) as found:
+        cells = found.cells()
+        origins = _origins(found, cells)
+    results, layers = Results(cells), read_layers(file_beside(store))
+    own = own_trials(cells, selection)
+    alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
+    names = [name for name in NAMES if name != "all" and not alone]
+    outputs = write_outputs(names, results, layers, selection, folder)
+    if own:
+        outputs.write(OWN_FILE, own_csv(own))
+    decided = verdicts(Evidence(results, layers, selection))
+    tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
+    path = folder / NOTES
+    notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    ran = _what_was_run(cells, origins, selection, Path(store).name)
+    sections = [
+        f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
+        "" if alone else _summary(tables, decided),
+        own_section(own),
+        ran,
+        *map(_table_section, tables),
+        _differences(tables),
+        notes,
+        scaling_section(outputs.tables),
+        gain_section(outputs.tables.get("tuned")),
+        ablation_section(results, selection, outputs.tables.get("ablation")),
+        "" if alone else _claims(decided),
+        _figures(outputs),
+    ]
+    outputs.write("report.md", "\n".join(section for section in sections if section))
+    if can_render():
+        apart: Show = lambda table: ""  # noqa: E731
+        texts: dict[str, str] = {
+            **{table.name: f"## Table {table.name[-1]}: {table.title}" for table in tables},
+            "differences": _differences(tables),
+            "notes": notes,
+            "scaling": scaling_section(outputs.tables, apart),
+            "tuned": gain_section(outputs.tables.get("tuned"), apart),
+            "ablation": ablation_section(results, selection, outputs.tables.get("ablation"), apart),
+        }
+        for name in ("bars", "table1-rows"):
+            if name in outputs.tables:
+                texts[name] = f"## {outputs.tables[name].title}"
+        texts["run"] = ran
+        page = paper_page(results, selection, outputs.tables, decided, texts)
+        outputs.write("report.html", render(page))
     return outputs
 
 
@@ -464,12 +427,7 @@ def _what_was_run(
     cells: Cells, origins: Mapping[tuple[Spec, int], Any], selection: Selection, store: str
 ) -> str:
     devices = sorted({ran.device for ran in origins.values()})
-    columns = ["Command", "What", "Trials", "of", *map(markdown_text, devices)]
-    lines = [
-        "## What was run\n",
-        f"| {' | '.join(columns)} |",
-        f"|---|---|{'---:|' * (len(columns) - 2)}",
-    ]
+    rows = []
     seeds = {spec: {trial.seed for trial in trials} for spec, trials in cells.items()}
     for experiment in EXPERIMENTS.values():
         narrowed = selection.narrow(experiment)
@@ -478,15 +436,13 @@ def _what_was_run(
         wanted = set(narrowed.pairs())
         done = [(spec, seed) for spec, seed in wanted if seed in seeds.get(spec, ())]
         times = _busy(origins[key] for key in done if key in origins)
-        cells_of_row = [
-            f"`pairnorm reproduce {experiment.name}{selection.options}`",
-            experiment.title[:1].upper() + experiment.title[1:],
-            f"{len(done):,}",
-            f"{len(wanted):,}",
-            *(times.get(device, "") for device in devices),
-        ]
-        lines.append(f"| {' | '.join(cells_of_row)} |")
-    lines += [
+        command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
+        title = experiment.title[:1].upper() + experiment.title[1:]
+        spent = (times.get(device, "") for device in devices)
+        rows.append([command, title, f"{len(done):,}", f"{len(wanted):,}", *spent])
+    lines = [
+        "## What was run\n",
+        *markdown_rows(["Command", "What", "Trials", "of", *map(markdown_text, devices)], rows, left=2),
         "",
         "Experiments share trials: a trial that several of them need is trained once and counted in each. "
         "Times are those in which at least one of an experiment's trials was being trained.",
@@ -550,17 +506,16 @@ def _differences(tables: Sequence[Table]) -> str:
         "## Where we differ from the paper\n",
         f"On average over {len(known)} numbers we differ by {mean:.3f}; {len(large)} differ by more than "
         f"{LARGE}:\n",
-        "| Graph | Method | Missing | Ours | Paper | Difference |",
-        "|---|---|---:|---:|---:|---:|",
     ]
+    rows = []
     for entry, difference in sorted(large, key=lambda pair: -abs(pair[1])):
         dataset, method, percent = entry.place
         values = [
             f"{one.accuracy:.3f} @ {one.layers}" for one in (entry.ours, entry.paper) if one is not None
         ]
-        cells = [TITLES[dataset], method, f"{percent}%", *values, f"{difference:+.3f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([TITLES[dataset], method, f"{percent}%", *values, f"{difference:+.3f}"])
+    headings = ["Graph", "Method", "Missing", "Ours", "Paper", "Difference"]
+    return "\n".join([*lines, *markdown_rows(headings, rows, left=2)]) + "\n"
 
 
 def _claims(decided: Sequence[Verdict]) -> str:

@@ -167,10 +167,7 @@ class Results:
     def by_depth(self, experiment: Experiment, place: Place, one_scale: bool = False) -> list[Summary]:
         """Return the best candidate of each depth, the shallow ones first.
 
-        Args:
-            experiment: the experiment.
-            place: of which a curve is wanted.
-            one_scale: the same scale at all depths, that of the best mean validation accuracy over them.
+        With ``one_scale`` the scale is the same at all depths: that of the best mean validation accuracy.
         """
         found, _ = self.candidates(experiment, place)
         if one_scale and found:
@@ -198,12 +195,9 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Store]:
             yield store
         return
     if not source.is_file():
-        raise PairNormError(
-            f"there is no export at {source}",
-            code="file-missing",
-            value=source,
-            remedy="Check the path, or run an experiment first.",
-        )
+        problem = f"there is no export at {source}"
+        remedy = "Check the path, or run an experiment first."
+        raise PairNormError(problem, code="file-missing", value=source, remedy=remedy)
     with TemporaryDirectory() as folder:
         if source.suffix == ".gz":
             source = _unpacked(source, Path(folder))
@@ -223,12 +217,9 @@ def _unpacked(source: Path, folder: Path) -> Path:
                     raise ValueError(f"it is more than {MOST_TIMES} times as large when unpacked")
                 target.write(block)
     except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
-        raise PairNormError(
-            f"{source} cannot be unpacked ({error})",
-            code="file-damaged",
-            value=source,
-            expected="a store's CSV export, packed by gzip",
-        ) from error
+        problem = f"{source} cannot be unpacked ({error})"
+        expected = "a store's CSV export, packed by gzip"
+        raise PairNormError(problem, code="file-damaged", value=source, expected=expected) from error
     return plain
 
 

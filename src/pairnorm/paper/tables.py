@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 
@@ -109,12 +109,7 @@ class Table:
 
 
 def csv_text(table: Table, settings: Sequence[str] = ()) -> str:
-    """Return the table as CSV, empty where nothing was run.
-
-    Args:
-        table: the table.
-        settings: fields of the chosen specs to add as columns.
-    """
+    """Return the table as CSV, empty where nothing was run; ``settings`` of the chosen specs are columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*COLUMNS, *settings])
@@ -135,20 +130,24 @@ def csv_text(table: Table, settings: Sequence[str] = ()) -> str:
 
 def markdown(table: Table) -> str:
     """Return the table as Markdown: a line of ours and a line of the paper's in every cell."""
-    lines = [
-        f"| Graph | Method | {' | '.join(f'{percent}% missing' for percent in table.percents)} |",
-        f"|---|---|{'---|' * len(table.percents)}",
-    ]
-    previous = ""
+    rows, previous = [], ""
     for dataset, method, entries in table.rows():
-        title = TITLES[dataset] if dataset != previous else ""
-        lines.append(f"| {title} | {method} | {' | '.join(map(_markdown_cell, entries))} |")
+        rows.append([TITLES[dataset] if dataset != previous else "", method, *map(_markdown_cell, entries)])
         previous = dataset
+    lines = markdown_rows(["Graph", "Method", *(f"{percent}% missing" for percent in table.percents)], rows)
     legend = "Ours: mean test accuracy ± standard deviation over the runs, @ layers chosen by validation."
     if table.against_paper:
         legend += " Below: the paper's, and ours minus the paper's."
     legend += " Bold: the best of ours on a graph."
     return "\n".join([*lines, "", legend + (f" {PARTIAL}." if table.partial else "")]) + "\n"
+
+
+def markdown_rows(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None
+) -> list[str]:
+    """Return the lines of a table as Markdown; columns after the first ``left`` are numbers."""
+    rule = "".join("---|" if left is None or place < left else "---:|" for place in range(len(headings)))
+    return [f"| {' | '.join(headings)} |", f"|{rule}", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def latex(table: Table) -> str:

@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -30,7 +30,7 @@ class Loop:
             may set the gradients of the parameters itself: then the loss it gives requires none. It must not
             refer to the loop, whose captured epoch, and all its memory on the device, would outlive it.
         accuracy: gives the validation accuracy of every model; likewise.
-        learning_rate: of Adam.
+        learning_rate: of Adam; several for one of each entry along the first axis of the parameters.
         weight_decay: the L2 penalty, as Adam has it.
         curves: record loss and accuracy of every epoch.
     """
@@ -42,15 +42,24 @@ class Loop:
         loss: Callable[[Tensor], Tensor],
         accuracy: Callable[[], Tensor],
         *,
-        learning_rate: float,
+        learning_rate: float | Sequence[float],
         weight_decay: float,
         curves: bool = False,
     ) -> None:
+        self._parameters = list(parameters)
         self._models, self._loss, self._accuracy = [model.detach() for model in models], loss, accuracy
         self._device = device = parameters[0].device
         self.cuda = device.type == "cuda"
+        rates = [learning_rate] if isinstance(learning_rate, float) else learning_rate
         self._adam = torch.optim.Adam(
-            parameters, lr=learning_rate, weight_decay=weight_decay, fused=True, capturable=self.cuda
+            parameters, lr=max(rates), weight_decay=weight_decay, fused=True, capturable=self.cuda
+        )
+        # Adam's step is proportional to its rate: who has a smaller one goes a part of the way.
+        shares = torch.tensor(rates, device=device) / max(rates)
+        self._shares = (
+            []
+            if len(set(rates)) == 1
+            else [shares.view(-1, *[1] * (one.dim() - 1)).expand_as(one).contiguous() for one in parameters]
         )
         self._epoch_number = torch.zeros((), dtype=torch.int32, device=device)
         self.kept = [model.clone() for model in self._models]
@@ -133,7 +142,7 @@ class Loop:
         losses = self._loss(self._epoch_number)
         if losses.requires_grad:
             losses.sum().backward()
-        self._adam.step()
+        self._step()
         with torch.no_grad():
             accuracy = self._accuracy()
             finite = losses.isfinite()
@@ -141,6 +150,16 @@ class Loop:
             self._keep((accuracy > self.best_accuracy) & finite, accuracy)
             self._latest[0], self._latest[1] = losses.detach(), accuracy
             self._epoch_number += 1
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        if not self._shares:
+            self._adam.step()
+            return
+        before = torch._foreach_mul(self._parameters, 1.0)
+        self._adam.step()
+        torch._foreach_addcmul_(before, torch._foreach_sub(self._parameters, before), self._shares)
+        torch._foreach_copy_(self._parameters, before)
 
     def _keep(self, better: Tensor, accuracy: Tensor) -> None:
         if not self.cuda and not better.any():
@@ -156,6 +175,26 @@ class Loop:
             for index in better.nonzero().tolist():
                 for kept, model in zip(self.kept, self._models, strict=True):
                     kept[tuple(index)] = model[tuple(index)]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that a loop must know to go on from here, as tensors by name."""
+        state = {name: getattr(self, name) for name in ("best_accuracy", "best_epoch", "diverged")}
+        state["epoch"] = self._epoch_number
+        for place, parameter in enumerate(self._parameters):
+            state |= {f"{place}.{name}": value for name, value in self._adam.state[parameter].items()}
+            state |= {f"{place}.now": parameter.detach()}
+        return state | {f"{place}.kept": kept for place, kept in enumerate(self.kept)}
+
+    def go_on(self, state: Mapping[str, Tensor]) -> int:
+        """Take up the state of a loop over the same models; return how many epochs it has behind it."""
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._adam.step()  # makes Adam allocate what it keeps
+        self._adam.zero_grad()
+        with torch.no_grad():
+            for name, mine in self.state().items():
+                mine.copy_(state[name])
+        return int(self._epoch_number)
 
     def restore(self) -> None:
         """Put the parameters of the best epoch back in place."""

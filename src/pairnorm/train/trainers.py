@@ -28,8 +28,10 @@ from pairnorm.data import (
 from pairnorm.errors import PairNormError
 from pairnorm.fill import fill_missing
 from pairnorm.nn import GAT, GCN, PairNorm, SparseMatrix, propagation, states
+from pairnorm.nn.distributed import Shards
 from pairnorm.nn.models import MakeNorm, glorot
 from pairnorm.nn.norms import DegreePairNorm
+from pairnorm.nn.ops.collectives import all_rows
 from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
 from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.propagate import degrees
@@ -49,7 +51,10 @@ DRAW: dict[str, Callable[..., Missing]] = {
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Features as every trial sees them, the normalised adjacency, the labels, and the nodes of each part."""
+    """Features as every trial sees them, the normalised adjacency, the labels, and the nodes of each part.
+
+    Where ranks share the nodes, this is about own nodes; losses and accuracies are those of all.
+    """
 
     features: Tensor | SparseMatrix
     adjacency: SparseMatrix
@@ -57,9 +62,16 @@ class Problem:
     parts: Mapping[str, Tensor]
     num_features: int
     num_classes: int
+    shards: Shards | None = None
 
     @classmethod
-    def of(cls, graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device) -> "Problem":
+    def of(
+        cls,
+        graph: Graph,
+        trials: Sequence[tuple[Spec, int]],
+        device: torch.device,
+        shards: Shards | None = None,
+    ) -> "Problem":
         """Draw what each (spec, seed) is missing and bring everything to the device."""
         if not graph.train.any() or not graph.validation.any():
             raise PairNormError(
@@ -71,16 +83,21 @@ class Problem:
                 remedy="Give it a split.",
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
-        adjacency = propagation(graph.adjacency, trials[0][0].adjacency)
-        features = _features(graph, trials, device)
+        adjacency = propagation(graph.adjacency, trials[0][0].adjacency).to(device)
+        features, labels = _features(graph, trials, device), graph.labels
         width = graph.num_features if isinstance(features, SparseMatrix) else features.size(-1)
+        if shards is not None:
+            adjacency, features = shards.adjacency(adjacency), shards.own(features)
+            labels = labels[shards.rows]
+            parts = {name: mask[shards.rows] for name, mask in parts.items()}
         return cls(
             features=features,
-            adjacency=adjacency.to(device),
-            labels=graph.labels.to(device),
+            adjacency=adjacency,
+            labels=labels.to(device),
             parts={name: mask.nonzero().squeeze(1).to(device) for name, mask in parts.items()},
             num_features=width,
             num_classes=graph.num_classes,
+            shards=shards,
         )
 
     def losses(self, logits: Tensor, part: str) -> Tensor:
@@ -91,12 +108,15 @@ class Problem:
             part: of the split.
         """
         nodes = self.parts[part]
-        return part_losses(logits[nodes], self.labels[nodes])
+        return self._mean(node_losses(logits[nodes], self.labels[nodes]))
 
     def accuracies(self, logits: Tensor, part: str) -> Tensor:
         """Return every trial's fraction of right answers among the nodes of a part: ``[trials]``."""
         nodes = self.parts[part]
-        return part_accuracies(logits[nodes], self.labels[nodes])
+        return self._mean(node_hits(logits[nodes].movedim(0, -1), self.labels[nodes]).movedim(-1, 0))
+
+    def _mean(self, values: Tensor) -> Tensor:
+        return values.mean(0) if self.shards is None else self.shards.mean(values)
 
     def metrics(self, logits: Tensor) -> dict[str, Tensor]:
         """Return loss and accuracy of every part, per trial."""
@@ -105,10 +125,15 @@ class Problem:
         }
 
 
+def node_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of ``[nodes, ..., classes]`` logits: ``[nodes, ...]``."""
+    index = labels.view(-1, *[1] * (logits.dim() - 1)).expand(*logits.shape[:-1], 1)
+    return -logits.log_softmax(-1).gather(-1, index).squeeze(-1)
+
+
 def part_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of ``[nodes, ..., classes]`` logits: ``[...]``, one for each model."""
-    index = labels.view(-1, *[1] * (logits.dim() - 1)).expand(*logits.shape[:-1], 1)
-    return -logits.log_softmax(-1).gather(-1, index).squeeze(-1).mean(0)
+    return node_losses(logits, labels).mean(0)
 
 
 def part_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
@@ -118,9 +143,14 @@ def part_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
 
 def accuracies(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the same of ``[..., classes, nodes]`` logits."""
+    return node_hits(logits, labels).mean(-1)
+
+
+def node_hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return 1 for a right answer of ``[..., classes, nodes]`` logits, else 0: ``[..., nodes]``."""
     largest, predicted = logits.max(-2)
     # Of logits that are NaN torch takes the first class, so that a diverged model would be right at times.
-    return ((predicted == labels) & ~largest.isnan()).float().mean(-1)
+    return ((predicted == labels) & ~largest.isnan()).float()
 
 
 def _features(
@@ -220,21 +250,41 @@ def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
 
 
 class GNNTrainer:
-    """One architecture, many (spec, seed) pairs that differ in seed and in what is missing."""
+    """One architecture, many (spec, seed) pairs that differ in seed, learning rate and in what is missing.
+
+    Args:
+        graph: the graph.
+        trials: (spec, seed) pairs.
+        device: where to run.
+        curves: record loss and accuracy of every epoch.
+        shards: how ranks share its nodes, where they train together.
+    """
 
     def __init__(
-        self, graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device, curves: bool = False
+        self,
+        graph: Graph,
+        trials: Sequence[tuple[Spec, int]],
+        device: torch.device,
+        curves: bool = False,
+        shards: Shards | None = None,
     ) -> None:
         spec, seeds = trials[0][0], [seed for _, seed in trials]
-        self.problem = problem = Problem.of(graph, trials, device)
+        self.problem = problem = Problem.of(graph, trials, device, shards)
         self.model = model = build(spec, problem.num_features, graph.num_classes, seeds, device)
         bound(model, graph, device)
+        if shards is not None:
+            shards.join(model)
         keys = keys_from_seeds(seeds, device)
 
         def loss(epoch: Tensor) -> Tensor:
             model.train()
             layer_keys = step_keys(keys, epoch, 2 * model.num_keys).view(model.num_keys, 2, -1)
-            return problem.losses(model(problem.features, problem.adjacency, layer_keys), "train")
+            losses = problem.losses(model(problem.features, problem.adjacency, layer_keys), "train")
+            if shards is None:
+                return losses
+            losses.sum().backward()
+            shards.sum_gradients(model)
+            return losses.detach()
 
         def accuracy() -> Tensor:
             model.eval()
@@ -246,7 +296,7 @@ class GNNTrainer:
             [*parameters, *model.buffers()],  # running statistics belong to the epoch that is kept
             loss,
             accuracy,
-            learning_rate=spec.learning_rate,
+            learning_rate=[spec.learning_rate for spec, _ in trials],
             weight_decay=spec.weight_decay,
             curves=curves,
         )
@@ -260,8 +310,13 @@ class GNNTrainer:
 
     @torch.no_grad()
     def evaluate(self) -> tuple[Tensor, Tensor]:
-        """Return the last hidden representation and the logits of the kept models."""
-        return self.model.hidden_and_logits(self.problem.features, self.problem.adjacency)
+        """Return the last hidden representation and the logits of the kept models, of all nodes."""
+        found = self.model.hidden_and_logits(self.problem.features, self.problem.adjacency)
+        shards = self.problem.shards
+        if shards is None:
+            return found
+        hidden, logits = (all_rows(rows, shards.num_nodes, shards.process_group) for rows in found)
+        return hidden, logits
 
 
 @dataclass(frozen=True, eq=False)

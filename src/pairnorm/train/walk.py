@@ -17,6 +17,8 @@ $\mathbf{X} \mathbf{W}$.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,6 +39,8 @@ FILLS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
 SMALL, TINY = 2.0**-40, np.finfo(np.float32).tiny
 FILL_STEPS = 40
+# In deviations; no more than the root of n can be, but for the rounding of float16.
+FARTHEST = 1e12
 ROWS = 2**14
 WIDEST = 64
 # A cache line holds 16 columns: narrower blocks waste it.
@@ -137,9 +141,9 @@ class Walk:
     @cached_property
     def _path(self) -> Callable[[str], Path]:
         """Where a file of this very walk is: a walk of another graph, or of other rows, has another name."""
-        facts = (self.graph.folder / "graph.json").read_bytes()
-        told = repr((self.depths, self.width, self.fill, self.norm, EPS, FILL_STEPS)).encode()
-        mark = blake2b(facts + told + self.rows.tobytes(), digest_size=8).hexdigest()
+        facts, when = self.graph.folder / "graph.json", (self.graph.folder / "column").stat().st_mtime_ns
+        told = repr((self.depths, self.width, self.fill, self.norm, EPS, FILL_STEPS, when)).encode()
+        mark = blake2b(facts.read_bytes() + told + self.rows.tobytes(), digest_size=8).hexdigest()
         return lambda name: self.folder / f"{self.fill}-{self.norm}-{mark}-{name}"
 
     @property
@@ -198,7 +202,7 @@ class Walk:
             out: the file.
         """
         nodes, every = self.graph.facts.nodes, range(self.graph.facts.features)
-        result: Array = np.memmap(out, "<f4", "w+", shape=(nodes, weight.shape[1]))
+        result = _new_file(out, nodes, weight.shape[1])
         for classes in blocks(weight.shape[1], self.width):
             part, place = weight[:, classes.start : classes.stop], slice(classes.start, classes.stop)
             state = np.empty((nodes, len(classes) + (self.fill == "mass")), np.float32)
@@ -244,7 +248,15 @@ class Walk:
         values = self.graph.features(rows, columns)
         values -= mean.astype(np.float32)
         values /= deviation.astype(np.float32)
-        return np.nan_to_num(values, copy=False, nan=0.0)
+        np.nan_to_num(values, copy=False, nan=0.0)
+        if values.size and max(-values.min(), values.max()) > FARTHEST:
+            raise PairNormError(
+                f"{self.graph.folder}: features are far from the mean and deviation that are noted of them",
+                code="file-damaged",
+                value=str(self.graph.folder),
+                remedy="Pack the graph again.",
+            )
+        return values
 
     def _filled(self, state: Array) -> Array:
         if self.fill == "mass":
@@ -340,7 +352,7 @@ def label_propagation(
         out: the file.
     """
     roots, classes = cpu.degree_roots(graph.crow, graph.weight), len(graph.facts.classes)
-    result: Array = np.memmap(out, "<f4", "w+", shape=(graph.facts.nodes, classes))
+    result = _new_file(out, graph.facts.nodes, classes)
     for block in blocks(classes, width):
         state, other = (np.zeros((graph.facts.nodes, len(block)), np.float32) for _ in range(2))
         taught = np.flatnonzero((labels >= block.start) & (labels < block.stop))
@@ -353,6 +365,15 @@ def label_propagation(
             state, other = other, state
         result[:, block.start : block.stop] = state
     return result
+
+
+def _new_file(path: Path, *shape: int) -> Array:
+    """Return a file's array, mapped; its room is taken first, for writing to a full disk would be a crash."""
+    with open(path, "wb") as file:
+        file.truncate(4 * math.prod(shape))
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
+    return np.memmap(path, "<f4", "r+", shape=shape)
 
 
 def _slices(rows: int) -> Iterator[slice]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.nn.ops.moments import check_states
 
 
 @runtime_checkable
@@ -67,7 +68,7 @@ class ParametricNorm(BaseNorm):
 
     def check(self, x: Tensor) -> None:
         """Raise an error unless ``x`` holds what this norm was made for."""
-        check(x)
+        check_states(x)
         if x.shape[1:] != self.shape:
             wanted = ", ".join(map(str, self.shape))
             raise PairNormError(
@@ -79,25 +80,6 @@ class ParametricNorm(BaseNorm):
                 features=x.shape[-1],
                 trials=x.shape[1] if x.dim() == 3 else None,
             )
-
-
-def check(x: Tensor) -> None:
-    """Raise an error unless ``x`` is a floating-point tensor ``[nodes, ..., features]``."""
-    if not x.is_floating_point():
-        raise PairNormError(
-            f"x has dtype {x.dtype}",
-            code="wrong-dtype",
-            value=x.dtype,
-            expected="a floating-point tensor",
-            remedy="Call x.float() first.",
-        )
-    if x.dim() < 2:
-        raise PairNormError(
-            f"x has shape {list(x.shape)}",
-            code="wrong-shape",
-            value=list(x.shape),
-            expected="[nodes, features] or [nodes, trials, features]",
-        )
 
 
 def widen(x: Tensor) -> Tensor:

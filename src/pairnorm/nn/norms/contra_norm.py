@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pairnorm.errors import real_number, whole_number
-from pairnorm.nn.norms.base import BaseNorm, check, widen
-from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.norms.base import BaseNorm, widen
+from pairnorm.nn.ops.moments import Groups, check_states
 
 # The most similarities that may be held at a time where no fused attention kernel takes the input. A GPU
 # takes sixteen times that, lest it wait for launches.
@@ -53,7 +53,7 @@ class ContraNorm(BaseNorm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``Norm`` for the arguments."""
-        check(x)
+        check_states(x)
         wide = widen(x)
         groups = Groups.of(x, batch, batch_size)
         if groups.batch is None:

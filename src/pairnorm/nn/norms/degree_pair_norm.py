@@ -5,8 +5,8 @@ from typing import Literal, Self
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of, real_number
-from pairnorm.nn.norms.base import BaseNorm, check, widen
-from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.norms.base import BaseNorm, widen
+from pairnorm.nn.ops.moments import Groups, check_states
 
 MODES = ("PN", "PN-SI")
 
@@ -76,7 +76,7 @@ class DegreePairNorm(BaseNorm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``Norm`` for the arguments."""
-        check(x)
+        check_states(x)
         if self.degree is None or len(self.degree) != len(x):
             known = "none" if self.degree is None else f"those of {len(self.degree)} nodes"
             raise PairNormError(

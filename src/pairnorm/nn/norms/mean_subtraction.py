@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from pairnorm.nn.norms.base import BaseNorm, check, widen
-from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.norms.base import BaseNorm, widen
+from pairnorm.nn.ops.moments import Groups, check_states
 
 
 class MeanSubtraction(BaseNorm):
@@ -18,5 +18,5 @@ class MeanSubtraction(BaseNorm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``Norm`` for the arguments."""
-        check(x)
+        check_states(x)
         return Groups.of(x, batch, batch_size).centre(widen(x)).to(x.dtype)

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from pairnorm.errors import real_number
-from pairnorm.nn.norms.base import BaseNorm, check, widen
+from pairnorm.nn.norms.base import BaseNorm, widen
+from pairnorm.nn.ops.moments import check_states
 
 
 class NodeNorm(BaseNorm):
@@ -31,7 +32,7 @@ class NodeNorm(BaseNorm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``Norm`` for the arguments."""
-        check(x)
+        check_states(x)
         wide = widen(x)
         # Not Tensor.var, which takes twice the time for rows as short as these.
         variance = (wide - wide.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)

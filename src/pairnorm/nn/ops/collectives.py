@@ -62,38 +62,72 @@ def blocks(count: int, ranks: int) -> list[int]:
     return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
 
 
-def to_columns(rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
-    """Give away own rows ``[own, columns]`` and get own columns of all ``[nodes, own]``."""
-    result: Tensor = _ToColumns.apply(rows, nodes, group)
+def to_columns(rows: Tensor, nodes: int, group: "dist.ProcessGroup", unit: int = 1) -> Tensor:
+    """Give away own rows ``[own, columns]`` and get own columns of all ``[nodes, own]``.
+
+    Args:
+        rows: of this rank.
+        nodes: the rows of all ranks.
+        group: of the ranks.
+        unit: so many columns stay together.
+    """
+    result: Tensor = _ToColumns.apply(rows, nodes, group, unit)
     return result
 
 
-def to_rows(columns: Tensor, width: int, group: "dist.ProcessGroup") -> Tensor:
+def to_rows(columns: Tensor, width: int, group: "dist.ProcessGroup", unit: int = 1) -> Tensor:
     """Give away own columns ``[nodes, own]`` and get own rows of all ``[own, width]``."""
-    result: Tensor = _ToRows.apply(columns, width, group)
+    result: Tensor = _ToRows.apply(columns, width, group, unit)
     return result
+
+
+def all_rows(rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
+    """Return the rows of all ranks, ``[nodes, ...]``; its gradient is the sum over what they make of it."""
+    result: Tensor = _AllRows.apply(rows, nodes, group)
+    return result
+
+
+class _AllRows(torch.autograd.Function):
+    """Own rows go to every rank; every rank's gradient of them comes back, and is added up."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
+        ctx.nodes, ctx.group, ranks = nodes, group, group.size()
+        width = rows.shape[1:].numel()
+        given = [count * width for count in blocks(nodes, ranks)]
+        copies = rows.flatten().repeat(ranks)
+        return _exchange(copies, [rows.numel()] * ranks, given, group).view(nodes, *rows.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        group, width = ctx.group, grad.shape[1:].numel()
+        counts = blocks(ctx.nodes, group.size())
+        own = counts[group.rank()]
+        sizes = [count * width for count in counts]
+        parts = _exchange(grad.flatten(), sizes, [own * width] * group.size(), group)
+        return parts.view(group.size(), own, *grad.shape[1:]).sum(0), None, None
 
 
 class _ToColumns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
-        ctx.width, ctx.group = rows.size(1), group
-        widths, counts = blocks(ctx.width, group.size()), blocks(nodes, group.size())
+    def forward(ctx: Any, rows: Tensor, nodes: int, group: "dist.ProcessGroup", unit: int) -> Tensor:
+        ctx.width, ctx.group, ctx.unit = rows.size(1), group, unit
+        widths, counts = _units(ctx.width, unit, group), blocks(nodes, group.size())
         own = widths[group.rank()]
         parts = torch.cat([part.flatten() for part in rows.split(widths, 1)])
         sizes = [count * own for count in counts]
         return _exchange(parts, [len(rows) * width for width in widths], sizes, group).view(nodes, own)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return to_rows(grad, ctx.width, ctx.group), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return to_rows(grad, ctx.width, ctx.group, ctx.unit), None, None, None
 
 
 class _ToRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, columns: Tensor, width: int, group: "dist.ProcessGroup") -> Tensor:
-        ctx.nodes, ctx.group = columns.size(0), group
-        widths, counts = blocks(width, group.size()), blocks(ctx.nodes, group.size())
+    def forward(ctx: Any, columns: Tensor, width: int, group: "dist.ProcessGroup", unit: int) -> Tensor:
+        ctx.nodes, ctx.group, ctx.unit = columns.size(0), group, unit
+        widths, counts = _units(width, unit, group), blocks(ctx.nodes, group.size())
         own = counts[group.rank()]
         sizes = [count * columns.size(1) for count in counts]
         parts = _exchange(columns.flatten(), sizes, [own * width for width in widths], group)
@@ -101,8 +135,12 @@ class _ToRows(torch.autograd.Function):
         return torch.cat([part.view(own, width) for part, width in zip(pieces, widths, strict=True)], 1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return to_columns(grad, ctx.nodes, ctx.group), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return to_columns(grad, ctx.nodes, ctx.group, ctx.unit), None, None, None
+
+
+def _units(width: int, unit: int, group: "dist.ProcessGroup") -> list[int]:
+    return [unit * count for count in blocks(width // unit, group.size())]
 
 
 def _exchange(parts: Tensor, sizes: list[int], given: list[int], group: "dist.ProcessGroup") -> Tensor:

@@ -11,6 +11,25 @@ from pairnorm.errors import PairNormError
 from pairnorm.nn.ops.kernels import is_transformed
 
 
+def check_states(x: Tensor) -> None:
+    """Raise an error unless ``x`` is a dense floating-point tensor ``[nodes, ..., features]``."""
+    if not isinstance(x, Tensor):
+        raise _wrong("type", type(x).__name__, "a tensor")
+    if x.layout != torch.strided:
+        raise _wrong("layout", x.layout, "a dense tensor", "Call x.to_dense() first.")
+    if not x.is_floating_point():
+        raise _wrong("dtype", x.dtype, "a floating-point tensor", "Call x.float() first.")
+    if x.dim() < 2:
+        raise _wrong("shape", list(x.shape), "a tensor")
+
+
+def _wrong(what: str, found: object, expected: str, remedy: str = "") -> PairNormError:
+    expected = f"{expected} [nodes, features] or [nodes, ..., features]"
+    return PairNormError(
+        f"x has {what} {found}", code=f"wrong-{what}", value=found, expected=expected, remedy=remedy
+    )
+
+
 @dataclass(frozen=True)
 class Moments:
     """What is known of the rows of each graph, or of each part of one.
