@@ -101,7 +101,7 @@ def _sweep(
     scales: Sequence[float],
     gradient: float = GRADIENT,
 ) -> Iterator[tuple[Tensor, list[tuple[Candidate, Tensor, Tensor]]]]:
-    """Yield, for every depth, its state, and (candidate, weights, biases) of every scale, one for each fold."""
+    """Yield, for every depth, its state, and (candidate, weights of every fold, biases) of every scale."""
     graph, device = task.graph, task.device
     start = filled(fill, graph, _reduced(task)[1])
     matrix = propagation(graph.adjacency, task.adjacency).to(device)
