@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -126,7 +127,9 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         ]
         limit = inf if seconds is None else seconds
         unique = list(dict.fromkeys(specs))
-        families.append(GNNFamily(unique, range(seed, seed + seeds), limit, required=not sgc))
+        kept = None if wanted.checkpoints is None else Path(wanted.checkpoints)
+        family = GNNFamily(unique, range(seed, seed + seeds), limit, required=not sgc, checkpoints=kept)
+        families.append(family)
     return families
 
 
