@@ -627,7 +627,7 @@ def test_a_graph_written_as_tables_comes_back(tmp_path: Path, cora: Graph) -> No
         ("", EDGES, {}, "file-empty", "nodes.csv", None),
         (NODES, "", {}, "file-empty", "edges.csv", None),
         ("customer,risk\n", EDGES, {}, "no-rows", "nodes.csv", None),
-        (NODES.replace(",", ";"), EDGES, {}, "wrong-delimiter", "nodes.csv", ","),
+        (NODES.replace(",", ";"), EDGES, {"delimiter": ":"}, "wrong-delimiter", "nodes.csv", ":"),
         (NODES, "from to\nann bob\n", {}, "too-few-columns", "edges.csv", None),
     ],
 )

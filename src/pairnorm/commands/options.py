@@ -57,7 +57,7 @@ SHARED = {
     "database": option(
         "URL", "Tables are queries of this database: sqlite:///…, duckdb:///…, postgresql://…"
     ),
-    "delimiter": option("TEXT", "What separates cells, or tab. Default: a comma, in .tsv a tab."),
+    "delimiter": option("TEXT", "What separates cells, or tab. Default: found by the first line."),
     "encoding": option("NAME", "Of text, as utf-16 or latin-1. Default: found by its bytes."),
     "decimal": option("SIGN", "Decimal point, . or a comma. Default: found column by column."),
     "id": option("COLUMN", "Column of nodes with their ids. Default: the first."),

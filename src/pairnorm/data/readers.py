@@ -12,6 +12,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from glob import glob
 from io import BufferedReader, BytesIO
@@ -162,7 +163,7 @@ def _table(
     if kind in FRAMES:
         frame, notes = _frame(name, kind, opened, role)
         return Source(name, columns_of(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
-    delimiter = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
+    given, delimiter = delimiter, "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
     if len(delimiter) != 1:
         problem = f"delimiter is {quoted(delimiter)}"
         raise PairNormError(problem, code="out-of-range", value=delimiter, expected="one character, or 'tab'")
@@ -174,6 +175,10 @@ def _table(
     if not header:
         raise _empty(name)
     other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)
+    if len(header) == 1 and other and given is None:
+        found_out = _table(name, kind, opened, role, other, encoding, decimal)
+        said = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
+        return replace(found_out, notes=[*found_out.notes, said])
     if len(header) == 1 and other:
         problem = (
             f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not by {delimiter!r}?"

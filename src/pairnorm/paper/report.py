@@ -323,6 +323,8 @@ DRAWN: dict[str, Callable[[Results, Experiment], Iterator[Drawing]]] = {
 
 
 NOTES = "notes.md"
+FEW, MANY = 3, 7
+"""A claim that fails in so few of so many cases is said to."""
 """A file in the output folder that, if there is one, becomes a section of the report: findings of people."""
 
 LARGE = 0.05
@@ -357,10 +359,11 @@ def write_report(
     tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
     path = folder / NOTES
     notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    takeaway, notes = _takeaway(notes)
     ran = _what_was_run(cells, origins, selection, Path(store).name)
     sections = [
         f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
-        "" if alone else _summary(tables, decided),
+        "" if alone else _summary(tables, decided) + takeaway,
         own_section(own),
         ran,
         *map(_table_section, tables),
@@ -392,13 +395,23 @@ def write_report(
     return outputs
 
 
+def _takeaway(notes: str) -> tuple[str, str]:
+    """Return what the notes say before their first heading, which belongs on top, and the rest of them."""
+    first, heading, rest = f"\n{notes}".partition("\n## ")
+    return (f"{first}\n" if first.strip() else "", f"## {rest}" if heading else "")
+
+
 def _summary(tables: Sequence[Table], decided: Sequence[Verdict]) -> str:
     filled = sum(entry.difference is not None for table in tables for entry in table.entries)
     counts = Counter(verdict.status for verdict in decided)
     listed = ", ".join(f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status])
+    failed = [verdict for verdict in decided if verdict.status == "fails" and len(verdict.run) >= MANY]
+    narrow = sum(1 <= sum(case.holds is False for case in verdict.run) <= FEW for verdict in failed)
     return (
         f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
-        f"Of {len(decided)} claims of its text, {listed}.\n"
+        f"Of {len(decided)} claims of its text, {listed}"
+        + (f", {narrow} of them in one to {FEW} cases of at least {MANY}" if narrow else "")
+        + ".\n"
     )
 
 
