@@ -68,7 +68,7 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     out = ["--out", str(tmp_path / "run")]
     for words, told in (
         (["--graph", str(packed), "--memory", "10MB"], "--memory"),
-        (["--graph", str(packed), "--model", "GAT"], "model is 'GAT'"),
+        (["--graph", str(packed), "--model", "GAN"], "model is 'GAN'"),
         (["--graph", str(packed), "--nodes", "n.csv"], "tables beside"),
         (["--graph", str(packed), "--features", "f.csv"], "tables beside"),
         (["--graph", str(packed), "--database", "sqlite:///x"], "tables beside"),

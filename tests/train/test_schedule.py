@@ -95,7 +95,6 @@ def test_pairs_of_one_architecture_run_side_by_side_whatever_is_missing(
         {"skip": 1},
         {"dropout": 0.5},
         {"adjacency": "sym"},
-        {"learning_rate": 0.1},
         {"weight_decay": 0.1},
         {"epochs": 7},
         {"missing_kind": "entries", "missing_rate": 0.5},
@@ -108,6 +107,14 @@ def test_different_architectures_and_protocols_are_jobs_of_their_own(
     spec = Spec("csbm", "GCN", 2, norm="PN-SI", hidden=32)
     jobs = plan(graph, [(spec, 0), (spec.replace(**change), 0)], CUDA)
     assert len(jobs) == 2
+
+
+@pytest.mark.parametrize(("model", "device", "count"), [("GCN", CUDA, 1), ("GCN", CPU, 2), ("SGC", CUDA, 2)])
+def test_learning_rates_share_a_job_of_a_network_on_cuda(
+    graph: Graph, memory: list[int], model: str, device: torch.device, count: int
+) -> None:
+    spec = Spec("csbm", model, 2, norm="PN")
+    assert len(plan(graph, [(spec, 0), (spec.replace(learning_rate=0.1), 0)], device)) == count
 
 
 def test_all_depths_and_scales_of_an_sgc_share_a_job_and_a_propagation(
