@@ -122,9 +122,9 @@ def register(
     name: str,
     factory: Callable[..., nn.Module],
     *,
-    version: str = "1",
+    version: str | None = None,
     parameter: str = "strength",
-    grid: tuple[float, ...] = (),
+    grid: tuple[float, ...] | None = None,
     models: tuple[str, ...] = ("GCN", "GAT"),
 ) -> str:
     """Make a module of your own a remedy: it comes behind the activation of every hidden layer.
@@ -134,9 +134,11 @@ def register(
         factory: called with the width of a layer, and, where there is a ``grid``, with the strength; returns
             a module over ``[nodes, features]``, of which every trial and layer has one of its own. Worker
             processes must be able to import it: a class or function at the top of a module.
-        version: part of the name under which trials are stored; change it with the module.
+        version: part of the name under which trials are stored; change it with the module. Default: the
+            factory's attribute of this name, else ``"1"``.
         parameter: what the strength is called.
-        grid: values to tune the strength over, the usual one first; empty where there is none.
+        grid: values to tune the strength over, the usual one first; empty where there is none. Default: the
+            factory's attribute of this name, else empty.
         models: among ``"GCN"`` and ``"GAT"``.
 
     Returns:
@@ -157,6 +159,8 @@ def register(
             value=name,
             expected="a name that can be printed, without an @",
         )
+    version = getattr(factory, "version", "1") if version is None else version
+    grid = getattr(factory, "grid", ()) if grid is None else grid
     key = f"{name}@{version}"
     REMEDIES[key] = Remedy(
         parameter if grid else "",
@@ -194,9 +198,7 @@ def stored_name(what: str, name: Any) -> str:
         for path in [name] if ":" in name else paths:
             if name not in _LATEST:
                 module, _, attribute = path.partition(":")
-                factory = _attribute(module, attribute)
-                version, grid = getattr(factory, "version", "1"), getattr(factory, "grid", ())
-                register(name, factory, version=str(version), grid=tuple(grid))
+                register(name, _attribute(module, attribute))
         if name in _LATEST:
             return _LATEST[name]
     return one_of(what, name, [*_OURS, *_LATEST])
