@@ -136,7 +136,7 @@ def _command(options: Namespace) -> str:
     """Return the command line that goes on where this one stops."""
     words = ["pairnorm", "compare"]
     for name, value in vars(options).items():
-        if name != "run" and value is not None:
+        if name != "run" and value not in (None, False):
             for one in value if isinstance(value, list) else [value]:
                 words += [f"--{name.replace('_', '-')}", str(one)]
     return shlex.join(words)

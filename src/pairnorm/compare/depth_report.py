@@ -117,7 +117,7 @@ def _advice(rows: Sequence[Row]) -> str:
         return f"Take {text}."
     text += f", against {plain.accuracy:.1%} with {plain}"
     if not told_apart(best.accuracies, plain.accuracies):
-        return f"Validation prefers {text}; the runs do not tell them apart, so depth is no need here."
+        return f"Validation prefers {text}; the runs do not tell them apart: no remedy is needed here."
     if best.accuracy < plain.accuracy:
         return f"Take no remedy, and {plain.depth} layers: validation prefers {text}."
     return f"Take {text}."
@@ -391,20 +391,28 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
     shown = [remedy for remedy in dict.fromkeys([*first, *best]) if remedy != NONE][: len(COLOURS)]
     styles = dict(zip(sorted(shown, key=best.index), ({"color": colour} for colour in COLOURS), strict=False))
     styles[NONE] = {"color": "black", "linestyle": plotting.PLAIN}
-    figure = plotting.new_figure(3.6 * len(percents) + 2, 2.8 * len(measures) + 0.4)
-    axes = figure.subplots(len(measures), len(percents), sharex=True, sharey="row", squeeze=False)
-    for row, (measure, label) in enumerate(measures.items()):
-        axes[row, 0].set_ylabel(label)
-        for axis, percent in zip(axes[row], percents, strict=True):
-            some = [one for one in rows if one["missing_percent"] == percent]
-            _curves(axis, _by(some, "remedy"), measure, styles)
+    if len(remaining := {row["remedy"] for row in rows} - {*styles}) == 1:
+        styles[remaining.pop()] = {"color": plotting.GREY}
+    if len(percents) > 1:
+        figure = plotting.new_figure(3.6 * len(percents) + 2, 2.8 * len(measures) + 0.4)
+        axes = figure.subplots(len(measures), len(percents), sharex=True, sharey="row", squeeze=False)
+    else:  # side by side
+        figure = plotting.new_figure(3.6 * len(measures) + 2, 3.2)
+        axes = figure.subplots(1, len(measures), squeeze=False).T
     depths = sorted({row["depth"] for row in rows})
-    axes[0, 0].set_xscale("log", base=2)
-    axes[0, 0].set_xticks(depths, [str(depth) for depth in depths], minor=False)
-    axes[0, 0].minorticks_off()
-    for column, percent in enumerate(percents):
-        axes[0, column].set_title(features(percent))
-        axes[-1, column].set_xlabel("layers")
+    for (measure, label), line in zip(measures.items(), axes, strict=True):
+        line[0].set_ylabel(label)
+        for axis, percent in zip(line, percents, strict=True):
+            some = [row for row in rows if row["missing_percent"] == percent]
+            _curves(axis, _by(some, "remedy"), measure, styles)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(depths, [str(depth) for depth in depths])
+            axis.minorticks_off()
+            if len(percents) == 1 or label == [*measures.values()][-1]:
+                axis.set_xlabel("layers")
+    for axis, percent in zip(axes[0], percents, strict=True):
+        if len(percents) > 1 or percent:
+            axis.set_title(features(percent))
     handles, labels = axes[0, 0].get_legend_handles_labels()
     found = dict(zip(labels, handles, strict=True))
     order = [text for text in (*map(short, styles), OTHERS) if text in found]

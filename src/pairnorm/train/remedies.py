@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from pairnorm.errors import PairNormError, one_of, quoted, whole_number
@@ -180,7 +181,19 @@ def _own_norm(
     make: Callable[..., nn.Module], tuned: bool, features: int, trials: int, strength: float
 ) -> nn.Module:
     given = (features, strength) if tuned else (features,)
-    return PerTrial(partial(make, *given), trials)
+    try:
+        shape = tuple(make(*given).eval()(torch.zeros(3, features)).shape)
+        if shape == (3, features):
+            return PerTrial(partial(make, *given), trials)
+        problem, cause = f"makes {shape} of a state of 3 nodes and {features} features", None
+    except Exception as error:  # whatever a user's module may raise
+        problem, cause = f"does not work on {features} features ({error!r})", error
+    raise PairNormError(
+        f"remedy {getattr(make, '__name__', make)} {problem}",
+        code="remedy-failed",
+        value=given,
+        expected="a module over [nodes, features], made from the width and, with a grid, the strength",
+    ) from cause
 
 
 def stored_name(what: str, name: Any) -> str:
