@@ -76,3 +76,11 @@ def test_a_remedy_of_ones_own_is_trained_by_workers_beside_the_others() -> None:
     none, pair_norm, whiten = accuracies(text)
     assert min(pair_norm, whiten) > none + 10
     assert "remedy=Whiten@1 strength=1.0" in text
+
+
+def test_calibrated_batches_give_what_the_whole_graph_gives() -> None:
+    text = run("batches.py", "3")
+    assert accuracies(text)[0] > 40
+    difference = re.search(r"from the whole graph: (\S+)", text)
+    assert difference is not None
+    assert float(difference[1]) < 1e-5

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -259,3 +261,22 @@ def test_files_in_the_folder_that_is_replaced_are_not_read(
     nodes = str(tmp_path / "predictions.csv")
     assert cli.main(["fit", "--nodes", nodes, "--label", "risk", "--out", str(tmp_path)]) == 1
     assert f"would replace {nodes}, which is read" in capsys.readouterr().err
+
+
+def test_ranks_of_torchrun_label_as_one_process_does(run: tuple[Files, Path], tmp_path: Path) -> None:
+    packed, common = tmp_path / "graph", ["--model", "GCN", "--depth", "2", "--epochs", "12", "--seeds", "2"]
+    options = run[0].options
+    assert cli.main(["pack", *options, "--label", "risk", "--out", str(packed)]) == 0
+    fit = ["fit", "--graph", str(packed), *common, "--out"]
+    assert cli.main([*fit, str(tmp_path / "alone")]) == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "pairnorm", *fit, str(tmp_path / "together")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Wrote to") == 1
+    alone, together = (pandas.read_csv(tmp_path / name / "predictions.csv") for name in ("alone", "together"))
+    np.testing.assert_allclose(together["p_high"], alone["p_high"], atol=0.02)

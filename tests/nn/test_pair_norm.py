@@ -476,3 +476,58 @@ class TestErrors:
     def test_more_graphs_than_batch_size(self, batch_size, raises):
         with raises("out-of-range", value=2):
             pair_norm(torch.randn(3, 2), batch=torch.tensor([0, 1, 2]), batch_size=batch_size)
+
+
+class TestStatistics:
+    @modes
+    def test_rows_seen_in_parts_are_merged_exactly(self, mode):
+        x = torch.randn(50, 3, 4) + 1e3
+        norm = PairNorm(2.0, mode, track_statistics=True)
+        for part in x.split([1, 20, 29]):
+            assert torch.equal(norm(part), pair_norm(part, 2.0, mode))
+        wide = x.double()
+        statistics = norm.statistics
+        assert int(statistics.count) == 50
+        assert_near(statistics.mean, wide.mean(0), 1e-12)
+        assert_near(
+            statistics.mean_square, (wide - wide.mean(0)).square().sum(-1, keepdim=True).mean(0), 1e-6
+        )
+        assert_near(norm.eval()(x), brute_force(x, 2.0, mode), 1e-4)
+        assert int(statistics.count) == 50
+
+    @modes
+    def test_eval_depends_on_no_batch_and_half_precision_keeps_the_statistics(self, mode):
+        norm = PairNorm(mode=mode, track_statistics=True)
+        x = torch.randn(40, 8) + 7
+        norm(x)
+        norm.eval()
+        assert_near(torch.cat([norm(row) for row in x.split(1)]), norm(x), 1e-6)
+        half = copy.deepcopy(norm).half()
+        assert half.statistics.mean.dtype == torch.float64
+        assert half(x.half()).dtype == torch.float16
+        assert gradcheck(norm, x[:3].double().requires_grad_())
+
+    def test_without_statistics_eval_is_an_error(self, raises):
+        norm = PairNorm(track_statistics=True).eval()
+        with raises("not-fitted"):
+            norm(torch.randn(3, 2))
+        norm.train()(torch.randn(3, 2))
+        with raises("wrong-shape"):
+            norm(torch.randn(3, 5))
+        with raises("conflicting-options"):
+            norm(torch.randn(3, 2), torch.zeros(3, dtype=torch.long))
+        norm.statistics.reset()
+        assert norm(torch.randn(3, 5)).shape == (3, 5)
+
+    def test_it_is_opt_in_and_shows(self):
+        assert not PairNorm().state_dict()
+        norm = PairNorm(track_statistics=True)
+        assert set(norm.state_dict()) == {"statistics.count", "statistics.mean", "statistics.mean_square"}
+        assert repr(norm) == "PairNorm(scale=1.0, mode='PN', eps=1e-06, track_statistics=True)"
+
+    def test_a_layer_does_not_fuse_it(self):
+        from pairnorm.nn.ops.pair_norm.plain import fuses
+
+        x = torch.randn(4, 1, 2)
+        assert fuses(PairNorm(), x)
+        assert not fuses(PairNorm(track_statistics=True), x)

@@ -5,6 +5,8 @@ import torch
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pairnorm.nn import SGC, PairNorm, SparseMatrix, propagation, states
+from pairnorm.nn.ops import pattern
+from pairnorm.nn.ops.pattern import Pattern
 
 graphs = pytest.mark.parametrize(
     "name", ["undirected", "directed", "weighted", "self-loops", "isolated nodes", "no edge"]
@@ -162,3 +164,49 @@ class TestErrors:
         adjacency = torch.sparse_coo_tensor([[2], [1]], [weight], (4, 4))
         with raises("out-of-range"):
             propagation(adjacency, kind)
+
+
+@kinds
+@pytest.mark.parametrize("form", ["matrix", "edge_index", "unsorted"])
+def test_blocks_and_64_bits_change_nothing(kind, form, monkeypatch):
+    dense = adjacency("directed", 40)
+    given = dense.to_sparse_csr() if form == "matrix" else dense.T.nonzero().T.flip(1)
+    if form == "unsorted":
+        row = torch.arange(40).repeat_interleave(3)
+        given = SparseMatrix(
+            Pattern(torch.arange(0, 121, 3), torch.randint(40, (120,)).int(), (40, 40)), torch.rand(120)
+        )
+        dense = torch.zeros(40, 40).index_put_(
+            (row, given.pattern.column.long()), given.values, accumulate=True
+        )
+    expected = propagation(given, kind, 40)
+    assert expected.pattern.crow.dtype == torch.int32
+    monkeypatch.setattr(pattern, "ENTRIES_PER_BLOCK", 5)
+    monkeypatch.setattr(pattern, "MOST_IN_32_BITS", 3)  # as if there were more than 2³¹
+    found = propagation(given, kind, 40)
+    assert found.pattern.crow.dtype == torch.int64
+    assert torch.equal(found.pattern.crow, expected.pattern.crow.long())
+    assert torch.equal(found.pattern.column, expected.pattern.column)
+    assert torch.equal(found.values, expected.values)
+    looped = dense + torch.diag((dense.diagonal() == 0).float())
+    if kind == "rw":
+        torch.testing.assert_close(found.to_dense(), looped / looped.sum(1, keepdim=True))
+
+
+def test_products_and_gradients_with_64_bits(monkeypatch, either_form):
+    dense = adjacency("weighted", 30)
+    monkeypatch.setattr(pattern, "MOST_IN_32_BITS", 3)
+    matrix = SparseMatrix.from_torch(dense)
+    assert matrix.pattern.crow.dtype == matrix.pattern.transposed.crow.dtype == torch.int64
+    x = torch.randn(30, 2, 5, requires_grad=True)
+    y = matrix @ x
+    torch.testing.assert_close(y, torch.einsum("ij,jtf->itf", dense, x))
+    weight = torch.randn_like(y)
+    (found,) = torch.autograd.grad((y * weight).sum(), x)
+    torch.testing.assert_close(found, torch.einsum("ij,itf->jtf", dense, weight))
+
+
+def test_what_32_bits_cannot_number_is_refused(raises):
+    crow, column = torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
+    with raises("too-large", value=(1, 2**31)):
+        Pattern(crow, column, (1, 2**31))

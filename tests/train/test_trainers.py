@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -513,3 +514,23 @@ def test_dense_features_give_what_sparse_ones_do() -> None:
         ours, theirs = fit(graph, spec), fit(dense, spec)
         for depth in DEPTHS:
             torch.testing.assert_close(ours[depth].logits, theirs[depth].logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_training_that_broke_off_goes_on_from_its_checkpoint(graph: Graph, tmp_path: Path) -> None:
+    trials = [(Spec("csbm", "GCN", 3, norm="PN-SI", hidden=8, epochs=60), seed) for seed in range(2)]
+    whole, broken, again = (GNNTrainer(graph, trials, CPU) for _ in range(3))
+    whole.fit()
+    told: list[int] = []
+
+    def stop(epochs: int) -> None:
+        told.append(epochs)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken.fit(stop, tmp_path / "training.pt")
+    told.clear()
+    again.fit(told.append, tmp_path / "training.pt")
+    assert sum(told) == 60 - 50
+    for one, other in zip(again.evaluate(), whole.evaluate(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -68,6 +68,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         epochs: of GCN and GAT.
         seeds: how many of each GCN and GAT are averaged.
         budget: time after which no GCN or GAT is gone on with: seconds, or a text such as ``"5m"``.
+        checkpoints: folder in which their training is kept every few epochs; what is there is gone on with.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         random_state: the first seed, and that of the split.
 
@@ -101,6 +102,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         epochs: int = 500,
         seeds: int = 5,
         budget: float | str | None = None,
+        checkpoints: str | PathLike[str] | None = None,
         device: str = "auto",
         random_state: int = 0,
     ) -> None:
@@ -109,7 +111,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         self.simple, self.refit, self.time = simple, refit, time
         self.scaling, self.adjacency = scaling, adjacency
         self.hidden, self.dropout, self.epochs, self.seeds = hidden, dropout, epochs, seeds
-        self.budget, self.device, self.random_state = budget, device, random_state
+        self.budget, self.checkpoints = budget, checkpoints
+        self.device, self.random_state = device, random_state
 
     classes_: NDArray[np.str_]
     encoder_: Encoder | None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pairnorm.classify.candidates.base import has_many_nodes
 from pairnorm.classify.holdout import reachable
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
@@ -17,6 +18,8 @@ from pairnorm.nn import SparseMatrix, propagation, states
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
 NODES, COLUMNS = 400, 300
 PROBES = 64
+# Of so many nodes a step takes a second, and what it does is seen early.
+DEEP_ENOUGH = 16
 TINY = 1e-30
 # Below this many voices a node's average is noise; the depths this gives are near the paper's best ones.
 VOICES = 20
@@ -41,7 +44,8 @@ def smoothing(
 ) -> list[Smoothing]:
     """Propagate features with D̃⁻¹Ã and measure, without PairNorm and with it (PN). No model is trained.
 
-    Measured on at most 400 nodes (row-diff, effective rank) and 300 columns (col-diff) drawn at random.
+    Measured on at most 400 nodes (row-diff, effective rank) and 300 columns (col-diff) drawn at random; of a
+    graph with many nodes, at the first depths only.
 
     Args:
         graph: whose edges.
@@ -49,14 +53,19 @@ def smoothing(
         depths: where to measure.
         tick: is told what was done.
     """
+    if has_many_nodes(graph):
+        depths = [depth for depth in depths if depth <= DEEP_ENOUGH]
     matrix, rows = propagation(graph.adjacency), []
     generator = torch.Generator().manual_seed(0)
     nodes = torch.randperm(graph.num_nodes, generator=generator)[:NODES]
     columns = torch.randperm(graph.num_features, generator=generator)[:COLUMNS]
     dense = features.to_dense()
     # Distances between nodes need few columns; those between columns do not depend on PairNorm's scale.
-    walks = zip(_states(matrix, span(dense)[1]), _states(matrix, dense[:, columns]), strict=False)
-    for depth, (state, some) in zip(range(max(depths) + 1), walks, strict=False):
+    basis, reduced = span(dense)
+    same = basis is None and len(columns) == graph.num_features
+    walk, others = _states(matrix, reduced), None if same else _states(matrix, dense[:, columns])
+    for depth, state in zip(range(max(depths) + 1), walk, strict=False):
+        some = state if others is None else next(others)
         if depth not in depths:
             continue
         for norm in ("none", "PN"):

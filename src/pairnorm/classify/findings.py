@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, is_large
+from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, has_many_nodes, is_large
+from pairnorm.classify.candidates.sgc import PATIENCE
 from pairnorm.classify.classifier import NodeClassifier
-from pairnorm.classify.diagnosis import DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
+from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
 from pairnorm.classify.evaluation import Scores, mean_probabilities, paired_difference
 from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without
 from pairnorm.classify.scaling import Scaling
@@ -90,6 +91,13 @@ class Findings:
             warnings.warn(
                 "the features are too large to be dense: logistic regression and what depth does to the "
                 "features are left out.",
+                ClassifierWarning,
+                stacklevel=2,
+            )
+        if has_many_nodes(graph):
+            warnings.warn(
+                f"there are {graph.num_nodes:,} nodes: SGC's walks ended where {PATIENCE} depths in a row "
+                f"brought nothing, depths are shown up to {DEEP_ENOUGH}, and no GCN is compared with.",
                 ClassifierWarning,
                 stacklevel=2,
             )

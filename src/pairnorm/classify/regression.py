@@ -15,16 +15,21 @@ WORTH_A_THREAD = 2**20
 
 
 def regressions(
-    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float]
+    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], gradient: float = GRADIENT
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     """Yield (s, W, b) for every scale; see ``fold_regressions``, of which this is one fold of all rows."""
     everyone = torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
-    for scale, weight, bias in fold_regressions(rows, labels, classes, scales, everyone):
+    for scale, weight, bias in fold_regressions(rows, labels, classes, scales, everyone, gradient):
         yield scale, weight[0], bias[0]
 
 
 def fold_regressions(
-    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], folds: Tensor
+    rows: Tensor,
+    labels: Tensor,
+    classes: int,
+    scales: Sequence[float],
+    folds: Tensor,
+    gradient: float = GRADIENT,
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     r"""Yield (s, W, b) for every scale s, from small to large: the logistic regression on rows s·x.
 
@@ -42,6 +47,7 @@ def fold_regressions(
         classes: how many there are.
         scales: PairNorm's s, each above 0.
         folds: bool [folds, m], the rows that each fold learns from: W is [folds, d, classes].
+        gradient: where its largest number is below this, the end is reached.
     """
     basis, rows = _principal(rows.double())
     # The solver stops at a small gradient: it is given rows of norm one on average, whatever their unit.
@@ -55,12 +61,14 @@ def fold_regressions(
         penalty = torch.full_like(weight[:, :1, :1], 1 / (scale * unit) ** 2)
         penalty[-1] = 0  # the bias
         with _threads(rows.numel()):
-            weight = _newton(rows, target.unsqueeze(1), shares, penalty, weight)
+            weight = _newton(rows, target.unsqueeze(1), shares, penalty, weight, gradient)
         found = torch.einsum("dr,rkc->kdc", basis, weight[:-1])
         yield scale, found.float() / (scale * unit), weight[-1].float()
 
 
-def _newton(rows: Tensor, target: Tensor, shares: Tensor, penalty: Tensor, weight: Tensor) -> Tensor:
+def _newton(
+    rows: Tensor, target: Tensor, shares: Tensor, penalty: Tensor, weight: Tensor, enough: float
+) -> Tensor:
     """Return the weights of the least mean cross-entropy + Σ penalty · weight² / 2 (Nocedal & Wright, 7.1).
 
     Every Newton step is solved by conjugate gradients, more exactly the nearer the goal, and halved until the
@@ -75,7 +83,7 @@ def _newton(rows: Tensor, target: Tensor, shares: Tensor, penalty: Tensor, weigh
     value, chances = objective(weight)
     for _ in range(STEPS):
         gradient = _product(rows.T, shares * (chances - target)) + penalty * weight
-        moving = gradient.abs().amax((0, 2), keepdim=True) >= GRADIENT
+        moving = gradient.abs().amax((0, 2), keepdim=True) >= enough
         if not moving.any():
             break
         weighted = shares * chances

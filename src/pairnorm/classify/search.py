@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,15 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.average import Average, Part, choose, choose_smooth
-from pairnorm.classify.candidates.base import Candidate, Family, Known, Task, Tick, Tried
+from pairnorm.classify.candidates.base import (
+    Candidate,
+    Family,
+    Known,
+    Task,
+    Tick,
+    Tried,
+    has_many_nodes,
+)
 from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation
@@ -118,7 +127,9 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         ]
         limit = inf if seconds is None else seconds
         unique = list(dict.fromkeys(specs))
-        families.append(GNNFamily(unique, range(seed, seed + seeds), limit, required=not sgc))
+        kept = None if wanted.checkpoints is None else Path(wanted.checkpoints)
+        family = GNNFamily(unique, range(seed, seed + seeds), limit, required=not sgc, checkpoints=kept)
+        families.append(family)
     return families
 
 
@@ -127,7 +138,8 @@ def rivals(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
 
     They are: the most frequent class; label propagation, which sees no features; logistic regression, which
     sees no edges; and a plain GCN of two layers. Where there are no validation nodes, regularisation is set
-    by the rule that sets SGC's, and there is no GCN, whose epochs are chosen by them.
+    by the rule that sets SGC's, and there is no GCN, whose epochs are chosen by them; nor is there
+    one over many nodes, where it would take hours.
 
     Args:
         graph: with its split.
@@ -138,7 +150,7 @@ def rivals(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
     found: list[Family] = [MostFrequent(), LabelPropagation()]
     if not large:
         found.append(LogisticRegression(SCALES if chosen else (USUAL_SCALE,)))
-    if chosen:
+    if chosen and not has_many_nodes(graph):
         specs = [
             Spec("own", "GCN", 2, epochs=RIVAL_EPOCHS, learning_rate=rate, dropout=dropout)
             for rate in RIVAL_RATES

@@ -1,6 +1,7 @@
 """What a command prints: text with a little markup, notes, errors, tables and progress; all of it plainly
 where rich is not installed, and never with a character that steers a terminal."""
 
+import os
 import re
 import shutil
 import sys
@@ -8,7 +9,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 from unicodedata import combining, east_asian_width
@@ -121,6 +122,16 @@ class Tell(Protocol):
 
     def __call__(self, stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
         """Say that ``done`` of ``total`` units of a stage are done, the latest of them being ``latest``."""
+
+
+@contextmanager
+def silent(wanted: bool) -> Iterator[None]:
+    """Print nothing, if wanted: as of the ranks that do the same as the first."""
+    if not wanted:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import warnings
 from argparse import Namespace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pairnorm.commands import console
@@ -20,7 +21,7 @@ from pairnorm.commands.options import (
     read_graph,
     refuse_inputs,
 )
-from pairnorm.errors import PairNormError, one_of, whole_number
+from pairnorm.errors import PairNormError, whole_number
 
 if TYPE_CHECKING:
     from pairnorm.classify.findings import Findings
@@ -72,6 +73,7 @@ def add(commands: Any) -> None:
         budget=option("TIME", "Try GCN and GAT too, for at most so long: 90s, 5m, 1h."),
         seeds=option("N", "How many of each GCN or GAT are averaged.", 5),
         epochs=option("N", "Epochs of GCN and GAT.", 500),
+        checkpoint=option("FOLDER", "Keep their training there, and go on from what is kept."),
         **{
             "class-weight": option("KIND", "balanced finds rare classes more often; auto.", "auto"),
             "no-refit": flag("Learn from training nodes only, also after the choice."),
@@ -87,13 +89,29 @@ def run(options: Namespace) -> None:
     labels; the accuracy is that on test nodes, which no choice has seen. Where you
     give no split, one is drawn, and after the choice all labels are learnt from.
     """
+    from pairnorm.nn.distributed import ranks
+
+    names = set(options.model.split(","))
+    if options.graph is not None:
+        tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
+        if tables:
+            problem = f"there are tables beside the packed graph (--{tables[0]})"
+            raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
+        if names <= {"auto", "SGC"}:
+            _run_packed(options)
+            return
+    with ranks() as rank, console.silent(rank > 0), TemporaryDirectory() as elsewhere:
+        if rank > 0:  # all ranks do the same, and the first one writes
+            options.out = Path(elsewhere) / "run"
+        _run_in_memory(options)
+
+
+def _run_in_memory(options: Namespace) -> None:
     from pairnorm.classify import ClassifierWarning, NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.classify.summary import whole_folder
+    from pairnorm.data import Graph
 
-    if options.graph is not None:
-        _run_packed(options)
-        return
     began, out, step = time.monotonic(), options.out, count(1)
     classifier = NodeClassifier(
         model=_listed(options.model.replace("-", " "), str),
@@ -108,6 +126,7 @@ def run(options: Namespace) -> None:
         time=options.time,
         scaling=options.scaling,
         budget=options.budget,
+        checkpoints=options.checkpoint,
         seeds=options.seeds,
         epochs=options.epochs,
         device=options.device,
@@ -115,7 +134,10 @@ def run(options: Namespace) -> None:
     )
     refuse_inputs(out, *files_of(options))
     with whole_folder(out) as folder:
-        graph = read_graph(options).with_structure()
+        if options.graph is None:
+            graph = read_graph(options).with_structure()
+        else:
+            graph = Graph.from_packed(Graph.open(options.graph))
         if options.label is None and not graph.num_classes:
             problem = f"{graph.name}: no node has a class"
             remedy = "Name the column that holds them: {label}"
@@ -156,11 +178,6 @@ def _run_packed(options: Namespace) -> None:
     from pairnorm.writing import reserved
 
     began, out, steps = time.monotonic(), options.out, count(1)
-    tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
-    if tables:
-        problem = f"there are tables beside the packed graph (--{tables[0]})"
-        raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
-    one_of("model", options.model, ("auto", "SGC"))
     chosen: dict[str, Any] = {
         "depths": _listed(options.depth, int),
         "norms": _listed(options.norm, str),

@@ -1,5 +1,6 @@
 """The layer, propagation over a graph, the models and the patch for any GNN. Imports torch only."""
 
+from pairnorm.nn.calibrate import calibrate
 from pairnorm.nn.denoise import grls, largest_lambda, repel, repel_conv
 from pairnorm.nn.drop_edge import drop_edges
 from pairnorm.nn.initial_residual import APPNP, GCNII
@@ -22,6 +23,7 @@ __all__ = [
     "PairNormPatch",
     "SparseMatrix",
     "add_pair_norm",
+    "calibrate",
     "drop_edges",
     "graph_convolutions",
     "grls",

@@ -6,6 +6,9 @@ gradients and masks of dropout are those of one process. Of a layer's output a r
 and as much backward; GAT's scores go to all ranks beside it.
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -95,6 +98,13 @@ class Shards:
         torch.set_rng_state(state[0])
         return model
 
+    def leave(self, model: M) -> M:
+        """Make a model one that a process uses by itself, on whole graphs."""
+        for module in model.modules():
+            if isinstance(module, PairNorm):
+                module.process_group = None
+        return model
+
     def cross_entropy(self, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the mean loss over the nodes of all ranks; the gradient is of this rank's part of it.
 
@@ -138,6 +148,38 @@ class Shards:
             (one for one in model.parameters() if one.requires_grad), parts, strict=True
         ):
             parameter.grad = part.view_as(parameter)
+
+
+@contextmanager
+def ranks() -> Iterator[int]:
+    """Join the processes that ``torchrun`` has started, if it did; give this one's rank, 0 if it is alone.
+
+    A GPU for each process of this machine, where there are as many: NCCL knows no other way.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        yield 0
+        return
+    on_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+def shards_of(num_nodes: int) -> Shards | None:
+    """Return how the ranks share the nodes of a graph; None where there is one process."""
+    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return Shards(num_nodes) if together else None
+
+
+def any_rank(here: bool) -> bool:
+    """Say whether something is so on any rank, where all ask: then they go on alike."""
+    if shards_of(0) is None:
+        return here
+    return bool(all_sum(torch.tensor(float(here)), check_group(dist.group.WORLD)))
 
 
 def _is_local(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, one_of, real_number
 from pairnorm.nn.ops.collectives import check_group
-from pairnorm.nn.ops.moments import Groups, check_states
+from pairnorm.nn.ops.moments import Groups, RunningMoments, check_states
 from pairnorm.nn.ops.pair_norm import ranks
 from pairnorm.nn.ops.pair_norm.plain import centre_and_scale, scale_and_centre
 
@@ -109,12 +109,17 @@ def _say_that_statistics_are_local() -> None:
 
 
 class PairNorm(nn.Module):
-    """The layer form of ``pair_norm``: no parameters, no buffers, usable after any graph convolution.
+    """The layer form of ``pair_norm``: no parameters, usable after any graph convolution.
 
     With ``process_group`` the rows of all its ranks are one graph: one collective forward, one backward, of a
     few numbers per feature in float64. All ranks must run both passes; one without rows gives ``[0, ...]``. A
     gradient is that of the sum of the ranks' losses. ``DistributedDataParallel`` divides it by the number of
     ranks: let each rank's loss be its share of the whole, times that number.
+
+    With ``track_statistics``, for models that see a graph in batches, ``statistics`` holds count, mean and
+    mean square of all rows since ``statistics.reset()``. In training, rows are normalised by those of their
+    batch and taken in; in eval they are normalised by the statistics, whatever the batch. These are the whole
+    graph's after ``pairnorm.nn.calibrate``. Every layer then needs a PairNorm of its own.
 
     Args:
         scale: The paper's s, which sets the constant total pairwise squared distance 2 n² s².
@@ -122,6 +127,7 @@ class PairNorm(nn.Module):
         eps: Added inside the root.
         process_group: The ranks whose rows are one graph, such as ``torch.distributed.group.WORLD``; None:
             those of this process are.
+        track_statistics: Keep the statistics, in buffers, and go by them in eval.
 
     Example:
         >>> PairNorm(scale=10, mode="PN-SI")
@@ -134,13 +140,32 @@ class PairNorm(nn.Module):
         mode: Mode = "PN",
         eps: float = 1e-6,
         process_group: "dist.ProcessGroup | None" = None,
+        track_statistics: bool = False,
     ) -> None:
         super().__init__()
         _check_settings(scale, mode, eps, process_group)
         self.scale, self.mode, self.eps, self.process_group = scale, mode, eps, process_group
+        self.statistics = RunningMoments() if track_statistics else None
+
+    @property
+    def track_statistics(self) -> bool:
+        """Whether statistics are kept, and gone by in eval."""
+        return self.statistics is not None
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalise ``x``; see ``pair_norm`` for the arguments."""
+        if self.statistics is not None:
+            check_states(x)
+            if batch is not None or self.process_group is not None:
+                raise PairNormError(
+                    "track_statistics is for one graph in one process",
+                    code="conflicting-options",
+                    remedy="Drop track_statistics, or pass neither {batch} nor a process_group.",
+                    batch=...,
+                )
+            if not self.training:
+                return self._by_statistics(x, self.statistics)
+            self.statistics.update(x)
         return _pair_norm(x, self.scale, self.mode, self.eps, batch, batch_size, self.process_group)
 
     if TYPE_CHECKING:
@@ -149,9 +174,24 @@ class PairNorm(nn.Module):
             self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
         ) -> Tensor: ...
 
+    def _by_statistics(self, x: Tensor, statistics: RunningMoments) -> Tensor:
+        statistics.check(x)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        high = statistics.mean.to(wide.dtype)
+        low = (statistics.mean - high).to(wide.dtype)
+        centred = (wide - high) - low
+        if self.mode == "PN":
+            norm = (statistics.mean_square + self.eps).sqrt().to(wide.dtype)
+        else:
+            rows = centred if self.mode == "PN-SI" else wide
+            norm = (rows.square().sum(-1, keepdim=True) + self.eps).sqrt()
+        factor = self.scale / norm
+        return (wide * factor - high if self.mode == "PN-SCS" else centred * factor).to(x.dtype)
+
     def __repr__(self) -> str:
         group = "" if self.process_group is None else f", process_group=<{self.process_group.size()} ranks>"
-        return f"PairNorm(scale={self.scale}, mode={self.mode!r}, eps={self.eps}{group})"
+        tracks = ", track_statistics=True" if self.track_statistics else ""
+        return f"PairNorm(scale={self.scale}, mode={self.mode!r}, eps={self.eps}{group}{tracks})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # A group belongs to this process and has no copies.

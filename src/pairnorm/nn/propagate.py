@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.pattern import Pattern, row_starts
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 
 Kind = Literal["rw", "sym"]
@@ -40,35 +40,25 @@ def propagation(
                 [2.]])
     """
     one_of("kind", kind, KINDS)
-    row, column, weight, degree = _looped(adjacency, num_nodes)
-    if kind == "rw":
-        weight = weight / degree[row]
-    else:
-        weight = weight * degree[row].rsqrt() * degree[column].rsqrt()
-    nodes = len(degree)
-    crow = torch.zeros(nodes + 1, dtype=torch.int32, device=row.device)
-    crow[1:] = torch.bincount(row, minlength=nodes).cumsum(0)
-    return SparseMatrix(Pattern(crow, column.int(), (nodes, nodes)), weight)
+    matrix = _looped(_sorted(adjacency, num_nodes))
+    pattern, weight, degree = matrix.pattern, matrix.values, _row_sums(matrix)
+    for _, place, row in pattern.blocks():
+        if kind == "rw":
+            weight[place] /= degree[row]
+        else:
+            weight[place] = weight[place] * degree[row].rsqrt() * degree[pattern.column[place]].rsqrt()
+    return matrix
 
 
 def degrees(adjacency: Tensor | SparseMatrix, num_nodes: int | None = None) -> Tensor:
     """Return the row sums of an adjacency matrix with self-loops, ``[nodes]``; see ``propagation``."""
-    return _looped(adjacency, num_nodes)[-1]
+    return _row_sums(_looped(_sorted(adjacency, num_nodes)))
 
 
-def _looped(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return row, column and weight of every entry, row by row, self-loops added; and the row sums."""
-    nodes, row, column, weight = entries(adjacency, num_nodes)
-    weight = weight.float()
-    looped = torch.zeros(nodes, dtype=torch.bool, device=row.device).index_fill_(0, row[row == column], True)
-    missing = (~looped).nonzero().squeeze(1)
-    row, column = torch.cat([row, missing]), torch.cat([column, missing])
-    weight = torch.cat([weight, weight.new_ones(missing.numel())])
-
-    entry, inverse = torch.unique(row * nodes + column, return_inverse=True)  # parallel edges add up
-    weight = weight.new_zeros(entry.numel()).index_add_(0, inverse, weight)
-    row, column = entry // nodes, entry % nodes
-    degree = weight.new_zeros(nodes).index_add_(0, row, weight)
+def _row_sums(matrix: SparseMatrix) -> Tensor:
+    degree = matrix.values.new_zeros(matrix.num_rows)
+    for _, place, row in matrix.pattern.blocks():
+        degree.index_add_(0, row, matrix.values[place])
     for node in (~((degree > 0) & degree.isfinite())).nonzero()[:1, 0].tolist():
         raise PairNormError(
             f"the weights of node {node} add up to {degree[node]:g}",
@@ -76,7 +66,65 @@ def _looped(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> tuple[Te
             value=float(degree[node]),
             expected="a positive finite sum",
         )
-    return row, column, weight, degree
+    return degree
+
+
+def _sorted(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> SparseMatrix:
+    """Return the matrix with the columns of every row in order, each once: parallel edges add up."""
+    if not (isinstance(adjacency, Tensor) and is_edge_index(adjacency)):
+        matrix = _square(adjacency)
+        if _is_sorted(matrix.pattern):
+            return matrix
+        adjacency = matrix
+    nodes, row, column, weight = entries(adjacency, num_nodes)
+    key = row * nodes
+    key += column
+    del row, column
+    if isinstance(adjacency, SparseMatrix):
+        key, inverse = torch.unique(key, return_inverse=True)
+        weight = weight.new_zeros(key.numel(), dtype=torch.float32).index_add_(0, inverse, weight.float())
+    else:
+        del weight  # of every edge one
+        if key.device.type == "cpu":
+            key.numpy().sort()  # in place
+        else:
+            key = key.sort().values
+        key, count = torch.unique_consecutive(key, return_counts=True)
+        weight = count.float()
+        del count
+    column = torch.remainder(key, max(nodes, 1)).int()
+    row = key.div_(max(nodes, 1), rounding_mode="floor")
+    crow = row_starts(torch.bincount(row, minlength=nodes))
+    return SparseMatrix(Pattern(crow, column, (nodes, nodes)), weight)
+
+
+def _is_sorted(pattern: Pattern) -> bool:
+    for _, place, row in pattern.blocks():
+        column = pattern.column[place]
+        if ((column[1:] <= column[:-1]) & (row[1:] == row[:-1])).any():
+            return False
+    return True
+
+
+def _looped(matrix: SparseMatrix) -> SparseMatrix:
+    """Return the matrix, whose rows are sorted, with a self-loop of weight one where there is none."""
+    pattern, values = matrix.pattern, matrix.values.float()
+    missing = torch.ones(pattern.shape[0], dtype=torch.bool, device=values.device)
+    for _, place, row in pattern.blocks():
+        missing[row[pattern.column[place] == row]] = False
+    crow = row_starts(pattern.crow.diff() + missing)
+    column = pattern.column.new_empty(pattern.num_entries + int(missing.sum()))
+    weight = values.new_ones(column.numel())
+    for rows, place, row in pattern.blocks():
+        old = pattern.column[place]
+        shift = crow[rows] - pattern.crow[rows]
+        entry = torch.arange(place.start, place.stop, device=row.device) + shift[row - rows.start]
+        entry += missing[row] & (old > row)
+        column[entry], weight[entry] = old, values[place]
+        before = torch.zeros_like(shift).index_add_(0, row - rows.start, (old < row).to(shift.dtype))
+        own = missing[rows].nonzero().squeeze(1)
+        column[crow[rows][own] + before[own]] = (own + rows.start).int()
+    return SparseMatrix(Pattern(crow, column, pattern.shape), weight)
 
 
 def states(
@@ -121,6 +169,12 @@ def entries(
     """
     if isinstance(adjacency, Tensor) and is_edge_index(adjacency):
         return _edge_index_entries(adjacency, num_nodes)
+    matrix = _square(adjacency)
+    pattern = matrix.pattern
+    return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
+
+
+def _square(adjacency: Tensor | SparseMatrix) -> SparseMatrix:
     if isinstance(adjacency, Tensor) and adjacency.dim() == 2 and _is_matrix(adjacency):
         adjacency = SparseMatrix.from_torch(adjacency)
     matrix = adjacency if isinstance(adjacency, SparseMatrix) else None
@@ -137,8 +191,7 @@ def entries(
             expected="a floating-point matrix [nodes, nodes], sparse or dense, or an integer edge_index "
             "[2, edges]",
         )
-    pattern = matrix.pattern
-    return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
+    return matrix
 
 
 def _is_matrix(adjacency: Tensor) -> bool:

@@ -78,8 +78,8 @@ def plan(
     for spec, seed in pairs:
         shared = _architecture(spec)
         if device is not None and device.type == "cuda" and spec.model != "SGC":
-            # A GPU is hardly busy with a few trials. Steps of several rates differ from those of one in their last
-            # digits, so a CPU does not mix them: there a trial is the same to the bit in any company.
+            # A GPU is hardly busy with a few trials. Steps of several rates differ from those of one in their
+            # last digits, so a CPU does not mix them: there a trial is the same to the bit in any company.
             shared = shared.replace(learning_rate=1.0)
         groups[shared].append((spec, check_seed(seed)))
     jobs = []

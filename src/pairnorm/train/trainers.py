@@ -8,9 +8,11 @@ PN-SCS does not commute; there every scale is propagated.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pairnorm.data import (
@@ -38,6 +40,7 @@ from pairnorm.nn.propagate import degrees
 from pairnorm.train.loop import Loop
 from pairnorm.train.remedies import Model, find
 from pairnorm.train.spec import Spec
+from pairnorm.writing import whole_file
 
 DRAW: dict[str, Callable[..., Missing]] = {
     "vectors": missing_vectors,
@@ -302,9 +305,25 @@ class GNNTrainer:
         )
         self._epochs = spec.epochs
 
-    def fit(self, tick: Callable[[int], None] = lambda epochs: None) -> None:
-        """Train to the end and put the kept weights into the model."""
-        self.loop.train(self._epochs, tick)
+    def fit(self, tick: Callable[[int], None] = lambda epochs: None, checkpoint: Path | None = None) -> None:
+        """Train to the end and put the kept weights into the model.
+
+        Args:
+            tick: is told, every so often, how many epochs have passed.
+            checkpoint: file that the state is written to as often, and taken up from if it is there.
+        """
+        behind = 0
+        if checkpoint is not None and checkpoint.exists():
+            saved = torch.load(checkpoint, map_location=self.problem.labels.device, weights_only=True)
+            behind = self.loop.go_on(saved)
+
+        def tell(epochs: int) -> None:
+            if checkpoint is not None and epochs and (self.problem.shards is None or dist.get_rank() == 0):
+                with whole_file(checkpoint) as draft:
+                    torch.save(self.loop.state(), draft)
+            tick(epochs)
+
+        self.loop.train(self._epochs - behind, tell)
         self.loop.restore()
         self.model.eval()
 

@@ -23,16 +23,26 @@ def table() -> Task:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_trees_as_arrays_are_scikit_learns(table: Task, classes: int) -> None:
+def test_trees_as_arrays_are_scikit_learns(table: Task, classes: int, monkeypatch) -> None:
     task = table
     if classes == 2:
         graph = table.graph.replace(labels=table.graph.labels.clamp(max=1), class_names=("a", "b"))
         task = Task(graph, table.features, "rw", CPU)
     columns = module._Columns.of(task, 2)
     rows = columns(task.graph, task.features, CPU)
-    model = module._boost(task, rows, 8, 30)
-    found = module.Trees(columns, *module._arrays(model)).logits(task.graph, task.features, CPU)
-    np.testing.assert_allclose(found[:, 0].softmax(-1).numpy(), model.predict_proba(rows), atol=1e-5)
+    model = module._boost(task, rows[task.graph.train.numpy()], 8, 30)
+    for numba in (True, False):
+        monkeypatch.setattr(module, "installed", lambda device, numba=numba: numba)
+        found = module.Trees(columns, *module._arrays(model)).logits(task.graph, task.features, CPU)
+        np.testing.assert_allclose(found[:, 0].softmax(-1).numpy(), model.predict_proba(rows), atol=1e-5)
+
+
+def test_fewer_hops_are_columns_of_more(table: Task) -> None:
+    settings = [
+        {one.candidate for one in BoostedTrees(hops, (4,)).fit(table, lambda done: None)}
+        for hops in ((1,), (3,), (1, 3))
+    ]
+    assert settings[0] | settings[1] == settings[2]
 
 
 def test_neighbours_columns_are_worth_more_than_a_nodes_own(table: Task) -> None:

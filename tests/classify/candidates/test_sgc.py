@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling
-from pairnorm.classify.candidates import SGCFamily, Task
+from pairnorm.classify.candidates import SGCFamily, Task, base
 from pairnorm.classify.candidates import sgc as module
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
+from pairnorm.fill import fill_missing
 
 CPU = torch.device("cpu")
 SCALES = (1.0, 10.0)
@@ -90,3 +91,40 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
     few = module._fewer(replace(task, graph=graph)).graph
     assert few.train[first]
     assert int(few.train.sum()) <= 7
+
+
+@pytest.mark.parametrize("norm", ["none", "PN"])
+def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monkeypatch, norm: str) -> None:
+    task, family = on(small), SGCFamily([norm], tuple(range(1, 30)), SCALES)
+    whole, told = [one.candidate for one in family.fit(task, nothing)], []
+    monkeypatch.setattr(base, "MANY_NODES", 1)
+    short = [one.candidate for one in family.fit(task, told.append)]
+    assert len(told) == family.steps
+    for scale in SCALES:
+        losses = [one.validation_loss for one in short if one.scale == scale]
+        assert len(losses) < 29
+        expected = [one.validation_loss for one in whole if one.scale == scale][: len(losses)]
+        assert losses == pytest.approx(expected, abs=1e-5)
+    depths = range(1, len(losses) + 1)
+    least = [min(one.validation_loss for one in short if one.depth == depth) for depth in depths]
+    assert min(least) == min(least[: -module.PATIENCE])
+
+
+def test_over_many_nodes_features_are_filled_once(blanked_cora: Graph, monkeypatch) -> None:
+    calls = []
+
+    def fill(name, *rest):
+        calls.append(name)
+        return fill_missing(name, *rest)
+
+    monkeypatch.setattr(base, "fill_missing", fill)
+    monkeypatch.setattr(base, "MANY_NODES", 1)
+    monkeypatch.setattr(module, "span", lambda features: (None, features))
+    task = on(blanked_cora)
+    task = replace(task, features=task.features.to_dense())
+    found = list(SGCFamily(["none", "PN"], (1, 2), (10.0,), ("zero", "mass")).fit(task, nothing))
+    found[-1].learn(task)
+    assert calls == ["mass"]
+    other = replace(task, graph=task.graph.replace(adjacency=task.graph.adjacency.clone()))
+    found[-1].learn(other)
+    assert calls == ["mass", "mass"]

@@ -15,7 +15,7 @@ RUNS = importlib.util.find_spec("triton") is not None and (INTERPRETED or torch.
 
 collect_ignore_glob = [] if RUNS else ["*/test_cuda.py"]
 if importlib.util.find_spec("numba") is None:
-    collect_ignore_glob += ["*/test_cpu.py", "test_simd.py"]
+    collect_ignore_glob += ["*/test_cpu.py", "*/test_large.py", "test_simd.py", "test_threads.py"]
 
 
 @pytest.fixture(scope="session")

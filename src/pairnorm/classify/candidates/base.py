@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints, reachable
@@ -25,6 +26,9 @@ from pairnorm.train.spec import Norm
 from pairnorm.train.trainers import part_accuracies, part_losses
 
 LARGEST_STATE = 8 * 2**30
+# Features up to this size, filled, are kept as long as they are: feature propagation takes 40 steps.
+LARGEST_KEPT = 2**30
+MANY_NODES = 100_000
 
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -353,8 +357,23 @@ def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
     """
     if fill == "zero" or not graph.missing.any():
         return features
+    kept: dict[str, tuple[Tensor, Tensor, Tensor]] = _FILLED.setdefault(features, {})
+    if fill in kept and kept[fill][0] is graph.adjacency and kept[fill][1] is graph.missing:
+        return kept[fill][2]
     known = ~graph.missing.to(features.device)
-    return fill_missing(fill, graph.adjacency.to(features.device), features, known)
+    result = fill_missing(fill, graph.adjacency.to(features.device), features, known)
+    if result.nbytes <= LARGEST_KEPT and has_many_nodes(graph):
+        kept[fill] = (graph.adjacency, graph.missing, result)
+    return result
+
+
+# By the features: what they were filled with, of which graph.
+_FILLED: Any = WeakTensorKeyDictionary()
+
+
+def has_many_nodes(graph: Graph) -> bool:
+    """Say whether a graph has so many nodes that ``fit`` must be sparing with its steps."""
+    return graph.num_nodes >= MANY_NODES
 
 
 def lost(graph: Graph, labelled: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, St
 from pairnorm.classify.candidates.columns import feature_columns, label_columns
 from pairnorm.data import Graph
 from pairnorm.errors import whole_number
+from pairnorm.nn.ops.kernels import installed
 
 HOPS, LEAVES = (1, 3), (4, 16)
 ITERATIONS, RATE = 200, 0.06
@@ -50,10 +51,19 @@ class BoostedTrees:
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every setting."""
         check_size(task.graph)
-        for hops in self.hops:
-            columns = [_Columns.of(fold, hops)(fold.graph, fold.features, fold.device) for fold in task.folds]
+        widest, parts = max(self.hops), []
+        for fold in task.folds:
+            rows = _Columns.of(fold, widest)(fold.graph, fold.features, fold.device)
+            train, held = (rows[mask.cpu().numpy()] for mask in (fold.graph.train, fold.graph.validation))
+            parts.append((fold, train, held))
+        columns = train.shape[1]
+        width = (columns - 2 * task.classes - 2) // (widest + 1)
+        for hops in self.hops:  # fewer of them are the first columns, and those that come after all hops
+            taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns]
             for leaves in self.leaves:
-                found = [_stages(fold, rows, leaves) for fold, rows in zip(task.folds, columns, strict=True)]
+                found = [
+                    _stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts
+                ]
                 stages = [torch.cat(stage) for stage in zip(*found, strict=True)]
                 losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
                 best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
@@ -63,10 +73,9 @@ class BoostedTrees:
                 tick(f"{self.name}, {setting}")
 
 
-def _stages(task: Task, rows: Any, leaves: int) -> Iterator[Tensor]:
-    """Yield the logits of the nodes held out after every round, [m, classes]."""
-    model = _boost(task, rows, leaves, ITERATIONS)
-    held = rows[task.graph.validation.cpu().numpy()]
+def _stages(task: Task, train: Any, held: Any, leaves: int) -> Iterator[Tensor]:
+    """Yield the logits of the rows held out after every round, [m, classes]."""
+    model = _boost(task, train, leaves, ITERATIONS)
     return (_logits(raw, model, task.classes) for raw in model.staged_decision_function(held))
 
 
@@ -96,10 +105,10 @@ class _Columns(NamedTuple):
         return torch.cat([columns, around], 1).cpu().numpy()
 
 
-def _boost(task: Task, rows: Any, leaves: int, iterations: int) -> Any:
+def _boost(task: Task, known: Any, leaves: int, iterations: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    train = task.graph.train.cpu().numpy()
+    train = task.graph.train.cpu()
     model = HistGradientBoostingClassifier(
         learning_rate=RATE,
         max_iter=iterations,
@@ -109,9 +118,8 @@ def _boost(task: Task, rows: Any, leaves: int, iterations: int) -> Any:
         early_stopping=False,
         random_state=0,
     )
-    known = rows[train]
     known[:, np.isnan(known).all(0)] = 0  # without a value there is nothing to cut into bins
-    return model.fit(known, task.graph.labels.cpu().numpy()[train])
+    return model.fit(known, task.graph.labels.cpu()[train].numpy())
 
 
 def _logits(raw: Any, model: Any, classes: int) -> Tensor:
@@ -125,7 +133,8 @@ def _logits(raw: Any, model: Any, classes: int) -> Tensor:
 
 def _learn(task: Task, hops: int, leaves: int, iterations: int) -> Trees:
     columns = _Columns.of(task, hops)
-    model = _boost(task, columns(task.graph, task.features, task.device), leaves, iterations)
+    rows = columns(task.graph, task.features, task.device)[task.graph.train.cpu().numpy()]
+    model = _boost(task, rows, leaves, iterations)
     return Trees(columns, *_arrays(model))
 
 
@@ -179,9 +188,15 @@ class Trees:
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the sum over all trees for every node, [n, 1, classes]."""
-        rows = torch.from_numpy(self.columns(graph, features, device)).double()
-        blocks = rows.split(max(1, AT_ONCE // self.roots.numel()))
-        raw = torch.cat([self._sum(block) for block in blocks])
+        rows = self.columns(graph, features, device)
+        if installed("cpu"):
+            from pairnorm.classify.candidates.tree_sums import tree_sums
+
+            arrays = tuple(self.nodes[name].numpy() for name in FIELDS)
+            raw = torch.from_numpy(tree_sums(rows, self.roots.numpy(), self.baseline.numpy(), arrays))
+        else:
+            blocks = torch.from_numpy(rows).double().split(max(1, AT_ONCE // self.roots.numel()))
+            raw = torch.cat([self._sum(block) for block in blocks])
         raw = raw if raw.shape[1] > 1 else torch.cat([-raw / 2, raw / 2], 1)
         logits = raw.new_full((len(raw), self.columns.classes), -30.0)
         logits[:, self.learnt] = raw

@@ -7,10 +7,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from math import inf
+from pathlib import Path
 
 from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, Tried
 from pairnorm.classify.holdout import ClassifierWarning
+from pairnorm.nn.distributed import any_rank, shards_of
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer
 
@@ -29,6 +32,9 @@ class GNNFamily:
         seconds: after so long, none is begun or gone on with.
         required: train the first however long it takes, since there is no other candidate.
         name: of the family.
+        checkpoints: folder in which trainings are kept every so often, and taken up from.
+
+    Ranks that ``torchrun`` has started train each of them together.
     """
 
     specs: Sequence[Spec]
@@ -36,6 +42,7 @@ class GNNFamily:
     seconds: float = inf
     required: bool = False
     name: str = "GCN and GAT"
+    checkpoints: Path | None = None
 
     @property
     def steps(self) -> int:
@@ -49,12 +56,12 @@ class GNNFamily:
             allowed = inf if self.required and place == 0 else self.seconds
 
             def watch(_: int, allowed: float = allowed) -> None:
-                if time.perf_counter() - task.began > allowed:
+                if any_rank(time.perf_counter() - task.began > allowed):
                     raise OutOfTime
 
             try:
                 watch(0)
-                yield _train(task, spec, self.seeds, watch)
+                yield _train(task, spec, self.seeds, watch, self.checkpoints)
             except OutOfTime:
                 left += 1
             tick(f"{spec.model}, depth {spec.depth}")
@@ -67,11 +74,19 @@ class GNNFamily:
             )
 
 
-def _train(task: Task, spec: Spec, seeds: Sequence[int], watch: Callable[[int], None]) -> Tried:
+def _train(
+    task: Task, spec: Spec, seeds: Sequence[int], watch: Callable[[int], None], checkpoints: Path | None
+) -> Tried:
     graph, spec = task.graph.replace(features=task.features), spec.replace(scaling="none")
-    trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device)
-    trainer.fit(watch)
+    shards, checkpoint = shards_of(graph.num_nodes), None
+    trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=shards)
+    if checkpoints is not None:  # of this graph, with this split
+        name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
+        checkpoint = checkpoints / f"{name}.pt"
+    trainer.fit(watch, checkpoint)
     _, logits = trainer.evaluate()
+    if shards is not None:
+        shards.leave(trainer.model)
     scale = 1.0 if spec.norm == "none" else spec.scale
     setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
     candidate = Candidate(spec.model, spec.norm, spec.depth, scale, setting=setting)

@@ -34,11 +34,17 @@ class LabelPropagation:
 
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every α."""
-        for alpha in self.alphas:
-            learn = partial(_learn, alpha=alpha)
+        found = [self._held(fold) for fold in task.folds]
+        for alpha, logits in zip(self.alphas, torch.cat(found).split(1, 1), strict=True):
             candidate = Candidate(self.name, setting=f"α = {alpha:g}")
-            yield task.tried(candidate, task.held_logits(learn), learn)
+            yield task.tried(candidate, logits, partial(_learn, alpha=alpha))
         tick(self.name)
+
+    def _held(self, fold: Task) -> Tensor:
+        """Return what arrives at the nodes that a fold holds out, [m, alphas, classes]."""
+        labels = Known.of(fold.graph).labels_in(fold.graph).to(fold.device)
+        logits = _spread(fold.graph, labels, self.alphas, fold.classes)
+        return logits[fold.graph.validation.to(fold.device)]
 
 
 def _learn(task: Task, alpha: float) -> Spreading:
@@ -61,7 +67,7 @@ class Spreading:
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the logarithm of what arrived of every class, [n, 1, classes]."""
-        return _spread(graph, self.known.labels_in(graph).to(device), self.alpha, self.classes)
+        return _spread(graph, self.known.labels_in(graph).to(device), [self.alpha], self.classes)
 
     def state(self) -> State:
         """Return α and the labels."""
@@ -74,10 +80,13 @@ class Spreading:
         return cls(alpha, Known.restore(saved), saved.classes)
 
 
-def _spread(graph: Graph, labels: Tensor, alpha: float, classes: int) -> Tensor:
+def _spread(graph: Graph, labels: Tensor, alphas: Sequence[float], classes: int) -> Tensor:
+    """Return the logits of ``Spreading`` for every α, [n, alphas, classes], of one walk."""
     given = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
-    matrix, state = propagation(graph.adjacency, "sym").to(labels.device), given
+    given, own = given.unsqueeze(1), torch.tensor(alphas, device=labels.device).unsqueeze(1)
+    matrix = propagation(graph.adjacency, "sym").to(labels.device)
+    state, start = given.expand(-1, len(own), -1), (1 - own) * given
     for _ in range(ROUNDS):
-        state = alpha * (matrix @ state) + (1 - alpha) * given
+        state = own * (matrix @ state) + start
     # Where no label arrives, the most frequent class is the best guess.
-    return (state + 1e-12 * given.sum(0) + 1e-30).log().unsqueeze(1)
+    return (state + 1e-12 * given.sum(0) + 1e-30).log()

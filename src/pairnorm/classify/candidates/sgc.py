@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
+from math import inf
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, check_size, filled
-from pairnorm.classify.regression import fold_regressions, span
+from pairnorm.classify.candidates.base import (
+    Candidate,
+    Found,
+    Network,
+    Task,
+    Tick,
+    check_size,
+    filled,
+    has_many_nodes,
+)
+from pairnorm.classify.regression import GRADIENT, fold_regressions, span
 from pairnorm.nn import SGC, PairNorm, propagation, states
 from pairnorm.train.spec import Norm
 
 SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
 # A depth can be chosen by this many training nodes; the model is then fitted on all of them.
 ENOUGH = 4000
+# After so many depths that brought no smaller loss, a walk over many nodes ends.
+PATIENCE = 3
+# Near enough to the end to compare candidates by; what is chosen is solved to the end.
+ROUGH = 1e-7
 
 
 @dataclass(frozen=True)
@@ -44,44 +59,71 @@ class SGCFamily:
         return walks * len(self.depths) * len(self.fills)
 
     def fit(self, task: Task, tick: Tick) -> Found:
-        """Yield an SGC for every fill, norm, depth and scale; of many training nodes, some decide."""
+        """Yield an SGC for every fill, norm, depth and scale; of many training nodes, some decide.
+
+        Where there are many nodes, a walk ends when some depths in a row have brought nothing.
+        """
         check_size(task.graph)
-        few = _fewer(task)
-        for fill in self.fills:
-            for norm in self.norms:
-                for candidate, state, weight, bias in _sweep(few, fill, norm, self.depths, self.scales, tick):
-                    logits = held_products(task, state, weight, bias)
-                    yield task.tried(candidate, logits, partial(_learn, candidate=candidate))
+        few, many = _fewer(task), has_many_nodes(task.graph)
+        for fill, norm in product(self.fills, self.norms):
+            for scales in _walks(norm, self.scales):
+                least, waited, name = inf, 0, f"SGC{'' if norm == 'none' else '-' + norm}"
+                walk = _sweep(few, fill, norm, self.depths, scales, ROUGH if many else GRADIENT)
+                for place, (state, found) in enumerate(walk, 1):
+                    tried = [
+                        task.tried(
+                            candidate,
+                            held_products(task, state, weight, bias),
+                            partial(_learn, candidate=candidate),
+                        )
+                        for candidate, weight, bias in found
+                    ]
+                    yield from tried
+                    tick(f"{name}, depth {self.depths[place - 1]}")
+                    loss = min(one.candidate.validation_loss for one in tried)
+                    least, waited = (loss, 0) if loss < least else (least, waited + 1)
+                    if waited == PATIENCE and many:
+                        for depth in self.depths[place:]:
+                            tick(f"{name}, depth {depth}: left out")
+                        break
+
+
+def _walks(norm: Norm, scales: Sequence[float]) -> list[Sequence[float]]:
+    """Return the scales that one propagation serves: PairNorm commutes with its scale, all but PN-SCS."""
+    return [[scale] for scale in scales] if norm == "PN-SCS" else [scales]
 
 
 def _sweep(
-    task: Task, fill: str, norm: Norm, depths: Sequence[int], scales: Sequence[float], tick: Tick
-) -> Iterator[tuple[Candidate, Tensor, Tensor, Tensor]]:
-    """Yield (candidate, state, weights, biases) of every depth and scale from one propagation.
-
-    There is a weight for every fold. PairNorm commutes with its scale, all but PN-SCS.
-    """
+    task: Task,
+    fill: str,
+    norm: Norm,
+    depths: Sequence[int],
+    scales: Sequence[float],
+    gradient: float = GRADIENT,
+) -> Iterator[tuple[Tensor, list[tuple[Candidate, Tensor, Tensor]]]]:
+    """Yield, for every depth, its state, and (candidate, weights of every fold, biases) of every scale."""
     graph, device = task.graph, task.device
     start = filled(fill, graph, _reduced(task)[1])
     matrix = propagation(graph.adjacency, task.adjacency).to(device)
-    for group in [[scale] for scale in scales] if norm == "PN-SCS" else [scales]:
-        own = group[0] if norm == "PN-SCS" else 1.0
-        walk = states(start, matrix, None if norm == "none" else PairNorm(own, norm))
-        for depth, state in zip(range(max(depths) + 1), walk, strict=False):
-            if depth not in depths:
-                continue
-            factors = [scale / own for scale in group]
-            for factor, weight, bias in fold_weights(task, state, factors):
-                candidate = Candidate("SGC", norm, depth, own * factor, fill=fill)
-                yield candidate, state, factor * weight, bias
-            tick(f"SGC{'' if norm == 'none' else '-' + norm}, depth {depth}")
+    own = scales[0] if norm == "PN-SCS" else 1.0
+    walk = states(start, matrix, None if norm == "none" else PairNorm(own, norm))
+    for depth, state in zip(range(max(depths) + 1), walk, strict=False):
+        if depth not in depths:
+            continue
+        factors = [scale / own for scale in scales]
+        yield (
+            state,
+            [
+                (Candidate("SGC", norm, depth, own * factor, fill=fill), factor * weight, bias)
+                for factor, weight, bias in fold_weights(task, state, factors, gradient)
+            ],
+        )
 
 
 def _learn(task: Task, candidate: Candidate) -> Network:
     """Learn one SGC from all training nodes."""
     depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
-    swept = _sweep(task, candidate.fill, norm, [depth], [scale], lambda done: None)
-    _, _, weight, bias = next(swept)
+    _, ((_, weight, bias),) = next(_sweep(task, candidate.fill, norm, [depth], [scale]))
     basis = _reduced(task)[0]
     # Without a norm an SGC has no scale of its own, and its weights keep it; PN-SCS has it in its state.
     weight = weight if norm in ("none", "PN-SCS") else weight / scale
@@ -91,7 +133,7 @@ def _learn(task: Task, candidate: Candidate) -> Network:
 
 
 def fold_weights(
-    task: Task, state: Tensor, scales: Sequence[float]
+    task: Task, state: Tensor, scales: Sequence[float], gradient: float = GRADIENT
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on some columns.
 
@@ -99,11 +141,12 @@ def fold_weights(
         task: whose folds.
         state: [n, d], the columns of every node.
         scales: from small to large.
+        gradient: as of ``fold_regressions``.
     """
     train = task.learnable.graph.train
     folds = torch.stack([fold.graph.train[train] for fold in task.folds]).to(state.device)
     labels = task.graph.labels[train].to(state.device)
-    return fold_regressions(state[train.to(state.device)], labels, task.classes, scales, folds)
+    return fold_regressions(state[train.to(state.device)], labels, task.classes, scales, folds, gradient)
 
 
 def held_products(task: Task, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

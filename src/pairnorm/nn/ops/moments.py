@@ -1,9 +1,11 @@
 """The one reduction that PairNorm is made of: count, mean and squares about it, of the nodes of a graph."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError
 from pairnorm.nn.ops.kernels import is_transformed
@@ -41,6 +43,18 @@ class Moments:
     count: Tensor
     mean: Tensor
     squares: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, groups: "Groups") -> "Moments":
+        """Sum up the rows of every graph, in float64; ``x`` is float32 or float64."""
+        shift = groups.mean(x)
+        centred = x - groups.spread(shift)
+        rest = groups.mean(centred)  # what rounding left of the mean
+        centred = centred - groups.spread(rest)
+        mean = shift.double() + rest.double()
+        count = groups.count(x.device).double().view(-1, *[1] * (mean.dim() - 1))
+        squares = groups.sum(centred.square().sum(-1, keepdim=True).double())
+        return cls(count.expand(*mean.shape[:-1], 1), mean, squares)
 
     def merge(self) -> "Moments":
         """Merge the parts of one graph: blocks of a tensor, or what several machines have gathered.
@@ -146,3 +160,77 @@ class Groups:
         """
         x = x - self.mean_of_each(x)
         return x - self.mean_of_each(x)
+
+
+class RunningMoments(nn.Module):
+    """The moments of all rows that it has been shown, in float64 whatever a model is cast to.
+
+    Its buffers are ``count``, ``mean`` ``[..., features]`` and ``mean_square`` ``[..., 1]``; they are empty
+    until rows, or a ``state_dict``, tell how wide they are.
+    """
+
+    count: Tensor
+    mean: Tensor
+    mean_square: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("count", "mean", "mean_square"):
+            self.register_buffer(name, torch.empty(0, dtype=torch.float64))
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        for name, buffer in self.named_buffers():
+            setattr(self, name, buffer.new_empty(0))
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Take in the rows of ``x`` ``[rows, ..., features]``, merged exactly with those before."""
+        self.check(x, empty=True)
+        found = Moments.of(x.to(torch.promote_types(x.dtype, torch.float32)), Groups(x.size(0)))
+        if self.count.numel():
+            before = Moments(
+                self.count.expand_as(found.count),
+                self.mean.unsqueeze(0),
+                (self.count * self.mean_square).unsqueeze(0),
+            )
+            pairs = zip(vars(before).values(), vars(found).values(), strict=True)
+            found = Moments(*(torch.cat(pair) for pair in pairs)).merge()
+        self.count = found.count.flatten()[:1]
+        self.mean, self.mean_square = found.mean[0], (found.squares / found.count.clamp(min=1))[0]
+
+    def check(self, x: Tensor, empty: bool = False) -> None:
+        """Raise an error where there are no moments, or those of something else than ``x``.
+
+        Args:
+            x: rows ``[rows, ..., features]``.
+            empty: whether there may be none yet.
+        """
+        if not self.count.numel():
+            if not empty:
+                raise PairNormError(
+                    "PairNorm(track_statistics=True) has no statistics to go by in eval",
+                    code="not-fitted",
+                    remedy="Call calibrate(model, loader), train it, or load a state_dict.",
+                )
+        elif self.mean.shape != x.shape[1:]:
+            raise PairNormError(
+                f"x has shape {list(x.shape)}, but the statistics are of rows {list(self.mean.shape)}",
+                code="wrong-shape",
+                value=list(x.shape),
+                expected=f"[nodes, {', '.join(map(str, self.mean.shape))}]",
+                remedy="Give every layer a PairNorm of its own.",
+            )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for name, buffer in self.named_buffers():  # half precision would ruin them: only the device changes
+            setattr(self, name, before[name].to(buffer.device))
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        for name, buffer in self.named_buffers():
+            if prefix + name in state_dict:
+                setattr(self, name, buffer.new_empty(state_dict[prefix + name].shape))
+        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]

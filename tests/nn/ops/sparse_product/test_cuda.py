@@ -2,13 +2,17 @@ import pytest
 import torch
 
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn.ops import pattern
 from pairnorm.nn.ops.activation.plain import ACTIVATIONS
 from pairnorm.nn.ops.sparse_product import cuda as kernels
 
 
-@pytest.fixture(params=[3, 64], ids=["rows in pieces", "rows in one piece"])
+@pytest.fixture(
+    params=[(3, 2**31), (64, 2**31), (3, 5)], ids=["rows in pieces", "rows in one piece", "64 bits"]
+)
 def matrix(request, monkeypatch, device):
-    monkeypatch.setattr(kernels, "PIECE", request.param)
+    monkeypatch.setattr(kernels, "PIECE", request.param[0])
+    monkeypatch.setattr(pattern, "MOST_IN_32_BITS", request.param[1])
     dense = torch.randn(7, 12) * (torch.rand(7, 12) < 0.4)
     dense[4], dense[6] = 0, 1
     return SparseMatrix.from_torch(dense).to(device)

@@ -1,14 +1,13 @@
 """A step over mapped arrays in numba, threads sharing out the rows: what a node gathers lies far apart."""
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.nn.ops.jit import kernel
+from pairnorm.nn.ops.simd import LANES, load, store
+from pairnorm.nn.ops.threads import share_out
 
 ROWS_PER_TASK = 2**16
 NONE = np.empty(0, np.float32)
@@ -35,21 +34,16 @@ def hop(
         roots: [n], D̃^(-1/2).
     """
     values, factors = NONE if weight is None else weight, NONE if roots is None else roots
-    share_out(len(x), lambda start, stop: _hop(crow, column, values, factors, x, y, start, stop))
+    share_out(
+        len(x), ROWS_PER_TASK, lambda start, stop: _hop(crow, column, values, factors, x, y, start, stop)
+    )
 
 
 def degree_roots(crow: NDArray[np.int64], weight: Array | None) -> Array:
     """Return D̃^(-1/2) [n], the self-loop counted."""
     result, values = np.empty(len(crow) - 1, np.float32), NONE if weight is None else weight
-    share_out(len(result), lambda start, stop: _roots(crow, values, result, start, stop))
+    share_out(len(result), ROWS_PER_TASK, lambda start, stop: _roots(crow, values, result, start, stop))
     return result
-
-
-def share_out(rows: int, work: Callable[[int, int], Any]) -> None:
-    """Let as many threads as there are cores work on ranges of rows."""
-    starts = range(0, rows, ROWS_PER_TASK)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-        list(threads.map(lambda start: work(start, min(start + ROWS_PER_TASK, rows)), starts))
 
 
 @kernel
@@ -65,35 +59,31 @@ def _roots(crow: Any, values: Any, result: Any, start: int, stop: int) -> None:
 
 @kernel
 def _hop(crow: Any, column: Any, values: Any, factors: Any, x: Any, y: Any, start: int, stop: int) -> None:
-    width, weighted, symmetric = x.shape[1], len(values) > 0, len(factors) > 0
+    weighted, symmetric = len(values) > 0, len(factors) > 0
     for row in range(start, stop):
+        first, last = np.uint64(crow[row]), np.uint64(crow[row + 1])
         own = factors[row] if symmetric else np.float32(1)
-        total = np.float32(1)
-        for place in range(width):
-            y[row, place] = x[row, place] * own
-        for entry in range(crow[row], crow[row + 1]):
-            other = column[entry]
-            if weighted or symmetric:
+        degree = np.float32(last - first + 1)
+        if weighted:
+            degree = np.float32(1)
+            for entry in range(first, last):
+                degree += values[entry]
+        factor = own if symmetric else np.float32(1) / degree
+        for place in range(0, x.shape[1], LANES):
+            total = load(x, row, place) * own
+            for entry in range(first, last):
+                other = column[entry]
                 value = values[entry] if weighted else np.float32(1)
-                total += value
                 value *= factors[other] if symmetric else np.float32(1)
-                for place in range(width):
-                    y[row, place] += x[other, place] * value
-            else:
-                for place in range(width):
-                    y[row, place] += x[other, place]
-        if not weighted:
-            total = np.float32(crow[row + 1] - crow[row] + 1)
-        factor = own if symmetric else np.float32(1) / total
-        for place in range(width):
-            y[row, place] *= factor
+                total = total + load(x, other, place) * value
+            store(y, row, place, total * factor)
 
 
 def column_sums(x: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the sum of every column, in float64."""
     starts = range(0, len(x), ROWS_PER_TASK)
     parts = np.zeros((len(starts), x.shape[1]))
-    share_out(len(x), lambda start, stop: _sums(x, parts[start // ROWS_PER_TASK], start, stop))
+    share_out(len(x), ROWS_PER_TASK, lambda start, stop: _sums(x, parts[start // ROWS_PER_TASK], start, stop))
     return parts.sum(0)
 
 
@@ -112,7 +102,11 @@ def centre(x: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.floa
     high = mean.astype(np.float32)
     low = (mean - high).astype(np.float32)
     parts = np.zeros((-(-len(x) // ROWS_PER_TASK), x.shape[1]))
-    share_out(len(x), lambda start, stop: _centre(x, high, low, parts[start // ROWS_PER_TASK], start, stop))
+    share_out(
+        len(x),
+        ROWS_PER_TASK,
+        lambda start, stop: _centre(x, high, low, parts[start // ROWS_PER_TASK], start, stop),
+    )
     return parts.sum(0)
 
 
@@ -127,7 +121,7 @@ def _centre(x: Any, high: Any, low: Any, result: Any, start: int, stop: int) -> 
 
 def row_squares(x: NDArray[np.float32], result: NDArray[np.float64]) -> None:
     """Add the squared norm of every row to ``result``."""
-    share_out(len(x), lambda start, stop: _row_squares(x, result, start, stop))
+    share_out(len(x), ROWS_PER_TASK, lambda start, stop: _row_squares(x, result, start, stop))
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""PairNorm for tensors larger than a CPU's cache: the plain formula, in blocks that stay inside the cache.
+"""PairNorm for tensors larger than a CPU's cache, without numba: the plain formula, in blocks that fit it.
 
 ``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice, writes once.
 """

@@ -1,4 +1,4 @@
-"""PairNorm in numba, for tensors that fit the cache; ``blocks`` serves larger ones."""
+"""PairNorm in numba, for tensors that fit the cache; ``large`` serves larger ones."""
 
 from typing import Any
 
@@ -24,23 +24,23 @@ def serves(x: Tensor) -> bool:
 
 def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Tensor, Tensor]:
     """Return s·c/r and r; see ``_formula`` in ``plain``."""
-    stacked = _stacked(x)
-    y = empty(stacked.shape)
-    norm = empty(stacked.size(1), stacked.size(0) if individually else 1)
-    _forward(stacked.numpy(), scale, eps, y.numpy(), norm.numpy())
+    rows = stacked(x)
+    y = empty(rows.shape)
+    norm = empty(rows.size(1), rows.size(0) if individually else 1)
+    _forward(rows.numpy(), scale, eps, y.numpy(), norm.numpy())
     return y.view(x.shape), norm.t().reshape(-1, *x.shape[1:-1], 1)
 
 
 def backward(grad: Tensor, y: Tensor, norm: Tensor, scale: float, individually: bool) -> Tensor:
     """Return dL/dx; see ``formula_gradient`` in ``plain``."""
-    stacked = _stacked(y)
-    result = empty(stacked.shape)
-    norms = norm.detach().reshape(-1, stacked.size(1)).t().contiguous().numpy()
-    _backward(_stacked(grad).numpy(), stacked.numpy(), norms, scale, result.numpy())
+    rows = stacked(y)
+    result = empty(rows.shape)
+    norms = norm.detach().reshape(-1, rows.size(1)).t().contiguous().numpy()
+    _backward(stacked(grad).numpy(), rows.numpy(), norms, scale, result.numpy())
     return result.view(y.shape)
 
 
-def _stacked(x: Tensor) -> Tensor:
+def stacked(x: Tensor) -> Tensor:
     """View as ``[nodes, trials, features]``."""
     return x.detach().contiguous().view(x.size(0), -1, x.size(-1))
 

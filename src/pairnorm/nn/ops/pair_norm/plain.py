@@ -30,13 +30,17 @@ class Norm(Protocol):
     def process_group(self) -> object:
         """The ranks whose rows are one graph; None: those of this process are."""
 
+    @property
+    def track_statistics(self) -> bool:
+        """Whether it keeps statistics, and in eval goes by them."""
+
     def __call__(self, x: Tensor, /) -> Tensor:
         """Normalise."""
 
 
 def fuses(norm: Norm, x: Tensor) -> bool:
     """Say whether the kernels that come before ``norm`` can do it at the same time."""
-    alone = norm.process_group is None and norm.mode != "PN-SCS"
+    alone = norm.process_group is None and not norm.track_statistics and norm.mode != "PN-SCS"
     return alone and not blocks.serves(x) and not torch.compiler.is_compiling()
 
 
@@ -64,10 +68,19 @@ def _load(device: str) -> Kernels:
     return cuda
 
 
+@cache
+def _load_large(device: str) -> Kernels:
+    from pairnorm.nn.ops.pair_norm import large
+
+    return large
+
+
 def _choose(x: Tensor, groups: Groups) -> Kernels | None:
     if groups.batch is not None or is_transformed():
         return None
-    return blocks if blocks.serves(x) else choose(_load, x)
+    if not blocks.serves(x):
+        return choose(_load, x)
+    return choose(_load_large, x) or blocks
 
 
 def centre_and_scale(x: Tensor, groups: Groups, scale: float, eps: float, individually: bool) -> Tensor:

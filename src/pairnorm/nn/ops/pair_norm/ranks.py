@@ -86,13 +86,8 @@ class _CentreAndScale(torch.autograd.Function):
 
 def _moments(x: Tensor, groups: Groups, group: "ProcessGroup") -> Moments:
     """Return the moments of every graph over all ranks, ``[graphs, ..., features]``, in float64."""
-    shift = groups.mean(x)
-    centred = x - groups.spread(shift)
-    rest = groups.mean(centred)  # what rounding left of the mean
-    centred = centred - groups.spread(rest)
-    mean = shift.double() + rest.double()
-    squares = groups.sum(centred.square().sum(-1, keepdim=True).double())
-    parts = gather(_pack(_count(mean, groups), mean, squares), group)
+    own = Moments.of(x, groups)
+    parts = gather(_pack(own.count, own.mean, own.squares), group)
     features = x.size(-1)
     count, mean, squares = parts.tensor_split([1, 1 + features], -1)
     merged = Moments(count, mean, squares).merge()

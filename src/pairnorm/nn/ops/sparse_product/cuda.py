@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pairnorm.nn.ops.kernels import on_device
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.pattern import Pattern, place_type
 from pairnorm.nn.ops.tiles import CODES, activated
 
 PIECE = 64
@@ -64,7 +64,8 @@ class Schedule:
         beyond = many[row]
         place[beyond] = torch.arange(int(beyond.sum()), device=crow.device) + rows
         order = (stop - start).argsort(descending=True, stable=True)
-        row, start, stop, place = (of_piece[order].int() for of_piece in (row, start, stop, place))
+        row, place = row[order].int(), place[order].int()
+        start, stop = (bound[order].to(place_type(pattern.num_entries)) for bound in (start, stop))
         return cls(row, start, stop, place, split.int(), split_crow.int(), rows + int(beyond.sum()))
 
 

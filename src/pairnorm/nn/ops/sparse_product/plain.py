@@ -10,7 +10,7 @@ from torch import Tensor
 from pairnorm.errors import PairNormError
 from pairnorm.nn.ops.activation.plain import ACTIVATIONS, activation_gradient
 from pairnorm.nn.ops.kernels import choose
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.pattern import Pattern, place_type
 from pairnorm.sparse import quieten, sparse_csr
 
 
@@ -63,8 +63,8 @@ class SparseMatrix:
         if tensor.layout not in (torch.strided, torch.sparse_csr):
             tensor = tensor.to_sparse_coo().coalesce()
         csr = tensor if tensor.layout == torch.sparse_csr else tensor.to_sparse_csr()
-        pattern = Pattern(csr.crow_indices().int(), csr.col_indices().int(), (csr.size(0), csr.size(1)))
-        return cls(pattern, csr.values())
+        crow = csr.crow_indices().to(place_type(csr.values().numel()))
+        return cls(Pattern(crow, csr.col_indices().int(), (csr.size(0), csr.size(1))), csr.values())
 
     @property
     def num_rows(self) -> int:

@@ -1,0 +1,48 @@
+"""A grid of CUDA has 2³¹ - 1 places along its first axis and 65,535 along the others: checked without one."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pairnorm.nn.ops.activation import cuda as activation
+from pairnorm.nn.ops.dropout import cuda as dropout
+from pairnorm.nn.ops.linear import cuda as linear
+from pairnorm.nn.ops.pair_norm import cuda as pair_norm
+
+NODES = 10_000_000
+
+
+@pytest.fixture
+def grids(monkeypatch):
+    """Put in place of every kernel something that takes down the grid it is launched with."""
+    found = []
+
+    class Recorder:
+        def __getitem__(self, grid):
+            found.append(grid)
+            return lambda *args, **settings: None
+
+    for module in (activation, dropout, linear, pair_norm):
+        for name, value in vars(module).items():
+            if type(value).__module__.startswith("triton"):
+                monkeypatch.setattr(module, name, Recorder())
+    return found
+
+
+@pytest.mark.parametrize(("trials", "features"), [(1, 32), (1, 2000), (50, 32), (1, 1)])
+def test_ten_million_nodes_fit_the_grid(grids, trials, features):
+    x = torch.empty(NODES, trials, features, device="meta")
+    keys = torch.empty(trials, dtype=torch.int32, device="meta")
+    dropout.forward(x, 0.5, keys)
+    activation.forward(x, x[0], "relu")
+    activation.backward(x, x, "relu")
+    for individually in (False, True):
+        _, norm = pair_norm.forward(x, 1.0, 1e-6, individually)
+        pair_norm.backward(x, x, norm, 1.0, individually)
+    weight = torch.empty(trials, features, 32, device="meta")
+    linear.forward(x, weight, None, 0.5, keys, True)
+    assert len(grids) > 10
+    for first, *others in grids:
+        assert 0 < first < 2**31
+        assert all(0 < other < 2**16 for other in others)

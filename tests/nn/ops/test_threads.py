@@ -1,0 +1,84 @@
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.nn import SparseMatrix, pair_norm
+from pairnorm.nn.ops.hop import cpu as hop
+from pairnorm.nn.ops.pair_norm import blocks
+from pairnorm.nn.ops.sparse_product import cpu as sparse_product
+from pairnorm.nn.ops.threads import share_out
+
+
+@pytest.fixture
+def with_threads():
+    """Do it with a number of threads; afterwards there are as many as before."""
+    usual = torch.get_num_threads()
+
+    def done(count, work):
+        torch.set_num_threads(count)
+        return work()
+
+    yield done
+    torch.set_num_threads(usual)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_row_once_in_ranges_that_depend_on_no_thread(with_threads, count):
+    ranges, busy = [], set()
+
+    def work(start, stop):
+        ranges.append((start, stop))
+        busy.add(threading.get_ident())
+
+    with_threads(count, lambda: share_out(10, 4, work))
+    assert sorted(ranges) == [(0, 4), (4, 8), (8, 10)]
+    assert len(busy) <= count
+
+
+def test_an_error_in_a_thread_is_raised(with_threads):
+    with pytest.raises(ZeroDivisionError):
+        with_threads(2, lambda: share_out(4, 1, lambda start, stop: 1 // start))
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_products_do_not_depend_on_threads(with_threads, monkeypatch, trials):
+    dense = torch.randn(50, 50) * (torch.rand(50, 50) < 0.3)
+    matrix, x = SparseMatrix.from_torch(dense), torch.randn(50, trials, 33)
+    expected = torch.einsum("ij,jtf->itf", dense, x)
+    whole = matrix @ x
+    monkeypatch.setattr(sparse_product, "WORTH_A_THREAD", 0)
+    monkeypatch.setattr(sparse_product, "NUMBERS_PER_TASK", 7 * 33 * trials)
+    for count in (1, 2, 3):
+        found = with_threads(count, lambda: matrix @ x)
+        assert torch.equal(found, whole)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_step_and_its_sums_do_not_depend_on_threads(with_threads, monkeypatch):
+    monkeypatch.setattr(hop, "ROWS_PER_TASK", 6)
+    crow, column = np.arange(0, 81, 2), np.random.default_rng(0).integers(0, 40, 80).astype(np.int32)
+    x = np.random.default_rng(1).normal(size=(40, 5)).astype(np.float32) + 100
+
+    def walk():
+        y = np.empty_like(x)
+        hop.hop(crow, column, None, x, y)
+        mean = hop.column_sums(y) / 40
+        return y, mean, hop.centre(y, mean)
+
+    first, *others = (with_threads(count, walk) for count in (1, 2, 3))
+    for other in others:
+        assert all(np.array_equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+def test_pair_norm_of_a_large_tensor_does_not_depend_on_threads(with_threads, mode):
+    x = torch.randn(3 * blocks.BLOCK_ELEMENTS // 64, 64, requires_grad=True)
+
+    def both():
+        y = pair_norm(x, mode=mode)
+        return y, torch.autograd.grad(y.square().sum(), x)[0]
+
+    first, second = (with_threads(count, both) for count in (1, 2))
+    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
