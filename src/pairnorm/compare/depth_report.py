@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pairnorm import plotting
-from pairnorm.compare.depth import EPOCHS, DepthComparison, Table
+from pairnorm.compare.depth import EPOCHS, DepthComparison, Place, Table
 from pairnorm.compare.ranking import Standing, critical_difference, leaders, ranking, told_apart
 from pairnorm.escaping import markdown
 from pairnorm.paper.tables import TITLES, markdown_rows
@@ -333,26 +333,40 @@ def _accuracies(percent: int, rows: Sequence[Row]) -> str:
 def _not_run(table: Table) -> str:
     """Say which parts of what was asked for have no row."""
     wanted = table.wanted
-    places: dict[tuple[str, str], dict[int, dict[str, bool]]] = defaultdict(lambda: defaultdict(dict))
+    groups: dict[tuple[str, str], dict[int, list[Place]]] = defaultdict(lambda: defaultdict(list))
     for place in wanted.places():
-        there = places[place.dataset, place.model][place.depth]
-        there[place.remedy] = there.get(place.remedy, True) and not table.lacking(place)
+        groups[place.dataset, place.model][place.depth].append(place)
     nowhere, lines = list[str](), list[str]()
-    for (dataset, model), depths in places.items():
+    for (dataset, model), depths in groups.items():
         name = f"{markdown(title(wanted, dataset))}, {model}"
-        if not any(any(there.values()) for there in depths.values()):
+        said: dict[str, list[str]] = defaultdict(list)
+        for depth, places in sorted(depths.items()):
+            lacking = [place for place in places if table.lacking(place)]
+            there = [place for place in places if place not in lacking]
+            which = "all" if not there else f"all but {_listed(wanted, there)}"
+            if lacking:
+                said[which if len(there) < len(lacking) else _listed(wanted, lacking)].append(str(depth))
+        if len(said["all"]) == len(depths):
             nowhere.append(name)
-            continue
-        by_names: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for depth, there in sorted(depths.items()):
-            if lacking := tuple(remedy for remedy, done in there.items() if not done):
-                by_names[() if len(lacking) == len(there) else lacking].append(str(depth))
-        said = (f"{', '.join(of)} layers of {_names(names) or 'all'}" for names, of in by_names.items())
-        if by_names:
-            lines.append(f"- {name}: {'; '.join(said)}")
+        elif any(said.values()):
+            parts = (f"{', '.join(of)} layers of {which}" for which, of in said.items() if of)
+            lines.append(f"- {name}: {'; '.join(parts)}")
     if nowhere:
         lines.append(f"- All of {'; '.join(nowhere)}")
     return "## What was not run\n\n" + "\n".join(lines) if lines else ""
+
+
+def _listed(wanted: DepthComparison, places: Sequence[Place]) -> str:
+    """Name the remedies of some places of one depth, with the missing rate where it is not all of them."""
+    rates: dict[str, list[int]] = defaultdict(list)
+    for place in places:
+        rates[place.remedy].append(place.missing_percent)
+    return _names(
+        [
+            remedy if len(of) == len(wanted.missing) else f"{remedy} with {' or '.join(map(features, of))}"
+            for remedy, of in rates.items()
+        ]
+    )
 
 
 def draw(
@@ -360,8 +374,8 @@ def draw(
 ) -> dict[tuple[str, str], list[Path]]:
     """Draw accuracy and effective rank against depth, a figure for every graph and model.
 
-    In colour are six: the user's own remedies, PairNorm's best mode and the best of the others, by mean rank;
-    none is black and what remains is grey.
+    In colour are six: the user's own remedies, what validation chooses, a mode of PairNorm, and the best of the
+    others by mean rank. None is black, and what remains is grey.
 
     Args:
         wanted: the comparison.
@@ -385,9 +399,12 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
     if any(not isnan(row["effective_rank"]) for row in rows):
         measures["effective_rank"] = "effective rank of the last state"
     best = [one.method for one in ranked(rows)[0]] or list(dict.fromkeys(row["remedy"] for row in rows))
-    first = [remedy for remedy in best if "@" in remedy] + [remedy for remedy in best if remedy in PAIR_NORM][
-        :1
+    chosen = [
+        choice.remedy for some in _by(rows, "missing_percent").values() if (choice := Choice.among(some))
     ]
+    first = [remedy for remedy in best if "@" in remedy] + [remedy for remedy in chosen if remedy in best]
+    if not {*first} & {*PAIR_NORM}:
+        first += [remedy for remedy in best if remedy in PAIR_NORM][:1]
     shown = [remedy for remedy in dict.fromkeys([*first, *best]) if remedy != NONE][: len(COLOURS)]
     styles = dict(zip(sorted(shown, key=best.index), ({"color": colour} for colour in COLOURS), strict=False))
     styles[NONE] = {"color": "black", "linestyle": plotting.PLAIN}
