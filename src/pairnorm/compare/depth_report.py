@@ -374,8 +374,8 @@ def draw(
 ) -> dict[tuple[str, str], list[Path]]:
     """Draw accuracy and effective rank against depth, a figure for every graph and model.
 
-    In colour are six: the user's own remedies, what validation chooses, a mode of PairNorm, and the best of the
-    others by mean rank. None is black, and what remains is grey.
+    In colour are six: the user's own remedies, what validation chooses, a mode of PairNorm, and the best of
+    the others by mean rank. None is black, and what remains is grey.
 
     Args:
         wanted: the comparison.
@@ -399,10 +399,9 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
     if any(not isnan(row["effective_rank"]) for row in rows):
         measures["effective_rank"] = "effective rank of the last state"
     best = [one.method for one in ranked(rows)[0]] or list(dict.fromkeys(row["remedy"] for row in rows))
-    chosen = [
-        choice.remedy for some in _by(rows, "missing_percent").values() if (choice := Choice.among(some))
-    ]
-    first = [remedy for remedy in best if "@" in remedy] + [remedy for remedy in chosen if remedy in best]
+    panels = _by(rows, "missing_percent").values()
+    chosen = {choice.remedy for some in panels if (choice := Choice.among(some))}
+    first = [remedy for remedy in best if "@" in remedy] + [remedy for remedy in best if remedy in chosen]
     if not {*first} & {*PAIR_NORM}:
         first += [remedy for remedy in best if remedy in PAIR_NORM][:1]
     shown = [remedy for remedy in dict.fromkeys([*first, *best]) if remedy != NONE][: len(COLOURS)]
