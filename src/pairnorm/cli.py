@@ -9,13 +9,24 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
-from pairnorm.commands import console, datasets, demo, diagnose, fit, pack, predict, report, reproduce
+from pairnorm.commands import (
+    compare,
+    console,
+    datasets,
+    demo,
+    diagnose,
+    fit,
+    pack,
+    predict,
+    report,
+    reproduce,
+)
 from pairnorm.commands.options import Command, Parser
 from pairnorm.errors import PairNormError, closest, is_out_of_memory, quoted
 from pairnorm.version import __version__
 from pairnorm.writing import check_path
 
-COMMANDS = (demo, datasets, fit, predict, diagnose, pack, reproduce, report)
+COMMANDS = (demo, datasets, fit, predict, diagnose, compare, pack, reproduce, report)
 DONE, UNUSABLE, WRONG, FAULT, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141
 
 

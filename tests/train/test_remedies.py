@@ -1,4 +1,5 @@
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,6 +36,15 @@ class Shrink(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.scale
+
+
+class Untuned(Shrink):
+    """Needs a strength, but has no grid."""
+
+    version, grid = "1", ()
+
+    def __init__(self, features: int, strength: float) -> None:
+        super().__init__(features, strength)
 
 
 def spec_of(name: str, model: str = "GCN", depth: int = 3, **more: Any) -> Spec:
@@ -165,8 +175,16 @@ class TestOwn:
         with raises("not-importable", value="no.such:Module"):
             Spec("cora", "GCN", 3, remedy="no.such:Module")
 
+    def test_one_that_does_not_work_is_named(self, raises: Any, graph: Graph) -> None:
+        register("Ungiven", Untuned)
+        with raises("remedy-failed", value=(32,)):
+            train(graph, Spec("csbm", "GCN", 3, remedy="Ungiven"), [0], "cpu")
+        register("Narrow", partial(nn.Linear, out_features=3))
+        with raises("remedy-failed", value=(32,)):
+            train(graph, Spec("csbm", "GCN", 3, remedy="Narrow"), [0], "cpu")
+
     def test_a_store_is_read_without_it(self, raises: Any, tmp_path: Any, graph: Graph) -> None:
-        register("Shrink", Shrink, grid=(0.5, 2.0))
+        register("Shrink", Shrink, version="1", grid=(0.5, 2.0))
         spec = Spec("csbm", "GCN", 2, remedy="Shrink", epochs=3)
         with Store(tmp_path / "s.sqlite") as store:
             assert run([(spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1) == 1

@@ -1,6 +1,7 @@
 """``pairnorm reproduce``: train what a table or figure lacks, then show it against the paper."""
 
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Collection
 from pathlib import Path
@@ -12,6 +13,7 @@ from pairnorm.commands.options import add_command, option
 from pairnorm.errors import PairNormError, real_number, whole_number
 
 if TYPE_CHECKING:
+    from pairnorm.compare.depth import DepthComparison
     from pairnorm.paper.experiments import Selection
     from pairnorm.paper.runner import Outcome
     from pairnorm.train import Progress
@@ -99,10 +101,8 @@ def run(options: Namespace) -> int | None:
 
 
 def _compare(options: Namespace) -> int | None:
-    """Train what a comparison lacks, and write its table."""
+    """Train what a comparison by depth lacks, and write what the store then says of it."""
     from pairnorm.compare import depth
-    from pairnorm.train import Store
-    from pairnorm.writing import whole_file
 
     if len(options.what) > 1:
         raise PairNormError(
@@ -115,27 +115,68 @@ def _compare(options: Namespace) -> int | None:
     given = {
         "datasets": chosen.datasets,
         "models": options.model and options.model.split(","),
-        "remedies": options.remedy and options.remedy.split(","),
+        "remedies": remedies(options.remedy),
         "depths": chosen.depths,
         "missing": chosen.missing,
         "runs": chosen.runs,
         "epochs": chosen.epochs,
     }
     wanted = depth.DepthComparison(**{name: value for name, value in given.items() if value is not None})
-    path, target = options.store or options.out / "depth.sqlite", options.out / "depth.csv"
+    path = options.store or options.out / "depth.sqlite"
     own = [f"--{name} {value}" for name in ("model", "remedy") if (value := getattr(options, name))]
     command = _command(options, " ".join([chosen.options, *own]))
     outcome = train(path, depth, wanted, set(wanted.datasets), command, **_how(options))
     if outcome is None:
         return 130
-    with Store(path) as store:
-        table = depth.Table.read(wanted, store)
-    with whole_file(target) as draft:
-        draft.write_text(table.csv(), encoding="utf-8")
     if outcome.left:
         console.show(f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{safe(command)}[/]")
-    console.show(f"Results: {safe(path)}\nWrote {safe(target)}")
+    console.show(f"Results: {safe(path)}")
+    files = write_depths(wanted, path, options.out, "depth", "reproduce depth")
+    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
     return None
+
+
+def remedies(text: str | None) -> list[str] | None:
+    """Return the remedies that an option names; modules in the working directory can be imported then."""
+    if text is None:
+        return None
+    if ":" in text and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return [name.strip() for name in text.split(",")]
+
+
+def write_depths(wanted: "DepthComparison", path: Path, out: Path, name: str, command: str) -> list[Path]:
+    """Write table, figures and report of a comparison by depth, say so, and return the files.
+
+    Args:
+        wanted: the comparison.
+        path: the store.
+        out: folder of the files.
+        name: of the files, without an ending.
+        command: that the report names.
+    """
+    from pairnorm.compare.depth import Table
+    from pairnorm.compare.depth_report import draw, report
+    from pairnorm.train import Store
+    from pairnorm.writing import whole_file
+
+    with Store(path) as store:
+        table = Table.read(wanted, store)
+    figures: dict[tuple[str, str], list[Path]] = {}
+    try:
+        figures = draw(wanted, list(table.rows()), out / "figures", name)
+    except ImportError as error:
+        console.note(f"there is no figure: it needs {error.name}.")
+    pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
+    texts = {out / f"{name}.csv": table.csv(), out / f"{name}.md": report(table, command, pictures)}
+    for target, text in texts.items():
+        with whole_file(target) as draft:
+            draft.write_text(text, encoding="utf-8")
+    table_file, report_file = texts
+    files = [table_file, *(path for paths in figures.values() for path in paths), report_file]
+    for file in files:
+        console.show(f"Wrote {safe(file)}")
+    return files
 
 
 def _how(options: Namespace) -> dict[str, Any]:

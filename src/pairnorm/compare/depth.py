@@ -4,7 +4,7 @@ import csv
 import io
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import isnan, nan
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pairnorm.data import Graph
 from pairnorm.errors import one_of, whole_number
 from pairnorm.paper.experiments import DATASETS
 from pairnorm.paper.runner import Outcome, Report
@@ -69,6 +70,8 @@ class DepthComparison:
         missing: percentages of missing vectors.
         runs: seeds; the first decides among the grid points, by validation accuracy.
         epochs: of each.
+        graphs: those among ``datasets`` that are not the package's; their features are scaled already.
+        shallow_first: finish a depth before a greater one begins, for time may be up.
 
     >>> small = DepthComparison(["cora"], ["GCN"], ["PN-SI", "GCNII"], depths=[2, 64], missing=[100])
     >>> for place in small.places():
@@ -92,6 +95,8 @@ class DepthComparison:
     missing: Sequence[int] = MISSING
     runs: int = RUNS
     epochs: int = EPOCHS
+    graphs: Mapping[str, Graph] = field(default_factory=dict, compare=False, repr=False)
+    shallow_first: bool = False
 
     def __post_init__(self) -> None:
         for model in self.models:
@@ -111,9 +116,11 @@ class DepthComparison:
 
         Both missing rates are in a slice, for they train side by side.
         """
-        for quadratic, dataset, model in product((False, True), self.datasets, self.models):
+        together = [[depth] for depth in sorted(self.depths)] if self.shallow_first else [self.depths]
+        sorts = product((False, True), self.datasets, self.models)
+        for depths, (quadratic, dataset, model) in product(together, sorts):
             names = self._remedies(dataset, model, quadratic)
-            places = [Place(dataset, model, *rest) for rest in product(names, self.missing, self.depths)]
+            places = [Place(dataset, model, *rest) for rest in product(names, self.missing, depths)]
             if places:
                 yield places
 
@@ -135,6 +142,7 @@ class DepthComparison:
         remedy = find(place.remedy)
         tuned = len(remedy.grid) > 1
         rates = (RATES if tuned else RATES_ALONE)[place.model]
+        settings = {"scaling": "none"} if place.dataset in self.graphs else SETTINGS[place.model]
         return [
             Spec(
                 place.dataset,
@@ -145,7 +153,7 @@ class DepthComparison:
                 learning_rate=rate,
                 remedy=place.remedy,
                 strength=strength,
-                **SETTINGS[place.model],
+                **settings,
                 **remedy.settings,
             )
             for rate, strength in product(rates, remedy.grid[:2] if tuned else (0.0,))
@@ -191,7 +199,7 @@ class Table:
         return first + sum(seed not in found for seed in range(self.wanted.runs))
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows that are complete."""
+        """Yield the rows that are complete: ``COLUMNS``, and the ``accuracies`` of the runs."""
         for place in self.wanted.places():
             if self.lacking(place) or (spec := self.chosen(place)) is None:
                 continue
@@ -218,6 +226,7 @@ def _summary(spec: Spec, results: Sequence[Result]) -> dict[str, Any]:
         for name in MEASURES
     }
     return {
+        "accuracies": accuracies,
         "accuracy": fmean(accuracies),
         "accuracy_std": stdev(accuracies) if len(accuracies) > 1 else nan,
         "validation_accuracy": fmean(trial.validation_accuracy for trial in trials),
@@ -272,6 +281,7 @@ def reproduce(
             store,
             device=device,
             root=root,
+            graphs=dict(wanted.graphs),
             workers=workers,
             on=on,
             measures=measures,

@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from pairnorm.errors import PairNormError, one_of, quoted, whole_number
@@ -122,9 +123,9 @@ def register(
     name: str,
     factory: Callable[..., nn.Module],
     *,
-    version: str = "1",
+    version: str | None = None,
     parameter: str = "strength",
-    grid: tuple[float, ...] = (),
+    grid: tuple[float, ...] | None = None,
     models: tuple[str, ...] = ("GCN", "GAT"),
 ) -> str:
     """Make a module of your own a remedy: it comes behind the activation of every hidden layer.
@@ -134,9 +135,11 @@ def register(
         factory: called with the width of a layer, and, where there is a ``grid``, with the strength; returns
             a module over ``[nodes, features]``, of which every trial and layer has one of its own. Worker
             processes must be able to import it: a class or function at the top of a module.
-        version: part of the name under which trials are stored; change it with the module.
+        version: part of the name under which trials are stored; change it with the module. Default: the
+            factory's attribute of this name, else ``"1"``.
         parameter: what the strength is called.
-        grid: values to tune the strength over, the usual one first; empty where there is none.
+        grid: values to tune the strength over, the usual one first; empty where there is none. Default: the
+            factory's attribute of this name, else empty.
         models: among ``"GCN"`` and ``"GAT"``.
 
     Returns:
@@ -157,6 +160,8 @@ def register(
             value=name,
             expected="a name that can be printed, without an @",
         )
+    version = getattr(factory, "version", "1") if version is None else version
+    grid = getattr(factory, "grid", ()) if grid is None else grid
     key = f"{name}@{version}"
     REMEDIES[key] = Remedy(
         parameter if grid else "",
@@ -176,7 +181,19 @@ def _own_norm(
     make: Callable[..., nn.Module], tuned: bool, features: int, trials: int, strength: float
 ) -> nn.Module:
     given = (features, strength) if tuned else (features,)
-    return PerTrial(partial(make, *given), trials)
+    try:
+        shape = tuple(make(*given).eval()(torch.zeros(3, features)).shape)
+        if shape == (3, features):
+            return PerTrial(partial(make, *given), trials)
+        problem, cause = f"makes {shape} of a state of 3 nodes and {features} features", None
+    except Exception as error:  # whatever a user's module may raise
+        problem, cause = f"does not work on {features} features ({error!r})", error
+    raise PairNormError(
+        f"remedy {getattr(make, '__name__', make)} {problem}",
+        code="remedy-failed",
+        value=given,
+        expected="a module over [nodes, features], made from the width and, with a grid, the strength",
+    ) from cause
 
 
 def stored_name(what: str, name: Any) -> str:
@@ -194,9 +211,7 @@ def stored_name(what: str, name: Any) -> str:
         for path in [name] if ":" in name else paths:
             if name not in _LATEST:
                 module, _, attribute = path.partition(":")
-                factory = _attribute(module, attribute)
-                version, grid = getattr(factory, "version", "1"), getattr(factory, "grid", ())
-                register(name, factory, version=str(version), grid=tuple(grid))
+                register(name, _attribute(module, attribute))
         if name in _LATEST:
             return _LATEST[name]
     return one_of(what, name, [*_OURS, *_LATEST])

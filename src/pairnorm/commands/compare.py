@@ -1,0 +1,142 @@
+"""``pairnorm compare``: remedies against oversmoothing, and the user's own, on the user's graph by depth."""
+
+import shlex
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from pairnorm.commands import console
+from pairnorm.commands.console import safe
+from pairnorm.commands.options import (
+    ENDS,
+    FILES,
+    SHARED,
+    add_command,
+    files_of,
+    option,
+    read_graph,
+    refuse_inputs,
+)
+from pairnorm.commands.reproduce import remedies, train, write_depths
+from pairnorm.errors import PairNormError
+
+if TYPE_CHECKING:
+    from pairnorm.data import Graph
+
+REMEDIES = ("none", "PN-SI", "GCNII", "APPNP", "Residual", "DropEdge", "Skip")
+DEPTHS, RUNS, EPOCHS = "2,8,16", 3, 200
+
+
+def add(commands: Any) -> None:
+    """Add the command and its options."""
+    example = "pairnorm compare --nodes customers.csv --edges payments.csv --label risk"
+    parser = add_command(commands, "compare --nodes FILE --edges FILE --label COLUMN", run, example)
+    parser.either = ("nodes", "dataset")
+    parser.group(
+        "Files",
+        *FILES[1:],
+        nodes=SHARED["nodes"] | {"required": False},
+        dataset=option("NAMES", "Graphs of `pairnorm datasets`, such as cora,citeseer, instead of files."),
+        root=SHARED["root"],
+        out=option("FOLDER", "Folder for the figure, the table, the report and the results.", "comparison"),
+    )
+    parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
+    parser.group(
+        "What",
+        "scaling",
+        model=option("NAMES", "GCN, GAT, SGC, or several.", "GCN"),
+        remedy=option(
+            "NAMES",
+            "Only these remedies, or all. Your own, as package.module:attribute, is compared with the "
+            f"usual ones where no others are named. Default: {','.join(REMEDIES)}.",
+        ),
+        depths=option("NUMBERS", "Numbers of layers.", DEPTHS),
+        missing=option("NUMBERS", "Erase so many percent of the vectors outside train, as 0,100.", "0"),
+        runs=option("N", "Runs of each; the first chooses its settings.", RUNS),
+        epochs=option("N", "Epochs of each.", EPOCHS),
+    )
+    minutes = option("MINUTES", "Start nothing more after this time; small depths come first.")
+    parser.group("Running", "device", "workers", minutes=minutes)
+
+
+def run(options: Namespace) -> int | None:
+    """Compare remedies against oversmoothing on your graph, depth by depth.
+
+    Each has four settings, of which validation chooses. Shows test accuracy and the
+    effective rank of what nodes have become, draws both against depth, and says in a
+    line what to take. The same command goes on where it stopped.
+    """
+    from pairnorm.compare import depth
+    from pairnorm.compare.depth_report import advice, tables
+    from pairnorm.paper.experiments import DATASETS, split_names, split_numbers
+    from pairnorm.train import Store
+
+    named = remedies(options.remedy) or []
+    if all(":" in name for name in named):
+        named = [*REMEDIES, *named]
+    wanted: dict[str, Any] = {
+        "models": options.model.split(","),
+        "remedies": None if named == ["all"] else named,
+        "depths": split_numbers("depths", options.depths),
+        "missing": split_numbers("missing", options.missing),
+        "runs": options.runs,
+        "epochs": options.epochs,
+        "shallow_first": True,
+    }
+    depth.DepthComparison(["graph"], **wanted)  # what is wrong with it is said before files are read
+    if options.dataset is None:
+        refuse_inputs(options.out, *files_of(options))
+        graph = _prepared(options)
+        graphs = {f"graph@{graph.fingerprint}": graph}
+        comparison = depth.DepthComparison([*graphs], **wanted, graphs=graphs)
+    else:
+        comparison = depth.DepthComparison(split_names(options.dataset) or DATASETS, **wanted)
+    path = options.out / "compare.sqlite"
+    how = {key: getattr(options, key) for key in ("device", "workers", "root", "minutes")}
+    command = _command(options)
+    outcome = train(path, depth, comparison, set(comparison.datasets), command, **how)
+    if outcome is None:
+        return 130
+    with Store(path) as store:
+        rows = list(depth.Table.read(comparison, store).rows())
+    for heading, table in tables(comparison, rows):
+        console.show(f"\n{safe(heading)}: test accuracy, and effective rank in brackets")
+        console.table(*table)
+    if outcome.left:
+        console.show(f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{safe(command)}[/]")
+    for line in advice(comparison, rows):
+        console.show(f"[bold]{safe(line)}[/]")
+    console.show(f"\nResults: {safe(path)}")
+    write_depths(comparison, path, options.out, "compare", "compare")
+    return None
+
+
+def _prepared(options: Namespace) -> "Graph":
+    """Read the user's graph, scale its features and complete its split, as ``fit`` does."""
+    from pairnorm.classify import Scaling
+    from pairnorm.classify.holdout import complete_split
+    from pairnorm.classify.scaling import check_features
+
+    graph = read_graph(options).with_structure()
+    if options.label is None and not graph.num_classes:
+        problem, remedy = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
+        raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
+    check_features(graph)
+    split = complete_split(graph)
+    if not split.validation.any() or not split.test.any():
+        problem = f"{graph.name}: no labelled node is left to choose by, or to test on"
+        raise PairNormError(problem, code="too-few-labels", remedy="Label more nodes of every class.")
+    scaled = Scaling.of(graph, options.scaling)
+    console.show(f"Features: {safe(scaled.sentence)}.")
+    # What is missing has its stand-in now.
+    nothing = graph.missing_vectors.new_zeros(graph.num_nodes)
+    return graph.with_split(split).replace(features=scaled(graph), missing=nothing)
+
+
+def _command(options: Namespace) -> str:
+    """Return the command line that goes on where this one stops."""
+    words = ["pairnorm", "compare"]
+    for name, value in vars(options).items():
+        if name != "run" and value not in (None, False):
+            for one in value if isinstance(value, list) else [value]:
+                words += [f"--{name.replace('_', '-')}", str(one)]
+    return shlex.join(words)

@@ -1,0 +1,100 @@
+import sys
+from pathlib import Path
+
+import pytest
+from written import write_customers
+
+from pairnorm import cli
+from pairnorm.commands.compare import REMEDIES
+from pairnorm.train import Store
+
+SMALL = ["--depths", "2,3", "--runs", "2", "--epochs", "3", "--workers", "1", "--device", "cpu"]
+OWN = """
+from torch import nn
+
+class Halved(nn.Module):
+    version, grid = "4", (0.5, 0.25)
+
+    def __init__(self, features, strength):
+        super().__init__()
+        self.strength = strength
+
+    def forward(self, x):
+        return x * self.strength
+"""
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pairnorm.data.GraphWarning", "ignore::pairnorm.classify.ClassifierWarning"
+)
+def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, out = write_customers(tmp_path), tmp_path / "out"
+    words = ["compare", *files.options, "--label", "risk", "--remedy", "none,PN-SI,GCNII", *SMALL]
+    assert cli.main([*words, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "Training 30 trials" in printed
+    assert "customers, GCN, all features: test accuracy, and effective rank in brackets" in printed
+    rows = {cells[0] for line in printed.splitlines() if (cells := line.split()) and "(" in line}
+    assert {"none", "PN-SI", "GCNII"} <= rows
+    assert "of the test nodes right" in printed
+    assert (out / "figures" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    text = (out / "compare.md").read_text(encoding="utf-8")
+    assert "Written by `pairnorm compare`" in text
+    assert "## customers, GCN" in text
+    assert len((out / "compare.csv").read_text().splitlines()) == 1 + 3 * 2
+    assert cli.main([*words, "--out", str(out)]) == 0
+    assert "Training" not in capsys.readouterr().out  # all of it is in the store
+    again = [*words, "--scaling", "none", "--minutes", "0", "--out", str(out)]
+    assert cli.main(again) == 0
+    assert "Time is up: 30 trials are left" in capsys.readouterr().out  # other features are another graph
+
+
+def test_an_own_remedy_goes_from_a_file_to_the_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "halved_for_a_test.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words = ["compare", "--dataset", "cora", "--remedy", "halved_for_a_test:Halved", "--depths", "2"]
+    assert cli.main([*words, "--runs", "1", "--epochs", "1", "--workers", "1", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    named = [line.split()[0] for line in printed.splitlines() if "(" in line and line.split()]
+    assert [*REMEDIES, "Halved@4"] == named
+    assert (tmp_path / "comparison" / "figures" / "compare.png").is_file()
+    with Store(tmp_path / "comparison" / "compare.sqlite") as store:
+        own = {result.spec.strength for result in store.results(remedy="halved_for_a_test:Halved@4")}
+    assert own == {0.5, 0.25}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dataset", "cora", "--remedy", "Whiten"], "remedy is 'Whiten'"),
+        (["--dataset", "cora", "--remedy", "nowhere_at_all:Whiten"], "cannot be imported"),
+        (["--dataset", "coral"], "dataset is 'coral'"),
+        (["--dataset", "cora", "--depths", "1"], "depths is 1; expected"),
+        (["--dataset", "cora", "--model", "GIN"], "model is 'GIN'"),
+    ],
+)
+def test_errors_leave_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert cli.main(["compare", *words, "--out", str(tmp_path / "out")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_or_a_dataset_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compare"]) == 2
+    assert "--nodes or --dataset is needed" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pairnorm.data.GraphWarning", "ignore::pairnorm.classify.ClassifierWarning"
+)
+def test_too_few_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "n.csv").write_text("id,age,risk\na,1,low\nb,2,high\nc,3,\n")
+    (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
+    files = ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
+    assert cli.main(["compare", *files, "--label", "risk", "--out", str(tmp_path / "out")]) == 1
+    assert "no labelled node is left" in capsys.readouterr().err

@@ -1,0 +1,155 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairnorm.compare.depth import DepthComparison, Table
+from pairnorm.compare.depth_report import advice, draw, ranked, report, tables
+from pairnorm.data import csbm
+from pairnorm.train import Trial
+from pairnorm.train.result import Origin, Result
+
+ORIGIN = Origin.here(seconds=1.0, shared_by=1, device="cpu")
+ACCURACY = {
+    ("none", 0): (0.80, 0.30),
+    ("PN-SI", 0): (0.70, 0.65),
+    ("APPNP", 0): (0.79, 0.90),
+    ("none", 100): (0.50, 0.30),
+    ("PN-SI", 100): (0.60, 0.75),
+    ("APPNP", 100): (0.55, 0.60),
+}
+"""Of two depths; runs differ by 0.01."""
+
+
+def a_table(without: tuple[str, int] | None = None, **more: Any) -> Table:
+    """Return the comparison above, all of whose settings are as good; one remedy and depth may be lacking."""
+    wanted = DepthComparison(["cora"], ["GCN"], ["none", "PN-SI", "APPNP"], depths=[2, 16], runs=2, **more)
+    results = []
+    for place in wanted.places():
+        if (place.remedy, place.depth) == without:
+            continue
+        accuracy = ACCURACY[place.remedy, place.missing_percent][place.depth == 16]
+        for spec in wanted.candidates(place):
+            for seed in range(2):
+                values = {"test_accuracy": accuracy + 0.01 * seed, "validation_accuracy": accuracy}
+                losses = {f"{part}_loss": 1.0 for part in ("train", "validation", "test")}
+                measures = {"effective_rank": 10.0 * accuracy}
+                trial = Trial(
+                    seed=seed, best_epoch=1, train_accuracy=1.0, measures=measures, **values, **losses
+                )
+                results.append(Result(spec, trial, ORIGIN))
+    return Table(wanted, results)
+
+
+def line(text: str, start: str) -> list[str]:
+    (found,) = [one for one in text.splitlines() if one.startswith(start)]
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def test_what_to_use_is_what_validation_chooses() -> None:
+    text = report(a_table(), "reproduce depth")
+    assert line(text, "| Cora, GCN | all features | any ")[3:] == [
+        "APPNP, 16 layers", "0.905", "", "0.805 (none, 2 layers)", "0.705 (PN-SI, 2 layers)"
+    ]  # fmt: skip
+    assert line(text, "| Cora, GCN | training nodes' features alone | any ")[3:5] == [
+        "PN-SI, 16 layers",
+        "0.755",
+    ]
+    assert "## What was not run" not in text
+
+
+def test_who_is_best_and_where_pairnorm_stands() -> None:
+    text = report(a_table(), "reproduce depth")
+    assert line(text, "| all features | 2 ")[2:] == ["none", "0.805", "APPNP", "0.705 (PN-SI)", "0.805"]
+    assert "in 2 of 4 situations (2, 16 layers with training nodes' features alone)" in text
+    assert "Ahead of it most often: APPNP (2)." in text
+    assert "Worse than no remedy: 2 layers with all features." in text
+
+
+def test_ranks_are_of_what_all_situations_have() -> None:
+    standings, situations = ranked(list(a_table().rows()))
+    assert situations == 4
+    assert {one.method: one.rank for one in standings} == {"none": 2.5, "PN-SI": 1.75, "APPNP": 1.75}
+    fewer, situations = ranked(list(a_table(without=("APPNP", 16)).rows()))
+    assert situations == 4
+    assert {one.method: one.rank for one in fewer} == {"none": 1.75, "PN-SI": 1.25}
+
+
+def test_what_was_not_run_is_said() -> None:
+    text = report(a_table(without=("APPNP", 16)), "reproduce depth")
+    assert text.endswith("## What was not run\n\n- Cora, GCN: 16 layers of APPNP\n")
+    nothing = report(Table(DepthComparison(["cora", "pubmed"], ["SGC"]), []), "reproduce depth")
+    assert nothing.endswith("- All of Cora, SGC; Pubmed, SGC\n")
+
+
+def test_published_numbers_stand_beside_the_same_protocol_only() -> None:
+    wanted = DepthComparison(["cora"], ["GCN"], ["GCNII"], depths=[32], missing=[0], runs=1)
+    losses = {f"{part}_loss": 1.0 for part in ("train", "validation", "test")}
+    accuracies = {f"{part}_accuracy": 0.8364 for part in ("train", "validation", "test")}
+
+    def written(wanted: DepthComparison) -> str:
+        (place,) = wanted.places()
+        trial = Trial(seed=0, best_epoch=1, **accuracies, **losses)
+        results = [Result(spec, trial, ORIGIN) for spec in wanted.candidates(place)]
+        return report(Table(wanted, results), "x")
+
+    text = written(wanted)
+    assert line(text, "| GCNII, 32 ")[1:] == ["0.853", "0.836"]
+    assert line(text, "| GCNII, 64 ")[1:] == ["0.855", "not run"]
+    shorter = DepthComparison(["cora"], ["GCN"], ["GCNII"], depths=[32], missing=[0], runs=1, epochs=9)
+    assert "Published" not in written(shorter)
+
+
+def test_one_line_of_advice() -> None:
+    table = a_table()
+    with_all, without = sorted(advice(table.wanted, list(table.rows())))
+    assert with_all == (
+        "Cora, GCN, all features: Take APPNP, 16 layers: 90.5% of the test nodes right, against 80.5% with "
+        "none, 2 layers."
+    )
+    assert "Take PN-SI, 16 layers: 75.5%" in without
+    some = [row for row in table.rows() if row["missing_percent"] == 0 and row["depth"] == 2]
+    (alone,) = advice(table.wanted, some)
+    assert alone == "Take no remedy, and 2 layers: 80.5% of the test nodes right. Validation prefers none."
+    close = [{**row, "validation_accuracy": 0.9} if row["remedy"] == "APPNP" else row for row in some]
+    (equal,) = advice(table.wanted, close)
+    assert equal.startswith("Validation prefers APPNP, 2 layers: 79.5%")
+    assert equal.endswith("no remedy is needed here.")
+
+
+def test_tables_for_a_terminal() -> None:
+    table = a_table(missing=[0])
+    ((heading, (headings, lines)),) = tables(table.wanted, list(table.rows()))
+    assert heading == "Cora, GCN, all features"
+    assert headings == ["Remedy", "2 layers", "16 layers"]
+    assert lines[0] == ["none", "0.805 ± 0.007 (8.0)", "0.305 ± 0.007 (3.0)"]
+
+
+@pytest.mark.parametrize("missing", [[0], [0, 100]])
+def test_figures_have_accuracy_and_rank_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: list[int]
+) -> None:
+    from pairnorm import plotting
+
+    drawn = []
+    monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append((name, figure)) or [])
+    table = a_table(missing=missing)
+    draw(table.wanted, list(table.rows()), tmp_path, "depth")
+    ((name, figure),) = drawn
+    assert name == "depth"
+    assert len(figure.axes) == 2 * len(missing)
+    for axis in figure.axes:
+        assert len(axis.lines) == 3
+    assert [text.get_text() for text in figure.axes[-1].get_xticklabels()] == ["2", "16"]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sorted(labels) == ["APPNP", "PN-SI", "none"]
+    by_label = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    assert by_label["APPNP"] == pytest.approx([0.795, 0.905])
+
+
+def test_a_users_graph_keeps_its_name() -> None:
+    graph = csbm(100, classes=2, seed=0).replace(name="my|graph")
+    wanted = DepthComparison(
+        ["graph@1"], ["SGC"], ["none"], depths=[2], missing=[0], graphs={"graph@1": graph}
+    )
+    assert "my\\|graph, SGC" in report(Table(wanted, []), "compare")
