@@ -201,7 +201,7 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
     "no label column": (lambda f: None, {"--label": None}, "Name the column that holds them: --label"),
     "empty file": (lambda f: write(f.nodes), {}, "the file is empty"),
     "no rows": (lambda f: write(f.nodes, "customer,age,risk"), {}, "no rows under the header"),
-    "wrong delimiter": (lambda f: replace(f.nodes, ",", ";"), {}, "Pass --delimiter ';'"),
+    "wrong delimiter": (lambda f: replace(f.nodes, ",", ";"), {"--delimiter": ":"}, "Pass --delimiter ';'"),
     "missing column": (lambda f: None, {"--label": "risks"}, "no column 'risks' (label)"),
     "no such file": (lambda f: f.edges.unlink(), {}, "there is no such file"),
     "no edges": (lambda f: None, {"--edges": None}, "Pass --edges …"),

@@ -86,7 +86,7 @@ def test_a_remedy_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter:
     nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
     nodes.write_text(f"id{delimiter}age\na{delimiter}31\nb{delimiter}25\n")
     edges.write_text(f"source{delimiter}target\na{delimiter}b\n")
-    options = argparse.Namespace(nodes=[nodes], edges=[edges])
+    options = argparse.Namespace(nodes=[nodes], edges=[edges], delimiter=":")
     with pytest.raises(PairNormError) as caught:
         read_graph(options)
     remedy = re.search(r"Pass (--delimiter .*)\.$", caught.value.typed())
