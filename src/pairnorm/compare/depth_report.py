@@ -117,7 +117,7 @@ def _advice(rows: Sequence[Row]) -> str:
         return f"Take {text}."
     text += f", against {plain.accuracy:.1%} with {plain}"
     if not told_apart(best.accuracies, plain.accuracies):
-        return f"Validation prefers {text}; the runs do not tell them apart: no remedy is needed here."
+        return f"Validation prefers {text}; these runs do not tell it apart from none. More runs may."
     if best.accuracy < plain.accuracy:
         return f"Take no remedy, and {plain.depth} layers: validation prefers {text}."
     return f"Take {text}."
