@@ -255,16 +255,6 @@ def holds_model(place: Path) -> bool:
     return isinstance(facts, dict) and {"format", "pairnorm"} <= facts.keys()
 
 
-def read_facts(place: Path) -> dict[str, Any]:
-    """Return what ``model.json`` says, checked.
-
-    Args:
-        place: the folder.
-    """
-    with steady_folder(place):
-        return _read(place).model_dump()
-
-
 def _read(place: Path) -> Facts:
     path = place / FACTS
     if not path.is_file():

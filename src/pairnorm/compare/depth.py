@@ -2,7 +2,6 @@
 
 import csv
 import io
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -20,6 +19,7 @@ from pairnorm.paper.runner import Outcome, Report
 from pairnorm.train import Spec, Store, run
 from pairnorm.train.remedies import REMEDIES, find, stored_name
 from pairnorm.train.result import Result
+from pairnorm.train.schedule import until
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
 MISSING = (100, 0)
@@ -270,10 +270,7 @@ def reproduce(
         on: ``"here"`` or ``"ray"``.
         progress: is told the stage and how far it is.
     """
-    end = None if minutes is None else time.monotonic() + 60 * minutes
-
-    def should_stop() -> bool:
-        return end is not None and time.monotonic() >= end
+    should_stop = until(minutes)
 
     def train(stage: str, pairs: Iterable[tuple[Spec, int]], measures: Sequence[str]) -> int:
         return run(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.classify.holdout import reachable
 from pairnorm.data import Graph, Missing, Split, features_after, load
 from pairnorm.data.named import data_folder
 from pairnorm.data.random import Stream
@@ -359,8 +360,7 @@ def components(graph: Graph) -> Tensor:
 
 def reached(graph: Graph) -> Tensor:
     """Return bool [n]: the nodes that share a component with a training node."""
-    members = components(graph)
-    return torch.isin(members, members[graph.train.cpu()])
+    return reachable(graph, graph.train)
 
 
 def largest_component(graph: Graph) -> Graph:

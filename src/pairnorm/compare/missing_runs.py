@@ -21,6 +21,7 @@ from pairnorm.errors import PairNormError
 from pairnorm.nn import propagation
 from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.result import Origin
+from pairnorm.train.schedule import until
 from pairnorm.writing import whole_file
 
 ALPHAS = (0.5, 0.8, 0.95, 0.99)
@@ -167,10 +168,7 @@ def compare(
         minutes: start nothing more after this time.
         progress: is called now and then.
     """
-    end = None if minutes is None else time.monotonic() + 60 * minutes
-
-    def should_stop() -> bool:
-        return end is not None and time.monotonic() >= end
+    should_stop = until(minutes)
 
     for protocol in protocols:
         for dataset in protocol.datasets if protocol.trained else ():

@@ -1,6 +1,5 @@
 """Training what experiments lack, on a machine that has little but torch; it goes on where it stopped."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pairnorm.paper.experiments import CASE_STUDY, Experiment
 from pairnorm.paper.results import Results
 from pairnorm.train import Progress, Spec, Store, run
 from pairnorm.train.engine import find_device
+from pairnorm.train.schedule import until
 
 Report = Callable[[str, Progress], None]
 """Is told the stage and how far it is."""
@@ -49,10 +49,7 @@ def reproduce(
         on: ``"here"`` or ``"ray"``, see ``run``; a case study is done here.
         progress: is called now and then.
     """
-    end = None if minutes is None else time.monotonic() + 60 * minutes
-
-    def should_stop() -> bool:
-        return end is not None and time.monotonic() >= end
+    should_stop = until(minutes)
 
     def train(stage: str, pairs: Iterable[tuple[Spec, int]], measures: Sequence[str] = ()) -> int:
         return run(

@@ -1,6 +1,7 @@
 """Running many cells: what the store lacks is planned, trained, and written as it finishes."""
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
@@ -31,6 +32,12 @@ class Progress:
     total: int
     trials: int
     label: str
+
+
+def until(minutes: float | None) -> Callable[[], bool]:
+    """Return what says whether so much time has passed since now, for ``should_stop``; None for never."""
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    return lambda: end is not None and time.monotonic() >= end
 
 
 def run(
