@@ -18,12 +18,19 @@ from torch import Tensor
 from pairnorm.data import io
 from pairnorm.data.adjacency import check_adjacency, check_edges, csr_matrix, most_empty, symmetric_adjacency
 from pairnorm.data.encoder import Column, Encoder, Options, align_features
-from pairnorm.data.features import all_finite, check_infinite, nan_as_missing, stored_rows, stored_values
+from pairnorm.data.features import (
+    STRUCTURE,
+    all_finite,
+    check_infinite,
+    nan_as_missing,
+    stored_rows,
+    stored_values,
+    structural_features,
+)
 from pairnorm.data.labels import class_codes
 from pairnorm.data.packed import PackedGraph
 from pairnorm.data.readers import Given, name_of
 from pairnorm.data.split import Split, split_by_name
-from pairnorm.data.structure import STRUCTURE, structural_features
 from pairnorm.data.tables import readable, shown
 from pairnorm.errors import PairNormError, quoted, whole_number
 from pairnorm.sparse import sparse_csr
@@ -203,7 +210,7 @@ class Graph:
     def with_structure(self) -> Graph:
         """Return a graph without features with some that tell of its structure: degrees, core number, ...
 
-        They are those of ``pairnorm.data.structure.STRUCTURE``. A graph that has features stays as it is.
+        They are those of ``pairnorm.data.features.STRUCTURE``. A graph that has features stays as it is.
         """
         if self.num_features:
             return self
