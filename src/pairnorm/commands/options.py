@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import shlex
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -194,6 +195,16 @@ def add_command(commands: Any, usage: str, run: Callable[[Namespace], int | None
 def columns_of(options: Namespace) -> dict[str, Any]:
     """Return what a user says of tables, by name."""
     return {name: value for name in COLUMNS if (value := getattr(options, name, None))}
+
+
+def command_line(name: str, options: Namespace, *arguments: str) -> str:
+    """Return the command that goes on where this one stops, with the options that were given."""
+    words = ["pairnorm", name, *arguments]
+    for one, value in vars(options).items():
+        if one not in ("run", "what") and value not in (None, False, "auto", "here"):
+            for each in value if isinstance(value, list) else [value]:
+                words += [f"--{one.replace('_', '-')}", str(each)]
+    return shlex.join(words)
 
 
 def _count(text: str) -> int | str:
