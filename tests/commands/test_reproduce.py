@@ -188,19 +188,9 @@ def test_depth_has_a_store_and_a_table_of_its_own(tmp_path: Path, capsys: pytest
     assert "a command of its own" in " ".join(capsys.readouterr().err.split())
 
 
-MISSING = [
-    "reproduce",
-    "missing",
-    "--protocol",
-    "ssnc-mv",
-    "--dataset",
-    "cora",
-    "--runs",
-    "1",
-    "--epochs",
-    "1",
-]
-MISSING += ["--model", "SGC,label propagation", "--missing", "0", "--workers", "1", "--device", "cpu"]
+MISSING = ["reproduce", "missing", "--protocol", "ssnc-mv", "--dataset", "cora", "--runs", "1"]
+MISSING += ["--epochs", "1", "--missing", "0", "--workers", "1", "--device", "cpu"]
+MISSING += ["--model", "SGC,label propagation"]
 
 
 def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
@@ -223,7 +213,7 @@ def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["reproduce", "missing", "table1"], "a command each"),
+        (["reproduce", "missing", "table1"], "a command of its own"),
         (["reproduce", "missing", "--depths", "2"], "Leave out --depths"),
         (["reproduce", "missing", "--missing", "many"], "missing is 'many'"),
         (["reproduce", "missing", "--protocol", "fp"], "protocol is 'fp'"),

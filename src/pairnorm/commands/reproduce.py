@@ -104,7 +104,7 @@ def _compare(options: Namespace) -> int | None:
             f"{', '.join(options.what)} are asked for together",
             code="not-together",
             value=options.what,
-            remedy="Give depth and missing a command each: they have stores of their own.",
+            remedy="Give each of depth and missing a command of its own: it has a store of its own.",
         )
     (what,) = options.what
     path = options.store or options.out / f"{what}.sqlite"
