@@ -244,6 +244,12 @@ def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
     return None if remedy.norm is None else partial(remedy.norm, 0, trials, spec.strength)
 
 
+def sgc_settings(spec: Spec, trials: int = 1) -> dict[str, Any]:
+    """Return all that makes the SGC of a spec, but for its weights."""
+    own = {name: getattr(spec, name) for name in ("depth", "scale", "dropout", "adjacency")}
+    return {"norm": make_norm(spec, trials) or spec.mode, **own}
+
+
 def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
     """Give the norms that want it the degree of every node; return the module."""
     for norm in module.modules():
