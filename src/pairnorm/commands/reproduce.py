@@ -347,7 +347,7 @@ def train(
 
 
 def check_running(
-    device: str, workers: int | None, minutes: float | None, on: str = "here", **others: Any
+    device: str, workers: int | None = None, minutes: float | None = None, on: str = "here", **others: Any
 ) -> None:
     """Raise an error if what says where and how long to run cannot be, before anything is read."""
     from pairnorm.train.engine import find_device
