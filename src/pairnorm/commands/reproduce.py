@@ -15,6 +15,7 @@ from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison
+    from pairnorm.compare.missing import Protocol
     from pairnorm.paper.experiments import Selection
     from pairnorm.paper.runner import Outcome
     from pairnorm.train import Progress
@@ -137,7 +138,6 @@ def _depth(options: Namespace, path: Path) -> int | None:
 
 def _missing(options: Namespace, path: Path) -> int | None:
     from pairnorm.compare.missing import Selection
-    from pairnorm.compare.missing_report import draw, lines, report, write_csv
     from pairnorm.compare.missing_runs import Found, compare, count_lacking
 
     if options.depths is not None or options.on != "here":
@@ -149,7 +149,7 @@ def _missing(options: Namespace, path: Path) -> int | None:
             depths=...,
             on=...,
         )
-    how, out = _how(options), options.out
+    how = _how(options)
     check_running(**how)
     chosen = Selection(
         _several(options.protocol, str),
@@ -159,7 +159,7 @@ def _missing(options: Namespace, path: Path) -> int | None:
         options.runs,
         options.epochs,
     ).chosen()
-    lacking, left = count_lacking(chosen, Found.read(path)), 0
+    lacking = count_lacking(chosen, Found.read(path))
     if lacking:
         console.show(f"{lacking:,} runs at least are lacking; what is in {safe(path)} is not run again.")
 
@@ -167,14 +167,26 @@ def _missing(options: Namespace, path: Path) -> int | None:
         if now.trials:
             tell(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
 
+    del how["on"]
     try:
         with console.progress() as tell:
-            if lacking:
-                del how["on"]
-                left = compare(chosen, path, progress=progress, **how)
+            left = compare(chosen, path, progress=progress, **how) if lacking else 0
     except KeyboardInterrupt:
         console.show(f"\n[yellow]Stopped.[/] Go on with: [bold]{safe(_command(options))}[/]")
         return 130
+    files = _write_missing(chosen, path, options.out)
+    tell_left(left, _command(options), "runs")
+    console.show(f"Results: {safe(path)}")
+    tell_written(files)
+    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
+    return None
+
+
+def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
+    """Show and write what the store says of the comparison where features are missing; return the files."""
+    from pairnorm.compare.missing_report import draw, lines, report, write_csv
+    from pairnorm.compare.missing_runs import Found
+
     found = lines(chosen, Found.read(path))
     rows = [
         (
@@ -192,11 +204,7 @@ def _missing(options: Namespace, path: Path) -> int | None:
     write_csv(found, files[0])
     with whole_file(files[-1]) as draft:
         draft.write_text(report(chosen, found, "figures/missing.png" if figures else None), encoding="utf-8")
-    tell_left(left, _command(options), "runs")
-    console.show(f"Results: {safe(path)}")
-    tell_written(files)
-    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
-    return None
+    return files
 
 
 def _several(text: str | None, read: Callable[[str], Value]) -> list[Value] | None:
