@@ -12,6 +12,8 @@ from pairnorm.commands.options import (
     add_command,
     command_line,
     files_of,
+    names_in,
+    numbers_in,
     option,
     read_graph,
     refuse_inputs,
@@ -67,17 +69,17 @@ def run(options: Namespace) -> int | None:
     """
     from pairnorm.compare import depth
     from pairnorm.compare.depth_report import advice, tables
-    from pairnorm.paper.experiments import DATASETS, split_names, split_numbers
+    from pairnorm.paper.experiments import DATASETS
     from pairnorm.train import Store
 
     named = remedies(options.remedy) or []
     if all(":" in name for name in named):
         named = [*REMEDIES, *named]
     wanted: dict[str, Any] = {
-        "models": options.model.split(","),
+        "models": names_in("model", options.model),
         "remedies": None if named == ["all"] else named,
-        "depths": split_numbers("depths", options.depths),
-        "missing": split_numbers("missing", options.missing),
+        "depths": numbers_in("depths", options.depths),
+        "missing": numbers_in("missing", options.missing),
         "runs": options.runs,
         "epochs": options.epochs,
         "shallow_first": True,
@@ -89,7 +91,9 @@ def run(options: Namespace) -> int | None:
         graphs = {f"graph@{graph.fingerprint}": graph}
         comparison = depth.DepthComparison([*graphs], **wanted, graphs=graphs)
     else:
-        comparison = depth.DepthComparison(split_names(options.dataset) or DATASETS, **wanted)
+        comparison = depth.DepthComparison(
+            names_in("dataset", options.dataset, DATASETS) or DATASETS, **wanted
+        )
     path = options.out / "compare.sqlite"
     how = {key: getattr(options, key) for key in ("device", "workers", "root", "minutes")}
     command = command_line("compare", options)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, command_line, option
-from pairnorm.errors import PairNormError, quoted, real_number, whole_number
+from pairnorm.commands.options import add_command, command_line, names_in, numbers_in, option
+from pairnorm.errors import PairNormError, real_number, whole_number
 from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ def _depth(options: Namespace, path: Path) -> int | None:
     from pairnorm.compare import depth
 
     chosen = selection(options)
-    given = {
+    given: dict[str, Any] = {
         "datasets": chosen.datasets,
-        "models": options.model and options.model.split(","),
+        "models": names_in("model", options.model),
         "remedies": remedies(options.remedy),
         "depths": chosen.depths,
         "missing": chosen.missing,
@@ -152,10 +152,10 @@ def _missing(options: Namespace, path: Path) -> int | None:
     how = _how(options)
     check_running(**how)
     chosen = Selection(
-        _several(options.protocol, str),
-        _several(options.dataset, str),
-        _several(options.model, str),
-        _several(options.missing, _percent),
+        names_in("protocol", options.protocol),
+        names_in("dataset", options.dataset),
+        names_in("model", options.model),
+        numbers_in("missing", options.missing, float),
         options.runs,
         options.epochs,
     ).chosen()
@@ -205,25 +205,6 @@ def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path
     with whole_file(files[-1]) as draft:
         draft.write_text(report(chosen, found, "figures/missing.png" if figures else None), encoding="utf-8")
     return files
-
-
-def _several(text: str | None, read: Callable[[str], Value]) -> list[Value] | None:
-    """Read ``cora,citeseer``; None and ``all`` stand for no choice."""
-    if text is None or text == "all":
-        return None
-    return [read(word.strip()) for word in text.split(",")]
-
-
-def _percent(word: str) -> float:
-    try:
-        return float(word.removesuffix("%"))
-    except ValueError:
-        raise PairNormError(
-            f"missing is {quoted(word)}",
-            code="not-a-number",
-            value=word,
-            expected="numbers with commas, such as 50,99.5",
-        ) from None
 
 
 def remedies(text: str | None) -> list[str] | None:
@@ -294,10 +275,11 @@ def _command(options: Namespace) -> str:
 
 def selection(options: Namespace, *what: str) -> "Selection":
     """Return as much of the named experiments as the options ask for."""
-    from pairnorm.paper.experiments import Selection, split_names, split_numbers
+    from pairnorm.paper.experiments import DATASETS, Selection
 
-    depths, missing = (split_numbers(name, getattr(options, name)) for name in ("depths", "missing"))
-    return Selection(what, split_names(options.dataset), options.runs, options.epochs, depths, missing)
+    graphs = names_in("dataset", options.dataset, DATASETS)
+    depths, missing = (numbers_in(name, getattr(options, name)) for name in ("depths", "missing"))
+    return Selection(what, graphs, options.runs, options.epochs, depths, missing)
 
 
 def train(
