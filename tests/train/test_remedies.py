@@ -113,7 +113,6 @@ def test_what_is_built() -> None:
     assert isinstance(residual.norms[0], BatchNorm)
     assert residual.order == "before"
     assert residual.residuals is not None
-    assert built("Residual", strength=0.2).dropout == 0.2
     assert built("NodeNorm", strength=3).norms[0].p == 3
     assert built("PN-SI", strength=10).norm.scale == 10
     assert built("Skip", strength=2).skip == 2
@@ -130,10 +129,6 @@ class TestSpec:
         )
         assert Spec("cora", "GAT", 8, remedy="Skip", strength=2) == Spec("cora", "GAT", 8, skip=2)
         assert Spec("cora", "GCN", 8, remedy="none", strength=3) == Spec("cora", "GCN", 8)
-        residual = Spec("cora", "GCN", 8, remedy="Residual", dropout=0.2)
-        assert residual == Spec("cora", "GCN", 8, remedy="Residual", strength=0.2)
-        assert (residual.remedy, residual.strength, residual.dropout) == ("Residual", 0.0, 0.2)
-        assert Spec("cora", "GCN", 8, remedy="Residual").dropout == 0.6
 
     def test_the_usual_strength_stands_in_the_text(self) -> None:
         spec = Spec("cora", "GCN", 8, remedy="DropEdge")
@@ -159,8 +154,6 @@ class TestSpec:
             Spec("cora", "GCN", 8, remedy="Batchnorm")
         with raises("not-a-whole-number", value=1.5):
             Spec("cora", "GCN", 8, remedy="Skip", strength=1.5)
-        with raises("not-a-number", value=1.5):
-            Spec("cora", "GCN", 8, remedy="Residual", strength=1.5)
         assert Spec("cora", "GCN", 8, norm="PN", remedy="DropEdge").norm == "PN"
 
 

@@ -33,10 +33,11 @@ INTRODUCTION = """\
 # Depth: which remedy where
 
 Written by `pairnorm {command}` from the runs in the store. Mean test accuracy ± standard deviation over
-{runs} runs of {epochs} epochs. Every remedy had four settings at every depth, of which the first run's
-validation accuracy chose. At 100% missing only training nodes have features. Two means are told apart where
-they differ by more than two standard errors over the runs, pair by pair; a run draws weights, dropout and
-missing features, but never another split, and other splits differ by more.
+{runs} runs of {epochs} epochs. Every remedy had four settings at every depth, of learning rate, dropout and
+its own parameter, of which the first run's validation accuracy chose. At 100% missing only training nodes
+have features. Two means are told apart where they differ by more than two standard errors over the runs, pair
+by pair; a run draws weights, dropout and missing features, but never another split, and other splits differ
+by more.
 """
 CHOSEN = """\
 Remedy and depth by validation accuracy, among all of a situation; beside it those that are as good or not

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pairnorm.errors import PairNormError, one_of, quoted
+from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.nn import APPNP, GAT, GCN, GCNII
 from pairnorm.nn.norms import NORMS, BatchNorm, make_norm
 from pairnorm.nn.per_trial import ModelPerTrial, PerTrial
@@ -32,24 +32,22 @@ class Remedy:
     Args:
         parameter: what the formula calls ``Spec.strength``; empty where there is nothing to tune.
         grid: values to tune it over; the first is the usual one, which a strength of 0 stands for.
-        spec_field: of a ``Spec``, that holds it.
         models: it applies to.
         norm: makes the norm of a layer from its width, the number of trials and the strength.
         options: arguments of ``GCN`` and ``GAT``, from the strength.
         model: makes the model instead: takes what GCN does, and the strength under ``parameter``, if any.
-        fields: of a ``Spec`` that say the same, but for the parameter.
+        fields: of a ``Spec`` that say the same, from the strength.
         settings: fields of a ``Spec`` that belong to its published form.
         quadratic: whether an epoch takes time in the square of the number of nodes.
     """
 
     parameter: str = ""
     grid: tuple[float, ...] = ()
-    spec_field: str = "strength"
     models: tuple[str, ...] = ("GCN", "GAT")
     norm: Callable[[int, int, float], nn.Module] | None = None
     options: Callable[[float], Mapping[str, Any]] | None = None
     model: Callable[..., GCNII | APPNP | ModelPerTrial] | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Callable[[float], Mapping[str, Any]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     quadratic: bool = False
 
@@ -81,11 +79,15 @@ def _norm(name: str, *grid: float, **more: Any) -> Remedy:
 
 
 def _pair_norm(mode: str) -> Remedy:
-    return Remedy("scale", (1.0, 10.0), "scale", _ANY, fields={"norm": mode})
+    return Remedy("scale", (1.0, 10.0), _ANY, fields=lambda scale: {"norm": mode, "scale": scale})
 
 
 def _batch_norm(features: int, trials: int, strength: float) -> nn.Module:
     return BatchNorm(features, trials=trials)
+
+
+def _skip(t: float) -> dict[str, Any]:
+    return {"skip": whole_number("strength", int(t) if t == int(t) else t, least=1)}
 
 
 _ANY = ("SGC", "GCN", "GAT")
@@ -105,21 +107,14 @@ _OURS = {
     "GraphNorm": _norm("GraphNorm"),
     "DiffGroupNorm": _norm("DiffGroupNorm", 0.01, 0.001),
     "ContraNorm": _norm("ContraNorm", 0.5, 0.2, quadratic=True),
-    "Skip": Remedy("t", (1.0, 2.0), "skip", fields={"skip": 1}),
-    # As in the authors' code: the norm comes behind the sum, and before the activation. Its dropout is tuned
-    # there too: no neighbours average out what falls on the linear path, and at 16 layers 0.6 leaves nothing.
-    "Residual": Remedy(
-        "dropout",
-        (0.6, 0.2),
-        "dropout",
-        norm=_batch_norm,
-        options=lambda _: {"residual": True, "order": "before"},
-    ),
+    "Skip": Remedy("t", (1.0, 2.0), fields=_skip),
+    # As in the authors' code: the norm comes behind the sum, and before the activation.
+    "Residual": Remedy(norm=_batch_norm, options=lambda _: {"residual": True, "order": "before"}),
     "JK-concat": Remedy(options=lambda _: {"jump": "concat"}),
     "JK-max": Remedy(options=lambda _: {"jump": "max"}),
-    "DropEdge": Remedy("rate", (0.5, 0.2), models=("GCN",), options=lambda rate: {"drop_edge": rate}),
-    "GCNII": Remedy("alpha", (0.1, 0.5), models=("GCN",), model=GCNII, settings=_SYMMETRIC),
-    "APPNP": Remedy("alpha", (0.1, 0.2), models=("GCN",), model=APPNP, settings=_SYMMETRIC),
+    "DropEdge": Remedy("rate", (0.5, 0.2), ("GCN",), options=lambda rate: {"drop_edge": rate}),
+    "GCNII": Remedy("alpha", (0.1, 0.5), ("GCN",), model=GCNII, settings=_SYMMETRIC),
+    "APPNP": Remedy("alpha", (0.1, 0.2), ("GCN",), model=APPNP, settings=_SYMMETRIC),
 }
 REMEDIES: dict[str, Remedy] = dict(_OURS)
 """Those that are known, by the name under which trials are stored."""
@@ -179,9 +174,7 @@ def register(
     REMEDIES[key] = Remedy(
         parameter if grid else "",
         tuple(map(float, grid)),
-        models=("GCN",)
-        if kind == "model"
-        else tuple(one_of("model", model, ("GCN", "GAT")) for model in models),
+        ("GCN",) if kind == "model" else tuple(one_of("model", model, ("GCN", "GAT")) for model in models),
         norm=partial(_own_norm, factory, bool(grid)) if kind == "norm" else None,
         model=partial(_own_model, factory) if kind == "model" else None,
     )
