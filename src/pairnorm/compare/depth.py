@@ -204,7 +204,8 @@ class Table:
             if self.lacking(place) or (spec := self.chosen(place)) is None:
                 continue
             results = [self._found[spec][seed] for seed in range(self.wanted.runs)]
-            yield {**place._asdict(), **_summary(spec, results)}
+            strength = getattr(spec, find(place.remedy).spec_field)
+            yield {**place._asdict(), "strength": strength, **_summary(spec, results)}
 
     def csv(self) -> str:
         """Return the complete rows as text."""
@@ -233,7 +234,6 @@ def _summary(spec: Spec, results: Sequence[Result]) -> dict[str, Any]:
         "train_accuracy": fmean(trial.train_accuracy for trial in trials),
         "runs": len(trials),
         "learning_rate": spec.learning_rate,
-        "strength": spec.skip or (spec.scale if spec.norm != "none" else spec.strength),
         **measures,
         "seconds_per_epoch": fmean(
             result.origin.seconds / result.origin.shared_by / spec.epochs for result in results

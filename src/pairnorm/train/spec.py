@@ -257,12 +257,15 @@ def _remedied(values: dict[str, Any]) -> dict[str, Any]:
             value=values["model"],
             expected=f"one of {', '.join(remedy.models)}",
         )
-    strength = (strength or remedy.grid[0]) if remedy.grid else 0.0
-    said: dict[str, Any] = {}
-    if remedy.fields is not None:
-        said = {"remedy": "none", "strength": 0.0, **remedy.fields(strength)}
-        if not values["strength"]:
-            said.pop("scale", None)  # PairNorm's has a field of its own
+    if remedy.spec_field == "strength":
+        said = {"strength": (strength or remedy.grid[0]) if remedy.grid else 0.0}
+    else:
+        said = {"strength": 0.0, **remedy.fields}
+        if strength:
+            whole = _HINTS[remedy.spec_field].__origin__ is int and strength == int(strength)
+            said[remedy.spec_field] = _check(remedy.spec_field, int(strength) if whole else strength)
+    if remedy.fields:
+        said["remedy"] = "none"
     others = {name: value for name, value in _NEITHER.items() if remedy.alone or name in said}
     for name, without in others.items():
         if values[name] not in (without, said.get(name)):
@@ -272,7 +275,7 @@ def _remedied(values: dict[str, Any]) -> dict[str, Any]:
                 value=values[name],
                 expected="one or the other",
             )
-    return said or {"strength": strength}
+    return said
 
 
 def _without_meaning(values: dict[str, Any]) -> dict[str, Any]:
