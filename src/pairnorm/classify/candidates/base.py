@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.classify.evaluation import decide, mean_probabilities
-from pairnorm.classify.holdout import fingerprints, reachable
+from pairnorm.classify.holdout import fingerprints
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
+from pairnorm.data.adjacency import reachable
 from pairnorm.errors import PairNormError
 from pairnorm.fill import fill_missing
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, Kind, Mode, states
@@ -399,7 +400,7 @@ def lost(graph: Graph, labelled: Tensor) -> Tensor:
     """
     if not graph.missing.any():
         return torch.zeros(graph.num_nodes, dtype=torch.bool)
-    return ~reachable(graph, ~graph.missing_vectors | labelled)
+    return ~reachable(graph.adjacency, ~graph.missing_vectors | labelled)
 
 
 def is_large(graph: Graph) -> bool:
