@@ -14,7 +14,7 @@ from torch import Tensor
 from pairnorm.data import Graph, features_after
 from pairnorm.errors import PairNormError, quoted
 from pairnorm.measure import Probe
-from pairnorm.measure.probe import Record
+from pairnorm.measure.verdict import Record
 from pairnorm.nn import SGC
 from pairnorm.paper.experiments import Experiment
 from pairnorm.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
