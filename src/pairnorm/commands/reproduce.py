@@ -50,7 +50,10 @@ def add(commands: Any) -> None:
         "Files",
         "root",
         out=option("FOLDER", "Folder for tables and figures.", "reproduction"),
-        store=option("FILE", "File of the results. Default: results.sqlite, or depth.sqlite, in the folder."),
+        store=option(
+            "FILE",
+            "File of the results. Default: results.sqlite in the folder, or depth.sqlite, missing.sqlite.",
+        ),
     )
     minutes = option("MINUTES", "Start nothing more after this time.")
     parser.group("Running", "device", "workers", "on", minutes=minutes)
