@@ -27,7 +27,7 @@ from pairnorm.compare.depth_rows import (
 from pairnorm.compare.over_graphs import draw_ranking, over_graphs
 from pairnorm.compare.ranking import critical_difference, leaders, told_apart
 from pairnorm.escaping import markdown
-from pairnorm.paper.tables import markdown_rows
+from pairnorm.paper.result_tables import markdown_rows
 from pairnorm.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 
 if TYPE_CHECKING:

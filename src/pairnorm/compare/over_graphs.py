@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pairnorm import plotting
 from pairnorm.compare.depth_rows import DEEP, NONE, PAIR_NORM, Choice, Row, by, features, names, ranked, short
 from pairnorm.compare.ranking import Standing, critical_difference
-from pairnorm.paper.tables import markdown_rows
+from pairnorm.paper.result_tables import markdown_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

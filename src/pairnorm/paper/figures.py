@@ -13,8 +13,8 @@ from pairnorm.nn import pair_norm, propagation
 from pairnorm.paper import case_study
 from pairnorm.paper.case_study import Layers
 from pairnorm.paper.experiments import Experiment, Place
+from pairnorm.paper.result_tables import TITLES
 from pairnorm.paper.results import Results, Summary, best
-from pairnorm.paper.tables import TITLES
 from pairnorm.plotting import (
     BLUE,
     GREEN,

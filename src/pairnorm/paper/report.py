@@ -19,6 +19,7 @@ from pairnorm.paper.claims import STATUSES, Evidence, Verdict, verdicts
 from pairnorm.paper.experiments import EXPERIMENTS, NAMES, TABLE1_ROWS, Experiment, Selection
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
 from pairnorm.paper.paper_page import paper_page
+from pairnorm.paper.result_tables import TITLES, Table, csv_text, latex, markdown, markdown_rows
 from pairnorm.paper.results import Results, opened, reported
 from pairnorm.paper.sections import (
     OWN_FILE,
@@ -30,7 +31,6 @@ from pairnorm.paper.sections import (
     own_trials,
     scaling_section,
 )
-from pairnorm.paper.tables import TITLES, Table, csv_text, latex, markdown, markdown_rows
 from pairnorm.plotting import save
 from pairnorm.train import Spec, Store, Trial
 from pairnorm.writing import whole_file

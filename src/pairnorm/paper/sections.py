@@ -10,8 +10,8 @@ from statistics import fmean
 from pairnorm.escaping import markdown as markdown_text
 from pairnorm.escaping import markdown_code
 from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, Place, Selection
+from pairnorm.paper.result_tables import TITLES, Table, markdown, markdown_rows
 from pairnorm.paper.results import Chosen, Results, Summary, best
-from pairnorm.paper.tables import TITLES, Table, markdown, markdown_rows
 from pairnorm.train import Spec, Trial
 
 OWN_FILE = "own-trials.csv"
