@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from pairnorm.data.tables import DATES, DAY_FIRST, MOSTLY, NO_MONTH, TRUTH, Sour
 from pairnorm.errors import PairNormError, quoted, whole_number
 
 MOST_CLASSES = 10_000
+# DuckDB takes time for the plan of a query with the square of its columns, and memory for each of them.
+COLUMNS_AT_ONCE, BYTES_PER_COLUMN = 64, 2 * 10**7
 
 Tick = Callable[[str, float], None]
 
@@ -53,7 +56,9 @@ class NodePacker:
         self.base, self.draft, self.told, self.tick = base, draft, told, tick
         self.work = draft / "work"
         self.source, self.table, self.kinds = base.open(files, told.delimiter)
+        self.at_once = max(4, min(COLUMNS_AT_ONCE, base.memory // BYTES_PER_COLUMN))
         self.dates: dict[str, str] = {}
+        self.truths: set[str] = set()
         self.columns = self._name_nodes()
 
     def _name_nodes(self) -> list[Column]:
@@ -149,6 +154,8 @@ class NodePacker:
             elif name in self.told.categorical:
                 yield self._category(source, name, free)
             elif kind.startswith(NUMERIC) or (kind == "VARCHAR" and filled in (numbers, truths)):
+                if kind == "VARCHAR" and filled > numbers:
+                    self.truths.add(name)
                 yield Column(name, "number")
             elif kind == "VARCHAR" and filled - numbers <= MOSTLY * filled:
                 raise PairNormError(
@@ -226,69 +233,50 @@ class NodePacker:
 
     def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, int, int, int]]:
         """Return how many cells of each column are filled, numbers, truths, and have a letter."""
-        if not names:
-            return {}
-        counts = ", ".join(
-            f"count({filled_cell(name)}), count({as_number(name)}), "
-            f"count(*) FILTER ({filled_cell(name)} IN {sql_row(TRUTH)}), "
-            f"count(*) FILTER (regexp_matches({filled_cell(name)}, '\\p{{L}}'))"
-            for name in names
+        cells = [(filled_cell(name), as_number(name)) for name in names]
+        counts = self._counts(
+            [
+                (f"count({cell})", f"count({number})", f"count(*) FILTER ({cell} IN {sql_row(TRUTH)})")
+                for cell, number in cells
+            ]
         )
-        (found,) = self.base.run(f"SELECT {counts} FROM {self.table}")
-        return {name: found[4 * place : 4 * place + 4] for place, name in enumerate(names)}
+        # Only of texts: for every column that it is asked of, DuckDB keeps a table of all letters there are.
+        texts = [place for place, (filled, numbers, _) in enumerate(counts) if numbers < filled]
+        letters = self._counts(
+            [(f"count(*) FILTER (regexp_matches({cells[place][0]}, '\\p{{L}}'))",) for place in texts]
+        )
+        lettered = dict(zip(texts, letters, strict=True))
+        return {name: (*counts[place], *lettered.get(place, (0,))) for place, name in enumerate(names)}
+
+    def _counts(self, columns: Sequence[tuple[str, ...]]) -> list[tuple[int, ...]]:
+        """Return what is counted of every column, a few columns at a time."""
+        found = []
+        for start in range(0, len(columns), self.at_once):
+            some = columns[start : start + self.at_once]
+            (row,) = self.base.run(f"SELECT {', '.join(chain(*some))} FROM {self.table}")
+            numbers = iter(row)
+            found += [tuple(islice(numbers, len(one))) for one in some]
+        return found
 
     def write(self, dtype: str, block: int) -> dict[str, Any]:
         """Write labels, split, features and which are missing; return what ``Facts`` says of the features."""
+        self._write_labels()
         features = [
             expression for column in self.columns if column.width for expression in self._expressions(column)
         ]
-        expressions = [
-            # With row_number DuckDB reads in the order of the rows; without, now and then it does not.
-            "row_number() OVER ()",
-            f"hash({as_id(self.name, self.kinds[self.name], self.whole)})",
-            self._place(self.told.label, {name: number for number, name in enumerate(self.classes)}),
-            self._place(self.told.split, PARTS, lower=True),
-            *features,
-        ]
-        query = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
-        starts, moments = range(0, len(features), block), _Moments(len(features))
-        done, missing, taught = 0, np.zeros(3, np.int64), np.zeros(len(self.classes), np.int64)
-        with ExitStack() as stack:
-            labels, splits, gaps, *files = (
-                stack.enter_context(open(self.draft / name, "wb"))
-                for name in ("labels", "split", "missing", *(f"features-{n:04d}" for n in range(len(starts))))
-            )
-            hashes = np.memmap(self.work / "hashes", np.uint64, "r")
-            for _, names, classes, parts, *values in self.base.batches(
-                f"SELECT {query} FROM {self.table}", _rows_within(self.base.memory // 8, len(expressions))
-            ):
-                if not np.array_equal(names, hashes[done : done + len(names)]):
-                    problem = "the nodes were not the same when they were read again"
-                    remedy = "Leave the files alone meanwhile."
-                    raise PairNormError(problem, code="file-changed", remedy=remedy)
-                _check_labelled(classes, parts, done)
-                taught += np.bincount(classes[parts == 0], minlength=len(taught))
-                classes.astype("<i4").tofile(labels)
-                parts.astype("i1").tofile(splits)
-                found = np.empty((len(classes), len(values)), np.float32)
-                with np.errstate(over="ignore"):
-                    for place, value in enumerate(values):
-                        found[:, place] = value
-                self._check_finite(found, dtype)
-                moments.add(found)
-                gone = np.isnan(found).sum(1)
-                kind = (gone > 0).astype("i1") + (gone == max(len(values), 1))
-                kind.tofile(gaps)
+        moments = _Moments(len(features))
+        gaps = np.memmap(self.work / "gaps", np.int32, "w+", shape=self.nodes)
+        width = max(block, self.at_once // block * block)
+        for start in range(0, len(features), width):
+            self._write_features(features[start : start + width], start, dtype, block, moments, gaps)
+            self.tick("features", min(1.0, (start + width) / len(features)))
+        missing = np.zeros(3, np.int64)
+        with open(self.draft / "missing", "wb") as file:
+            for start in range(0, self.nodes, ROWS_PER_BATCH):
+                gone = gaps[start : start + ROWS_PER_BATCH]
+                kind = (gone > 0).astype("i1") + (gone == max(len(features), 1))
+                kind.tofile(file)
                 missing += np.bincount(kind, minlength=3)
-                for file, start in zip(files, starts, strict=True):
-                    np.ascontiguousarray(found[:, start : start + block], dtype).tofile(file)
-                done += len(classes)
-                self.tick("features", done / self.nodes)
-        if self.told.split is not None and (taught == 0).any():
-            name = self.classes[int((taught == 0).argmax())]
-            problem = f"class {quoted(name)} has no training node"
-            remedy = f"Mark one of its nodes 'train' in column {quoted(self.told.split)}."
-            raise PairNormError(problem, code="class-without-training", value=name, remedy=remedy)
         deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
         return {
             "missing": (int(missing[2]), int(missing[1])),
@@ -297,11 +285,71 @@ class NodePacker:
             "deviation": tuple(deviation.tolist()),
         }
 
-    def _check_finite(self, found: NDArray[np.float32], dtype: str) -> None:
+    def _read_again(self, expressions: Sequence[str]) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
+        """Yield some rows and the values of expressions there, in the order of the nodes' numbers."""
+        names = f"hash({as_id(self.name, self.kinds[self.name], self.whole)})"
+        # With row_number DuckDB reads in the order of the rows; without, now and then it does not.
+        listed = ["row_number() OVER ()", names, *expressions]
+        query = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(listed))
+        hashes, start = np.memmap(self.work / "hashes", np.uint64, "r"), 0
+        at_once = _rows_within(self.base.memory // 8, len(listed))
+        for _, found, *values in self.base.batches(f"SELECT {query} FROM {self.table}", at_once):
+            rows = slice(start, start + len(found))
+            if not np.array_equal(found, hashes[rows]):
+                problem = "the nodes were not the same when they were read again"
+                remedy = "Leave the files alone meanwhile."
+                raise PairNormError(problem, code="file-changed", remedy=remedy)
+            yield rows, values
+            start = rows.stop
+
+    def _write_labels(self) -> None:
+        taught = np.zeros(len(self.classes), np.int64)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        places = (self._place(self.told.label, numbers), self._place(self.told.split, PARTS, lower=True))
+        with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
+            for rows, (classes, parts) in self._read_again(places):
+                _check_labelled(classes, parts, rows.start)
+                taught += np.bincount(classes[parts == 0], minlength=len(taught))
+                classes.astype("<i4").tofile(labels)
+                parts.astype("i1").tofile(splits)
+        if self.told.split is not None and (taught == 0).any():
+            name = self.classes[int((taught == 0).argmax())]
+            problem = f"class {quoted(name)} has no training node"
+            remedy = f"Mark one of its nodes 'train' in column {quoted(self.told.split)}."
+            raise PairNormError(problem, code="class-without-training", value=name, remedy=remedy)
+
+    def _write_features(
+        self,
+        features: Sequence[str],
+        first: int,
+        dtype: str,
+        block: int,
+        moments: _Moments,
+        gaps: NDArray[np.int32],
+    ) -> None:
+        """Write some columns in blocks, add to their moments, and count what every node lacks of them."""
+        starts = range(0, len(features), block)
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(open(self.draft / f"features-{(first + start) // block:04d}", "wb"))
+                for start in starts
+            ]
+            for rows, values in self._read_again(features):
+                found = np.empty((len(values[0]), len(values)), np.float32)
+                with np.errstate(over="ignore"):
+                    for place, value in enumerate(values):
+                        found[:, place] = value
+                self._check_finite(found, first, dtype)
+                moments.add(found, first)
+                gaps[rows] += np.isnan(found).sum(1, dtype=np.int32)
+                for file, start in zip(files, starts, strict=True):
+                    np.ascontiguousarray(found[:, start : start + block], dtype).tofile(file)
+
+    def _check_finite(self, found: NDArray[np.float32], first: int, dtype: str) -> None:
         most = float(np.finfo(dtype).max)
         if (wrong := np.abs(found) > most).any():
             row, place = (int(axis[0]) for axis in np.nonzero(wrong))
-            name = Encoder(tuple(self.columns)).feature_names[place]
+            name = Encoder(tuple(self.columns)).feature_names[first + place]
             problem = f"{found[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}"
             remedy = "Correct it, leave the cell empty, or pass {dtype}."
             raise PairNormError(
@@ -316,8 +364,11 @@ class NodePacker:
         elif column.kind == "date":
             yield self.dates[column.name]
         elif self.kinds[column.name] == "VARCHAR":
+            # As short as can be, for every part of it takes memory of its own; what is empty is no number.
+            cell = f"trim({sql_name(column.name)})"
             truths = " ".join(f"WHEN {sql_text(word)} THEN {value}" for word, value in TRUTH.items())
-            yield f"coalesce({as_number(column.name)}, CASE {filled_cell(column.name)} {truths} END)::DOUBLE"
+            truth = f"(CASE {cell} {truths} END)::DOUBLE"
+            yield truth if column.name in self.truths else f"try_cast({cell} AS DOUBLE)"
         else:
             yield f"{sql_name(column.name)}::DOUBLE"
 
@@ -336,16 +387,17 @@ class _Moments:
     def __init__(self, columns: int) -> None:
         self.count, self.mean, self.squares = np.zeros((3, columns))
 
-    def add(self, values: NDArray[np.float32]) -> None:
-        """Take in more rows."""
+    def add(self, values: NDArray[np.float32], first: int) -> None:
+        """Take in more rows of the columns from the first on."""
         known = ~np.isnan(values)
         count = known.sum(0)
         mean = np.where(known, values, 0).sum(0, dtype=np.float64) / np.maximum(count, 1)
         squares = np.square(np.where(known, values - mean, 0)).sum(0)
-        apart, both = mean - self.mean, np.maximum(self.count + count, 1)
-        self.squares += squares + apart**2 * self.count * count / both
-        self.mean += apart * count / both
-        self.count += count
+        place = slice(first, first + values.shape[1])
+        apart, both = mean - self.mean[place], np.maximum(self.count[place] + count, 1)
+        self.squares[place] += squares + apart**2 * self.count[place] * count / both
+        self.mean[place] += apart * count / both
+        self.count[place] += count
 
 
 def _rows_within(memory: int, columns: int) -> int:
