@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.data import Graph, Split
 from pairnorm.data.random import Stream
@@ -85,27 +84,6 @@ def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
     part = np.full(graph.num_nodes, -1)
     part[order] = np.arange(len(order)) % FOLDS
     return [torch.from_numpy(part == number).to(graph.device) for number in range(min(FOLDS, len(order)))]
-
-
-def reachable(graph: Graph, there: Tensor) -> Tensor:
-    """Return bool [n], on the CPU: the nodes that are, or that a path connects with, one of some nodes.
-
-    Args:
-        graph: whose edges.
-        there: bool [n], those.
-    """
-    from scipy.sparse.csgraph import connected_components
-
-    if graph.adjacency not in _COMPONENTS:
-        _COMPONENTS[graph.adjacency] = connected_components(graph.to_scipy()[0], directed=False)
-    count, component = _COMPONENTS[graph.adjacency]
-    found = np.zeros(count, dtype=bool)
-    found[component[there.cpu().numpy()]] = True
-    return torch.from_numpy(found[component])
-
-
-# By adjacency: how many components it has, and the number of each node's.
-_COMPONENTS: Any = WeakTensorKeyDictionary()
 
 
 def fingerprints(names: NDArray[Any]) -> NDArray[np.int64]:

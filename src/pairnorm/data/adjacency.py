@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.errors import PairNormError
 from pairnorm.sparse import sparse_csr
@@ -130,6 +131,34 @@ def csr_matrix(tensor: Tensor) -> Any:
 
     pieces = (tensor.values(), tensor.col_indices(), tensor.crow_indices())
     return csr_array(tuple(piece.cpu().numpy() for piece in pieces), shape=tuple(tensor.shape))
+
+
+# Of every adjacency, as long as it is there: who asks once asks often.
+_COMPONENTS: Any = WeakTensorKeyDictionary()
+
+
+def components(adjacency: Tensor) -> Tensor:
+    """Return the number of the connected component of every node, int64 [n], on the CPU."""
+    from scipy.sparse.csgraph import connected_components
+
+    if adjacency not in _COMPONENTS:
+        found = connected_components(csr_matrix(adjacency), directed=False)[1]
+        _COMPONENTS[adjacency] = torch.from_numpy(found).long()
+    members: Tensor = _COMPONENTS[adjacency]
+    return members
+
+
+def reachable(adjacency: Tensor, there: Tensor) -> Tensor:
+    """Return bool [n], on the CPU: the nodes that are, or that a path connects with, one of some nodes.
+
+    Args:
+        adjacency: of the graph.
+        there: bool [n], those.
+    """
+    members = components(adjacency)
+    found = torch.zeros(len(members), dtype=torch.bool)
+    found[members[there.cpu()]] = True
+    return found[members]
 
 
 def most_empty(held: int) -> int:

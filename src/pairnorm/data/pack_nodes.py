@@ -231,7 +231,7 @@ class NodePacker:
             return f"epoch({moment}) / 86400"
         return None
 
-    def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, int, int, int]]:
+    def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Return how many cells of each column are filled, numbers, truths, and have a letter."""
         cells = [(filled_cell(name), as_number(name)) for name in names]
         counts = self._counts(

@@ -55,8 +55,8 @@ def label_columns(graph: Graph, known: Known, classes: int, device: torch.device
         device: where to compute.
     """
     labels = known.labels_in(graph).to(device)
-    kept = _KEPT.setdefault(graph.adjacency, {})
-    if not kept.get(device) or not torch.equal(kept[device][0], labels):
+    kept: dict[torch.device, tuple[Tensor, Tensor]] = _KEPT.setdefault(graph.adjacency, {})
+    if device not in kept or not torch.equal(kept[device][0], labels):
         kept[device] = labels, _label_columns(graph, labels, classes)
     return kept[device][1]
 
