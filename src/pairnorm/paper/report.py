@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from pairnorm.escaping import markdown as markdown_text
 from pairnorm.escaping import markdown_code
@@ -32,7 +31,8 @@ from pairnorm.paper.sections import (
     scaling_section,
 )
 from pairnorm.plotting import save
-from pairnorm.train import Spec, Store, Trial
+from pairnorm.train import Spec, Trial
+from pairnorm.train.result import Origin
 from pairnorm.writing import whole_file
 
 FIGURES = "figures"
@@ -127,8 +127,11 @@ def write_report(
     """
     selection, folder = selection or Selection(), Path(out)
     with opened(store) as found:
-        cells = found.cells()
-        origins = _origins(found, cells)
+        every = found.results()
+    cells: dict[Spec, list[Trial]] = {}
+    for one in every:
+        cells.setdefault(one.spec, []).append(one.trial)
+    origins = {(one.spec, one.trial.seed): one.origin for one in every}
     results, layers = Results(cells), read_layers(file_beside(store))
     own = own_trials(cells, selection)
     alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
@@ -211,18 +214,8 @@ _ORIGINS = {
 }
 
 
-def _origins(store: Store, cells: Cells) -> dict[tuple[Spec, int], Any]:
-    """Return where each trial comes from; nothing where pandas, which the store lists it with, is absent."""
-    if find_spec("pandas") is None:
-        return {}
-    rows = store.frame()[["device", "finished", "seconds", *_ORIGINS.values()]].itertuples(index=False)
-    # Both are sorted by spec and seed.
-    trials = ((spec, trial.seed) for spec, trials in cells.items() for trial in trials)
-    return dict(zip(trials, rows, strict=True))
-
-
 def _what_was_run(
-    cells: Cells, origins: Mapping[tuple[Spec, int], Any], selection: Selection, store: str
+    cells: Cells, origins: Mapping[tuple[Spec, int], Origin], selection: Selection, store: str
 ) -> str:
     devices = sorted({ran.device for ran in origins.values()})
     rows = []
@@ -271,7 +264,7 @@ def _what_was_run(
     return "\n".join(lines) + "\n"
 
 
-def _busy(ran: Iterable[Any]) -> dict[str, str]:
+def _busy(ran: Iterable[Origin]) -> dict[str, str]:
     """Return by device how long at least one job ran: it ends when it says and began so long before."""
     jobs: dict[str, set[tuple[str, float]]] = {}
     for one in ran:
