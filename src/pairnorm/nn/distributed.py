@@ -135,6 +135,12 @@ class Shards:
         mean: Tensor = part + ((total / count).to(part.dtype) - part).detach()
         return mean
 
+    def any(self, here: bool) -> bool:
+        """Say whether something is so on any rank, where all ask: then they go on alike."""
+        on_gpu = dist.get_backend(self.process_group) == "nccl"
+        flag = torch.tensor(float(here), device="cuda" if on_gpu else "cpu")
+        return bool(all_sum(flag, self.process_group))
+
     def sum_gradients(self, model: nn.Module) -> None:
         """Add up the gradients of all ranks, in one collective; call it after ``backward``."""
         gradients = [
@@ -173,13 +179,6 @@ def shards_of(num_nodes: int) -> Shards | None:
     """Return how the ranks share the nodes of a graph; None where there is one process."""
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return Shards(num_nodes) if together else None
-
-
-def any_rank(here: bool) -> bool:
-    """Say whether something is so on any rank, where all ask: then they go on alike."""
-    if shards_of(0) is None:
-        return here
-    return bool(all_sum(torch.tensor(float(here)), check_group(dist.group.WORLD)))
 
 
 def _is_local(module: nn.Module) -> bool:

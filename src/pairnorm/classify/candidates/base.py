@@ -22,6 +22,7 @@ from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.fill import fill_missing
 from pairnorm.nn import GAT, GCN, SGC, Kind, Mode, states
+from pairnorm.nn.distributed import Shards
 from pairnorm.train.spec import Norm
 from pairnorm.train.trainers import part_accuracies, part_losses
 
@@ -96,6 +97,7 @@ class Task:
         metric: what candidates are compared by, one of ``METRICS``.
         held_out: bool [n] for every fold, which of the training and validation nodes are held out in turn;
             where it is empty, the validation nodes are, once.
+        shards: how ranks share its nodes, where they train each GCN and GAT together.
     """
 
     graph: Graph
@@ -105,6 +107,7 @@ class Task:
     began: float = field(default_factory=time.perf_counter)
     metric: str = "loss"
     held_out: Sequence[Tensor] = ()
+    shards: Shards | None = None
 
     @property
     def classes(self) -> int:

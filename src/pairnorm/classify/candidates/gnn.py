@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, Tried
 from pairnorm.classify.holdout import ClassifierWarning
-from pairnorm.nn.distributed import any_rank, shards_of
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer
 
@@ -33,8 +32,6 @@ class GNNFamily:
         required: train the first however long it takes, since there is no other candidate.
         name: of the family.
         checkpoints: folder in which trainings are kept every so often, and taken up from.
-
-    Ranks that ``torchrun`` has started train each of them together.
     """
 
     specs: Sequence[Spec]
@@ -56,7 +53,8 @@ class GNNFamily:
             allowed = inf if self.required and place == 0 else self.seconds
 
             def watch(_: int, allowed: float = allowed) -> None:
-                if any_rank(time.perf_counter() - task.began > allowed):
+                late = time.perf_counter() - task.began > allowed
+                if late if task.shards is None else task.shards.any(late):
                     raise OutOfTime
 
             try:
@@ -78,15 +76,15 @@ def _train(
     task: Task, spec: Spec, seeds: Sequence[int], watch: Callable[[int], None], checkpoints: Path | None
 ) -> Tried:
     graph, spec = task.graph.replace(features=task.features), spec.replace(scaling="none")
-    shards, checkpoint = shards_of(graph.num_nodes), None
-    trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=shards)
+    trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=task.shards)
+    checkpoint = None
     if checkpoints is not None:  # of this graph, with this split
         name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
         checkpoint = checkpoints / f"{name}.pt"
     trainer.fit(watch, checkpoint)
     _, logits = trainer.evaluate()
-    if shards is not None:
-        shards.leave(trainer.model)
+    if task.shards is not None:
+        task.shards.leave(trainer.model)
     scale = 1.0 if spec.norm == "none" else spec.scale
     setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
     candidate = Candidate(spec.model, spec.norm, spec.depth, scale, setting=setting)
