@@ -160,7 +160,9 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         scaling = Scaling.of(graph, self.scaling)
         device = find_device(self.device)
         shards, features = shards_of(graph.num_nodes), scaling(graph)
-        task = Task(graph, features, self.adjacency, device, metric=self.metric, held_out=turns, shards=shards)
+        task = Task(
+            graph, features, self.adjacency, device, metric=self.metric, held_out=turns, shards=shards
+        )
 
         def tick(what: str) -> None:
             nonlocal done

@@ -156,13 +156,18 @@ class Shards:
             parameter.grad = part.view_as(parameter)
 
 
+def launched_ranks() -> int:
+    """Return how many processes ``torchrun`` has started; 1 where it did not."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 @contextmanager
 def ranks() -> Iterator[int]:
     """Join the processes that ``torchrun`` has started, if it did; give this one's rank, 0 if it is alone.
 
     A GPU for each process of this machine, where there are as many: NCCL knows no other way.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if launched_ranks() == 1:
         yield 0
         return
     on_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
