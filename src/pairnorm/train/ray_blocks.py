@@ -67,7 +67,7 @@ class RayBlocks:
         nodes = working_nodes(self._ray)
         self.memory = max((int(node.get("memory", 0)) for node in nodes), default=0)
         self.cores = sum(int(node["CPU"]) for node in nodes)
-        self._sent: dict[str, Any] | None = None  # by name, once a worker did not see the folder
+        self._send, self._sent = False, dict[str, Any]()
 
     def run(self, walks: Sequence[Walk], need: int) -> None:
         """Walk what is not finished; what PN-SI lacks stays, for its blocks meet at every step.
@@ -114,7 +114,7 @@ class RayBlocks:
 
     def _arrays(self, one: _Running) -> dict[str, Any]:
         """Return where in the cluster the arrays of a block are, put there first where they are not."""
-        if self._sent is None:
+        if not self._send:
             return {}
         arrays = one.walk.graph.files(one.walk.columns(one.number))
         check_room(self._ray, f"{one.walk.graph.folder}", sum(array.nbytes for array in arrays.values()))
@@ -133,8 +133,8 @@ class RayBlocks:
     def _fail(self, one: _Running, error: Exception) -> None:
         """Return where a block is to begin again; else raise what is wrong."""
         cause = cause_of(error)
-        if isinstance(cause, PairNormError) and cause.code == "not-seen" and self._sent is None:
-            self._sent = {}
+        if isinstance(cause, PairNormError) and cause.code == "not-seen":
+            self._send = True
             return
         one.attempts += 1
         if has_died(error) and one.attempts < ATTEMPTS:
