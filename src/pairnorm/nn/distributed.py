@@ -7,6 +7,7 @@ and as much backward; GAT's scores go to all ranks beside it.
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -26,7 +27,7 @@ from pairnorm.nn.pair_norm import PairNorm
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-M = TypeVar("M", bound=nn.Module)
+M, T = TypeVar("M", bound=nn.Module), TypeVar("T")
 
 
 class Shards:
@@ -93,10 +94,14 @@ class Shards:
         source = dist.get_global_rank(self.process_group, 0)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), source, group=self.process_group)
-        state = [torch.get_rng_state()]
-        dist.broadcast_object_list(state, source, group=self.process_group)
-        torch.set_rng_state(state[0])
+        torch.set_rng_state(self.of_first(torch.get_rng_state()))
         return model
+
+    def of_first(self, value: T) -> T:
+        """Return what the first rank gives."""
+        values = [value]
+        dist.broadcast_object_list(values, dist.get_global_rank(self.process_group, 0), self.process_group)
+        return values[0]
 
     def leave(self, model: M) -> M:
         """Make a model one that a process uses by itself, on whole graphs."""
@@ -175,7 +180,9 @@ def ranks() -> Iterator[int]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
-        yield dist.get_rank()
+        with warnings.catch_warnings():  # a PairNorm of no group has whole graphs here
+            warnings.filterwarnings("ignore", "PairNorm without process_group")
+            yield dist.get_rank()
     finally:
         dist.destroy_process_group()
 
