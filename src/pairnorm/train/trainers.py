@@ -231,7 +231,13 @@ def build(
         model = remedy.model(num_features, num_classes, **shared, **{remedy.parameter: spec.strength})
     else:
         kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
-        own = {"norm": spec.mode, "scale": spec.scale, "skip": spec.skip, "order": spec.order}
+        own = {
+            "norm": spec.mode,
+            "scale": spec.scale,
+            "skip": spec.skip,
+            "order": spec.order,
+            "precision": spec.precision,
+        }
         own |= remedy.arguments(spec, len(seeds))
         model = kind(num_features, num_classes, **shared, **own)
     model.reset_parameters(seeds)

@@ -14,7 +14,7 @@ from torch import Tensor
 from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout.cuda import keep_factors
 from pairnorm.nn.ops.dropout.keys import dropped_levels
-from pairnorm.nn.ops.kernels import on_device, shares
+from pairnorm.nn.ops.kernels import STATES, on_device, shares
 
 LARGEST = 64 * 64
 MOST_ENDS = 16
@@ -30,7 +30,7 @@ def serves(x: Tensor, weight: Tensor, ends: Tensor | None = None) -> bool:
     """Say whether a trial's weight fits a program; wide ones are better off with the matrix library."""
     half, out = _padded(weight.size(1), weight.size(2))
     narrow = 2 * half * out <= LARGEST and (ends is None or ends.size(2) <= MOST_ENDS)
-    return narrow and x.dtype == torch.float32
+    return narrow and x.dtype in STATES and weight.dtype == torch.float32
 
 
 @on_device
@@ -44,12 +44,12 @@ def forward(
     count = 0 if ends is None else ends.size(2)
     ends = weight if ends is None else ends.contiguous()
     result = x.new_empty(nodes, trials, out)
-    scores = x.new_empty(nodes, trials, count) if count else None
+    scores = weight.new_empty(nodes, trials, count) if count else None
     programs, share = shares(nodes, trials, ROWS, PROGRAMS)
     _forward[(programs, trials)](
         x, weight, ends, x if keys is None else keys, result, result if scores is None else scores, share,
-        nodes, trials, width, out, dropped, dropped > 0, count, ROWS, *_padded(width, out), num_warps=4,
-        num_stages=1,
+        nodes, trials, width, out, dropped, dropped > 0, count, _precision(x), ROWS, *_padded(width, out),
+        num_warps=4, num_stages=1,
     )  # fmt: skip
     return (result, scores), (x, weight, ends, *([result] if count else []))
 
@@ -75,7 +75,7 @@ def _backward(
     count = 0 if grad_scores is None else grad_scores.size(2)
     grad = x.new_zeros(nodes, trials, out) if grad is None else grad.contiguous()
     grad_scores = grad if grad_scores is None else grad_scores.contiguous()
-    sizes = (nodes, trials, width, out, dropped, dropped > 0, count)
+    sizes = (nodes, trials, width, out, dropped, dropped > 0, count, _precision(x))
     grad_x = grad_weight = grad_ends = None
     if needed[0]:
         grad_x = torch.empty_like(x)
@@ -86,20 +86,25 @@ def _backward(
         )  # fmt: skip
     programs, share = shares(nodes, trials, ROWS_OF_SUMS, PROGRAMS_OF_SUMS)
     if needed[1]:
-        sums = x.new_empty(programs, trials, width, out)
+        sums = weight.new_empty(programs, trials, width, out)
         _backward_weight[(programs, trials)](
             x, grad, grad_scores, ends, keys, sums, share, *sizes, ROWS_OF_SUMS, *_padded(width, out),
             num_warps=4, num_stages=1, maxnreg=128,
         )  # fmt: skip
         grad_weight = sums.sum(0)
     if needed[2] and count:
-        sums = x.new_empty(programs, trials, out, count)
+        sums = weight.new_empty(programs, trials, out, count)
         _backward_ends[(programs, trials, count)](
             result, grad_scores, sums, share, nodes, trials, out, count, ROWS_OF_SUMS,
             _padded(width, out)[1], num_warps=4,
         )  # fmt: skip
         grad_ends = sums.sum(0)
     return grad_x, grad_weight, grad_ends
+
+
+def _precision(x: Tensor) -> str:
+    """As exact as float32; states that come in fewer digits do with the matrix units' own."""
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
 def _padded(width: int, out: int) -> tuple[int, int]:
@@ -125,8 +130,8 @@ def _load_masked(x, keys, row, nodes, trials, width, dropped, DROPOUT: tl.conste
     """Both halves of a tile of rows, after dropout."""
     entry, words, here, there = _halves(width, HALF)
     place, known = _place(x, row, entry, trials, width), (row < nodes)[:, None]
-    low = tl.load(place, known & here[None, :], other=0.0)
-    high = tl.load(place + words, known & there[None, :], other=0.0)
+    low = tl.load(place, known & here[None, :], other=0.0).to(tl.float32)
+    high = tl.load(place + words, known & there[None, :], other=0.0).to(tl.float32)
     if DROPOUT:
         key = tl.load(keys + tl.program_id(1))
         keep_low, keep_high = keep_factors(row[:, None] * words + entry[None, :], key, dropped)
@@ -150,7 +155,7 @@ def _load_score(scores, number, row, nodes, trials, COUNT: tl.constexpr):  # typ
 def _load_gradient(grad, grad_scores, ends, row, outof, nodes, trials, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     """The gradient of the product: what comes directly, and what comes by way of the scores."""
     known = (row < nodes)[:, None] & (outof < out)[None, :]
-    gradient = tl.load(_place(grad, row, outof, trials, out), known, other=0.0)
+    gradient = tl.load(_place(grad, row, outof, trials, out), known, other=0.0).to(tl.float32)
     for number in tl.static_range(COUNT):
         score = _load_score(grad_scores, number, row, nodes, trials, COUNT)
         gradient += score[:, None] * _load_end(ends, number, outof, out, COUNT)[None, :]
@@ -160,7 +165,8 @@ def _load_gradient(grad, grad_scores, ends, row, outof, nodes, trials, out, COUN
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     x, weight, ends, keys, result, scores, share, nodes, trials, width, out, dropped,
-    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, OUT: tl.constexpr,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    HALF: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * share
     last = tl.minimum(first + share, nodes)
@@ -172,8 +178,8 @@ def _forward(  # type: ignore[no-untyped-def]
     for start in range(first, last, ROWS):
         row = start + tl.arange(0, ROWS)
         low, high = _load_masked(x, keys, row, last, trials, width, dropped, DROPOUT, HALF)
-        product = tl.dot(low, low_weight, input_precision="tf32x3")
-        product = tl.dot(high, high_weight, product, input_precision="tf32x3")
+        product = tl.dot(low, low_weight, input_precision=PRECISION)
+        product = tl.dot(high, high_weight, product, input_precision=PRECISION)
         tl.store(_place(result, row, outof, trials, out), product, (row < last)[:, None] & known[None, :])
         for number in tl.static_range(COUNT):
             score = tl.sum(product * _load_end(ends, number, outof, out, COUNT)[None, :], 1)
@@ -184,7 +190,8 @@ def _forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward_x(  # type: ignore[no-untyped-def]
     grad, grad_scores, weight, ends, keys, result, share, nodes, trials, width, out, dropped,
-    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, OUT: tl.constexpr,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    HALF: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * share
     last = tl.minimum(first + share, nodes)
@@ -196,8 +203,8 @@ def _backward_x(  # type: ignore[no-untyped-def]
     for start in range(first, last, ROWS):
         row = start + tl.arange(0, ROWS)
         gradient = _load_gradient(grad, grad_scores, ends, row, outof, last, trials, out, COUNT)
-        low = tl.dot(gradient, low_weight, input_precision="tf32x3")
-        high = tl.dot(gradient, high_weight, input_precision="tf32x3")
+        low = tl.dot(gradient, low_weight, input_precision=PRECISION)
+        high = tl.dot(gradient, high_weight, input_precision=PRECISION)
         if DROPOUT:
             key = tl.load(keys + tl.program_id(1))
             keep_low, keep_high = keep_factors(row[:, None] * words + entry[None, :], key, dropped)
@@ -211,7 +218,8 @@ def _backward_x(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward_weight(  # type: ignore[no-untyped-def]
     x, grad, grad_scores, ends, keys, sums, share, nodes, trials, width, out, dropped,
-    DROPOUT: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, OUT: tl.constexpr,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    HALF: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     """A program's share of xᵀ grad, summed up as its transpose, where both halves take the same factor."""
     first = tl.program_id(0) * share
@@ -223,8 +231,8 @@ def _backward_weight(  # type: ignore[no-untyped-def]
         row = start + tl.arange(0, ROWS)
         low, high = _load_masked(x, keys, row, last, trials, width, dropped, DROPOUT, HALF)
         gradient = tl.trans(_load_gradient(grad, grad_scores, ends, row, outof, last, trials, out, COUNT))
-        low_sum = tl.dot(gradient, low, low_sum, input_precision="tf32x3")
-        high_sum = tl.dot(gradient, high, high_sum, input_precision="tf32x3")
+        low_sum = tl.dot(gradient, low, low_sum, input_precision=PRECISION)
+        high_sum = tl.dot(gradient, high, high_sum, input_precision=PRECISION)
     entry, words, here, there = _halves(width, HALF)
     place = (tl.program_id(0) * trials + tl.program_id(1)).to(tl.int64) * width * out
     target, known = sums + place + entry[None, :] * out + outof[:, None], (outof < out)[:, None]
@@ -245,7 +253,7 @@ def _backward_ends(  # type: ignore[no-untyped-def]
     for start in range(first, last, ROWS):
         row = start + tl.arange(0, ROWS)
         known = (row < last)[:, None] & (outof < out)[None, :]
-        value = tl.load(_place(result, row, outof, trials, out), known, other=0.0)
+        value = tl.load(_place(result, row, outof, trials, out), known, other=0.0).to(tl.float32)
         total += value * _load_score(grad_scores, number, row, last, trials, COUNT)[:, None]
     place = (tl.program_id(0) * trials + tl.program_id(1)).to(tl.int64) * out
     tl.store(sums + (place + outof) * COUNT + number, tl.sum(total, 0), outof < out)
