@@ -4,7 +4,7 @@ Ranks are started by ``torchrun``, one and two in turns, each with one thread; a
 and Adam. The sweep is two minutes of one-core trainings on two workers, in turns too.
 
 Who has the machines may time a step of any size, beside what the model of docs/scale.md says is sent and read
-(there, ogbn-papers100M): ``torchrun --nproc-per-node 8 -m benchmarks.scale --nodes 111059956 --degree 14.5
+(there, ogbn-papers100M): ``torchrun --nproc-per-node 8 -m benchmarks.scale --nodes 111059956 --degree 29
 --width 128 --depth 2``. It takes a GPU for each rank where there are as many.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.report import Row, duration
 
-NODES, DEGREE, WIDTH, DEPTH, STEPS, ROUNDS = 1_000_000, 5, 32, 4, 3, 3
+NODES, DEGREE, WIDTH, DEPTH, STEPS, ROUNDS = 1_000_000, 10, 32, 4, 3, 3
 CLASSES = 4
 
 
@@ -35,7 +35,7 @@ def _ranks() -> Row:
     one, two = (min(taken) for taken in times.values())
     return Row(
         part="scale",
-        work=f"a step of GCN, {NODES:,} nodes, {2 * DEGREE * NODES:,} entries, depth {DEPTH}, hidden {WIDTH}, "
+        work=f"a step of GCN, {NODES:,} nodes, {DEGREE * NODES:,} entries, depth {DEPTH}, hidden {WIDTH}, "
         "two ranks",
         ours=duration(two),
         peer=f"{duration(one)} (one rank, one thread)",
@@ -57,55 +57,58 @@ def step() -> None:
     import torch
     import torch.distributed as dist
 
-    from pairnorm.nn import GCN, propagation
-    from pairnorm.nn.distributed import Shards, ranks
-    from pairnorm.nn.ops.pattern import place_type
+    from pairnorm.nn import GCN, SparseMatrix
+    from pairnorm.nn.distributed import Shards
+    from pairnorm.nn.ops.pattern import Pattern, place_type
 
     parser = argparse.ArgumentParser(prog="torchrun -m benchmarks.scale")
-    for name, default in (("nodes", NODES), ("width", WIDTH), ("depth", DEPTH), ("steps", STEPS)):
+    for name, default in (("nodes", NODES), ("degree", DEGREE), ("width", WIDTH), ("depth", DEPTH)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--degree", type=float, default=DEGREE, help="edges a node; entries are twice as many")
     options = parser.parse_args()
-    nodes, width, depth = options.nodes, options.width, options.depth
+    nodes, width, depth, entries = options.nodes, options.width, options.depth, options.nodes * options.degree
 
     torch.set_num_threads(1)
-    with ranks(least=1) as rank:
-        nccl = dist.get_backend() == "nccl"
-        device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-        generator = torch.Generator().manual_seed(0)
-        ends = torch.randint(0, nodes, (2, int(options.degree * nodes)), generator=generator)
-        matrix = propagation(torch.cat([ends, ends.flip(0)], 1), num_nodes=nodes)
-        del ends
-        shards, size = Shards(nodes), dist.get_world_size()
-        adjacency = shards.adjacency(matrix.to(device))
-        rows = shards.rows.stop - shards.rows.start
-        x = torch.rand(rows, width, generator=generator).to(device)
-        labels = torch.arange(shards.rows.start, shards.rows.stop, device=device) % CLASSES
-        model = shards.join(GCN(width, CLASSES, depth, hidden=width, norm="PN-SI", dropout=0.3).to(device))
-        adam, taken = torch.optim.Adam(model.parameters()), []
-        for _ in range(options.steps):
-            dist.barrier()
-            began = time.perf_counter()
-            adam.zero_grad()
-            shards.cross_entropy(model(x, adjacency), labels).backward()
-            shards.sum_gradients(model)
-            adam.step()
-            dist.barrier()
-            taken.append(time.perf_counter() - began)
-        if rank == 0:
-            entries = matrix.pattern.num_entries
-            columns = width * (depth - 1) + CLASSES  # of all layers
-            sent = 2 * 2 * (size - 1) / size**2 * 4 * nodes * columns
-            read = 2 * entries * (8 * depth + 4 * columns / size)
-            held = 2 * (8 * entries + place_type(entries).itemsize * nodes) + 6 * 4 * nodes * columns / size
-            print(
-                f"{min(taken):.4f} s a step, the fastest of {len(taken)}, by {size} ranks on {device.type}, "
-                f"{nodes:,} nodes, {entries:,} entries, depth {depth}, width {width}.\n"
-                f"The model, a rank: {sent / 1e9:.3g} GB sent, {read / 1e9:.3g} GB read by products, "
-                f"{held / 1e9:.3g} GB held."
-            )
-            if nccl:
-                print(f"Held at most: {torch.cuda.max_memory_allocated() / 1e9:.3g} GB.")
+    on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    shards, size = Shards(nodes), dist.get_world_size()
+    torch.manual_seed(0)  # all ranks draw the same matrix
+    with device:
+        crow = torch.arange(0, entries + 1, options.degree).to(place_type(entries))
+        column = torch.randint(nodes, (entries,), dtype=torch.int32)
+        matrix = SparseMatrix(
+            Pattern(crow, column, (nodes, nodes)), torch.full((entries,), 1 / options.degree)
+        )
+        x = torch.rand(shards.rows.stop - shards.rows.start, width)
+        labels = torch.arange(shards.rows.start, shards.rows.stop) % CLASSES
+    adjacency = shards.adjacency(matrix)
+    model = shards.join(GCN(width, CLASSES, depth, hidden=width, norm="PN-SI", dropout=0.3).to(device))
+    adam, taken = torch.optim.Adam(model.parameters()), []
+    for _ in range(STEPS):
+        dist.barrier()
+        began = time.perf_counter()
+        adam.zero_grad()
+        shards.cross_entropy(model(x, adjacency), labels).backward()
+        shards.sum_gradients(model)
+        adam.step()
+        dist.barrier()
+        taken.append(time.perf_counter() - began)
+    if dist.get_rank() == 0:
+        columns = width * (depth - 1) + CLASSES  # of all layers
+        sent = 2 * 2 * (size - 1) / size**2 * 4 * nodes * columns
+        read = 2 * entries * (8 * depth + 4 * columns / size)
+        held = 2 * (8 * entries + place_type(entries).itemsize * nodes) + 6 * 4 * nodes * columns / size
+        print(
+            f"{min(taken):.4f} s a step, the fastest of {len(taken)}, by {size} ranks on {device.type}, "
+            f"{nodes:,} nodes, {entries:,} entries, depth {depth}, width {width}.\n"
+            f"The model, a rank: {sent / 1e9:.3g} GB sent, {read / 1e9:.3g} GB read by products, "
+            f"{held / 1e9:.3g} GB held."
+        )
+        if on_gpu:
+            print(f"Held at most: {torch.cuda.max_memory_allocated(device) / 1e9:.3g} GB.")
+    dist.destroy_process_group()
 
 
 def _ray(seeds: int = 40) -> list[Row]:

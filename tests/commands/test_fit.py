@@ -297,7 +297,7 @@ def test_ranks_of_torchrun_label_as_one_process_does(packed: Path, tmp_path: Pat
 def test_a_rank_that_is_killed_costs_the_epochs_since_the_last_checkpoint(
     packed: Path, tmp_path: Path
 ) -> None:
-    common = ["--model", "GCN", "--depth", "2", "--norm", "PN-SI", "--epochs", "200", "--seeds", "1"]
+    common = ["--model", "GCN", "--depth", "2", "--norm", "PN-SI", "--epochs", "150", "--seeds", "1"]
     fit = ["-m", "pairnorm", "fit", "--graph", str(packed), *common, "--checkpoint"]
     whole = [*TORCHRUN, *fit, str(tmp_path / "kept"), "--out", str(tmp_path / "whole")]
     subprocess.run(whole, check=True, capture_output=True, timeout=300)
@@ -315,7 +315,7 @@ def test_a_rank_that_is_killed_costs_the_epochs_since_the_last_checkpoint(
         error = launcher.stderr.read()
     assert launcher.returncode == 0, error
     assert killed
-    assert seen[killed - 1] < 200
+    assert seen[killed - 1] < 150
     assert min(seen[killed:]) >= seen[killed - 1]  # from the start, it would have kept the 25th again
     assert "process_group" not in error  # it has been seen to
     for name in ("predictions.csv", "model.safetensors"):

@@ -1,6 +1,8 @@
 """With a real cluster of two nodes, of one core each, on this machine."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +116,21 @@ def test_a_task_that_fails_fails_the_run_with_its_own_error(
         pool.listen()
     with raises("unknown-choice", value="nothing"):
         future.result(0)
+
+
+def test_a_driver_that_fails_says_why(cluster: Any, tmp_path: Path) -> None:
+    """It leaves the cluster, which ends a process that still has something of it."""
+    script = (
+        "import sys\nfrom pairnorm.data import csbm\nfrom pairnorm.train import Spec, Store, run\n"
+        "pairs = [(Spec('csbm', 'GCN', 2, epochs=2000), seed) for seed in range(2)]\n"
+        "graphs = {'csbm': csbm(100, classes=2, seed=0)}\n"
+        "def stop(progress):\n"
+        "    if progress.done: raise ArithmeticError('as asked')\n"
+        "run(pairs, Store(sys.argv[1]), device='cpu', graphs=graphs, on='ray', progress=stop)\n"
+    )
+    words = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "store.sqlite")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, "ArithmeticError: as asked")
 
 
 def test_a_graph_larger_than_an_object_store_is_refused(

@@ -112,12 +112,12 @@ def run(options: Namespace) -> None:
         remedy = "Pass {graph} and {model}; for GCN and GAT, torchrun -m pairnorm fit …"
         raise PairNormError(problem, code="conflicting-options", remedy=remedy, graph=..., model="SGC")
     with ranks() as rank, console.silent(rank > 0), TemporaryDirectory() as elsewhere:
-        if rank > 0:  # all ranks do the same, and the first one writes
+        if rank > 0:  # the first one writes
             options.out = Path(elsewhere) / "run"
-        _run_in_memory(options)
+        _run_in_memory(options, rank)
 
 
-def _run_in_memory(options: Namespace) -> None:
+def _run_in_memory(options: Namespace, rank: int) -> None:
     from pairnorm.classify import ClassifierWarning, NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.classify.summary import whole_folder
@@ -159,6 +159,8 @@ def _run_in_memory(options: Namespace) -> None:
                 choosing, comparing = "Choosing a model", "Comparing with simpler methods"
                 tell(choosing, 0, None)
                 classifier.fit(graph, progress=lambda done, total, what: tell(choosing, done, total, what))
+                if rank > 0:  # all that ranks do together is done
+                    return
                 tell(comparing, 0, STEPS)
                 findings = Findings.of(
                     classifier, graph, lambda what: tell(comparing, next(step), STEPS, what)

@@ -241,7 +241,7 @@ class PackedGraph:
 
     def files(self, columns: range) -> dict[str, NDArray[Any]]:
         """Return what a walk over some columns reads, by the names of the files."""
-        arrays = {"crow": self.crow, "column": self.column, "missing": self.missing}
+        arrays: dict[str, NDArray[Any]] = {"crow": self.crow, "column": self.column, "missing": self.missing}
         if self.weight is not None:
             arrays["weight"] = self.weight
         return arrays | {f"features-{number:04d}": self._block(number) for number in self._numbers(columns)}

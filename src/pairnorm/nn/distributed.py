@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.functional import cross_entropy
 
 from pairnorm.errors import PairNormError, whole_number
@@ -27,7 +29,8 @@ from pairnorm.nn.pair_norm import PairNorm
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-M, T = TypeVar("M", bound=nn.Module), TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 
 class Shards:
@@ -178,7 +181,20 @@ def ranks() -> Iterator[int]:
     on_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        store, rank, size = next(rendezvous("env://"))
+        if os.environ.get("GROUP_WORLD_SIZE") == "1":
+            # torchrun's store outlives a restart, and with it the addresses of the dead: pytorch#135712.
+            # Launchers of several machines do not agree on the number of a restart.
+            store = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size)
+    except RuntimeError as error:
+        raise PairNormError(
+            f"the ranks did not find one another ({str(error).splitlines()[0]})",
+            code="rank-died",
+            remedy="Start all of them again; after restarts of several machines, with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.",
+        ) from error
     try:
         with warnings.catch_warnings():  # a PairNorm of no group has whole graphs here
             warnings.filterwarnings("ignore", "PairNorm without process_group")

@@ -102,6 +102,7 @@ class RayBlocks:
         finally:
             for one in running:
                 self._ray.cancel(one.told, force=True)
+                one.told = None  # what still has a task of a cluster that was left ends the process
             if self._ours:
                 self._ray.shutdown()
 

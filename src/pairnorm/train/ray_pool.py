@@ -80,10 +80,10 @@ class Ray(Pool):
                 while self._ray.wait([running.results], timeout=0)[0]:
                     self._hear_of(running, self._ray.get(next(running.results)), results_only)
             except StopIteration:
-                self._running.remove(running)
+                self._end(running)
                 running.future.set_result(None)
             except Exception as error:
-                self._running.remove(running)
+                self._end(running)
                 if not results_only:
                     self._fail(running, error)
 
@@ -97,9 +97,15 @@ class Ray(Pool):
         try:
             self.listen(results_only=True)
         finally:
-            for running in self._running:
+            for running in list(self._running):
                 self._ray.cancel(running.results, force=True)
+                self._end(running)
             self.close()
+
+    def _end(self, running: _Running) -> None:
+        """Forget a task: what still has one of a cluster that was left ends the process."""
+        self._running.remove(running)
+        running.results = None
 
     def _begin(self, running: _Running) -> None:
         self._running.append(running)

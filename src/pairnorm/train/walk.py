@@ -50,7 +50,7 @@ BASE = 270 * 10**6
 
 Tick = Callable[[str], None]
 Array = NDArray[np.float32]
-Told = str | dict[str, NDArray[Any]]
+Told = str | dict[str, Any]
 """What the walk of a block tells: the steps that are done, and at the end what is kept of it."""
 
 
