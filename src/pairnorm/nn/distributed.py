@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 from torch.nn.functional import cross_entropy
 
 from pairnorm.errors import PairNormError, whole_number
@@ -178,6 +176,9 @@ def ranks() -> Iterator[int]:
     if launched_ranks() == 1:
         yield 0
         return
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     on_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
