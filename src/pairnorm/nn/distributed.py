@@ -8,7 +8,7 @@ and as much backward; GAT's scores go to all ranks beside it.
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -58,9 +58,8 @@ class Shards:
     def __init__(self, num_nodes: int, process_group: "ProcessGroup | None" = None) -> None:
         self.num_nodes = whole_number("num_nodes", num_nodes)
         self.process_group = check_group(dist.group.WORLD if process_group is None else process_group)
-        sizes = blocks(num_nodes, self.process_group.size())
-        start = sum(sizes[: self.process_group.rank()])
-        self.rows = slice(start, start + sizes[self.process_group.rank()])
+        sizes, rank = blocks(num_nodes, self.process_group.size()), self.process_group.rank()
+        self.rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
     def own(self, x: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
         """Return this rank's rows of what is about all nodes: features, labels, masks."""
@@ -103,6 +102,17 @@ class Shards:
         values = [value]
         dist.broadcast_object_list(values, dist.get_global_rank(self.process_group, 0), self.process_group)
         return values[0]
+
+    def of_all(self, value: T) -> list[T]:
+        """Return what every rank gives."""
+        values: list[T] = [value] * self.process_group.size()
+        dist.all_gather_object(values, value, self.process_group)
+        return values
+
+    def among(self, things: Sequence[T]) -> Sequence[T]:
+        """Return this rank's share of what ranks share out among themselves, in order."""
+        sizes, rank = blocks(len(things), self.process_group.size()), self.process_group.rank()
+        return things[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
 
     def leave(self, model: M) -> M:
         """Make a model one that a process uses by itself, on whole graphs."""
