@@ -278,7 +278,7 @@ def packed(run: tuple[Files, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_ranks_of_torchrun_label_as_one_process_does(packed: Path, tmp_path: Path) -> None:
-    common = ["--model", "GCN", "--depth", "2", "--epochs", "12", "--seeds", "2"]
+    common = ["--model", "GCN,GCNII", "--depth", "2", "--epochs", "12", "--seeds", "3"]
     fit = ["fit", "--graph", str(packed), *common, "--out"]
     assert cli.main([*fit, str(tmp_path / "alone")]) == 0
     done = subprocess.run(

@@ -228,7 +228,8 @@ def build(
     }
     model: Model
     if remedy.model is not None:
-        model = remedy.model(num_features, num_classes, **shared, **{remedy.parameter: spec.strength})
+        strength = {remedy.parameter: spec.strength} if remedy.parameter else {}
+        model = remedy.model(num_features, num_classes, **shared, **strength)
     else:
         kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
         own = {

@@ -1,10 +1,10 @@
-"""GCN and GAT: a trial for every seed, trained side by side, while the budget allows."""
+"""GCN, GAT, GCNII and APPNP: a trial for every seed, trained side by side, while the budget allows."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -12,10 +12,12 @@ from math import inf
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, Tried
 from pairnorm.classify.holdout import ClassifierWarning
-from pairnorm.data import Graph
+from pairnorm.nn.distributed import Shards
+from pairnorm.train.remedies import Model
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, build
 
@@ -26,7 +28,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class GNNFamily:
-    """GCNs and GATs; the accuracy of one is the mean over its seeds.
+    """Models that are trained epoch by epoch; the accuracy of one is the mean over its seeds.
 
     Args:
         specs: architectures and how to train them, in the order of trying.
@@ -41,7 +43,7 @@ class GNNFamily:
     seeds: Sequence[int]
     seconds: float = inf
     required: bool = False
-    name: str = "GCN and GAT"
+    name: str = "GCN, GAT, GCNII and APPNP"
     checkpoints: Path | None = None
 
     @property
@@ -58,10 +60,10 @@ class GNNFamily:
                 yield _train(task, spec, self.seeds, allowed, self.checkpoints)
             except OutOfTime:
                 left += 1
-            tick(f"{spec.model}, depth {spec.depth}")
+            tick(f"{_model(spec)}, depth {spec.depth}")
         if left:
             warnings.warn(
-                f"the budget of {self.seconds:.0f} s was spent when {left} of {len(self.specs)} GCNs and GATs"
+                f"the budget of {self.seconds:.0f} s was spent when {left} of {len(self.specs)} networks"
                 " were left to try, the deepest among them. Allow more time, or name a model and depths.",
                 ClassifierWarning,
                 stacklevel=4,
@@ -69,48 +71,69 @@ class GNNFamily:
 
 
 def _train(task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpoints: Path | None) -> Tried:
-    graph, spec = task.graph.replace(features=task.features), spec.replace(scaling="none")
-    # Ranks share out trials where there are as many, which takes no traffic; else they share out the nodes.
-    apart = task.shards is not None and len(seeds) >= task.shards.process_group.size()
-    shards, own = (None, task.shards.among(seeds)) if task.shards and apart else (task.shards, seeds)
+    graph, spec, shards = (
+        task.graph.replace(features=task.features),
+        spec.replace(scaling="none"),
+        task.shards,
+    )
 
-    def watch(_: int) -> None:
-        late = time.perf_counter() - task.began > allowed
-        if late if shards is None else shards.any(late):
-            raise OutOfTime
+    def fit(seeds: Sequence[int], shards: Shards | None) -> tuple[Model, Tensor]:
+        def watch(_: int) -> None:
+            late = time.perf_counter() - task.began > allowed
+            if late if shards is None else shards.any(late):
+                raise OutOfTime
 
-    trained = True
-    try:
         watch(0)
-        trainer = GNNTrainer(graph, [(spec, seed) for seed in own], task.device, shards=shards)
-        trainer.fit(watch, _checkpoint(checkpoints, graph, spec, own))
-    except OutOfTime:
-        trained = False
-    if not (trained if task.shards is None else not task.shards.any(not trained)):
-        raise OutOfTime
-    model, logits = trainer.model, trainer.evaluate()[1]
+        trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=shards)
+        checkpoint = None
+        if checkpoints is not None:  # of this graph, with this split
+            name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
+            checkpoint = checkpoints / f"{name}.pt"
+        trainer.fit(watch, checkpoint)
+        return trainer.model, trainer.evaluate()[1]
+
+    # Trials are shared out first, which takes no traffic; and those of models that cannot share nodes.
+    if shards is not None and (len(seeds) >= shards.process_group.size() or spec.remedy != "none"):
+        model, logits = _apart(shards, seeds, fit, partial(build, spec, graph.num_features, task.classes))
+        model, logits = model.to(task.device), logits.to(task.device)
+    else:
+        model, logits = fit(seeds, shards)
     if shards is not None:
         shards.leave(model)
-    if task.shards is not None and apart:
-        parts = task.shards.of_all((dict(model.cpu().state_dict()), logits.cpu()))
-        model = build(spec, trainer.problem.num_features, graph.num_classes, seeds, task.device)
-        names = model.state_dict()
-        model.load_state_dict({name: torch.cat([weights[name] for weights, _ in parts]) for name in names})
-        logits = torch.cat([part for _, part in parts], 1).to(task.device)
     scale = 1.0 if spec.norm == "none" else spec.scale
     setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
-    candidate = Candidate(spec.model, spec.norm, spec.depth, scale, setting=setting)
+    setting += f", initial share {spec.strength:g}" if spec.strength else ""
+    candidate = Candidate(_model(spec), spec.norm, spec.depth, scale, setting=setting)
     # When to stop was learnt from the validation nodes: nothing would be left to tell.
     learn = partial(_as_trained, network=Network(model.eval()))
     return task.tried(candidate, logits[graph.validation.to(logits.device)], learn)
 
 
-def _checkpoint(folder: Path | None, graph: Graph, spec: Spec, seeds: Sequence[int]) -> Path | None:
-    """Return where a training of this graph, with this split, is kept."""
-    if folder is None:
-        return None
-    name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
-    return folder / f"{name}.pt"
+def _apart(
+    shards: Shards,
+    seeds: Sequence[int],
+    fit: Callable[[Sequence[int], None], tuple[Model, Tensor]],
+    build: Callable[[Sequence[int], torch.device], Model],
+) -> tuple[Model, Tensor]:
+    """Let every rank train its share of the trials by itself; return the model of all, and its logits."""
+    own, found, late = shards.among(seeds), None, False
+    try:
+        if own:
+            model, logits = fit(own, None)
+            found = dict(model.cpu().state_dict()), logits.cpu()
+    except OutOfTime:
+        late = True
+    if shards.any(late):
+        raise OutOfTime
+    parts = [part for part in shards.of_all(found) if part is not None]
+    whole = build(seeds, torch.device("cpu"))
+    names = whole.state_dict()
+    whole.load_state_dict({name: torch.cat([weights[name] for weights, _ in parts]) for name in names})
+    return whole, torch.cat([logits for _, logits in parts], 1)
+
+
+def _model(spec: Spec) -> str:
+    return spec.model if spec.remedy == "none" else spec.remedy
 
 
 def _as_trained(task: Task, network: Network) -> Network:

@@ -1,4 +1,4 @@
--- States between layers may have fewer bits.
+-- The states of a network may lie in memory in half precision.
 ALTER TABLE protocols ADD COLUMN precision TEXT NOT NULL DEFAULT 'float32';
 
 DROP VIEW results;
