@@ -290,7 +290,7 @@ def test_ranks_of_torchrun_label_as_one_process_does(packed: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Wrote to") == 1
     alone, together = (pandas.read_csv(tmp_path / name / "predictions.csv") for name in ("alone", "together"))
-    np.testing.assert_allclose(together["p_high"], alone["p_high"], atol=0.02)
+    np.testing.assert_allclose(together["p_high"], alone["p_high"], atol=1e-6)  # a rank trains whole trials
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="Linux says which process is which rank")
