@@ -19,6 +19,8 @@ HELD_OUT = 0.2
 FEW = 30
 # Fewer validation nodes than this choose badly among hundreds of models.
 ENOUGH, FOLDS = 200, 5
+# Of so many names, to make fingerprints takes longer than to see whether they are the same ones.
+MANY_NAMES = 100_000
 
 
 class ClassifierWarning(UserWarning):
@@ -88,10 +90,18 @@ def fingerprints(names: NDArray[Any]) -> NDArray[np.int64]:
     """Return 64 bits of each name, the same on every machine; a number counts as its text.
 
     Args:
-        names: of nodes.
+        names: of nodes. The last ones that were many are remembered.
     """
+    if _REMEMBERED and np.array_equal(_REMEMBERED[0], names):
+        return _REMEMBERED[1]
     digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in names.tolist())
-    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+    found = np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+    if len(names) >= MANY_NAMES:
+        _REMEMBERED[:] = names, found
+    return found
+
+
+_REMEMBERED: list[NDArray[Any]] = []
 
 
 def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -17,7 +17,7 @@ from pairnorm.classify.candidates.sgc import ENOUGH, SCALES
 from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabilities
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.regression import regressions
-from pairnorm.classify.search import DEEPEST, LARGEST_SCALE, LEAST_SCALE
+from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.classify.summary import write_rows
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
@@ -211,6 +211,7 @@ class Streaming:
         depths: of SGC.
         norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``.
         scales: PairNorm's s.
+        fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``.
         seed: of a split that is drawn.
         on: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to the one
             that this machine is in.
@@ -226,6 +227,7 @@ class Streaming:
         depths: Sequence[int] = DEPTHS,
         norms: Sequence[str] = NORMS,
         scales: Sequence[float] = SCALES,
+        fills: Sequence[str] = FILLS,
         seed: int = 0,
         on: str = "here",
         tell: Tell = lambda done: None,
@@ -249,10 +251,12 @@ class Streaming:
             memory, widest = min(memory, self.cluster.memory), LINE
         self.plan = Plan(graph.facts.nodes, graph.facts.features, len(kept), len(depths), memory, widest)
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
-        methods = [("zero", norm) for norm in norms]
+        for fill in fills:
+            one_of("fill", fill, FILLS)
+        methods = [("zero", norm) for norm in norms if "zero" in fills or not whole]
         if whole:
-            methods += [("mass", "none")] if "none" in norms else []
-            methods += [("fp", norm) for norm in norms if norm != "none"]
+            methods += [("mass", "none")] if "none" in norms and "mass" in fills else []
+            methods += [("fp", norm) for norm in norms if norm != "none" and "fp" in fills]
         self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
             self.left_out += ("the mass fill and feature propagation, as single features are missing",)

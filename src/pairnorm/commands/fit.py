@@ -195,6 +195,7 @@ def _run_packed(options: Namespace) -> None:
         "depths": _listed(options.depth, int),
         "norms": _listed(options.norm, str),
         "scales": _listed(options.scale, float),
+        "fills": _listed(options.fill, str),
     }
     graph = Graph.open(options.graph)
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")

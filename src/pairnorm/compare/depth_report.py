@@ -211,8 +211,8 @@ def _ranking(rows: Sequence[Row]) -> str:
          *(f"{of[one.method]:.1f}" if one.method in of else "" for of in ranks.values()))
         for one in standings
     ]  # fmt: skip
-    difference = critical_difference(len(standings), situations)
-    text = RANKING.format(situations=situations, difference=difference)
+    difference = critical_difference(len(standings), len(situations))
+    text = RANKING.format(situations=len(situations), difference=difference)
     return f"### Ranking\n\n{text}\n{_table(('remedy', 'mean rank', '95% interval', *ranks), lines)}"
 
 

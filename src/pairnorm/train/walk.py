@@ -58,7 +58,7 @@ Told = str | dict[str, Any]
 class Plan:
     r"""How much memory a walk takes, said before the work; mapped pages, which can be dropped, do not count.
 
-    $$\text{bytes} = 8 n (B + 1) + 16 n + 4 B r k + 32 F r + 2.1 \cdot 10^8$$
+    $$\text{bytes} = 8 n (B + 1) + 16 n + 4 B r k + 32 F r + 2.7 \cdot 10^8$$
 
     for n nodes, blocks of B of the F columns, and r rows that are kept of k depths: two states; the numbers
     of every node that fills and PN-SI need; the kept rows of a block; what the regression works on; Python.

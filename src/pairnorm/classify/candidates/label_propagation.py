@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, State, Task, Tick
+from pairnorm.classify.candidates.shared_walks import normalised
 from pairnorm.data import Graph
 from pairnorm.errors import real_number
-from pairnorm.nn import propagation
 
 ALPHAS = (0.5, 0.9, 0.99)
 ROUNDS = 100
@@ -84,7 +84,7 @@ def _spread(graph: Graph, labels: Tensor, alphas: Sequence[float], classes: int)
     """Return the logits of ``Spreading`` for every α, [n, alphas, classes], of one walk."""
     given = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
     given, own = given.unsqueeze(1), torch.tensor(alphas, device=labels.device).unsqueeze(1)
-    matrix = propagation(graph.adjacency, "sym").to(labels.device)
+    matrix = normalised(graph, "sym", labels.device)
     state, start = given.expand(-1, len(own), -1), (1 - own) * given
     for _ in range(ROUNDS):
         state = own * (matrix @ state) + start

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pairnorm.classify.candidates.shared_walks import normalised
 from pairnorm.data import Graph
-from pairnorm.nn import propagation
 
 ALPHAS, POWERS = (0.3, 0.5, 0.8, 0.9), (1.0, 1.5, 2.0, 3.0)
 ROUNDS = 50
@@ -46,7 +46,7 @@ def spread(graph: Graph, chances: Tensor, labels: Tensor, alpha: float) -> Tenso
     """
     certain = torch.nn.functional.one_hot(labels.clamp(min=0), chances.shape[1]).to(chances)
     start = torch.where((labels >= 0)[:, None], certain, chances)
-    matrix, state = propagation(graph.adjacency, "sym").to(chances.device), start
+    matrix, state = normalised(graph, "sym", chances.device), start
     for _ in range(ROUNDS):
         state = alpha * (matrix @ state) + (1 - alpha) * start
     return sharpened(state, 1.0)
