@@ -86,7 +86,7 @@ class Findings:
                 value=graph.name,
                 remedy="Call fit(graph).",
             )
-        task = classifier.task_
+        task = replace(classifier.task_, shards=None)  # what is small, a rank does faster by itself
         graph = task.graph
         if large := is_large(graph):
             warnings.warn(

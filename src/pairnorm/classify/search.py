@@ -34,7 +34,6 @@ from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
-from pairnorm.nn.distributed import shards_of
 from pairnorm.train.remedies import REMEDIES
 from pairnorm.train.spec import NORMS, Norm, Spec
 
@@ -86,7 +85,7 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
     if models is None:
         # One who names a depth or a norm asks for what has them.
         named = any(given is not None for given in (norms, depths, scales, fills))
-        models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else _networks())]
+        models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else NETWORKS)]
     gnns = [model for model in models if model in NETWORKS]
     # Rows of D̃⁻¹Ã sum to one, so an SGC without PairNorm is an SGC-PN of another scale: a regression does not
     # penalise its bias. Over many nodes one of the two will do.
@@ -119,11 +118,6 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         family = GNNFamily(specs, range(seed, seed + seeds), limit, required=not sgc, checkpoints=kept)
         families.append(family)
     return families
-
-
-def _networks() -> list[str]:
-    """Name those that can be trained here: of initial residuals, ranks know nothing."""
-    return [name for name in NETWORKS if name not in REMEDIES or shards_of(0) is None]
 
 
 def _specs(

@@ -23,8 +23,10 @@ from pairnorm.data import Graph, PackedGraph
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.escaping import markdown
 from pairnorm.memory import size
+from pairnorm.train.ray_blocks import RayBlocks
+from pairnorm.train.schedule import PLACES
 from pairnorm.train.trainers import part_accuracies, part_losses
-from pairnorm.train.walk import Plan, Walk, label_propagation
+from pairnorm.train.walk import LINE, WIDEST, Plan, Walk, label_propagation
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 NORMS = ("none", "PN")
@@ -211,6 +213,8 @@ class Streaming:
         scales: PairNorm's s.
         fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``.
         seed: of a split that is drawn.
+        on: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to the one
+            that this machine is in.
         tell: is told of every step.
     """
 
@@ -225,6 +229,7 @@ class Streaming:
         scales: Sequence[float] = SCALES,
         fills: Sequence[str] = FILLS,
         seed: int = 0,
+        on: str = "here",
         tell: Tell = lambda done: None,
     ) -> None:
         if not graph.facts.classes:
@@ -240,7 +245,11 @@ class Streaming:
         self.graph, self.work, self.scales, self.tell = graph, work, sorted(scales), tell
         self.rows = Rows.of(graph, seed)
         kept = np.concatenate([self.rows.train, self.rows.validation])
-        self.plan = Plan(graph.facts.nodes, graph.facts.features, len(kept), len(depths), memory)
+        self.cluster = RayBlocks() if one_of("on", on, PLACES) == "ray" else None
+        widest = WIDEST
+        if self.cluster is not None:  # as narrow as is no waste, so that all have some
+            memory, widest = min(memory, self.cluster.memory), LINE
+        self.plan = Plan(graph.facts.nodes, graph.facts.features, len(kept), len(depths), memory, widest)
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
         for fill in fills:
             one_of("fill", fill, FILLS)
@@ -265,6 +274,8 @@ class Streaming:
         """Try all, and let the best deliver."""
         tried: list[Candidate] = []
         best: tuple[Candidate, Walk | None] | None = None
+        if self.cluster is not None:
+            self.cluster.run(self.walks, self.plan.peak(self.plan.width))
         for walk in self.walks:
             walk.run()
             for candidate in self._candidates(walk):

@@ -22,6 +22,7 @@ from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.errors import PairNormError
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, Kind, Mode, states
+from pairnorm.nn.distributed import Shards
 from pairnorm.train.spec import Norm
 from pairnorm.train.trainers import part_accuracies, part_losses
 
@@ -97,6 +98,7 @@ class Task:
         metric: what candidates are compared by, one of ``METRICS``.
         held_out: bool [n] for every fold, which of the training and validation nodes are held out in turn;
             where it is empty, the validation nodes are, once.
+        shards: how ranks share its nodes, where they train each GCN and GAT together.
     """
 
     graph: Graph
@@ -106,6 +108,7 @@ class Task:
     began: float = field(default_factory=time.perf_counter)
     metric: str = "loss"
     held_out: Sequence[Tensor] = ()
+    shards: Shards | None = None
 
     @property
     def classes(self) -> int:
