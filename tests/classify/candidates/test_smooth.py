@@ -19,7 +19,7 @@ def test_what_is_spread_solves_its_equation(task: Task) -> None:
     start[graph.train] = torch.nn.functional.one_hot(labels[graph.train], 2).double()
     matrix = torch.eye(300) - alpha * root[:, None] * adjacency * root
     expected = torch.linalg.solve(matrix, (1 - alpha) * start)
-    found = spread(graph, chances, labels, alpha)
+    found = spread(graph, chances, labels, [0.9, alpha])[:, 1]
     torch.testing.assert_close(found.double(), expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
     assert torch.equal(found.argmax(1), sharpened(found, 3.0).argmax(1))
 

@@ -9,7 +9,8 @@ from pairnorm.classify.candidates.base import Known
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.fill.known import mask_of, observed
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix
+from pairnorm.nn.propagate import propagation, restart_walk
 from pairnorm.sparse import sparse_csr
 
 FOLDS = 10
@@ -58,9 +59,7 @@ def label_columns(graph: Graph, known: Known, classes: int, device: torch.device
     # A set of columns for every fold, from the labels outside it, and one from all labels, for the others.
     outside = (folds[:, None] != torch.arange(FOLDS + 1, device=device)).float()
     start = (outside[:, :, None] * given[:, None]).flatten(1)
-    smooth, state = propagation(graph.adjacency).to(device), start
-    for _ in range(ROUNDS):
-        state = ALPHA * (smooth @ state) + (1 - ALPHA) * start
+    state = restart_walk(propagation(graph.adjacency).to(device), start, [ALPHA], ROUNDS)
     far = state.view(len(given), FOLDS + 1, classes)[torch.arange(len(given), device=device), folds]
     count = near.sum(1, keepdim=True)
     return torch.cat([_shares(near), count.log1p(), _shares(far)], 1)
