@@ -49,7 +49,7 @@ def fold_regressions(
         folds: bool [folds, m], the rows that each fold learns from: W is [folds, d, classes].
         gradient: where its largest number is below this, the end is reached.
     """
-    basis, rows = _principal(rows.double())
+    basis, rows = principal(rows.double())
     # The solver stops at a small gradient: it is given rows of norm one on average, whatever their unit.
     unit = max(float(rows.square().sum(1).mean().sqrt()), 1e-30)
     rows = torch.cat([rows / unit, rows.new_ones(len(rows), 1)], 1)
@@ -149,10 +149,13 @@ def _threads(size: int) -> Iterator[None]:
         torch.set_num_threads(usual)
 
 
-def _principal(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the principal axes V [d, r] of the rows, and X V: as few coordinates as there are, unrelated.
+def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the principal axes V [d, r] of the rows, the leading one last, and X V: unrelated coordinates.
 
     The best weights lie in their span, and the Hessian is nearly diagonal in them.
+
+    Args:
+        rows: [m, d]; the work is that of the smaller number.
     """
     wide = rows.shape[0] < rows.shape[1]
     values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
