@@ -76,6 +76,12 @@ def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[Smooth | Non
     return setting, chances
 
 
+def gains(task: Task, chances: Tensor, before: Tensor) -> bool:
+    """Say whether some probabilities of what is held out are better than others, by more than chance."""
+    value, best = _value(task, chances), _value(task, before)
+    return value > (best[0] + GAIN, best[1])
+
+
 @dataclass(frozen=True, eq=False)
 class Average:
     """A weighted mean of the probabilities of fitted candidates.

@@ -19,6 +19,7 @@ from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints, reachable
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
+from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
 from pairnorm.fill import fill_missing
 from pairnorm.nn import GAT, GCN, SGC, Kind, Mode, states
@@ -29,6 +30,8 @@ LARGEST_STATE = 8 * 2**30
 # Features up to this size, filled, are kept as long as they are: feature propagation takes 40 steps.
 LARGEST_KEPT = 2**30
 MANY_NODES = 100_000
+# Of the nodes without a label, at most so many are learnt from, their probabilities to this power.
+PUPILS, SHARPER = 4000, 1.5
 
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -96,6 +99,7 @@ class Task:
         metric: what candidates are compared by, one of ``METRICS``.
         held_out: bool [n] for every fold, which of the training and validation nodes are held out in turn;
             where it is empty, the validation nodes are, once.
+        lesson: what else a regression learns from than the training nodes.
     """
 
     graph: Graph
@@ -105,6 +109,7 @@ class Task:
     began: float = field(default_factory=time.perf_counter)
     metric: str = "loss"
     held_out: Sequence[Tensor] = ()
+    lesson: Lesson | None = None
 
     @property
     def classes(self) -> int:
@@ -180,6 +185,40 @@ class Task:
         candidate = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
         chances = mean_probabilities(logits).cpu()
         return Tried(candidate, chances, decide(self.metric, self.held, chances, self.prior)[0], learn)
+
+
+class Lesson(NamedTuple):
+    """What a regression learns from: labels where they are known, and what is thought of the other nodes.
+
+    Args:
+        nodes: int64 [m].
+        target: [m, classes], the probability of every class.
+        counts: [m], how much each counts; the known ones as much as all others together.
+    """
+
+    nodes: Tensor
+    target: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, task: Task, chances: Tensor) -> Lesson | None:
+        """Take the labels of the training nodes; None where there is nobody else.
+
+        Args:
+            task: whose training nodes.
+            chances: [n, classes], what is thought of every node.
+        """
+        train = task.graph.train.cpu()
+        others = (~train & ~lost(task.graph, train)).nonzero().squeeze(1)
+        if not len(others):
+            return None
+        others = others[torch.from_numpy(Stream(0, "classify lesson").order(len(others))[:PUPILS])]
+        known = train.nonzero().squeeze(1)
+        labels = torch.nn.functional.one_hot(task.graph.labels.cpu()[known], task.classes)
+        sharpened = chances.cpu()[others] ** SHARPER
+        target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
+        counts = torch.cat([torch.full((len(one),), 1 / len(one)) for one in (known, others)])
+        return cls(torch.cat([known, others]), target, counts)
 
 
 class Fitted(Protocol):

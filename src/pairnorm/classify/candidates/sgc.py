@@ -10,6 +10,7 @@ from math import inf
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from pairnorm.classify.candidates.base import (
     Candidate,
@@ -68,7 +69,7 @@ class SGCFamily:
         for fill, norm in product(self.fills, self.norms):
             for scales in _walks(norm, self.scales):
                 least, waited, name = inf, 0, f"SGC{'' if norm == 'none' else '-' + norm}"
-                walk = _sweep(few, fill, norm, self.depths, scales, ROUGH if many else GRADIENT)
+                walk = _sweep(few, fill, norm, self.depths, scales, ROUGH)
                 for place, (state, found) in enumerate(walk, 1):
                     tried = [
                         task.tried(
@@ -123,7 +124,8 @@ def _sweep(
 def _learn(task: Task, candidate: Candidate) -> Network:
     """Learn one SGC from all training nodes."""
     depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
-    _, ((_, weight, bias),) = next(_sweep(task, candidate.fill, norm, [depth], [scale]))
+    gradient = GRADIENT if task.lesson is None else ROUGH  # what is not known exactly need not be solved so
+    _, ((_, weight, bias),) = next(_sweep(task, candidate.fill, norm, [depth], [scale], gradient))
     basis = _reduced(task)[0]
     # Without a norm an SGC has no scale of its own, and its weights keep it; PN-SCS has it in its state.
     weight = weight if norm in ("none", "PN-SCS") else weight / scale
@@ -138,15 +140,18 @@ def fold_weights(
     """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on some columns.
 
     Args:
-        task: whose folds.
+        task: whose folds, or lesson.
         state: [n, d], the columns of every node.
         scales: from small to large.
         gradient: as of ``fold_regressions``.
     """
+    if task.lesson is not None:
+        nodes, target, counts = (part.to(state.device) for part in task.lesson)
+        return fold_regressions(state[nodes], target, scales, counts.unsqueeze(0), gradient)
     train = task.learnable.graph.train
     folds = torch.stack([fold.graph.train[train] for fold in task.folds]).to(state.device)
-    labels = task.graph.labels[train].to(state.device)
-    return fold_regressions(state[train.to(state.device)], labels, task.classes, scales, folds, gradient)
+    target = one_hot(task.graph.labels[train], task.classes).to(state.device)
+    return fold_regressions(state[train.to(state.device)], target, scales, folds, gradient)
 
 
 def held_products(task: Task, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
