@@ -51,7 +51,7 @@ def test_folds_side_by_side_are_each_the_regression_on_its_rows(rows: int, colum
 
 
 def test_probabilities_that_count_for_so_much_are_as_many_labels() -> None:
-    """A row of which a class has probability 0.7 and that counts for ten is seven rows of it, three of another."""
+    """Where a class has probability 0.7, a row that counts for ten is seven of it and three of another."""
     features, labels = problem(30, 4)
     target = 0.7 * one_hot(labels, 3) + 0.3 * one_hot((labels + 1) % 3, 3)
     counts = 10.0 * (1 + torch.arange(30) % 2)
