@@ -278,7 +278,7 @@ def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ClassifierWarning)  # of a split that is not the user's
             split = complete_split(graph.with_split(Split(nobody, nobody, nobody)), classifier.random_state)
-        model = choice.learn(replace(task, graph=graph.with_split(split), held_out=()))
+        model = choice.learn(replace(task, graph=graph.with_split(split), held_out=(), hidden=None))
         found[RANDOM] = _judge(classifier, model.logits(graph, task.features, task.device), split.test)
     return found
 

@@ -19,6 +19,7 @@ from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints, reachable
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
+from pairnorm.data.features import without_rows
 from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
 from pairnorm.fill import fill_missing
@@ -100,6 +101,7 @@ class Task:
         held_out: bool [n] for every fold, which of the training and validation nodes are held out in turn;
             where it is empty, the validation nodes are, once.
         lesson: what else a regression learns from than the training nodes.
+        hidden: bool [n], which nodes are judged without their features when they are held out; None for none.
     """
 
     graph: Graph
@@ -110,6 +112,7 @@ class Task:
     metric: str = "loss"
     held_out: Sequence[Tensor] = ()
     lesson: Lesson | None = None
+    hidden: Tensor | None = None
 
     @property
     def classes(self) -> int:
@@ -126,20 +129,35 @@ class Task:
     def learnable(self) -> Task:
         """The task with all nodes to learn from, those of every fold, and nobody to choose by."""
         if not self.held_out:
-            return self
+            return self if self.hidden is None else replace(self, hidden=None)
         graph = self.graph.replace(
             train=self.graph.train | self.graph.validation, validation=torch.zeros_like(self.graph.validation)
         )
-        return replace(self, graph=graph, held_out=())
+        return replace(self, graph=graph, held_out=(), hidden=None)
 
     @cached_property
     def folds(self) -> Sequence[Task]:
         """A task for every fold, whose validation nodes are those held out."""
         every = self.learnable.graph.train
         return [
-            replace(self, graph=self.graph.replace(train=every & ~held, validation=held), held_out=())
+            replace(self, graph=self.graph.replace(train=every & ~held, validation=held), held_out=())._blind
             for held in self.held_out
-        ] or [self]
+        ] or [self._blind]
+
+    @property
+    def alike(self) -> Sequence[Task]:
+        """Tasks whose folds have all the same features: this one, or each fold."""
+        return [self] if self.hidden is None else self.folds
+
+    @property
+    def _blind(self) -> Task:
+        """The task without the features that validation nodes are judged without."""
+        if self.hidden is None:
+            return self
+        gone = self.hidden & self.graph.validation
+        missing = self.graph.missing | (gone if self.graph.missing.dim() == 1 else gone[:, None])
+        graph, features = self.graph.replace(missing=missing), without_rows(self.features, gone)
+        return replace(self, graph=graph, features=features, hidden=None)
 
     @cached_property
     def held(self) -> Tensor:

@@ -65,20 +65,23 @@ class SGCFamily:
         Where there are many nodes, a walk ends when some depths in a row have brought nothing.
         """
         check_size(task.graph)
-        few, many = _fewer(task), has_many_nodes(task.graph)
+        many = has_many_nodes(task.graph)
         for fill, norm in product(self.fills, self.norms):
             for scales in _walks(norm, self.scales):
                 least, waited, name = inf, 0, f"SGC{'' if norm == 'none' else '-' + norm}"
-                walk = _sweep(few, fill, norm, self.depths, scales, ROUGH)
-                for place, (state, found) in enumerate(walk, 1):
-                    tried = [
-                        task.tried(
-                            candidate,
-                            held_products(task, state, weight, bias),
-                            partial(_learn, candidate=candidate),
-                        )
-                        for candidate, weight, bias in found
-                    ]
+                walks = [_sweep(_fewer(one), fill, norm, self.depths, scales, ROUGH) for one in task.alike]
+                for place, steps in enumerate(zip(*walks, strict=True), 1):
+                    tried = []
+                    for found in zip(*(found for _, found in steps), strict=True):
+                        logits = [
+                            held_products(one, state, weight, bias)
+                            for one, (state, _), (_, weight, bias) in zip(
+                                task.alike, steps, found, strict=True
+                            )
+                        ]
+                        candidate = found[0][0]
+                        learn = partial(_learn, candidate=candidate)
+                        tried.append(task.tried(candidate, torch.cat(logits), learn))
                     yield from tried
                     tick(f"{name}, depth {self.depths[place - 1]}")
                     loss = min(one.candidate.validation_loss for one in tried)
