@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+
+Name = TypeVar("Name")
 
 
 class Times(NamedTuple):
@@ -15,15 +17,20 @@ class Times(NamedTuple):
     best: float
 
 
-def interleave(tasks: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1) -> dict[str, Times]:
+def interleave(
+    tasks: Mapping[Name, Callable[[], object]],
+    rounds: int,
+    warm: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[Name, Times]:
     """Run every task once in each round, after rounds that do not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    seconds: dict[Name, list[float]] = {name: [] for name in tasks}
     for number in range(warm + rounds):
         for name, task in tasks.items():
-            began = time.perf_counter()
+            began = clock()
             task()
             if number >= warm:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return {name: Times(median(values), min(values)) for name, values in seconds.items()}
 
 

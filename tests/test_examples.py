@@ -84,3 +84,7 @@ def test_calibrated_batches_give_what_the_whole_graph_gives() -> None:
     difference = re.search(r"from the whole graph: (\S+)", text)
     assert difference is not None
     assert float(difference[1]) < 1e-5
+
+
+def test_a_model_of_ones_own_learns() -> None:
+    assert min(accuracies(run("own_model.py", "30"))) > 50

@@ -24,6 +24,8 @@ SETTINGS = {
     "GCN": {"model": "GCN", "depth": 3, "norm": "PN-SI", "hidden": 8, "seeds": 2, "epochs": 5},
     "GAT": {"model": "GAT", "depth": 2, "norm": "none", "seeds": 2, "epochs": 5},
     "GCN of one layer": {"model": "GCN", "depth": 1, "seeds": 1, "epochs": 5},
+    "GCNII": {"model": "GCNII", "depth": 3, "hidden": 8, "seeds": 2, "epochs": 5},
+    "APPNP": {"model": "APPNP", "depth": 4, "hidden": 8, "seeds": 2, "epochs": 5},
     "columns": {"model": "SGC", "depth": 2, "scaling": "columns", "adjacency": "sym", "norm": "PN-SCS"},
 }
 

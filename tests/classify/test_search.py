@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, parse_budget, plan, rivals, search
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
+from pairnorm.train import REMEDIES
 
 
 def test_by_default_sgc_at_all_depths_with_and_without_pair_norm(small: Graph) -> None:
@@ -63,11 +65,13 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph) -> None:
     assert Lesson.of(replace(task, graph=everyone), chances) is None
 
 
-def test_a_budget_brings_in_gcn_and_gat_shallow_ones_first(small: Graph) -> None:
+def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
     sgc, *_, gnn = plan(NodeClassifier(budget="2m", seeds=3, random_state=7), small)
     assert isinstance(sgc, SGCFamily)
     assert {spec.model for spec in gnn.specs} == {"GCN", "GAT"}
     assert {spec.norm for spec in gnn.specs} == {"none", "PN-SI"}
+    initial = {(spec.remedy, spec.strength, spec.adjacency) for spec in gnn.specs if spec.remedy != "none"}
+    assert initial == {(name, share, "sym") for name in ("GCNII", "APPNP") for share in REMEDIES[name].grid}
     assert [spec.depth for spec in gnn.specs] == sorted(spec.depth for spec in gnn.specs)
     assert list(gnn.seeds) == [7, 8, 9]
     assert (gnn.seconds, gnn.required) == (120, False)
@@ -81,6 +85,15 @@ def test_what_is_asked_for_is_planned(small: Graph) -> None:
     assert shown == [("GCN", 2, "PN", 3.0), ("GCN", 4, "PN", 3.0)]
     spec = gnn.specs[0]
     assert (spec.hidden, spec.dropout, spec.epochs, spec.adjacency) == (8, 0.1, 11, "sym")
+
+
+def test_initial_residuals_have_no_norm(small: Graph, raises: Any) -> None:
+    (gnn,) = plan(NodeClassifier(["GCN", "APPNP"], 3, "PN"), small)
+    assert [spec.remedy for spec in gnn.specs] == ["none"]
+    (gnn,) = plan(NodeClassifier("APPNP", 3, ["none", "PN"], hidden=8), small)
+    assert [(spec.remedy, spec.hidden, spec.norm) for spec in gnn.specs] == [("APPNP", 8, "none")] * 2
+    with raises("nothing-to-try"):
+        plan(NodeClassifier("GCNII", 3, "PN"), small)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,15 @@ class Halved(nn.Module):
 
     def forward(self, x):
         return x * self.strength
+
+class Perceptron(nn.Linear):
+    kind = "model"
+
+    def __init__(self, in_features, classes, *, depth, hidden, dropout):
+        super().__init__(in_features, classes)
+
+    def forward(self, x, edge_index):
+        return super().forward(x)
 """
 
 
@@ -49,21 +58,22 @@ def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.Cap
     assert "Time is up: 30 trials are left" in capsys.readouterr().out  # other features are another graph
 
 
-def test_an_own_remedy_goes_from_a_file_to_the_figure(
+def test_an_own_remedy_and_an_own_model_go_from_a_file_to_the_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "halved_for_a_test.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    words = ["compare", "--dataset", "cora", "--remedy", "halved_for_a_test:Halved", "--depths", "2"]
+    own = ["--remedy", "halved_for_a_test:Halved,halved_for_a_test:Perceptron"]
+    words = ["compare", "--dataset", "cora", *own, "--depths", "2"]
     assert cli.main([*words, "--runs", "1", "--epochs", "1", "--workers", "1", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     named = [line.split()[0] for line in printed.splitlines() if "(" in line and line.split()]
-    assert [*REMEDIES, "Halved@4"] == named
+    assert [*REMEDIES, "Halved@4", "Perceptron@1"] == named
     assert (tmp_path / "comparison" / "figures" / "compare.png").is_file()
     with Store(tmp_path / "comparison" / "compare.sqlite") as store:
-        own = {result.spec.strength for result in store.results(remedy="halved_for_a_test:Halved@4")}
-    assert own == {0.5, 0.25}
+        tried = {result.spec.strength for result in store.results(remedy="halved_for_a_test:Halved@4")}
+    assert tried == {0.5, 0.25}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import csv
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_strengths_that_are_fields_of_their_own(tmp_path: Path) -> None:
             for number, spec in enumerate(wanted.candidates(place)):
                 store.add(spec, [a_trial(0, number / 10)], seconds=1)
         strengths = {row["remedy"]: row["strength"] for row in Table.read(wanted, store).rows()}
-    assert strengths == {"Skip": 2, "PN": 10.0, "GCNII": 0.5}
+    assert strengths == {"Skip": 1, "PN": 1.0, "GCNII": 0.1}
 
 
 def test_a_choice_is_checked(raises: Any) -> None:
@@ -116,3 +117,20 @@ def test_grid_points_are_those_of_the_table() -> None:
     place = Place("pubmed", "SGC", "PN", 100, 8)
     assert Spec("pubmed", "SGC", 8, norm="PN", scale=10, missing_rate=1, epochs=500, learning_rate=0.1,
                 scaling="none") in DepthComparison().candidates(place)  # fmt: skip
+
+
+@pytest.mark.parametrize("remedy", ["GCNII", "PN-SI", "Skip", "BatchNorm", "none"])
+def test_every_remedy_has_as_many_settings_and_each_value_meets_every_other(remedy: str) -> None:
+    """A half of 2 x 2 x 2: of two settings all four pairs are there."""
+    wanted = DepthComparison(["cora"], ["GCN"], [remedy], depths=[4], missing=[0])
+    specs = wanted.candidates(Place("cora", "GCN", remedy, 0, 4))
+    assert len({*specs}) == 4
+    columns = [
+        [spec.learning_rate for spec in specs],
+        [spec.dropout for spec in specs],
+        [(spec.strength, spec.scale, spec.skip) for spec in specs],
+    ]
+    tuned = [column for column in columns if len({*column}) > 1]
+    assert len(tuned) == (2 if remedy in ("BatchNorm", "none") else 3)
+    for one, other in combinations(tuned, 2):
+        assert len({*zip(one, other, strict=True)}) == 4

@@ -1,49 +1,14 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
+from depth_table import ORIGIN, a_table, line
 
-from pairnorm.compare.depth import DepthComparison, Table
-from pairnorm.compare.depth_report import advice, draw, ranked, report, tables
+from pairnorm.compare.depth import DepthComparison, Place, Table
+from pairnorm.compare.depth_report import advice, draw, report, tables
+from pairnorm.compare.depth_rows import ranked
 from pairnorm.data import csbm
 from pairnorm.train import Trial
-from pairnorm.train.result import Origin, Result
-
-ORIGIN = Origin.here(seconds=1.0, shared_by=1, device="cpu")
-ACCURACY = {
-    ("none", 0): (0.80, 0.30),
-    ("PN-SI", 0): (0.70, 0.65),
-    ("APPNP", 0): (0.79, 0.90),
-    ("none", 100): (0.50, 0.30),
-    ("PN-SI", 100): (0.60, 0.75),
-    ("APPNP", 100): (0.55, 0.60),
-}
-"""Of two depths; runs differ by 0.01."""
-
-
-def a_table(without: tuple[str, int] | None = None, **more: Any) -> Table:
-    """Return the comparison above, all of whose settings are as good; one remedy and depth may be lacking."""
-    wanted = DepthComparison(["cora"], ["GCN"], ["none", "PN-SI", "APPNP"], depths=[2, 16], runs=2, **more)
-    results = []
-    for place in wanted.places():
-        if (place.remedy, place.depth) == without:
-            continue
-        accuracy = ACCURACY[place.remedy, place.missing_percent][place.depth == 16]
-        for spec in wanted.candidates(place):
-            for seed in range(2):
-                values = {"test_accuracy": accuracy + 0.01 * seed, "validation_accuracy": accuracy}
-                losses = {f"{part}_loss": 1.0 for part in ("train", "validation", "test")}
-                measures = {"effective_rank": 10.0 * accuracy}
-                trial = Trial(
-                    seed=seed, best_epoch=1, train_accuracy=1.0, measures=measures, **values, **losses
-                )
-                results.append(Result(spec, trial, ORIGIN))
-    return Table(wanted, results)
-
-
-def line(text: str, start: str) -> list[str]:
-    (found,) = [one for one in text.splitlines() if one.startswith(start)]
-    return [cell.strip() for cell in found.strip("|").split("|")]
+from pairnorm.train.result import Result
 
 
 def test_what_to_use_is_what_validation_chooses() -> None:
@@ -153,3 +118,11 @@ def test_a_users_graph_keeps_its_name() -> None:
         ["graph@1"], ["SGC"], ["none"], depths=[2], missing=[0], graphs={"graph@1": graph}
     )
     assert "my\\|graph, SGC" in report(Table(wanted, []), "compare")
+
+
+def test_runs_that_diverged_are_counted_in_the_table() -> None:
+    table = a_table(missing=[0])
+    for result in table._found[table.chosen(Place("cora", "GCN", "none", 0, 2))].values():
+        object.__setattr__(result.trial, "diverged", True)
+    assert "| none | **0.805 ± 0.007 (2 diverged)** |" in report(table, "x")
+    assert table.csv().splitlines()[1].endswith(",2")

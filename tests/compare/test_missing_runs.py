@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -132,3 +134,19 @@ def test_fit_learns_from_training_labels_and_what_more_labels_add_is_another_row
     test = graph.test.numpy()
     predicted = classifier.probabilities_.argmax(1)[test]
     assert rows[1].accuracy == pytest.approx((predicted == graph.labels.numpy()[test]).mean(), abs=1e-6)
+
+
+def test_it_needs_little_but_torch(tmp_path: Path) -> None:
+    """Bug: a function borrowed from ``classify`` brought pydantic, which the GPU machine has not."""
+    blocked = ["typer", "rich", "pandas", "matplotlib", "pyarrow", "pydantic", "sklearn", "torch_geometric"]
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({blocked!r}))
+from pairnorm.cli import main
+sys.argv = ["pairnorm", "reproduce", "missing", "--dataset", "cora", "--protocol", "ssnc-mv",
+    "--missing", "100", "--model", "SGC", "--runs", "1", "--minutes", "0", "--out", {str(tmp_path / "out")!r}]
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "missing.md").exists()

@@ -271,6 +271,23 @@ class TestFeatures:
         tolerance = 1e-4 if dtype == torch.float64 else 0.1
         torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
 
+    @pytest.mark.parametrize("kind", [GCN, GAT])
+    @pytest.mark.parametrize("settings", [{}, {"skip": 1}, {"residual": True}, {"jump": "max"}])
+    @pytest.mark.parametrize("depth", [1, 3])
+    def test_states_in_half_precision(self, kind, settings, depth, x, edge_index):
+        """Weights, their gradients and the logits are float32, and near those of float32 states."""
+        found = []
+        for precision in ("float32", "bfloat16"):
+            torch.manual_seed(0)
+            model = kind(FEATURES, CLASSES, depth, norm="PN-SI", precision=precision, **settings).eval()
+            logits = model(x, edge_index)
+            logits.square().sum().backward()
+            found.append([logits, *(weight.grad for weight in model.parameters() if weight.dim() == 3)])
+        for narrow, wide in zip(*found[::-1], strict=True):
+            assert narrow.dtype == torch.float32
+            assert (narrow - wide).norm() <= 0.2 * wide.norm() + 1e-3
+        assert depth == 1 or not torch.equal(found[0][0], found[1][0])
+
     @models
     def test_a_graph_given_in_any_form(self, kind, settings, x, edge_index):
         model = build(kind, settings, depth=2, adjacency="sym").eval()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn import GCNConv
 
 from pairnorm.data import Graph
 from pairnorm.nn import APPNP, GCN, GCNII
@@ -45,6 +46,26 @@ class Untuned(Shrink):
 
     def __init__(self, features: int, strength: float) -> None:
         super().__init__(features, strength)
+
+
+class Deep(nn.Module):
+    """A model of a user's own, in PyG, which has the strength for a share of the first state."""
+
+    kind, version, grid = "model", "2", (0.1, 0.5)
+
+    def __init__(
+        self, in_features: int, classes: int, *, depth: int, hidden: int, dropout: float, strength: float
+    ) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(in_features, hidden), nn.Linear(hidden, classes)
+        self.convolutions = nn.ModuleList(GCNConv(hidden, hidden) for _ in range(depth))
+        self.drop, self.strength = nn.Dropout(dropout), strength
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = first = self.first(x).relu()
+        for convolution in self.convolutions:
+            h = convolution(self.drop(h), edge_index).relu().lerp(first, self.strength)
+        return self.last(h)
 
 
 def spec_of(name: str, model: str = "GCN", depth: int = 3, **more: Any) -> Spec:
@@ -209,6 +230,60 @@ class TestOwn:
         pickle.loads(pickle.dumps(remedies.own(["Theirs@1", "GCNII"])))["Theirs@1"]
         with Store(tmp_path / "s.sqlite") as store:
             assert run(pairs, store, device="cpu", graphs={"csbm": graph}, workers=2) == 2
+
+
+class TestOwnModel:
+    def test_each_trial_trains_as_if_alone(self, graph: Graph) -> None:
+        register("Deep", Deep)
+        spec = Spec("csbm", "GCN", 3, remedy="Deep", missing_rate=0.5, epochs=6)
+        assert (spec.remedy, spec.strength) == ("Deep@2", 0.1)
+        names = ["effective_rank", "gradient_first", "gradient_last", "parameters"]
+        together = train(graph, spec, [0, 1, 2], "cpu", measures=names)
+        (alone,) = train(graph, spec, [1], "cpu", measures=names)
+        assert together[1].train_loss == pytest.approx(alone.train_loss, rel=1e-4)
+        assert together[1].measures == pytest.approx(alone.measures, rel=1e-3)
+        assert all(trial.measures["gradient_first"] > 0 for trial in together)
+        model = fit(graph, spec, [1], "cpu")
+        assert alone.measures["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+        assert train(graph, spec.replace(strength=0.5), [1], "cpu")[0].train_loss != alone.train_loss
+
+    def test_what_does_not_go_together(self, raises: Any, graph: Graph) -> None:
+        register("Deep", Deep)
+        with raises("not-together", value="GAT"):
+            Spec("csbm", "GAT", 3, remedy="Deep")
+        with raises("not-together", value="PN"):
+            Spec("csbm", "GCN", 3, remedy="Deep", norm="PN")
+        with raises("unknown-choice", value="layer"):
+            register("Layer", Deep, kind="layer")
+        register("Flat", nn.Linear, kind="model")
+        with raises("remedy-failed", value=(graph.num_features, graph.num_classes)):
+            train(graph, Spec("csbm", "GCN", 3, remedy="Flat"), [0], "cpu")
+
+    def test_a_package_brings_it_to_worker_processes(
+        self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, graph: Graph
+    ) -> None:
+        """An installed distribution, as importlib.metadata finds it, that was never registered by hand."""
+        (tmp_path / "their_package.py").write_text(
+            "from torch import nn\n"
+            "class Perceptron(nn.Linear):\n"
+            "    kind, version = 'model', '7'\n"
+            "    def __init__(self, in_features, classes, *, depth, hidden, dropout):\n"
+            "        super().__init__(in_features, classes)\n"
+            "    def forward(self, x, edge_index):\n"
+            "        return super().forward(x)\n"
+        )
+        installed = tmp_path / "their_package-1.0.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+        (installed / "entry_points.txt").write_text(
+            "[pairnorm.remedies]\nPerceptron = their_package:Perceptron\nIdentity = torch.nn:Identity\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        specs = [Spec("csbm", "GCN", 2, remedy=name, epochs=3) for name in ("Perceptron", "Identity")]
+        assert [spec.remedy for spec in specs] == ["Perceptron@7", "Identity@1"]
+        with Store(tmp_path / "s.sqlite") as store:
+            pairs = [(spec, seed) for spec in specs for seed in range(2)]
+            assert run(pairs, store, device="cpu", graphs={"csbm": graph}, workers=2) == 4
 
 
 def test_measures_of_a_whole_model(graph: Graph) -> None:

@@ -78,6 +78,13 @@ def test_a_fill_has_a_meaning_only_where_something_is_missing() -> None:
     assert given.fill == "fp"
 
 
+def test_states_have_a_precision_where_there_are_layers() -> None:
+    assert Spec("cora", "GCN", 2, precision="bfloat16").text.endswith("epochs=1000 precision=bfloat16")
+    assert Spec("cora", "SGC", 2, precision="bfloat16") == Spec("cora", "SGC", 2)
+    gcnii = Spec("cora", "GCN", 8, remedy="GCNII")
+    assert gcnii == Spec("cora", "GCN", 8, remedy="GCNII", precision="bfloat16")
+
+
 def test_text_and_hash_are_pinned() -> None:
     # Whoever changes these loses every result computed before.
     spec = Spec("cora", "GCN", 10, norm="PN-SI", missing_rate=1.0)

@@ -47,13 +47,14 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
     ``probabilities_`` of the graph's nodes, ``judged_`` (the same from training labels alone), and
     ``held_out_``, the ``Scores`` of those on the test nodes, which no choice has seen.
 
-    SGC's part is convex and solved to the end, so it is the same for every seed; GCN and GAT are trained once
+    SGC's part is convex and solved to the end, so it is the same for every seed; networks are trained once
     per seed, and their probabilities averaged.
 
     Args:
         model: ``"SGC"``, ``"label propagation"``, ``"logistic regression"``, ``"boosted trees"``, ``"most
-            frequent class"``, ``"GCN"``, ``"GAT"``, several, or ``"auto"``: all but the last two, which come
-            with a budget (only SGC where a depth, norm, scale or fill is given).
+            frequent class"``, ``"GCN"``, ``"GAT"``, ``"GCNII"``, ``"APPNP"``, several, or ``"auto"``: all but
+            the last four, networks, which come with a budget (only SGC where a depth, norm, scale or fill is
+            given).
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: none, and the
             paper's (PN for SGC, PN-SI for GCN and GAT).
@@ -71,11 +72,11 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             that nothing that came later teaches what came before.
         scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
-        hidden: width of GCN and GAT; 0 for the paper's.
-        dropout: of GCN and GAT.
-        epochs: of GCN and GAT.
-        seeds: how many of each GCN and GAT are averaged.
-        budget: time after which no GCN or GAT is gone on with: seconds, or a text such as ``"5m"``.
+        hidden: width of networks; 0 for the paper's.
+        dropout: of networks.
+        epochs: of networks.
+        seeds: how many of each network are averaged.
+        budget: time after which no network is gone on with: seconds, or a text such as ``"5m"``.
         checkpoints: folder in which their training is kept every few epochs; what is there is gone on with.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         random_state: the first seed, and that of the split.

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import has_many_nodes
-from pairnorm.classify.holdout import reachable
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
+from pairnorm.data.adjacency import reachable
 from pairnorm.measure import col_diff, effective_rank, row_diff
 from pairnorm.nn import SparseMatrix, propagation, states
 
@@ -168,7 +168,7 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (graph.num_nodes, PROBES), generator=generator).float() * 2 - 1
     matrix = propagation(graph.adjacency.cpu())
-    heard_from = reachable(graph, ~lacking)
+    heard_from = reachable(graph.adjacency, ~lacking)
     asked = heard_from & (lacking if lacking.any() else torch.ones_like(lacking))
     state = torch.cat([there[:, None], signs * there[:, None]], 1)
     depth, voices = 0, 0.0

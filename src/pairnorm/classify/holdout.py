@@ -111,21 +111,6 @@ def without_features(graph: Graph, judges: Tensor, seed: int = 0) -> Tensor | No
     return torch.zeros_like(judges).index_fill_(0, order, True)
 
 
-def reachable(graph: Graph, there: Tensor) -> Tensor:
-    """Return bool [n], on the CPU: the nodes that are, or that a path connects with, one of some nodes.
-
-    Args:
-        graph: whose edges.
-        there: bool [n], those.
-    """
-    from scipy.sparse.csgraph import connected_components
-
-    count, component = connected_components(graph.to_scipy()[0], directed=False)
-    found = np.zeros(count, dtype=bool)
-    found[component[there.cpu().numpy()]] = True
-    return torch.from_numpy(found[component])
-
-
 def fingerprints(names: NDArray[Any]) -> NDArray[np.int64]:
     """Return 64 bits of each name, the same on every machine; a number counts as its text.
 

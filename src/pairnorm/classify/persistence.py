@@ -44,6 +44,8 @@ class SavedCandidate(_Schema):
         "SGC",
         "GCN",
         "GAT",
+        "GCNII",
+        "APPNP",
         "label propagation",
         "logistic regression",
         "boosted trees",

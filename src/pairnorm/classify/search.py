@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,13 +37,16 @@ from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.evaluation import mean_probabilities
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
-from pairnorm.train.spec import NORMS, Spec
+from pairnorm.nn.distributed import shards_of
+from pairnorm.train.remedies import REMEDIES
+from pairnorm.train.spec import NORMS, Norm, Spec
 
 if TYPE_CHECKING:
     from pairnorm.classify.classifier import NodeClassifier
 
 
-NETWORKS = ("GCN", "GAT")
+# What is trained by gradient descent, and how deep by default.
+NETWORKS = {"GCN": (2, 4, 6, 8, 10), "GAT": (2, 4, 6, 8, 10), "GCNII": (8, 32), "APPNP": (4, 10)}
 # Those that need no budget, by what to call them.
 SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
 MODELS = ("SGC", *NETWORKS, *SIMPLE)
@@ -50,7 +54,6 @@ MODELS = ("SGC", *NETWORKS, *SIMPLE)
 TAUGHT = ("SGC", "logistic regression")
 FILLS = ("zero", "fp", "mass")
 SGC_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
-GNN_DEPTHS = (2, 4, 6, 8, 10)
 DEEPEST = 10_000
 # Beyond these, float32 holds no logits, or no difference between them.
 LEAST_SCALE, LARGEST_SCALE = 1e-6, 1e6
@@ -88,7 +91,7 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
     if models is None:
         # One who names a depth or a norm asks for what has them.
         named = any(given is not None for given in (norms, depths, scales, fills))
-        models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else NETWORKS)]
+        models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else _networks())]
     gnns = [model for model in models if model in NETWORKS]
     sgc = (norms or ["none", "PN"]) if "SGC" in models else []
     chosen = bool(graph.validation.any())
@@ -112,30 +115,46 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, over))
     families += _simple(models, scales or SCALES, chosen)
     if gnns:
-        # Shallow ones first: they are quick, and so often good enough that a budget should not miss them.
-        specs = [
-            Spec(
-                "own",
-                model,
-                depth,
-                norm=norm,
-                scale=scale,
-                hidden=wanted.hidden,
-                dropout=wanted.dropout,
-                adjacency=wanted.adjacency,
-                epochs=wanted.epochs,
-            )
-            for depth in sorted(depths or GNN_DEPTHS)
-            for model in gnns
-            for norm in norms or ["none", GNN_NORM]
-            for scale in scales or [1.0]
-        ]
+        specs = _specs(wanted, gnns, norms, depths, scales)
         limit = inf if seconds is None else seconds
-        unique = list(dict.fromkeys(specs))
         kept = None if wanted.checkpoints is None else Path(wanted.checkpoints)
-        family = GNNFamily(unique, range(seed, seed + seeds), limit, required=not sgc, checkpoints=kept)
+        family = GNNFamily(specs, range(seed, seed + seeds), limit, required=not sgc, checkpoints=kept)
         families.append(family)
     return families
+
+
+def _networks() -> list[str]:
+    """Name those that can be trained here: of initial residuals, ranks know nothing."""
+    return [name for name in NETWORKS if name not in REMEDIES or shards_of(0) is None]
+
+
+def _specs(
+    wanted: NodeClassifier, models: Sequence[str], norms: Sequence[Norm] | None, depths: Sequence[int] | None,
+    scales: Sequence[float] | None,
+) -> list[Spec]:  # fmt: skip
+    """Return what to train, shallow ones first: they are quick, and often so good that none should miss them.
+
+    GCNII and APPNP have no norm, but a share of the first state, and the adjacency of their papers.
+    """
+    shared: dict[str, Any] = {name: getattr(wanted, name) for name in ("hidden", "dropout", "epochs")}
+    found = []
+    for model in models:
+        for depth in depths or NETWORKS[model]:
+            if model not in REMEDIES:
+                settings = product(norms or ["none", GNN_NORM], scales or [1.0])
+                shared["adjacency"] = wanted.adjacency
+                found += [
+                    Spec("own", model, depth, norm=norm, scale=scale, **shared) for norm, scale in settings
+                ]
+            elif norms is None or "none" in norms:
+                shared |= REMEDIES[model].settings
+                shares = REMEDIES[model].grid
+                found += [Spec("own", "GCN", depth, remedy=model, strength=one, **shared) for one in shares]
+    if not found:
+        raise PairNormError(
+            f"{' and '.join(models)} have no norm", code="nothing-to-try", value=norms, expected="norm 'none'"
+        )
+    return sorted(dict.fromkeys(found), key=lambda spec: spec.depth)
 
 
 def rivals(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:

@@ -31,7 +31,7 @@ NORMS = ("none", "PN")
 MOST_TAUGHT, MOST_VALIDATED = 20_000, 10_000
 ALPHA, ROUNDS = 0.9, 50
 LEFT_OUT = (
-    "GCN and GAT, which keep a state per layer for their gradients",
+    "GCN, GAT, GCNII and APPNP, which keep a state per layer for their gradients",
     "PN-SCS, whose rows are scaled by all columns before they are centred",
     "row scaling: columns are standardised",
 )

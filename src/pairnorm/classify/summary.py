@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 PLAIN, NORMED, MARK = VERMILLION, BLUE, "#000000"
-MODEL_STYLES = {"SGC": "o", "GCN": "s", "GAT": "^"}
+MODEL_STYLES = {"SGC": "o", "GCN": "s", "GAT": "^", "GCNII": "D", "APPNP": "v"}
 ANNOTATED_CLASSES = 15
 
 

@@ -54,8 +54,8 @@ def add(commands: Any) -> None:
         "Model",
         model=option(
             "NAMES",
-            "SGC, label-propagation, logistic-regression, boosted-trees, GCN, GAT, several, or auto: "
-            "all, the last two only with --budget.",
+            "SGC, label-propagation, logistic-regression, boosted-trees, GCN, GAT, GCNII, APPNP, several, or "
+            "auto: all, the last four only with --budget.",
             "auto",
         ),
         depth=option("NUMBERS", "Graph convolutions: a number, several as 2,8, or auto.", "auto"),
@@ -70,9 +70,9 @@ def add(commands: Any) -> None:
         ),
         time=option("COLUMN", "Test on the latest by this column of numbers or dates, not at random."),
         simple=flag("One model, the best, instead of an average of several."),
-        budget=option("TIME", "Try GCN and GAT too, for at most so long: 90s, 5m, 1h."),
-        seeds=option("N", "How many of each GCN or GAT are averaged.", 5),
-        epochs=option("N", "Epochs of GCN and GAT.", 500),
+        budget=option("TIME", "Try GCN, GAT, GCNII and APPNP too, for at most so long: 90s, 5m, 1h."),
+        seeds=option("N", "How many of each of these are averaged.", 5),
+        epochs=option("N", "Epochs of these.", 500),
         checkpoint=option("FOLDER", "Keep their training there, and go on from what is kept."),
         **{
             "class-weight": option("KIND", "balanced finds rare classes more often; auto.", "auto"),

@@ -30,22 +30,22 @@ GAT_REMEDIES = ("none", "PN", "PN-SI", "BatchNorm", "NodeNorm", "Skip", "Residua
 SMALL = ("cora", "citeseer")
 """Graphs on which what is quadratic in the nodes can be trained."""
 
-# Four grid points each: two learning rates and two strengths, or four learning rates.
-RATES = {"GCN": (0.002, 0.01), "GAT": (0.002, 0.01), "SGC": (0.01, 0.1)}
-RATES_ALONE = {
-    "GCN": (0.001, 0.002, 0.005, 0.01),
-    "GAT": (0.001, 0.002, 0.005, 0.01),
-    "SGC": (0.005, 0.02, 0.05, 0.2),
-}
+# Four grid points each. For GCN and GAT two learning rates and two of dropout, of which deep models stand
+# little, since it falls on every layer; of the remedy's two values each meets either rate of both once. SGC
+# drops nothing between its layers: two learning rates and two values, or four learning rates.
+RATES = {"GCN": (0.01, 0.002), "GAT": (0.01, 0.002), "SGC": (0.01, 0.1)}
+SGC_RATES = (0.005, 0.02, 0.05, 0.2)
+DROPOUTS = (0.6, 0.2)
 # As in the paper's own tables: SGC is given features as they are.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {"GCN": {}, "GAT": {}, "SGC": {"scaling": "none"}}
 
 MEASURES = ("effective_rank", "numerical_rank", "relative_energy", "gradient_first", "gradient_last",
             "parameters")  # fmt: skip
 COLUMNS = ("dataset", "model", "remedy", "missing_percent", "depth", "accuracy", "accuracy_std",
-           "validation_accuracy", "train_accuracy", "runs", "learning_rate", "strength", *MEASURES,
-           "seconds_per_epoch")  # fmt: skip
-"""Of ``depth.csv``. Time is that of one trial's epoch, with others side by side, as it was trained."""
+           "validation_accuracy", "train_accuracy", "runs", "learning_rate", "strength", "dropout", *MEASURES,
+           "seconds_per_epoch", "diverged")  # fmt: skip
+"""Of ``depth.csv``. Time is that of one trial's epoch, with others side by side, as it was trained; of the
+runs so many diverged, that is, had a loss that was not finite."""
 
 
 class Place(NamedTuple):
@@ -81,11 +81,11 @@ class DepthComparison:
     cora GCN GCNII 100 2
     cora GCN GCNII 100 64
     >>> for spec in small.candidates(place):
-    ...     print(spec)
-    cora GCN depth=64 adjacency=sym missing_rate=1.0 learning_rate=0.002 epochs=500 remedy=GCNII strength=0.1
-    cora GCN depth=64 adjacency=sym missing_rate=1.0 learning_rate=0.002 epochs=500 remedy=GCNII strength=0.5
-    cora GCN depth=64 adjacency=sym missing_rate=1.0 learning_rate=0.01 epochs=500 remedy=GCNII strength=0.1
-    cora GCN depth=64 adjacency=sym missing_rate=1.0 learning_rate=0.01 epochs=500 remedy=GCNII strength=0.5
+    ...     print(str(spec).replace(" adjacency=sym missing_rate=1.0", ""))
+    cora GCN depth=64 learning_rate=0.01 epochs=500 remedy=GCNII strength=0.1
+    cora GCN depth=64 dropout=0.2 learning_rate=0.01 epochs=500 remedy=GCNII strength=0.5
+    cora GCN depth=64 learning_rate=0.002 epochs=500 remedy=GCNII strength=0.5
+    cora GCN depth=64 dropout=0.2 learning_rate=0.002 epochs=500 remedy=GCNII strength=0.1
     """
 
     datasets: Sequence[str] = DATASETS
@@ -140,8 +140,20 @@ class DepthComparison:
     def candidates(self, place: Place) -> list[Spec]:
         """Return the four grid points of a place."""
         remedy = find(place.remedy)
-        tuned = len(remedy.grid) > 1
-        rates = (RATES if tuned else RATES_ALONE)[place.model]
+        strengths = remedy.grid[:2] if len(remedy.grid) > 1 else ()
+        rates = RATES[place.model]
+        tried: list[dict[str, float]]
+        if place.model != "SGC":
+            tried = [
+                {"learning_rate": rate, "dropout": dropout}
+                | ({"strength": strengths[(row + column) % 2]} if strengths else {})
+                for row, rate in enumerate(rates)
+                for column, dropout in enumerate(DROPOUTS)
+            ]
+        elif strengths:
+            tried = [{"learning_rate": rate, "strength": value} for rate, value in product(rates, strengths)]
+        else:
+            tried = [{"learning_rate": rate} for rate in SGC_RATES]
         settings = {"scaling": "none"} if place.dataset in self.graphs else SETTINGS[place.model]
         return [
             Spec(
@@ -150,13 +162,12 @@ class DepthComparison:
                 place.depth,
                 missing_rate=place.missing_percent / 100,
                 epochs=self.epochs,
-                learning_rate=rate,
                 remedy=place.remedy,
-                strength=strength,
+                **some,  # type: ignore[arg-type]
                 **settings,
                 **remedy.settings,
             )
-            for rate, strength in product(rates, remedy.grid[:2] if tuned else (0.0,))
+            for some in tried
         ]
 
 
@@ -234,6 +245,8 @@ def _summary(spec: Spec, results: Sequence[Result]) -> dict[str, Any]:
         "runs": len(trials),
         "learning_rate": spec.learning_rate,
         "strength": spec.skip or (spec.scale if spec.norm != "none" else spec.strength),
+        "dropout": spec.dropout,
+        "diverged": sum(trial.diverged for trial in trials),
         **measures,
         "seconds_per_epoch": fmean(
             result.origin.seconds / result.origin.shared_by / spec.epochs for result in results

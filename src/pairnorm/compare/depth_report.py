@@ -3,40 +3,49 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pairnorm import plotting
 from pairnorm.compare.depth import EPOCHS, DepthComparison, Place, Table
-from pairnorm.compare.ranking import Standing, critical_difference, leaders, ranking, told_apart
+from pairnorm.compare.depth_rows import (
+    DEEP,
+    MOST_NAMED,
+    NONE,
+    PAIR_NORM,
+    Choice,
+    Row,
+    by,
+    features,
+    names,
+    only,
+    ranked,
+    short,
+    title,
+)
+from pairnorm.compare.over_graphs import draw_ranking, over_graphs
+from pairnorm.compare.ranking import critical_difference, leaders, told_apart
 from pairnorm.escaping import markdown
-from pairnorm.paper.tables import TITLES, markdown_rows
+from pairnorm.paper.tables import markdown_rows
 from pairnorm.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NONE = "none"
-PAIR_NORM = ("PN", "PN-SI", "PN-SCS", "PN-degree", "PN-SI-degree")
-DEEP = 16
 COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, "#56B4E9")
-MOST_NAMED = 5
 OTHERS = "others"
-
-Row = Mapping[str, Any]
-"""A row of the table, with the accuracies of its runs."""
 
 INTRODUCTION = """\
 # Depth: which remedy where
 
 Written by `pairnorm {command}` from the runs in the store. Mean test accuracy ± standard deviation over
-{runs} runs of {epochs} epochs. Every remedy had four settings at every depth, of which the first run's
-validation accuracy chose. At 100% missing only training nodes have features. Two means are told apart where
-they differ by more than two standard errors over the runs, pair by pair; a run draws weights, dropout and
-missing features, but never another split, and other splits differ by more.
+{runs} runs of {epochs} epochs. Every remedy had four settings at every depth, of learning rate, dropout and
+its own parameter, of which the first run's validation accuracy chose. At 100% missing only training nodes
+have features. Two means are told apart where they differ by more than two standard errors over the runs, pair
+by pair; a run draws weights, dropout and missing features, but never another split, and other splits differ
+by more.
 """
 CHOSEN = """\
 Remedy and depth by validation accuracy, among all of a situation; beside it those that are as good or not
@@ -72,43 +81,16 @@ rate and α at every depth; the published numbers were tuned for the model.
 """
 
 
-class Choice(NamedTuple):
-    """The row that validation chooses among some."""
-
-    remedy: str
-    depth: int
-    accuracies: Sequence[float]
-
-    @classmethod
-    def among(cls, rows: Iterable[Row]) -> "Choice | None":
-        """Return the one with the best validation accuracy; None where there are no rows."""
-        best = max(rows, key=itemgetter("validation_accuracy"), default=None)
-        return None if best is None else cls(best["remedy"], best["depth"], best["accuracies"])
-
-    def __str__(self) -> str:
-        return f"{short(self.remedy)}, {self.depth} layers"
-
-    @property
-    def accuracy(self) -> float:
-        """The mean test accuracy."""
-        return fmean(self.accuracies)
-
-
-def short(remedy: str) -> str:
-    """Return a remedy's name without the module that it comes from: ``Whiten@1``."""
-    return remedy.rpartition(":")[2]
-
-
 def advice(wanted: DepthComparison, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a sentence for each graph, model and missing rate: what validation chooses, whether it pays."""
-    groups = _by(rows, "dataset", "model", "missing_percent")
+    groups = by(rows, "dataset", "model", "missing_percent")
     for (dataset, model, percent), some in groups.items():
         where = f"{title(wanted, dataset)}, {model}, {features(percent)}: " if len(groups) > 1 else ""
         yield where + _advice(some)
 
 
 def _advice(rows: Sequence[Row]) -> str:
-    best, plain = Choice.among(rows), Choice.among(_of(rows, [NONE]))
+    best, plain = Choice.among(rows), Choice.among(only(rows, [NONE]))
     assert best is not None
     text = f"{best}: {best.accuracy:.1%} of the test nodes right"
     if best.remedy == NONE:
@@ -123,43 +105,14 @@ def _advice(rows: Sequence[Row]) -> str:
     return f"Take {text}."
 
 
-def ranked(rows: Sequence[Row]) -> tuple[list[Standing], int]:
-    """Rank the remedies of a model over graphs, depths and missing rates; also: over how many of these.
-
-    Situations with less than half of the remedies are left out, and remedies that lack one of the others.
-    """
-    situations: dict[tuple[Any, ...], dict[str, Sequence[float]]] = defaultdict(dict)
-    for row in rows:
-        where = row["dataset"], row["missing_percent"], row["depth"]
-        situations[where][row["remedy"]] = row["accuracies"]
-    most = max(map(len, situations.values()), default=0)
-    full = [scores for scores in situations.values() if 2 * len(scores) >= most]
-    methods = [remedy for remedy in (full[0] if full else ()) if all(remedy in scores for scores in full)]
-    if len(methods) < 2:
-        return [], 0
-    return ranking([{method: scores[method] for method in methods} for scores in full]), len(full)
-
-
-def title(wanted: DepthComparison, dataset: str) -> str:
-    """Return what to call a graph."""
-    graph = wanted.graphs.get(dataset)
-    return TITLES.get(dataset, dataset) if graph is None else graph.name
-
-
-def features(percent: int) -> str:
-    """Return a missing rate in words."""
-    words = {0: "all features", 100: "training nodes' features alone"}
-    return words.get(percent, f"{percent}% of vectors missing")
-
-
 def tables(
     wanted: DepthComparison, rows: Sequence[Row]
 ) -> Iterator[tuple[str, tuple[list[str], list[list[str]]]]]:
     """Yield for each graph, model and missing rate what it is, headings, and a row for each remedy."""
-    for (dataset, model, percent), some in _by(rows, "dataset", "model", "missing_percent").items():
+    for (dataset, model, percent), some in by(rows, "dataset", "model", "missing_percent").items():
         depths = sorted({row["depth"] for row in some})
         lines = []
-        for (remedy,), of in _by(some, "remedy").items():
+        for (remedy,), of in by(some, "remedy").items():
             cells = {
                 row["depth"]: _number(row)
                 + ("" if isnan(row["effective_rank"]) else f" ({row['effective_rank']:.1f})")
@@ -176,35 +129,30 @@ def report(table: Table, command: str, figures: Mapping[tuple[str, str], str] | 
     Args:
         table: what a store says.
         command: that writes it.
-        figures: files of the figures, relative to the report, by graph and model.
+        figures: files of the figures, relative to the report, by graph and model; of a ranking over graphs,
+            by an empty name and the model.
     """
     wanted, rows = table.wanted, list(table.rows())
     parts = [INTRODUCTION.format(command=command, runs=wanted.runs, epochs=wanted.epochs)]
+    figures = figures or {}
+    parts += over_graphs(rows, {model: file for (dataset, model), file in figures.items() if not dataset})
     if rows:
         parts.append(_what_to_use(wanted, rows))
-    for (dataset, model), some in _by(rows, "dataset", "model").items():
+    for (dataset, model), some in by(rows, "dataset", "model").items():
         parts.append(f"## {markdown(title(wanted, dataset))}, {model}")
-        if figures and (dataset, model) in figures:
+        if (dataset, model) in figures:
             parts.append(f"![Accuracy and effective rank against depth]({figures[dataset, model]})")
             parts.append("" if model == "SGC" else FIGURE)
         parts += [_ranking(some), _best_at_each_depth(some)]
-        for (percent,), here in sorted(_by(some, "missing_percent").items()):
+        for (percent,), here in sorted(by(some, "missing_percent").items()):
             parts.append(_accuracies(percent, here))
-    ours = _by(rows, "dataset", "model", "missing_percent", "remedy", "depth")
+    ours = by(rows, "dataset", "model", "missing_percent", "remedy", "depth")
     anchors = {"gcnii_64": ("GCNII", 64), "gcnii_32": ("GCNII", 32), "appnp_32": ("APPNP", 32)}
     found = {name: ours.get(("cora", "GCN", 0, *at)) for name, at in anchors.items()}
     if any(found.values()) and wanted.epochs == EPOCHS:
         parts.append(PUBLISHED.format(**{name: _number(*(of or [])) for name, of in found.items()}))
     parts.append(_not_run(table))
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
-
-
-def _by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Group rows by some of their columns."""
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[tuple(row[name] for name in names)].append(row)
-    return dict(groups)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -215,13 +163,8 @@ def _number(row: Row | None = None) -> str:
     if row is None:
         return "not run"
     deviation = row["accuracy_std"]
-    return f"{row['accuracy']:.3f}" + ("" if isnan(deviation) else f" ± {deviation:.3f}")
-
-
-def _names(remedies: Sequence[str]) -> str:
-    more = len(remedies) - MOST_NAMED
-    named = ", ".join(map(short, remedies[:MOST_NAMED]))
-    return f"{named} and {more} more" if more > 0 else named
+    diverged = f" ({row['diverged']} diverged)" if row["diverged"] else ""
+    return f"{row['accuracy']:.3f}" + ("" if isnan(deviation) else f" ± {deviation:.3f}") + diverged
 
 
 def _what_to_use(wanted: DepthComparison, rows: Sequence[Row]) -> str:
@@ -231,10 +174,10 @@ def _what_to_use(wanted: DepthComparison, rows: Sequence[Row]) -> str:
         return "not run" if choice is None else f"{choice.accuracy:.3f} ({choice})"
 
     lines = []
-    for (dataset, model, percent), some in sorted(_by(rows, "dataset", "model", "missing_percent").items()):
+    for (dataset, model, percent), some in sorted(by(rows, "dataset", "model", "missing_percent").items()):
         for kind, least in (("any", 0), (f"{DEEP} or more", DEEP)):
             here = [row for row in some if row["depth"] >= least]
-            each = [choice for of in _by(here, "remedy").values() if (choice := Choice.among(of))]
+            each = [choice for of in by(here, "remedy").values() if (choice := Choice.among(of))]
             if (best := Choice.among(here)) is None:
                 continue
             equal = [
@@ -243,17 +186,13 @@ def _what_to_use(wanted: DepthComparison, rows: Sequence[Row]) -> str:
                 if one.remedy != best.remedy
                 and (one.accuracy >= best.accuracy or not told_apart(one.accuracies, best.accuracies))
             ]
-            others = (Choice.among(_of(here, [NONE])), Choice.among(_of(here, PAIR_NORM)))
+            others = (Choice.among(only(here, [NONE])), Choice.among(only(here, PAIR_NORM)))
             where = f"{markdown(title(wanted, dataset))}, {model}"
-            words = (where, features(percent), kind, str(best), f"{best.accuracy:.3f}", _names(equal))
+            words = (where, features(percent), kind, str(best), f"{best.accuracy:.3f}", names(equal))
             lines.append((*words, *map(chosen, others)))
     headings = ("graph, model", "features", "layers", "chosen", "accuracy", "as good, or not told apart",
                 "without a remedy", "PairNorm")  # fmt: skip
-    return f"## What to use\n\n{CHOSEN}\n{_table(headings, lines)}"
-
-
-def _of(rows: Iterable[Row], remedies: Sequence[str]) -> list[Row]:
-    return [row for row in rows if row["remedy"] in remedies]
+    return f"## What to use on each graph\n\n{CHOSEN}\n{_table(headings, lines)}"
 
 
 def _ranking(rows: Sequence[Row]) -> str:
@@ -281,10 +220,10 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
     lines, total = [], 0
     led, worse = (defaultdict[str, list[str]](list) for _ in range(2))
     beaten: Counter[str] = Counter()
-    for (percent, depth), here in sorted(_by(rows, "missing_percent", "depth").items()):
+    for (percent, depth), here in sorted(by(rows, "missing_percent", "depth").items()):
         scores = {row["remedy"]: row["accuracies"] for row in here}
         best, *equal = leaders(scores)
-        plain, ours = Choice.among(_of(here, [NONE])), Choice.among(_of(here, PAIR_NORM))
+        plain, ours = Choice.among(only(here, [NONE])), Choice.among(only(here, PAIR_NORM))
         if ours is not None:
             total += 1
             ahead = {
@@ -297,7 +236,7 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
                 led[features(percent)].append(str(depth))
             if NONE in ahead:
                 worse[features(percent)].append(str(depth))
-        lines.append((features(percent), str(depth), short(best), f"{fmean(scores[best]):.3f}", _names(equal),
+        lines.append((features(percent), str(depth), short(best), f"{fmean(scores[best]):.3f}", names(equal),
                       f"{ours.accuracy:.3f} ({ours.remedy})" if ours else "not run",
                       f"{plain.accuracy:.3f}" if plain else "not run"))  # fmt: skip
     headings = ("features", "layers", "best", "accuracy", "not told apart", "PairNorm", "without a remedy")
@@ -318,9 +257,9 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
 
 
 def _accuracies(percent: int, rows: Sequence[Row]) -> str:
-    top = {depth: max(row["accuracy"] for row in of) for (depth,), of in sorted(_by(rows, "depth").items())}
+    top = {depth: max(row["accuracy"] for row in of) for (depth,), of in sorted(by(rows, "depth").items())}
     lines = []
-    for (remedy,), of in _by(rows, "remedy").items():
+    for (remedy,), of in by(rows, "remedy").items():
         cells = {
             row["depth"]: f"**{_number(row)}**" if row["accuracy"] == top[row["depth"]] else _number(row)
             for row in of
@@ -361,7 +300,7 @@ def _listed(wanted: DepthComparison, places: Sequence[Place]) -> str:
     rates: dict[str, list[int]] = defaultdict(list)
     for place in places:
         rates[place.remedy].append(place.missing_percent)
-    return _names(
+    return names(
         [
             remedy if len(of) == len(wanted.missing) else f"{remedy} with {' or '.join(map(features, of))}"
             for remedy, of in rates.items()
@@ -372,7 +311,7 @@ def _listed(wanted: DepthComparison, places: Sequence[Place]) -> str:
 def draw(
     wanted: DepthComparison, rows: Sequence[Row], folder: Path, name: str
 ) -> dict[tuple[str, str], list[Path]]:
-    """Draw accuracy and effective rank against depth, a figure for every graph and model.
+    """Draw accuracy and effective rank against depth for every graph and model, and rankings over graphs.
 
     In colour are six: the user's own remedies, what validation chooses, a mode of PairNorm, and the best of
     the others by mean rank. None is black, and what remains is grey.
@@ -384,12 +323,17 @@ def draw(
         name: what they are called; graph and model follow where there are several.
     """
     files = {}
-    for (dataset, model), some in _by(rows, "dataset", "model").items():
+    for (dataset, model), some in by(rows, "dataset", "model").items():
         alone = len(wanted.datasets) * len(wanted.models) == 1
         with plotting.style():
             figure = _figure(some, f"{title(wanted, dataset)}, {model}")
             file = name if alone else f"{name}-{dataset.partition('@')[0]}-{model}".lower()
             files[dataset, model] = plotting.save(figure, folder, file)
+    for (model,), some in by(rows, "model").items():
+        with plotting.style():
+            several = len({row["dataset"] for row in some}) > 1
+            if several and (ranks := draw_ranking(some, model)) is not None:
+                files["", model] = plotting.save(ranks, folder, f"{name}-ranking-{model}".lower())
     return files
 
 
@@ -399,7 +343,7 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
     if any(not isnan(row["effective_rank"]) for row in rows):
         measures["effective_rank"] = "effective rank of the last state"
     best = [one.method for one in ranked(rows)[0]] or list(dict.fromkeys(row["remedy"] for row in rows))
-    panels = _by(rows, "missing_percent").values()
+    panels = by(rows, "missing_percent").values()
     chosen = {choice.remedy for some in panels if (choice := Choice.among(some))}
     first = [remedy for remedy in best if "@" in remedy] + [remedy for remedy in best if remedy in chosen]
     if not {*first} & {*PAIR_NORM}:
@@ -420,7 +364,7 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
         line[0].set_ylabel(label)
         for axis, percent in zip(line, percents, strict=True):
             some = [row for row in rows if row["missing_percent"] == percent]
-            _curves(axis, _by(some, "remedy"), measure, styles)
+            _curves(axis, by(some, "remedy"), measure, styles)
             axis.set_xscale("log", base=2)
             axis.set_xticks(depths, [str(depth) for depth in depths])
             axis.minorticks_off()

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.holdout import reachable
 from pairnorm.data import Graph, Missing, Split, features_after, load
+from pairnorm.data.adjacency import components, reachable
 from pairnorm.data.named import data_folder
 from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
@@ -363,22 +363,14 @@ def hidden_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
     return Split(*(torch.from_numpy(mask).to(labels.device) for mask in masks))
 
 
-def components(graph: Graph) -> Tensor:
-    """Return the number of the connected component of every node, int64 [n]."""
-    from scipy.sparse.csgraph import connected_components
-
-    _, members = connected_components(graph.to_scipy()[0], directed=False)
-    return torch.from_numpy(members).long()
-
-
 def reached(graph: Graph) -> Tensor:
     """Return bool [n]: the nodes that share a component with a training node."""
-    return reachable(graph, graph.train)
+    return reachable(graph.adjacency, graph.train)
 
 
 def largest_component(graph: Graph) -> Graph:
     """Return the largest connected component, with dense features and without a split."""
-    members = components(graph)
+    members = components(graph.adjacency)
     kept = (members == members.bincount().argmax()).numpy()
     adjacency, features = graph.replace(features=graph.features.to_dense()).to_scipy()
     return Graph.from_scipy(

@@ -9,15 +9,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from math import isnan
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.classify import NodeClassifier, Scores
-from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
 from pairnorm.compare.correct_and_smooth import correct_and_smooth
 from pairnorm.compare.missing import (
     ALONE,
@@ -37,6 +35,9 @@ from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.result import Origin
 from pairnorm.train.schedule import until
 from pairnorm.writing import whole_file
+
+if TYPE_CHECKING:
+    from pairnorm.classify import NodeClassifier
 
 ALPHAS = (0.5, 0.8, 0.95, 0.99)
 
@@ -281,6 +282,8 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
         seed: of the run.
         root: folder of the graphs' files.
     """
+    from pairnorm.classify import NodeClassifier, Scores
+
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few labels: they are hidden on purpose
@@ -325,8 +328,10 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
     return rows
 
 
-def _alone(classifier: NodeClassifier, model: str) -> NDArray[np.float32]:
+def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     """Return what the best of a kind that was tried says of every node."""
+    from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
+
     choice, task = classifier.choice_, classifier.task_
     tried = [one for one in choice.tried if one.candidate.model == model.removesuffix(" alone")]
     best = max(tried, key=lambda one: one.rank)

@@ -24,11 +24,12 @@ class Standing(NamedTuple):
     high: float
 
 
-def ranking(situations: Sequence[Scores]) -> list[Standing]:
+def ranking(situations: Sequence[Scores], groups: Sequence[str] | None = None) -> list[Standing]:
     """Rank methods by mean accuracy in every situation, and average the ranks; the best comes first.
 
     The interval holds 95% of the mean ranks when situations, and in each of them runs, are drawn again with
-    replacement. Situations that share a graph are alike: it does not speak of other graphs.
+    replacement. Situations that share a graph are alike: unless graphs are drawn, with all that each of them
+    has, it does not speak of other graphs.
 
     >>> for one in ranking([{"a": [0.9, 0.8], "b": [0.5, 0.6]}, {"a": [0.7, 0.9], "b": [0.3, 0.2]}]):
     ...     print(*one)
@@ -37,15 +38,19 @@ def ranking(situations: Sequence[Scores]) -> list[Standing]:
 
     Args:
         situations: of the same methods, each with as many runs in all of them.
+        groups: the graph of each, to draw these; default: every situation is drawn by itself.
     """
     methods = list(situations[0])
     values = np.array([[situation[method] for method in methods] for situation in situations])
     ranks = _mean_ranks(values.mean(2))
     generator = np.random.default_rng(0)
-    count, _, runs = values.shape
+    runs = values.shape[2]
+    names = np.array(range(len(values)) if groups is None else groups)
+    together = [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
     drawn = np.empty((RESAMPLES, len(methods)))
     for number in range(RESAMPLES):
-        some = values[generator.integers(count, size=count)]
+        places = generator.integers(len(together), size=len(together))
+        some = values[np.concatenate([together[place] for place in places])]
         again = np.take_along_axis(some, generator.integers(runs, size=some.shape), axis=2)
         drawn[number] = _mean_ranks(again.mean(2))
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)

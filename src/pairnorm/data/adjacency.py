@@ -132,6 +132,26 @@ def csr_matrix(tensor: Tensor) -> Any:
     return csr_array(tuple(piece.cpu().numpy() for piece in pieces), shape=tuple(tensor.shape))
 
 
+def components(adjacency: Tensor) -> Tensor:
+    """Return the number of the connected component of every node, int64 [n], on the CPU."""
+    from scipy.sparse.csgraph import connected_components
+
+    return torch.from_numpy(connected_components(csr_matrix(adjacency), directed=False)[1]).long()
+
+
+def reachable(adjacency: Tensor, there: Tensor) -> Tensor:
+    """Return bool [n], on the CPU: the nodes that are, or that a path connects with, one of some nodes.
+
+    Args:
+        adjacency: of the graph.
+        there: bool [n], those.
+    """
+    members = components(adjacency)
+    found = torch.zeros(len(members), dtype=torch.bool)
+    found[members[there.cpu()]] = True
+    return found[members]
+
+
 def most_empty(held: int) -> int:
     """Return how many nodes or features may be claimed, most of them empty, where so much is held."""
     return 10_000_000 + 1000 * held

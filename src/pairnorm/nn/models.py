@@ -31,6 +31,8 @@ Order = Literal["after", "before"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 Jump = Literal["concat", "max"]
 JUMPS: tuple[Jump, ...] = get_args(Jump)
+Precision = Literal["float32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 MakeNorm = Callable[[], nn.Module]
 """Makes the norm of a layer, which takes ``[nodes, trials, features]``, each trial on its own."""
 
@@ -175,7 +177,7 @@ class _DeepGNN(DeepModel):
     def __init__(
         self, in_features: int, classes: int, depth: int, norm: Mode | MakeNorm | None, scale: float,
         dropout: float, adjacency: Kind, trials: int | None, hidden: int, skip: int, order: Order,
-        residual: bool, jump: Jump | None, drop_edge: float,
+        residual: bool, jump: Jump | None, drop_edge: float, precision: Precision,
     ) -> None:  # fmt: skip
         super().__init__(
             in_features, classes, depth, None if callable(norm) else norm, scale, dropout, adjacency, trials
@@ -184,6 +186,7 @@ class _DeepGNN(DeepModel):
         whole_number("skip", skip)
         one_of("order", order, ORDERS)
         self.skip, self.order, self.jump = skip, order, jump if jump is None else one_of("jump", jump, JUMPS)
+        self._states = getattr(torch, one_of("precision", precision, PRECISIONS))
         self.drop_edge = real_number("drop_edge", drop_edge, least=0, below=1)
         if drop_edge:
             one_of("adjacency of a model that drops edges", adjacency, ("rw",))
@@ -238,9 +241,11 @@ class _DeepGNN(DeepModel):
             adjacency = drop_edges(adjacency, self.drop_edge, edge_keys[1])
         if self.dropout == 0:
             layer_keys = [None] * self.num_keys
-        norms, activate = self._norms(), ACTIVATIONS[self.activation]
+        norms, activate, narrow = self._norms(), ACTIVATIONS[self.activation], self._states != torch.float32
         for layer, convolution in enumerate(self.convolutions):
             last = h
+            if narrow and 0 < layer == self._hidden_layers:
+                h = h.float()  # type: ignore[union-attr]
             norm = norms[min(layer, len(norms) - 1)] if norms and layer < self._hidden_layers else None
             together = isinstance(norm, PairNorm) and convolution.activation == self.activation
             together = together and not _watched(convolution, norm)  # type: ignore[arg-type]
@@ -255,6 +260,8 @@ class _DeepGNN(DeepModel):
                 h = norm(h)
             if self._activates_late and self.order == "before":
                 h = activate(h)
+            if narrow and layer == 0:
+                h = h.to(self._states)
             if self.skip and layer >= self.skip:
                 h = h + outputs[layer - self.skip]
             if self.skip or self.jump:
@@ -263,7 +270,7 @@ class _DeepGNN(DeepModel):
             last = h
             if self.jump is not None:
                 h = torch.cat(outputs, -1) if self.jump == "concat" else reduce(torch.maximum, outputs)
-            h = self.readout(h, self.dropout, _first(layer_keys[-1]))
+            h = self.readout(h.float() if narrow else h, self.dropout, _first(layer_keys[-1]))  # type: ignore[union-attr]
         return last, h  # type: ignore[return-value]
 
 
@@ -303,6 +310,8 @@ class GCN(_DeepGNN):
         jump: Read the logits off all ``depth`` hidden layers, ``"concat"``-enated or their ``"max"`` (Xu et
             al. 2018, "Representation Learning on Graphs with Jumping Knowledge Networks").
         drop_edge: Rate at which edges are dropped in training; see ``pairnorm.nn.drop_edges``.
+        precision: The type in which states lie in memory between the layers, ``"float32"`` or
+            ``"bfloat16"``; weights and sums are float32 either way.
         trials: Train this many seeds side by side; None for an ordinary model.
 
     Example:
@@ -317,11 +326,11 @@ class GCN(_DeepGNN):
         self, in_features: int, classes: int, depth: int = 2, hidden: int = 32,
         norm: Mode | MakeNorm | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
         adjacency: Kind = "rw", order: Order = "after", residual: bool = False, jump: Jump | None = None,
-        drop_edge: float = 0.0, trials: int | None = None,
+        drop_edge: float = 0.0, precision: Precision = "float32", trials: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order,
-            residual, jump, drop_edge,
+            residual, jump, drop_edge, precision,
         )  # fmt: skip
         widths = [in_features, *[hidden] * self._hidden_layers, classes]
         for layer in range(depth):
@@ -351,6 +360,7 @@ class GAT(_DeepGNN):
         order: Norm ``"after"`` the activation (the paper's text) or ``"before"`` it (its released code).
         residual: As for ``GCN``.
         jump: As for ``GCN``.
+        precision: As for ``GCN``.
         trials: Train this many seeds side by side; None for an ordinary model.
     """
 
@@ -360,11 +370,11 @@ class GAT(_DeepGNN):
         self, in_features: int, classes: int, depth: int = 2, hidden: int = 64, heads: int = 1,
         norm: Mode | MakeNorm | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
         adjacency: Kind = "rw", order: Order = "after", residual: bool = False, jump: Jump | None = None,
-        trials: int | None = None,
+        precision: Precision = "float32", trials: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order,
-            residual, jump, 0.0,
+            residual, jump, 0.0, precision,
         )  # fmt: skip
         if hidden % whole_number("heads", heads, least=1):
             raise PairNormError(

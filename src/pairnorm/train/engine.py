@@ -1,6 +1,7 @@
 """Training a job: from (spec, seed) pairs to their trials, in this process."""
 
 from collections.abc import Callable, Iterator, Sequence
+from math import nan
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from pairnorm.errors import PairNormError, one_of, quoted
 from pairnorm.measure.functional import MEASURES, dirichlet_energy
 from pairnorm.nn import SGC
 from pairnorm.nn.patch import graph_convolutions
+from pairnorm.nn.per_trial import ModelPerTrial
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.loop import CAPTURE, Loop, on_device
 from pairnorm.train.remedies import Model
@@ -224,13 +226,16 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
         state.retain_grad()
         states.append(state)
 
-    handles = [module.register_forward_hook(keep) for module in graph_convolutions(model).values()]
+    own = isinstance(model, ModelPerTrial)
+    convolutions = model.convolutions() if own else graph_convolutions(model).values()
+    handles = [module.register_forward_hook(keep) for module in convolutions]
     # As in training, for norms have other statistics then; but nothing is drawn, and no statistic is kept.
     rates, buffers = (model.dropout, model.drop_edge), [buffer.clone() for buffer in model.buffers()]
     model.train()
     model.dropout = model.drop_edge = 0.0
+    keys = problem.labels.new_zeros(model.num_keys, 2, model.trials or 1, dtype=torch.int32)
     try:
-        problem.losses(model(problem.features, problem.adjacency), "train").sum().backward()
+        problem.losses(model(problem.features, problem.adjacency, keys), "train").sum().backward()
     finally:
         model.dropout, model.drop_edge = rates
         for handle in handles:
@@ -238,14 +243,18 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
     model.zero_grad(set_to_none=True)
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)
-    # What gives the logits themselves always has a gradient; the hidden ones are the others.
-    hidden = states[:-1] or states
     norms = [
-        torch.linalg.vector_norm(state.detach(), dim=(0, 2))
-        * torch.linalg.vector_norm(state.grad, dim=(0, 2))
-        for state in (hidden[0], hidden[-1])
+        torch.linalg.vector_norm(state.detach(), dim=(0, -1))
+        * torch.linalg.vector_norm(torch.zeros_like(state) if state.grad is None else state.grad, dim=(0, -1))
+        for state in states
     ]
-    return norms[0], norms[1]
+    if not norms:
+        return torch.tensor(nan), torch.tensor(nan)
+    if own:  # whose trials come one after the other
+        norms = [*torch.stack(norms).view(model.trials, -1).t()]
+    # What gives the logits themselves always has a gradient; the hidden ones are the others.
+    hidden = norms[:-1] or norms
+    return hidden[0], hidden[-1]
 
 
 def _trials(

@@ -9,19 +9,20 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.nn import APPNP, GAT, GCN, GCNII
 from pairnorm.nn.norms import NORMS, BatchNorm, make_norm
-from pairnorm.nn.per_trial import PerTrial
+from pairnorm.nn.per_trial import ModelPerTrial, PerTrial
+from pairnorm.nn.propagate import Kind
 
 if TYPE_CHECKING:
     from pairnorm.train.spec import Spec
 
-Model = GCN | GAT | GCNII | APPNP
+Model = GCN | GAT | GCNII | APPNP | ModelPerTrial
 GROUP = "pairnorm.remedies"
-"""The entry points of packages that bring remedies: a name, and the factory of a norm."""
+"""The entry points of packages that bring remedies: a name, and the factory of a norm or a model."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Remedy:
         models: it applies to.
         norm: makes the norm of a layer from its width, the number of trials and the strength.
         options: arguments of ``GCN`` and ``GAT``, from the strength.
-        model: makes the model instead: takes what GCN does, and the strength under ``parameter``.
+        model: makes the model instead: takes what GCN does, and the strength under ``parameter``, if any.
         fields: of a ``Spec`` that say the same, from the strength.
         settings: fields of a ``Spec`` that belong to its published form.
         quadratic: whether an epoch takes time in the square of the number of nodes.
@@ -45,7 +46,7 @@ class Remedy:
     models: tuple[str, ...] = ("GCN", "GAT")
     norm: Callable[[int, int, float], nn.Module] | None = None
     options: Callable[[float], Mapping[str, Any]] | None = None
-    model: Callable[..., GCNII | APPNP] | None = None
+    model: Callable[..., GCNII | APPNP | ModelPerTrial] | None = None
     fields: Callable[[float], Mapping[str, Any]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     quadratic: bool = False
@@ -123,24 +124,30 @@ def register(
     name: str,
     factory: Callable[..., nn.Module],
     *,
+    kind: str | None = None,
     version: str | None = None,
     parameter: str = "strength",
     grid: tuple[float, ...] | None = None,
     models: tuple[str, ...] = ("GCN", "GAT"),
 ) -> str:
-    """Make a module of your own a remedy: it comes behind the activation of every hidden layer.
+    """Make a module of your own a remedy: a norm behind every hidden layer's activation, or a whole model.
 
     Args:
         name: for ``Spec(remedy=name)``, tables and figures.
-        factory: called with the width of a layer, and, where there is a ``grid``, with the strength; returns
-            a module over ``[nodes, features]``, of which every trial and layer has one of its own. Worker
-            processes must be able to import it: a class or function at the top of a module.
+        factory: of a norm: called with the width of a layer, and, where there is a ``grid``, with the
+            strength; returns a module over ``[nodes, features]``, of which every trial and layer has one of
+            its own. Of a model: called as ``factory(in_features, classes, depth=, hidden=, dropout=)``, and,
+            where there is a ``grid``, with the strength by its name; returns a module that makes logits of
+            ``x, edge_index``, of which every trial has one. Worker processes must be able to import it: a
+            class or function at the top of a module.
+        kind: ``"norm"``, or ``"model"``, which then stands in the place of a GCN. Default: the factory's
+            attribute of this name, else a norm.
         version: part of the name under which trials are stored; change it with the module. Default: the
             factory's attribute of this name, else ``"1"``.
         parameter: what the strength is called.
         grid: values to tune the strength over, the usual one first; empty where there is none. Default: the
             factory's attribute of this name, else empty.
-        models: among ``"GCN"`` and ``"GAT"``.
+        models: among ``"GCN"`` and ``"GAT"``, that a norm serves.
 
     Returns:
         The name under which trials are stored, such as ``"Mine@1"``.
@@ -160,14 +167,16 @@ def register(
             value=name,
             expected="a name that can be printed, without an @",
         )
+    kind = one_of("kind", getattr(factory, "kind", "norm") if kind is None else kind, ("norm", "model"))
     version = getattr(factory, "version", "1") if version is None else version
     grid = getattr(factory, "grid", ()) if grid is None else grid
     key = f"{name}@{version}"
     REMEDIES[key] = Remedy(
         parameter if grid else "",
         tuple(map(float, grid)),
-        tuple(one_of("model", model, ("GCN", "GAT")) for model in models),
-        norm=partial(_own_norm, factory, bool(grid)),
+        ("GCN",) if kind == "model" else tuple(one_of("model", model, ("GCN", "GAT")) for model in models),
+        norm=partial(_own_norm, factory, bool(grid)) if kind == "norm" else None,
+        model=partial(_own_model, factory) if kind == "model" else None,
     )
     _LATEST[name] = key
     return key
@@ -180,19 +189,38 @@ _LATEST: dict[str, str] = {}
 def _own_norm(
     make: Callable[..., nn.Module], tuned: bool, features: int, trials: int, strength: float
 ) -> nn.Module:
-    given = (features, strength) if tuned else (features,)
+    made = partial(make, *((features, strength) if tuned else (features,)))
+    wanted = "a module over [nodes, features], made from the width and, with a grid, the strength"
+    _try(made, (torch.zeros(3, features),), features, wanted)
+    return PerTrial(made, trials)
+
+
+def _own_model(
+    make: Callable[..., nn.Module], in_features: int, classes: int, *, depth: int, hidden: int,
+    dropout: float, adjacency: Kind, trials: int, **strength: float,
+) -> ModelPerTrial:  # fmt: skip
+    made = partial(make, in_features, classes, depth=depth, hidden=hidden, dropout=dropout, **strength)
+    wanted = "a model(x, edge_index), made from in_features, classes, depth=, hidden= and dropout="
+    path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    _try(made, (torch.zeros(3, in_features), path), classes, wanted)
+    return ModelPerTrial(made, trials, dropout, adjacency)
+
+
+def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, wanted: str) -> None:
+    """Raise an error unless what is made gives three nodes as many features as are wanted."""
     try:
-        shape = tuple(make(*given).eval()(torch.zeros(3, features)).shape)
-        if shape == (3, features):
-            return PerTrial(partial(make, *given), trials)
-        problem, cause = f"makes {shape} of a state of 3 nodes and {features} features", None
+        with torch.no_grad():
+            shape = tuple(made().eval()(*given).shape)
+        if shape == (3, width):
+            return
+        problem, cause = f"makes {shape} of 3 nodes, not {(3, width)}", None
     except Exception as error:  # whatever a user's module may raise
-        problem, cause = f"does not work on {features} features ({error!r})", error
+        problem, cause = f"does not work on {given[0].size(1)} features ({error!r})", error
     raise PairNormError(
-        f"remedy {getattr(make, '__name__', make)} {problem}",
+        f"remedy {getattr(made.func, '__name__', made.func)} {problem}",
         code="remedy-failed",
-        value=given,
-        expected="a module over [nodes, features], made from the width and, with a grid, the strength",
+        value=made.args,
+        expected=wanted,
     ) from cause
 
 
@@ -225,7 +253,7 @@ def _attribute(module: str, attribute: str) -> Callable[..., nn.Module]:
             f"remedy {module}:{attribute} cannot be imported ({error})",
             code="not-importable",
             value=f"{module}:{attribute}",
-            expected="package.module:attribute of a factory of norms",
+            expected="package.module:attribute of a factory of norms or models",
         ) from error
     return found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 from pairnorm.data.features import SCALINGS
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.fill import FILLS
-from pairnorm.nn.models import ORDERS, Order
+from pairnorm.nn.models import ORDERS, PRECISIONS, Order, Precision
 from pairnorm.nn.pair_norm import MODES, Mode
 from pairnorm.nn.propagate import KINDS, Kind
 from pairnorm.train.remedies import REMEDIES, stored_name
@@ -25,7 +25,13 @@ NORMS: tuple[Norm, ...] = ("none", *MODES)
 # Those that lose single entries; all others lose whole vectors.
 ENTRIES = ("entries", "value")
 MISSING_KINDS = ("vectors", "nodes", "class", "degree", *ENTRIES, "given")
-LATER: dict[str, Any] = {"scaling": "rows", "remedy": "none", "strength": 0.0, "fill": "zero"}
+LATER: dict[str, Any] = {
+    "scaling": "rows",
+    "remedy": "none",
+    "strength": 0.0,
+    "fill": "zero",
+    "precision": "float32",
+}
 """Fields that there were not from the beginning, and what they had been before."""
 
 
@@ -84,6 +90,8 @@ class Spec:
             see ``pairnorm.train.register``. Those that other fields can say are written as these.
         strength: the remedy's one parameter; 0 stands for its usual value.
         fill: what stands in for missing features, one of ``pairnorm.fill.FILLS``; ``"zero"`` as in the paper.
+        precision: the type of states between the layers of a GCN or GAT, ``"float32"`` or ``"bfloat16"``,
+            without a remedy or with one of PairNorm's modes; see ``pairnorm.nn.GCN``.
 
     >>> spec = Spec("cora", "GCN", 10, norm="PN-SI", missing_rate=1)
     >>> print(spec)
@@ -123,6 +131,7 @@ class Spec:
     remedy: Annotated[str, stored_name] = "none"
     strength: Annotated[float, _not_negative] = 0.0
     fill: Annotated[str, _choice(*FILLS)] = "zero"
+    precision: Annotated[Precision, _choice(*PRECISIONS)] = "float32"
 
     def __post_init__(self) -> None:
         values = {}
@@ -277,6 +286,8 @@ def _without_meaning(values: dict[str, Any]) -> dict[str, Any]:
         fixed |= {"hidden": 0, "skip": 0, "order": "after"}
     elif values["hidden"] == 0:
         fixed |= {"hidden": HIDDEN[values["model"]]}
+    if values["model"] == "SGC" or values["remedy"] != "none":
+        fixed |= {"precision": "float32"}
     if values["norm"] == "none":
         fixed |= {"scale": 1.0}
         remedy = REMEDIES.get(values["remedy"])

@@ -228,10 +228,17 @@ def build(
     }
     model: Model
     if remedy.model is not None:
-        model = remedy.model(num_features, num_classes, **shared, **{remedy.parameter: spec.strength})
+        strength = {remedy.parameter: spec.strength} if remedy.parameter else {}
+        model = remedy.model(num_features, num_classes, **shared, **strength)
     else:
         kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
-        own = {"norm": spec.mode, "scale": spec.scale, "skip": spec.skip, "order": spec.order}
+        own = {
+            "norm": spec.mode,
+            "scale": spec.scale,
+            "skip": spec.skip,
+            "order": spec.order,
+            "precision": spec.precision,
+        }
         own |= remedy.arguments(spec, len(seeds))
         model = kind(num_features, num_classes, **shared, **own)
     model.reset_parameters(seeds)

@@ -22,6 +22,8 @@ KINDS: dict[str, type[Fitted]] = {
     "SGC": Network,
     "GCN": Network,
     "GAT": Network,
+    "GCNII": Network,
+    "APPNP": Network,
     "label propagation": Spreading,
     "logistic regression": Linear,
     "boosted trees": Trees,

@@ -16,14 +16,15 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.classify.evaluation import decide, mean_probabilities
-from pairnorm.classify.holdout import fingerprints, reachable
+from pairnorm.classify.holdout import fingerprints
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
+from pairnorm.data.adjacency import reachable
 from pairnorm.data.features import without_rows
 from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
 from pairnorm.fill import fill_missing
-from pairnorm.nn import GAT, GCN, SGC, Kind, Mode, states
+from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, Kind, Mode, states
 from pairnorm.train.spec import Norm
 from pairnorm.train.trainers import part_accuracies, part_losses
 
@@ -71,6 +72,8 @@ class Candidate:
         if self.depth == 0:
             return self.model
         filled = "" if self.fill == "zero" else f" over {FILL_NAMES.get(self.fill, self.fill)}"
+        if self.model in ("GCNII", "APPNP"):
+            return f"{self.model}, depth {self.depth}"
         if self.norm == "none":
             return f"{self.model} without PairNorm{filled}, depth {self.depth}"
         return f"{self.model}-{self.norm}{filled}, depth {self.depth}, scale {self.scale:g}"
@@ -362,11 +365,13 @@ class Family(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A fitted SGC, GCN or GAT, and what stands in for the features it misses."""
+    """A fitted SGC, GCN, GAT, GCNII or APPNP, and what stands in for the features it misses."""
 
     module: Any
     fill: str = "zero"
-    KINDS: ClassVar[dict[str, Any]] = {"SGC": SGC, "GCN": GCN, "GAT": GAT}
+    KINDS: ClassVar[dict[str, Any]] = {
+        "SGC": SGC, "GCN": GCN, "GAT": GAT, "GCNII": GCNII, "APPNP": APPNP,
+    }  # fmt: skip
 
     @torch.no_grad()
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
@@ -382,24 +387,32 @@ class Network:
         return found
 
     def state(self) -> State:
-        """Return the adjacency's kind and the weights, whose shapes tell the rest."""
-        return {"adjacency": self.module.adjacency}, dict(self.module.state_dict())
+        """Return the adjacency's kind, an initial share, and the weights, whose shapes tell the rest."""
+        settings = {"adjacency": self.module.adjacency}
+        if isinstance(self.module, GCNII | APPNP):
+            settings["alpha"] = self.module.alpha
+        return settings, dict(self.module.state_dict())
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
         """Build a network as large as its weights are, whatever the settings claim."""
         candidate, tensors = saved.candidate, saved.tensors
-        first = tensors["weight" if candidate.model == "SGC" else "convolutions.0.weight"]
+        kind = cls.KINDS[candidate.model]
+        initial = kind in (GCNII, APPNP)
+        first = tensors["weight" if kind is SGC else "first.weight" if initial else "convolutions.0.weight"]
         options: dict[str, Any] = {"adjacency": saved.settings["adjacency"], "trials": first.shape[0]}
         depth = candidate.depth
-        if candidate.model != "SGC":
+        if kind is not SGC:
             options["hidden"] = first.shape[2]
-            depth = len({name.split(".")[1] for name in tensors})
+        if kind not in (SGC, APPNP):  # whose depth no weight tells
+            depth = len({name.split(".")[1] for name in tensors if name.startswith("convolutions.")})
         if (first.shape[1], depth) != (saved.features, candidate.depth):
             raise ValueError(f"the weights are those of {first.shape[1]} features and {depth} layers")
-        norm = candidate.mode
-        kind = cls.KINDS[candidate.model]
-        module = kind(saved.features, saved.classes, depth, norm=norm, scale=candidate.scale, **options)
+        if initial:
+            options["alpha"] = saved.settings["alpha"]
+        else:
+            options |= {"norm": candidate.mode, "scale": candidate.scale}
+        module = kind(saved.features, saved.classes, depth, **options)
         module.load_state_dict(dict(tensors))
         return cls(module.eval(), candidate.fill)
 
@@ -444,7 +457,7 @@ def lost(graph: Graph, labelled: Tensor) -> Tensor:
     """
     if not graph.missing.any():
         return torch.zeros(graph.num_nodes, dtype=torch.bool)
-    return ~reachable(graph, ~graph.missing_vectors | labelled)
+    return ~reachable(graph.adjacency, ~graph.missing_vectors | labelled)
 
 
 def is_large(graph: Graph) -> bool:

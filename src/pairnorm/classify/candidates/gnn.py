@@ -1,4 +1,4 @@
-"""GCN and GAT: a trial for every seed, trained side by side, while the budget allows."""
+"""GCN, GAT, GCNII and APPNP: a trial for every seed, trained side by side, while the budget allows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class GNNFamily:
-    """GCNs and GATs; the accuracy of one is the mean over its seeds.
+    """Models that are trained epoch by epoch; the accuracy of one is the mean over its seeds.
 
     Args:
         specs: architectures and how to train them, in the order of trying.
@@ -41,7 +41,7 @@ class GNNFamily:
     seeds: Sequence[int]
     seconds: float = inf
     required: bool = False
-    name: str = "GCN and GAT"
+    name: str = "GCN, GAT, GCNII and APPNP"
     checkpoints: Path | None = None
 
     @property
@@ -64,10 +64,10 @@ class GNNFamily:
                 yield _train(task, spec, self.seeds, watch, self.checkpoints)
             except OutOfTime:
                 left += 1
-            tick(f"{spec.model}, depth {spec.depth}")
+            tick(f"{_model(spec)}, depth {spec.depth}")
         if left:
             warnings.warn(
-                f"the budget of {self.seconds:.0f} s was spent when {left} of {len(self.specs)} GCNs and GATs"
+                f"the budget of {self.seconds:.0f} s was spent when {left} of {len(self.specs)} networks"
                 " were left to try, the deepest among them. Allow more time, or name a model and depths.",
                 ClassifierWarning,
                 stacklevel=4,
@@ -89,10 +89,15 @@ def _train(
         shards.leave(trainer.model)
     scale = 1.0 if spec.norm == "none" else spec.scale
     setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
-    candidate = Candidate(spec.model, spec.norm, spec.depth, scale, setting=setting)
+    setting += f", initial share {spec.strength:g}" if spec.strength else ""
+    candidate = Candidate(_model(spec), spec.norm, spec.depth, scale, setting=setting)
     # When to stop was learnt from the validation nodes: nothing would be left to tell.
     learn = partial(_as_trained, network=Network(trainer.model))
     return task.tried(candidate, logits[graph.validation.to(logits.device)], learn)
+
+
+def _model(spec: Spec) -> str:
+    return spec.model if spec.remedy == "none" else spec.remedy
 
 
 def _as_trained(task: Task, network: Network) -> Network:

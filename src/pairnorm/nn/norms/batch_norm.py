@@ -57,7 +57,7 @@ class BatchNorm(ParametricNorm):
         if self.training and mean.dtype != self.running_mean.dtype:  # else they were updated in place
             for statistic, new in zip(running, (mean, variance), strict=True):
                 statistic.copy_(new.view_as(statistic))
-        return (y.view_as(x) * self.weight + self.bias).to(x.dtype)
+        return torch.addcmul(self.bias, y.view_as(x), self.weight).to(x.dtype)
 
 
 def check_several(x: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Literal, Self
 
+import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of, real_number
@@ -91,8 +92,16 @@ class DegreePairNorm(BaseNorm):
         root = self.degree.to(centred).sqrt().view(-1, *[1] * (x.dim() - 1))
         share = root / groups.mean_of_each(root.square())
         for _ in range(2):  # as in Groups.centre: the second projection is the rounding of the first
-            centred = centred - share * groups.mean_of_each(root * centred)
+            centred = torch.addcmul(centred, share, _projection(groups, root, centred), value=-1)
         square = centred.square().sum(-1, keepdim=True)
         if self.mode == "PN":
             square = groups.mean_of_each(square)
         return (centred * (self.scale * (square + self.eps).rsqrt())).to(x.dtype)
+
+
+def _projection(groups: Groups, root: Tensor, x: Tensor) -> Tensor:
+    """The mean of root · x over the nodes of each graph, in what fits ``x``."""
+    if groups.batch is not None:
+        return groups.mean_of_each(root * x)
+    # A product of matrices, which makes no tensor of the size of x.
+    return (root.view(1, -1) @ x.flatten(1)).view(1, *x.shape[1:]) / max(groups.num_nodes, 1)

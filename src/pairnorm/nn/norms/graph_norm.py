@@ -33,7 +33,9 @@ class GraphNorm(ParametricNorm):
         """Normalise ``x``; see ``Norm`` for the arguments."""
         self.check(x)
         groups, wide = Groups.of(x, batch, batch_size), widen(x)
-        # Exact where the mean goes altogether: x − αμ would keep its rounding.
-        z = groups.centre(wide) + (1 - self.mean_scale) * groups.mean_of_each(wide)
-        y = z * (groups.mean_of_each(z.square()) + self.eps).rsqrt()
-        return (y * self.weight + self.bias).to(x.dtype)
+        # Exact where the mean goes altogether: x − αμ would keep its rounding. The mean square of what is
+        # left is the variance and the square of the share of the mean.
+        centred, left = groups.centre(wide), (1 - self.mean_scale) * groups.mean_of_each(wide)
+        variance = groups.mean_of_each(centred.square()) + left.square()
+        factor = self.weight * (variance + self.eps).rsqrt()
+        return torch.addcmul(left * factor + self.bias, centred, factor).to(x.dtype)

@@ -48,11 +48,11 @@ class LayerNorm(ParametricNorm):
         self.check(x)
         wide = widen(x)
         if self.mode == "node":
-            y = F.layer_norm(wide, wide.shape[-1:], eps=self.eps)
+            y, factor = F.layer_norm(wide, wide.shape[-1:], eps=self.eps), self.weight
         else:
             groups = Groups.of(x, batch, batch_size)
             for _ in range(2):  # as in Groups.centre: the second mean is the rounding of the first
                 wide = wide - groups.mean_of_each(wide.mean(-1, keepdim=True))
             variance = groups.mean_of_each(wide.square().mean(-1, keepdim=True))
-            y = wide * (variance + self.eps).rsqrt()
-        return (y * self.weight + self.bias).to(x.dtype)
+            y, factor = wide, self.weight * (variance + self.eps).rsqrt()
+        return torch.addcmul(self.bias, y, factor).to(x.dtype)

@@ -16,6 +16,9 @@ class Kernels(Protocol):
         """Say whether the kernels take tensors of this type and size, and sooner than the plain form."""
 
 
+STATES = (torch.float32, torch.bfloat16)
+"""Types in which the CUDA kernels of networks take and leave states; whatever they sum is float32."""
+
 K = TypeVar("K", bound=Kernels)
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -114,3 +114,23 @@ def test_gradients_of_gradients(adjacency, device):
     ours = second(by_kernels(pattern, *tensors, "elu", norm=PairNorm()), tensors)
     for gradient, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(gradient.double(), other, rtol=1e-2, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize("norm", [None, PairNorm()])
+def test_states_in_half_precision(norm, adjacency, device):
+    """Scores, weights and sums stay in single."""
+    pattern, keys = adjacency.pattern.to(device), draw_keys(3, device=device)
+    scores, z, bias = (tensor.detach() for tensor in inputs(20, 3, 7, device))
+    given = [tensor.requires_grad_() for tensor in (scores, z.bfloat16(), bias)]
+    wide = [tensor.detach().double().requires_grad_() for tensor in given]
+    y = by_kernels(pattern, *given, "elu", 0.5, keys, norm)
+    expected = attend(pattern, *wide, "elu", 0.5, keys, norm)
+    assert y.dtype == torch.bfloat16
+    grad = torch.randn_like(y)
+    pairs = zip(
+        [y, *torch.autograd.grad(y, given, grad)],
+        [expected, *torch.autograd.grad(expected, wide, grad.double())],
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        assert (ours.double() - theirs).norm() <= 0.03 * theirs.norm()

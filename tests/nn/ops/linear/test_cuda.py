@@ -77,3 +77,18 @@ def test_gradients_of_gradients(device):
     expected = second(_formula(*wide, 0.5, keys), wide)
     for gradient, other in zip(second(by_kernels(*tensors, 0.5, keys), tensors), expected, strict=True):
         torch.testing.assert_close(gradient.double(), other, rtol=1e-3, atol=1e-3 * other.abs().max().item())
+
+
+def test_states_in_half_precision(device):
+    """What goes in and out is; weights, scores and sums are not."""
+    keys, shapes = draw_keys(2, device=device), ((100, 2, 17), (2, 17, 5), (2, 5, 2))
+    x, weight, ends = (torch.randn(shape, device=device) for shape in shapes)
+    given = [tensor.requires_grad_() for tensor in (x.bfloat16(), weight, ends)]
+    wide = [tensor.detach().double().requires_grad_() for tensor in given]
+    found, expected = by_kernels(*given, 0.5, keys), _formula(*wide, 0.5, keys)
+    assert [output.dtype for output in found] == [torch.bfloat16, torch.float32]
+    grads = [torch.randn_like(output) for output in found]
+    found += torch.autograd.grad(found, given, grads)
+    expected += torch.autograd.grad(expected, wide, [grad.double() for grad in grads])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.double() - theirs).norm() <= 0.01 * theirs.norm()

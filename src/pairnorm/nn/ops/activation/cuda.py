@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops.kernels import on_device, shares
+from pairnorm.nn.ops.kernels import STATES, on_device, shares
 from pairnorm.nn.ops.tiles import CODES, activated, gradient_of
 
 ROWS, COLUMNS = 32, 64
@@ -14,7 +14,7 @@ PROGRAMS = 1024
 
 def serves(x: Tensor) -> bool:
     """Say whether this type is served."""
-    return x.dtype == torch.float32
+    return x.dtype in STATES
 
 
 @on_device
@@ -34,7 +34,7 @@ def backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     nodes, width = y.size(0), y[0].numel()
     columns = triton.cdiv(width, COLUMNS)
     programs, share = shares(nodes, columns, ROWS, PROGRAMS)
-    sums = y.new_empty(programs, *y.shape[1:])
+    sums = y.new_empty(programs, *y.shape[1:], dtype=torch.float32)
     _backward[(programs, columns)](
         grad, y, result, sums, nodes, share, width, CODES[activation], ROWS, COLUMNS, num_warps=4
     )
@@ -47,9 +47,8 @@ def _forward(x, bias, y, nodes, width, CODE: tl.constexpr, ROWS: tl.constexpr, C
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < nodes)[:, None] & (column < width)[None, :]
     offset = row.to(tl.int64)[:, None] * width + column[None, :]
-    value = (
-        tl.load(x + offset, inside, other=0.0) + tl.load(bias + column, column < width, other=0.0)[None, :]
-    )
+    value = tl.load(x + offset, inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + column, column < width, other=0.0)[None, :]
     tl.store(y + offset, activated(value, CODE), inside)
 
 
@@ -65,9 +64,9 @@ def _backward(  # type: ignore[no-untyped-def]
         row = start + tl.arange(0, ROWS)
         inside = (row < last)[:, None] & (column < width)[None, :]
         offset = row.to(tl.int64)[:, None] * width + column[None, :]
-        gradient = tl.load(grad + offset, inside, other=0.0)
+        gradient = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
         if CODE != 0:
-            gradient = gradient_of(gradient, tl.load(y + offset, inside, other=0.0), CODE)
+            gradient = gradient_of(gradient, tl.load(y + offset, inside, other=0.0).to(tl.float32), CODE)
         tl.store(result + offset, gradient, inside)
         total += tl.sum(gradient, 0)
     tl.store(sums + tl.program_id(0).to(tl.int64) * width + column, total, column < width)

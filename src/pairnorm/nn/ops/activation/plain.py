@@ -45,7 +45,7 @@ def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     """Return ``activation(x + bias)`` for ``[nodes, trials, features]`` and ``[trials, features]``."""
     kernels = choose(_load, x)
     if kernels is None:
-        return ACTIVATIONS[activation](x + bias)
+        return ACTIVATIONS[activation](x + bias).to(x.dtype)
     result: Tensor = _Activate.apply(kernels, x, bias, activation)
     return result
 

@@ -14,7 +14,7 @@ from pairnorm.nn.ops.activation import cuda as activation_kernels
 from pairnorm.nn.ops.double_backward import Saved
 from pairnorm.nn.ops.dropout.cuda import keep_factor
 from pairnorm.nn.ops.dropout.keys import dropped_levels
-from pairnorm.nn.ops.kernels import on_device
+from pairnorm.nn.ops.kernels import STATES, on_device
 from pairnorm.nn.ops.pair_norm import cuda as pair_norm
 from pairnorm.nn.ops.pair_norm.plain import Norm
 from pairnorm.nn.ops.pattern import Pattern
@@ -29,7 +29,7 @@ TRIALS = 64
 
 def serves(z: Tensor) -> bool:
     """Say whether this type is served."""
-    return z.dtype == torch.float32
+    return z.dtype in STATES
 
 
 @on_device
@@ -40,7 +40,7 @@ def forward(
     """Return ``[nodes, trials, features]`` and what the backward pass needs."""
     scores, z = scores.contiguous(), z.contiguous()
     dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
-    weights = z.new_empty(pattern.num_entries, z.size(1))
+    weights = scores.new_empty(pattern.num_entries, z.size(1))
     kept = torch.empty_like(weights) if dropped else weights
     words = (pattern.num_entries + 1) // 2
     _weights[_grid(pattern, z)](
@@ -165,7 +165,7 @@ def _gather_gradient(  # type: ignore[no-untyped-def]
     trial, across, inside = groups(trials, features, TRIALS, FEATURES, GROUP)
     each, latest = tl.program_id(1) * TRIALS + tl.arange(0, TRIALS), tl.arange(0, UNROLL)
     first, last = tl.load(start + piece), tl.load(stop + piece)
-    value = tl.load(z + tl.load(row + piece).to(tl.int64) * width + across, inside, other=0.0)
+    value = tl.load(z + tl.load(row + piece).to(tl.int64) * width + across, inside, other=0.0).to(tl.float32)
     total = tl.zeros([TRIALS * FEATURES // GROUP, GROUP], tl.float32)
     for step in range(0, last - first, UNROLL):
         parts = tl.zeros([TRIALS * FEATURES // GROUP, UNROLL], tl.float32)
@@ -176,7 +176,7 @@ def _gather_gradient(  # type: ignore[no-untyped-def]
             known = trial < tl.where(entry < last, trials, 0)
             weight = tl.load(kept + edge * trials + trial, known, other=0.0)
             wanted = (weight != 0)[:, None] & inside  # what was dropped has no gradient
-            gradients = tl.load(grad + other * width + across, wanted, other=0.0)
+            gradients = tl.load(grad + other * width + across, wanted, other=0.0).to(tl.float32)
             total += weight[:, None] * gradients
             parts = tl.where(latest[None, :] == number, tl.sum(gradients * value, 1)[:, None], parts)
         # Stored together, for no load can overtake a store.

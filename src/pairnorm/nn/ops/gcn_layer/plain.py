@@ -15,12 +15,14 @@ from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix
 
 
 @cache
-def _load(device: str) -> Kernels | None:
+def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.gcn_layer import cpu
 
         return cpu
-    return None
+    from pairnorm.nn.ops.gcn_layer import cuda
+
+    return cuda
 
 
 def gcn_layer(
@@ -55,7 +57,7 @@ def gcn_layer(
     kernels = choose(_load, x, weight) if norm is None or fuses(norm, x) else None
     # The kernels have no gradient for values that are learned, and take one matrix for all trials.
     values = matrix.values
-    if kernels is None or values.requires_grad or values.dtype != x.dtype or values.dim() == 2:
+    if kernels is None or values.requires_grad or values.dtype != bias.dtype or values.dim() == 2:
         return _one_by_one(x, weight, bias, *settings)
     result: Tensor = Compiled.apply(kernels, _one_by_one, settings, x, weight, bias)
     return result

@@ -39,7 +39,9 @@ def trial_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | No
     if kernels is not None:
         result = Compiled.apply(kernels, _formula, (rate, keys), x, weight, None)[0]
     else:
-        result = _TrialLinear.apply(x if keys is None else dropout(x, rate, keys), weight)
+        wide = x.to(torch.promote_types(x.dtype, weight.dtype))
+        wide = wide if keys is None else dropout(wide, rate, keys)
+        result = _TrialLinear.apply(wide, weight.to(wide.dtype)).to(x.dtype)
     return result
 
 
@@ -61,12 +63,13 @@ def trial_linear_with_scores(
         result: tuple[Tensor, Tensor] = Compiled.apply(kernels, _formula, (rate, keys), x, weight, ends)
         return result
     z = trial_linear(x, weight, rate, keys)
-    return z, trial_linear(z, ends)
+    return z, trial_linear(z.to(torch.promote_types(z.dtype, ends.dtype)), ends)
 
 
 def _formula(x: Tensor, weight: Tensor, ends: Tensor | None, rate: float, keys: Tensor | None) -> Two:
-    z = torch.einsum("nti,tio->nto", x if keys is None else dropout(x, rate, keys), weight)
-    return z, None if ends is None else torch.einsum("nto,toe->nte", z, ends)
+    wide = x.to(torch.promote_types(x.dtype, weight.dtype))
+    z = torch.einsum("nti,tio->nto", wide if keys is None else dropout(wide, rate, keys), weight)
+    return z.to(x.dtype), None if ends is None else torch.einsum("nto,toe->nte", z, ends)
 
 
 class _TrialLinear(torch.autograd.Function):

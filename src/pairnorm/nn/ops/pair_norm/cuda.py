@@ -82,7 +82,7 @@ def _backward(
     plan = _Plan(y, nodes, trials, features)
     sums, products = plan.partial(features), plan.partial(1)
     result = torch.empty_like(y)
-    before = sums if code == OUTPUT else y.new_empty(plan.cover[0], trials, features)
+    before = sums if code == OUTPUT else y.new_empty(plan.cover[0], trials, features, dtype=torch.float32)
     arguments = (nodes, trials, features, scale, individually, code, *plan.tile)
     _gradient_sums[plan.grid](grad, y, norm, centre, sums, products, plan.rows, *arguments, num_warps=8)
     mean = sums.sum(0) / nodes

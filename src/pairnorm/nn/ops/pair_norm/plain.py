@@ -192,7 +192,7 @@ def _wide_enough(
 def _scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> tuple[Tensor, Tensor]:
     wide = x.to(_accumulator(x))
     norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
-    return (wide * (scale / norm) - groups.mean_of_each(wide)).to(x.dtype), norm
+    return torch.addcmul(-groups.mean_of_each(wide), wide, scale / norm).to(x.dtype), norm
 
 
 class _ScaleAndCentre(torch.autograd.Function):
@@ -209,6 +209,6 @@ class _ScaleAndCentre(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         grad, wide = grad.to(_accumulator(x)), x.to(_accumulator(x))
         norm = (wide.square().sum(-1, keepdim=True) + ctx.eps).sqrt()
-        unit = wide / norm
-        result = (grad - unit * (grad * unit).sum(-1, keepdim=True)) * (ctx.scale / norm)
+        pull = (grad * (wide / norm)).sum(-1, keepdim=True) / norm
+        result = torch.addcmul(grad, wide, pull, value=-1) * (ctx.scale / norm)
         return (result - ctx.groups.spread(ctx.groups.mean(grad))).to(x.dtype), None, None, None

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops.kernels import on_device
+from pairnorm.nn.ops.kernels import STATES, on_device
 from pairnorm.nn.ops.pattern import Pattern, place_type
 from pairnorm.nn.ops.tiles import CODES, activated
 
@@ -71,7 +71,7 @@ class Schedule:
 
 def serves(dense: Tensor) -> bool:
     """Say whether this type is served."""
-    return dense.dtype == torch.float32
+    return dense.dtype in STATES
 
 
 @on_device
@@ -155,7 +155,9 @@ def _multiply(  # type: ignore[no-untyped-def]
         value = tl.load(values + entry, here, other=0.0)[:, None]
         both = here[:, None] & inside[None, :]
         total += tl.sum(
-            value * tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0), 0
+            value
+            * tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0).to(tl.float32),
+            0,
         )
     target = tl.load(place + piece).to(tl.int64)
     if target < rows:  # a whole row; pieces of a row are finished when they are joined
@@ -182,7 +184,9 @@ def _multiply_trials(  # type: ignore[no-untyped-def]
             known = trial < tl.where(entry < last, trials, 0)
             value = tl.load(own + entry.to(tl.int64) * entry_stride, known, other=0.0)
             wanted = (value != 0)[:, None] & inside  # nothing is read for what was dropped
-            total += value[:, None] * tl.load(dense + source * width + across, wanted, other=0.0)
+            total += value[:, None] * tl.load(dense + source * width + across, wanted, other=0.0).to(
+                tl.float32
+            )
     target = tl.load(place + piece).to(tl.int64)
     if target < rows:
         total = _epilogue(total, bias, across, inside, BIAS, CODE)
@@ -202,7 +206,10 @@ def _join(  # type: ignore[no-untyped-def]
         part = first + tl.arange(0, UNROLL)
         both = (part < last)[:, None] & inside[None, :]
         total += tl.sum(
-            tl.load(buffer + part.to(tl.int64)[:, None] * width + across[None, :], both, other=0.0), 0
+            tl.load(buffer + part.to(tl.int64)[:, None] * width + across[None, :], both, other=0.0).to(
+                tl.float32
+            ),
+            0,
         )
     total = _epilogue(total, bias, across, inside, BIAS, CODE)
     tl.store(buffer + tl.load(split + tl.program_id(0)).to(tl.int64) * width + across, total, inside)

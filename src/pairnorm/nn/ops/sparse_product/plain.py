@@ -105,9 +105,10 @@ class SparseMatrix:
                 value=list(dense.shape),
                 expected=f"floating-point {shape}" + (f" or [{rows}, features]" if trials is None else ""),
             )
-        wide = torch.promote_types(dense.dtype, torch.float32)  # half precision is summed in single
+        wide = _wide(dense)
         matrix = self if self.values.dtype == wide else SparseMatrix(self.pattern, self.values.to(wide))
-        result: Tensor = _Multiply.apply(matrix, matrix.values, dense.to(wide))
+        by_kernels = not self.values.requires_grad and choose(_load, dense) is not None
+        result: Tensor = _Multiply.apply(matrix, matrix.values, dense if by_kernels else dense.to(wide))
         return result.to(dense.dtype)
 
     def __repr__(self) -> str:
@@ -150,6 +151,11 @@ class _Multiply(torch.autograd.Function):
         return None, grad_values, grad_dense
 
 
+def _wide(dense: Tensor) -> torch.dtype:
+    """The type that products are summed in: half precision is in single."""
+    return torch.promote_types(dense.dtype, torch.float32)
+
+
 def _product(matrix: SparseMatrix, dense: Tensor) -> Tensor:
     kernels = choose(_load, dense) if matrix.pattern.num_entries else None
     if kernels is not None:
@@ -178,8 +184,8 @@ def activated_product(matrix: SparseMatrix, dense: Tensor, bias: Tensor, activat
     """Return ``activation(matrix @ dense + bias)`` for ``[nodes, trials, features]``."""
     kernels = choose(_load, dense)
     # The kernels have no gradient for values that are learned.
-    if kernels is None or matrix.values.requires_grad or matrix.values.dtype != dense.dtype:
-        return ACTIVATIONS[activation](matrix @ dense + bias)
+    if kernels is None or matrix.values.requires_grad or matrix.values.dtype != _wide(dense):
+        return ACTIVATIONS[activation](matrix @ dense + bias).to(dense.dtype)
     result: Tensor = _ActivatedProduct.apply(kernels, matrix, dense, bias, activation)
     return result
 

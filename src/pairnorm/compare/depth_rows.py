@@ -1,0 +1,99 @@
+"""Rows of the comparison by depth: grouped, ranked, chosen among by validation, and named."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from pairnorm.compare.depth import DepthComparison
+from pairnorm.compare.ranking import Standing, ranking
+from pairnorm.paper.tables import TITLES
+
+NONE = "none"
+PAIR_NORM = ("PN", "PN-SI", "PN-SCS", "PN-degree", "PN-SI-degree")
+DEEP = 16
+MOST_NAMED = 5
+
+Row = Mapping[str, Any]
+"""A row of the table, with the accuracies of its runs."""
+
+
+class Choice(NamedTuple):
+    """The row that validation chooses among some."""
+
+    remedy: str
+    depth: int
+    accuracies: Sequence[float]
+
+    @classmethod
+    def among(cls, rows: Iterable[Row]) -> "Choice | None":
+        """Return the one with the best validation accuracy; None where there are no rows."""
+        best = max(rows, key=itemgetter("validation_accuracy"), default=None)
+        return None if best is None else cls(best["remedy"], best["depth"], best["accuracies"])
+
+    def __str__(self) -> str:
+        return f"{short(self.remedy)}, {self.depth} layers"
+
+    @property
+    def accuracy(self) -> float:
+        """The mean test accuracy."""
+        return fmean(self.accuracies)
+
+
+def short(remedy: str) -> str:
+    """Return a remedy's name without the module that it comes from: ``Whiten@1``."""
+    return remedy.rpartition(":")[2]
+
+
+def ranked(rows: Sequence[Row]) -> tuple[list[Standing], int]:
+    """Rank the remedies of a model over graphs, depths and missing rates; also: over how many of these.
+
+    Situations with less than half of the remedies are left out, and remedies that lack one of the others. Of
+    several graphs, the interval is what other graphs would give.
+    """
+    situations: dict[tuple[Any, ...], dict[str, Sequence[float]]] = defaultdict(dict)
+    for row in rows:
+        where = row["dataset"], row["missing_percent"], row["depth"]
+        situations[where][row["remedy"]] = row["accuracies"]
+    most = max(map(len, situations.values()), default=0)
+    situations = {where: scores for where, scores in situations.items() if 2 * len(scores) >= most}
+    full = list(situations.values())
+    methods = [remedy for remedy in (full[0] if full else ()) if all(remedy in scores for scores in full)]
+    if len(methods) < 2:
+        return [], 0
+    graphs = [graph for graph, *_ in situations]
+    scores = [{method: scores[method] for method in methods} for scores in full]
+    return ranking(scores, graphs if len({*graphs}) > 1 else None), len(full)
+
+
+def title(wanted: DepthComparison, dataset: str) -> str:
+    """Return what to call a graph."""
+    graph = wanted.graphs.get(dataset)
+    return TITLES.get(dataset, dataset) if graph is None else graph.name
+
+
+def features(percent: int) -> str:
+    """Return a missing rate in words."""
+    words = {0: "all features", 100: "training nodes' features alone"}
+    return words.get(percent, f"{percent}% of vectors missing")
+
+
+def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Group rows by some of their columns."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in names)].append(row)
+    return dict(groups)
+
+
+def names(remedies: Sequence[str]) -> str:
+    """Name a few remedies, and say how many more there are."""
+    more = len(remedies) - MOST_NAMED
+    named = ", ".join(map(short, remedies[:MOST_NAMED]))
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def only(rows: Iterable[Row], remedies: Sequence[str]) -> list[Row]:
+    """Return the rows of some remedies."""
+    return [row for row in rows if row["remedy"] in remedies]

@@ -1,0 +1,162 @@
+"""The comparison by depth over several graphs: what to use in which situation, and who is ahead."""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import sqrt
+from statistics import fmean, variance
+from typing import TYPE_CHECKING, NamedTuple
+
+from pairnorm import plotting
+from pairnorm.compare.depth_rows import DEEP, NONE, PAIR_NORM, Choice, Row, by, features, names, ranked, short
+from pairnorm.compare.ranking import Standing, critical_difference
+from pairnorm.paper.tables import markdown_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LARGE = ("pubmed", "coauthor-cs")
+"""Those of the package's graphs with some 19,000 nodes; the others have 3,000."""
+
+SITUATIONS: dict[str, Callable[[Row], bool]] = {
+    "few labels": lambda row: True,
+    f"very deep: {DEEP} layers or more": lambda row: row["depth"] >= DEEP,
+    "a larger graph": lambda row: row["dataset"] in LARGE,
+}
+CHOSEN = """\
+Means over graphs. On every graph validation chooses the depth of each; of those that were run on all, it then
+chooses by its mean. Beside it are those that are as good or not told apart from it over the runs of these
+graphs. All have few labels: 20 to 40 a class. The larger graphs have some 19,000 nodes.
+"""
+RANKING = """\
+Mean rank by test accuracy over {situations} situations (depths and missing rates of {graphs} graphs), 1 is
+best. The interval is what 95% of the draws give when graphs and runs are drawn again; {graphs} graphs are
+few. Nemenyi's test, which compares all pairs at once and takes situations for independent, tells apart ranks
+that differ by {difference:.1f}: the grey band, from the best on.
+"""
+
+
+class Contender(NamedTuple):
+    """A model with a remedy, at the depth that validation chooses on each graph."""
+
+    model: str
+    remedy: str
+    validation: float
+    choices: Sequence[Choice]
+
+    def __str__(self) -> str:
+        depths = sorted({choice.depth for choice in self.choices})
+        layers = f"{depths[0]} layers" if len(depths) == 1 else f"{depths[0]} to {depths[-1]} layers"
+        return f"{self.model}, {short(self.remedy)}, {layers}"
+
+    @property
+    def accuracy(self) -> float:
+        """The mean test accuracy over graphs."""
+        return fmean(choice.accuracy for choice in self.choices)
+
+    def told_apart(self, other: "Contender") -> bool:
+        """Say whether the means differ by more than two standard errors over the runs of these graphs."""
+        runs = [choice.accuracies for choice in (*self.choices, *other.choices)]
+        if min(map(len, runs)) < 2:
+            return False
+        error = sqrt(sum(variance(some) / len(some) for some in runs)) / len(self.choices)
+        return abs(self.accuracy - other.accuracy) > 2 * error
+
+
+def over_graphs(rows: Sequence[Row], figures: dict[str, str]) -> Iterator[str]:
+    """Yield what is to be said of all graphs together, in Markdown; nothing where there is one.
+
+    Args:
+        rows: of the table.
+        figures: files of the rankings, by model.
+    """
+    if len({row["dataset"] for row in rows}) < 2:
+        return
+    yield f"## By situation, over graphs\n\n{CHOSEN}"
+    yield _by_situation(rows)
+    for (model,), some in by(rows, "model").items():
+        standings, situations = ranked(some)
+        graphs = len({row["dataset"] for row in some})
+        if not standings or graphs < 2:
+            continue
+        yield f"### Ranking of {model} over {graphs} graphs"
+        if model in figures:
+            yield f"![Mean rank of every remedy, with intervals over graphs]({figures[model]})"
+        difference = critical_difference(len(standings), situations)
+        yield RANKING.format(situations=situations, graphs=graphs, difference=difference)
+        lines = [
+            (short(one.method), f"{one.rank:.1f}", f"{one.low:.1f} to {one.high:.1f}") for one in standings
+        ]
+        yield "\n".join(markdown_rows(("remedy", "mean rank", "95% interval over graphs"), lines))
+
+
+def _by_situation(rows: Sequence[Row]) -> str:
+    lines = []
+    for situation, applies in SITUATIONS.items():
+        for (percent,), some in sorted(by(filter(applies, rows), "missing_percent").items()):
+            every = _contenders(some)
+            if not every:
+                continue
+            best = max(every, key=lambda one: one.validation)
+            equal = [
+                f"{one.model} {one.remedy}"
+                for one in sorted(every, key=lambda one: -one.accuracy)
+                if one is not best and (one.accuracy >= best.accuracy or not one.told_apart(best))
+            ]
+            words = (situation, features(percent), str(len(best.choices)), str(best), f"{best.accuracy:.3f}")
+            lines.append((*words, names(equal), _best(every, (NONE,)), _best(every, PAIR_NORM)))
+    headings = ("situation", "features", "graphs", "chosen", "accuracy", "as good, or not told apart",
+                "without a remedy", "PairNorm")  # fmt: skip
+    return "\n".join(markdown_rows(headings, lines))
+
+
+def _contenders(rows: Sequence[Row]) -> list[Contender]:
+    """Return the models and remedies that all graphs have, but for graphs that lack most of them."""
+    had = {graph: len(by(some, "model", "remedy")) for (graph,), some in by(rows, "dataset").items()}
+    graphs = {graph for graph, count in had.items() if 2 * count >= max(had.values())}
+    found = []
+    for (model, remedy), some in by(rows, "model", "remedy").items():
+        best = {
+            graph: max(here, key=lambda row: row["validation_accuracy"])
+            for (graph,), here in by(some, "dataset").items()
+            if graph in graphs
+        }
+        if len(graphs) > 1 and len(best) == len(graphs):
+            choices = [Choice(remedy, row["depth"], row["accuracies"]) for row in best.values()]
+            validation = fmean(row["validation_accuracy"] for row in best.values())
+            found.append(Contender(model, remedy, validation, choices))
+    return found
+
+
+def _best(every: Sequence[Contender], remedies: Sequence[str]) -> str:
+    some = [one for one in every if one.remedy in remedies]
+    if not some:
+        return "not run"
+    best = max(some, key=lambda one: one.validation)
+    return f"{best.accuracy:.3f} ({best})"
+
+
+def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
+    """Draw the mean ranks of a model's remedies with their intervals; None where nothing is to be ranked."""
+    standings, situations = ranked(rows)
+    if not standings:
+        return None
+    return _figure(standings, critical_difference(len(standings), situations), model)
+
+
+def _figure(standings: Sequence[Standing], difference: float, model: str) -> "Figure":
+    figure = plotting.new_figure(6.4, 1.1 + 0.24 * len(standings))
+    axis = figure.subplots()
+    best = standings[0].rank
+    axis.axvspan(best, best + difference, color="#e8e8e8", linewidth=0)
+    for place, one in enumerate(standings):
+        ours = one.method in PAIR_NORM
+        colour = plotting.VERMILLION if ours else "black" if one.method == NONE else plotting.BLUE
+        axis.plot([one.low, one.high], [place, place], color=colour, linewidth=1.5)
+        axis.plot([one.rank], [place], marker="o", markersize=5, color=colour)
+    axis.set_yticks(range(len(standings)), [short(one.method) for one in standings])
+    axis.set_ylim(len(standings) - 0.4, -0.6)
+    axis.set_xlim(left=0.5)
+    axis.grid(visible=False, axis="y")
+    axis.grid(visible=True, axis="x")
+    axis.set_xlabel("mean rank, 1 is best, with intervals over graphs")
+    axis.set_title(f"{model}; grey: not told apart from the best")
+    return figure

@@ -1,0 +1,72 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from depth_table import a_table, line
+
+from pairnorm import plotting
+from pairnorm.compare.depth_report import draw, report
+from pairnorm.compare.depth_rows import Choice, ranked
+from pairnorm.compare.over_graphs import Contender, draw_ranking
+
+TWO = ["cora", "pubmed"]
+
+
+def test_situations_are_means_over_graphs() -> None:
+    text = report(a_table(datasets=TWO), "reproduce depth")
+    assert line(text, "| few labels | all features ")[2:] == [
+        "2", "GCN, APPNP, 16 layers", "0.855", "", "0.755 (GCN, none, 2 layers)",
+        "0.655 (GCN, PN-SI, 2 layers)",
+    ]  # fmt: skip
+    deep = line(text, "| very deep: 16 layers or more | training nodes' features alone ")
+    assert deep[2:5] == ["2", "GCN, PN-SI, 16 layers", "0.705"]
+    assert "a larger graph" not in text  # there is one of them
+    assert "By situation" not in report(a_table(), "reproduce depth")
+
+
+def test_what_a_graph_lacks_is_not_recommended() -> None:
+    """With three graphs, of which one has no APPNP."""
+    table = a_table(datasets=[*TWO, "coauthor-cs"])
+    for spec in [spec for spec in table._found if spec.dataset == "coauthor-cs" and spec.remedy == "APPNP"]:
+        del table._found[spec]
+    text = report(table, "reproduce depth")
+    assert line(text, "| few labels | all features ")[2:4] == ["3", "GCN, none, 2 layers"]
+    assert line(text, "| a larger graph | all features ")[2:4] == ["2", "GCN, none, 2 layers"]
+
+
+def test_intervals_are_those_of_other_graphs() -> None:
+    """Where two graphs say the opposite, another may be like either."""
+    rows = list(a_table(datasets=TWO, missing=[100]).rows())
+    deep: list[dict[str, Any]] = [row for row in rows if row["depth"] == 16]
+    assert [(one.low, one.rank, one.high) for one in ranked(deep)[0]] == [(n, n, n) for n in (1, 2, 3)]
+    for row in deep:
+        if row["dataset"] == "pubmed":
+            row["accuracies"] = [1 - one for one in row["accuracies"]]
+    found = {one.method: (one.low, one.rank, one.high) for one in ranked(deep)[0]}
+    assert found == {"PN-SI": (1, 2, 3), "APPNP": (2, 2, 2), "none": (1, 2, 3)}
+
+
+def test_told_apart_by_the_error_of_the_mean_over_graphs() -> None:
+    def one(*accuracies: tuple[float, ...]) -> Contender:
+        return Contender("GCN", "x", 0.5, [Choice("x", 2, some) for some in accuracies])
+
+    # Each mean has the variance (0.0002 / 2 + 0.0002 / 2) / 4; of a difference twice that: 2 errors are 0.02.
+    first = one((0.50, 0.52), (0.70, 0.72))
+    assert first.told_apart(one((0.521, 0.541), (0.721, 0.741)))
+    assert not first.told_apart(one((0.519, 0.539), (0.719, 0.739)))
+    assert not one((0.5,)).told_apart(one((0.9,)))
+
+
+def test_the_ranking_is_drawn_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = a_table(datasets=TWO)
+    rows = list(table.rows())
+    figure = draw_ranking(rows, "GCN")
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
+        one.method for one in ranked(rows)[0]
+    ]
+    monkeypatch.setattr(plotting, "save", lambda figure, folder, name: [folder / f"{name}.png"])
+    files = draw(table.wanted, rows, tmp_path, "depth")
+    assert files["", "GCN"] == [tmp_path / "depth-ranking-gcn.png"]
+    text = report(table, "x", {key: paths[0].name for key, paths in files.items()})
+    assert "](depth-ranking-gcn.png)" in text
+    assert draw_ranking(rows[:1], "GCN") is None
