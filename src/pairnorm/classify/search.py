@@ -58,7 +58,7 @@ DEEPEST = 10_000
 # Beyond these, float32 holds no logits, or no difference between them.
 LEAST_SCALE, LARGEST_SCALE = 1e-6, 1e6
 # What the paper trains GCN and GAT with.
-GNN_NORM = "PN-SI"
+GNN_NORM: Norm = "PN-SI"
 # Where nothing is left to choose by.
 USUAL_SCALE = 30.0
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -141,7 +141,7 @@ def _specs(
     for model in models:
         for depth in depths or NETWORKS[model]:
             if model not in REMEDIES:
-                settings = product(norms or ["none", GNN_NORM], scales or [1.0])
+                settings = product(norms or ("none", GNN_NORM), scales or (1.0,))
                 shared["adjacency"] = wanted.adjacency
                 found += [
                     Spec("own", model, depth, norm=norm, scale=scale, **shared) for norm, scale in settings

@@ -157,7 +157,8 @@ def _edge_index(pattern: Pattern) -> Tensor:
     if "edge_index" not in pattern.derived:
         edges = torch.stack([pattern.column, pattern.row]).long()
         pattern.derived["edge_index"] = edges[:, edges[0] != edges[1]]
-    return pattern.derived["edge_index"]
+    found: Tensor = pattern.derived["edge_index"]
+    return found
 
 
 def _is_shared(x: Features) -> bool:

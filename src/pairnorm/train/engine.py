@@ -226,8 +226,9 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
         state.retain_grad()
         states.append(state)
 
-    own = isinstance(model, ModelPerTrial)
-    convolutions = model.convolutions() if own else graph_convolutions(model).values()
+    convolutions = (
+        model.convolutions() if isinstance(model, ModelPerTrial) else graph_convolutions(model).values()
+    )
     handles = [module.register_forward_hook(keep) for module in convolutions]
     # As in training, for norms have other statistics then; but nothing is drawn, and no statistic is kept.
     rates, buffers = (model.dropout, model.drop_edge), [buffer.clone() for buffer in model.buffers()]
@@ -250,7 +251,7 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
     ]
     if not norms:
         return torch.tensor(nan), torch.tensor(nan)
-    if own:  # whose trials come one after the other
+    if isinstance(model, ModelPerTrial):  # whose trials come one after the other
         norms = [*torch.stack(norms).view(model.trials, -1).t()]
     # What gives the logits themselves always has a gradient; the hidden ones are the others.
     hidden = norms[:-1] or norms

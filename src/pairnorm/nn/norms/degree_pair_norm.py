@@ -91,11 +91,14 @@ class DegreePairNorm(BaseNorm):
         groups, centred = Groups.of(x, batch, batch_size), widen(x)
         root = self.degree.to(centred).sqrt().view(-1, *[1] * (x.dim() - 1))
         share = root / groups.mean_of_each(root.square())
-        for _ in range(2):  # as in Groups.centre: the second projection is the rounding of the first
-            centred = torch.addcmul(centred, share, _projection(groups, root, centred), value=-1)
-        square = centred.square().sum(-1, keepdim=True)
+        centred = torch.addcmul(centred, share, _projection(groups, root, centred), value=-1)
+        with torch.no_grad():  # as in Groups.centre, a second projection: it is the rounding of the first
+            rest = share * _projection(groups, root, centred)
+        centred = centred - rest
         if self.mode == "PN":
-            square = groups.mean_of_each(square)
+            square = groups.spread(groups.mean(centred.square()).sum(-1, keepdim=True))
+        else:
+            square = centred.square().sum(-1, keepdim=True)
         return (centred * (self.scale * (square + self.eps).rsqrt())).to(x.dtype)
 
 

@@ -47,12 +47,13 @@ class LayerNorm(ParametricNorm):
         """Normalise ``x``; see ``Norm`` for the arguments."""
         self.check(x)
         wide = widen(x)
+        factor: Tensor = self.weight
         if self.mode == "node":
-            y, factor = F.layer_norm(wide, wide.shape[-1:], eps=self.eps), self.weight
+            y = F.layer_norm(wide, wide.shape[-1:], eps=self.eps)
         else:
             groups = Groups.of(x, batch, batch_size)
             for _ in range(2):  # as in Groups.centre: the second mean is the rounding of the first
-                wide = wide - groups.mean_of_each(wide.mean(-1, keepdim=True))
-            variance = groups.mean_of_each(wide.square().mean(-1, keepdim=True))
+                wide = wide - groups.spread(groups.mean(wide).mean(-1, keepdim=True))
+            variance = groups.spread(groups.mean(wide.square()).mean(-1, keepdim=True))
             y, factor = wide, self.weight * (variance + self.eps).rsqrt()
         return torch.addcmul(self.bias, y, factor).to(x.dtype)
