@@ -1,6 +1,7 @@
 """A deep GCN on one graph that several processes hold between them; it goes on after a death.
 
-torchrun --nproc-per-node 2 --max-restarts 3 examples/ranks.py [EPOCHS [CHECKPOINT]]
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 2 --max-restarts 3 \
+    examples/ranks.py [EPOCHS [CHECKPOINT]]
 """
 
 import os
@@ -21,6 +22,8 @@ checkpoint = Path(sys.argv[2]) if len(sys.argv) > 2 else None
 number = int(os.environ["LOCAL_RANK"])
 on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
 device = torch.device("cuda", number) if on_gpu else torch.device("cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
 dist.init_process_group("nccl" if on_gpu else "gloo")
 
 graph = csbm(2000, classes=4, features=100, seed=0)

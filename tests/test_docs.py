@@ -57,6 +57,19 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
         assert expected in (None, printed.getvalue()), f"{page.name}, line {line}"
 
 
+def test_the_house_is_as_contributing_says():
+    page, source = (ROOT / "docs/contributing.md").read_text(encoding="utf-8"), ROOT / "src/pairnorm"
+    table = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    told = {name.strip("/") for name in re.findall(r"`([\w/]+)`", table)}
+    rooms = {path.name for path in source.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    modules = {path.stem for path in source.glob("[a-z]*.py")} - {"version"}
+    assert {name for name in told if "/" not in name} == rooms | modules
+    named = re.findall(rf"`((?:{'|'.join(sorted(rooms))})/[\w/.]+)`", page)
+    assert [
+        name for name in named if not (source / name).exists() and not (source / f"{name}.py").exists()
+    ] == []
+
+
 @pytest.mark.parametrize("method", ["SGC", "SGC-PN"])
 def test_the_table_of_missing_vectors_is_that_of_our_results(method):
     with (ROOT / "results/table1.csv").open(encoding="utf-8") as file:

@@ -55,8 +55,8 @@ class TestPairNorm:
     @few
     @given(x=states(), scale=scales)
     def test_pn_si_gives_rows_of_length_s(self, x, scale):
-        lengths = pair_norm(x, scale, "PN-SI", TINY).norm(dim=1)
-        torch.testing.assert_close(lengths, torch.full_like(lengths, scale), rtol=1e-9, atol=0)
+        norms = pair_norm(x, scale, "PN-SI", TINY).norm(dim=1)
+        torch.testing.assert_close(norms, torch.full_like(norms, scale), rtol=1e-9, atol=0)
 
     @few
     @given(x=states())

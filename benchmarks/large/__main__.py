@@ -1,31 +1,42 @@
-"""``python -m benchmarks.large cpu|cuda``: time and memory on generated graphs of many nodes.
+"""``python -m benchmarks.large cpu|cuda|fit|pack``: time and memory on generated graphs of many nodes.
 
 Every figure is printed, and with ``--out`` written to a file of that folder, as soon as it is known.
 """
 
 import argparse
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.large import gnn, walk
+from benchmarks.large import commands, gnn, walk
+from benchmarks.large.generate import FORMATS
 from pairnorm.train.result import Origin
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.large", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    added = parser.add_subparsers(dest="command", required=True)
     for device, (sizes, degree, width) in walk.DEFAULTS.items():
-        command = commands.add_parser(device, help=f"walks of SGC-PN of {width} columns on this device")
+        command = added.add_parser(device, help=f"walks of SGC-PN of {width} columns on this device")
         command.set_defaults(measure=walks)
         command.add_argument("nodes", nargs="*", type=int, default=list(sizes), help="default: %(default)s")
         command.add_argument("--degree", type=int, default=degree, help="entries a node has, on average")
         command.add_argument("--width", type=int, default=width, help="columns of the state")
         command.add_argument("--training-nodes", type=int, default=gnn.NODES, help="0 for no GCN and GAT")
-    for command in commands.choices.values():
+    for name, measure, nodes, what in (
+        ("fit", fit, 1_000_000, "`pairnorm fit` on tables of 64 columns, half of the vectors missing"),
+        ("pack", pack, 10_000_000, "`pairnorm pack`, then SGC-PN of depth 16, killed half-way and resumed"),
+    ):
+        command = added.add_parser(name, help=what)
+        command.set_defaults(measure=measure)
+        command.add_argument("nodes", nargs="?", type=int, default=nodes, help="default: %(default)s")
+        command.add_argument("--folder", type=Path, required=True, help="for tables, graph and results")
+        command.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
+    for command in added.choices.values():
         command.add_argument("--out", type=Path, help="write every figure to a file in this folder")
     options = parser.parse_args()
     for name, line, figures in options.measure(options):
@@ -55,6 +66,30 @@ def walks(options: argparse.Namespace) -> Figures:
         for model in gnn.MODELS:
             trained = gnn.measure(model, adjacency, device)
             yield f"{model}-{device}-{options.training_nodes}", gnn.describe(trained), asdict(trained)
+
+
+def fit(options: argparse.Namespace) -> Figures:
+    """Fit tables."""
+    found = commands.fit(options.nodes, options.folder, options.format)
+    yield f"fit-{options.nodes}", commands.describe(found), asdict(found)
+
+
+def pack(options: argparse.Namespace) -> Figures:
+    """Pack tables; walk to the end; then again, killed in the middle, and to the end."""
+    packed = commands.pack(options.nodes, options.folder, options.format)
+    yield f"pack-{options.nodes}", commands.describe(packed), asdict(packed)
+    for folder in ("walked", ".walked.walk"):
+        shutil.rmtree(options.folder / folder, ignore_errors=True)
+    whole = commands.walk(options.nodes, options.folder)
+    yield f"packed-fit-{options.nodes}", commands.describe(whole), asdict(whole)
+    predictions = (options.folder / "walked" / "predictions.csv").read_bytes()
+    shutil.rmtree(options.folder / "walked")
+    killed = commands.walk(options.nodes, options.folder, whole.seconds / 2)
+    yield f"killed-fit-{options.nodes}", commands.describe(killed), asdict(killed)
+    again = commands.walk(options.nodes, options.folder)
+    yield f"resumed-fit-{options.nodes}", commands.describe(again), asdict(again)
+    same = predictions == (options.folder / "walked" / "predictions.csv").read_bytes()
+    yield "", f"The predictions are {'' if same else 'not '}those of the run that was not killed.", {}
 
 
 if __name__ == "__main__":

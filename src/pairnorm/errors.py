@@ -1,6 +1,7 @@
 """What goes wrong with a caller's values: one error that carries its parts, and the checks that raise it."""
 
 import operator
+import re
 import shlex
 from collections.abc import Sequence
 from copy import copy
@@ -73,9 +74,8 @@ class PairNormError(ValueError):
 
     def _text(self, options: dict[str, str]) -> str:
         text = self.problem + (f"; expected {self.expected}" if self.expected else "")
-        remedy = self.remedy
-        for name, shown in options.items():
-            remedy = remedy.replace(f"{{{name}}}", shown)
+        # At once: a value may have braces of its own.
+        remedy = re.sub(r"\{(\w+)\}", lambda name: options.get(name[1], name[0]), self.remedy)
         if not text.endswith((".", "!", "?", "…")) and (self.expected or self.remedy):
             text += "."
         return f"{text} {remedy}" if remedy else text

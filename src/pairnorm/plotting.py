@@ -81,6 +81,7 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
         figure.set_dpi(DOTS_PER_INCH)
         with whole_file(paths[0]) as draft:
             FigureCanvasAgg(figure).print_png(draft, metadata={"Software": None})  # type: ignore[no-untyped-call]
+        figure.set_layout_engine("none")  # everything has its place by now, and to find it takes long
         with whole_file(paths[1]) as draft:
             nameless = {"CreationDate": None, "Creator": None, "Producer": None}
             FigureCanvasPdf(figure).print_pdf(draft, metadata=nameless)  # type: ignore[no-untyped-call]

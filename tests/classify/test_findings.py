@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from pairnorm.classify import Candidate, NodeClassifier
+from pairnorm.classify import findings as findings_module
 from pairnorm.classify.candidates.base import Network
 from pairnorm.classify.findings import ALIKE, LATER, RANDOM, STEPS, Findings, Rival
 from pairnorm.classify.holdout import without
+from pairnorm.classify.search import rivals
 from pairnorm.data import Graph
 
 
@@ -187,3 +189,22 @@ def test_findings_are_about_the_graph_that_was_fitted_on(small: Graph, tmp_path,
     NodeClassifier(depth=1, norm="PN").fit(small).save(tmp_path)
     with raises("not-fitted", value="csbm"):
         Findings.of(NodeClassifier.load(tmp_path), small)
+
+
+def test_what_fit_tried_is_not_tried_again(small: Graph, monkeypatch) -> None:
+    classifier = NodeClassifier(model=["SGC", "label propagation", "logistic regression"], depth=(1, 4))
+    classifier.fit(small)
+    searched = []
+
+    def search(task, families, tick):
+        searched.extend(family.name for family in families)
+        return original(task, families, tick)
+
+    original = findings_module.search
+    monkeypatch.setattr(findings_module, "search", search)
+    found = {rival.name: rival for rival in Findings.of(classifier, small).rivals}
+    assert searched == ["most frequent class", "GCN, 2 layers"]
+    (alone,) = [one for one in rivals(small) if one.name == "label propagation"]
+    expected = original(classifier.task_, [alone])
+    assert found["label propagation"].best == expected.best
+    assert found["label propagation"].tried == len(expected.tried)

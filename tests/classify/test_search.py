@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pairnorm.classify import NodeClassifier, Scaling
-from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, base
+from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, shared_walks
 from pairnorm.classify.candidates.base import Lesson
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, parse_budget, plan, rivals, search
@@ -223,5 +223,5 @@ def test_rivals_without_validation_follow_the_models_rule(small: Graph) -> None:
 
 
 def test_over_many_nodes_no_gcn_is_compared_with(task: Task, monkeypatch) -> None:
-    monkeypatch.setattr(base, "MANY_NODES", 1)
+    monkeypatch.setattr(shared_walks, "MANY_NODES", 1)
     assert [family.name for family in rivals(task.graph)][-1] == "logistic regression"

@@ -1,11 +1,21 @@
 import argparse
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pairnorm.commands.options import Command, add_command, columns_of, option, read_graph, refuse_inputs
+from pairnorm.commands.options import (
+    Command,
+    add_command,
+    columns_of,
+    names_in,
+    numbers_in,
+    option,
+    read_graph,
+    refuse_inputs,
+)
 from pairnorm.errors import PairNormError
 
 
@@ -117,3 +127,13 @@ def test_several_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_classes_are_a_number_or_each(parser: Command, text: str, value: object) -> None:
     parser.group("Label", "classes")
     assert columns_of(parser.parse_args(["--classes", text])) == {"classes": value}
+
+
+def test_names_and_numbers_of_an_option(raises: Callable) -> None:
+    assert names_in("dataset", None) is names_in("dataset", "all") is numbers_in("depths", None) is None
+    assert numbers_in("missing", "0%, 100%") == [0, 100]
+    assert numbers_in("missing", "99.5", float) == [99.5]
+    with raises("not-a-number", value="2;4"):
+        numbers_in("depths", "2;4")
+    with raises("unknown-choice", value="corra"):
+        names_in("dataset", "cora,corra", ("cora", "pubmed"))

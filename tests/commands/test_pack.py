@@ -39,7 +39,7 @@ def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["fit", "--graph", str(packed), *options]) == 0
     told = capsys.readouterr().out
     assert told.index("Memory: at most") < told.index("Walking")  # the plan comes before the work
-    assert "GCN and GAT" in told
+    assert "GCN, GAT" in told
     frame = pandas.read_csv(tmp_path / "run" / "predictions.csv")
     assert frame["id"].tolist() == [f"c{number:04}" for number in range(400)]
     np.testing.assert_allclose(frame[["p_high", "p_low"]].sum(axis=1), 1, atol=1e-5)

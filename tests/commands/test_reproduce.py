@@ -1,3 +1,4 @@
+import csv
 import subprocess
 import sys
 from functools import partialmethod
@@ -58,7 +59,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
     printed = capsys.readouterr().out
     assert "0 of 6 trials are kept" in printed
     wanted = "pairnorm reproduce table1 --dataset cora --runs 1 --epochs 2 --depths 1 --missing 0"
-    assert f"Go on with: {wanted} --out '{folder}' --workers 1 --device cpu" in printed
+    assert f"Go on with: {wanted} --out '{folder}' --device cpu --workers 1" in printed
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,3 +186,42 @@ def test_depth_has_a_store_and_a_table_of_its_own(tmp_path: Path, capsys: pytest
         assert len(store) == 8
     assert cli.main(["reproduce", "depth", "table1", *TINY, "--out", str(tmp_path)]) == 1
     assert "a command of its own" in " ".join(capsys.readouterr().err.split())
+
+
+MISSING = ["reproduce", "missing", "--protocol", "ssnc-mv", "--dataset", "cora", "--runs", "1"]
+MISSING += ["--epochs", "1", "--missing", "0", "--workers", "1", "--device", "cpu"]
+MISSING += ["--model", "SGC,label propagation"]
+
+
+def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*MISSING, "--out", str(tmp_path)]
+    assert cli.main([*words, "--minutes", "0"]) == 0
+    assert "Time is up: 13 runs are left. Go on with: pairnorm reproduce missing" in capsys.readouterr().out
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "SGC, zero" in printed
+    assert f"Wrote {tmp_path / 'missing.md'}" in printed
+    with (tmp_path / "missing.csv").open() as file:
+        assert [row["model"] for row in csv.DictReader(file)] == ["SGC", "label propagation"]
+    assert (tmp_path / "missing.md").read_text().startswith("# Missing features")
+    assert cli.main(words) == 0
+    assert "lacking" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["reproduce", "missing", "table1"], "a command of its own"),
+        (["reproduce", "missing", "--depths", "2"], "Leave out --depths"),
+        (["reproduce", "missing", "--missing", "many"], "missing is 'many'"),
+        (["reproduce", "missing", "--protocol", "fp"], "protocol is 'fp'"),
+        (["reproduce", "missing", "--workers", "0"], "workers is 0"),
+    ],
+)
+def test_what_missing_cannot_be_is_said(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 1
+    assert says in capsys.readouterr().err

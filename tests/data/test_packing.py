@@ -309,3 +309,23 @@ def test_progress(tmp_path):
     pack(*files, tmp_path / "graph", label="kind", memory="256MB", tick=lambda *told: stages.append(told))
     assert {stage for stage, _ in stages} == {"names", "features", "edges", "sorting"}
     assert all(0 <= share <= 1 for _, share in stages)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_many_columns_of_text_fit_little_memory(tmp_path):
+    draw = np.random.default_rng(0)
+    frame = pandas.DataFrame(draw.normal(size=(2500, 300)).round(4))
+    frame.columns = [f"x{place}" for place in frame.columns]
+    frame["x7"], frame["x130"] = frame["x7"] > 0, frame["x130"].where(frame["x130"] > 0, "NA")
+    frame = frame.astype(object)
+    frame.iloc[:40] = ""
+    frame.insert(0, "who", range(len(frame)))
+    frame["kind"] = draw.choice(["a", "b"], len(frame))
+    links = pandas.DataFrame(draw.integers(0, len(frame), (5000, 2)), columns=["source", "target"])
+    files = tmp_path / "nodes.csv", tmp_path / "edges.csv"
+    frame.to_csv(files[0], index=False)
+    links.to_csv(files[1], index=False)
+    packed = pack(*files, tmp_path / "graph", label="kind", memory="256MB")
+    expected = Graph.from_files(*files, label="kind")
+    same(packed, expected, notes=len(packed.facts.notes))
+    assert packed.facts.missing == (40, int((frame["x130"][40:] == "NA").sum()))

@@ -1,7 +1,11 @@
-"""``make fuzz``: an hour of damaged files of every format and of killed commands, and what came of it."""
+"""``make fuzz``: an hour of damaged files of every format and of killed commands, and what came of it.
+
+Then a test of a Ray cluster, of whose workers twenty are killed.
+"""
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +18,7 @@ from watchdog import Tally, campaign
 
 FILES = 0.75
 """The share of the time that goes to damaged files."""
+KILLS = 20
 
 
 def _summary(tally: Tally) -> str:
@@ -52,7 +57,11 @@ def main() -> int:
     print(f"Commands: {sum(killed['killed'].values()):,} tried: {killed['killed']}")
     for lost in killed["lost"]:
         print(lost)
-    return bool(tally.failures or killed["lost"])
+    pool = str(Path(__file__).parents[1] / "train" / "test_ray_pool.py")
+    words = [sys.executable, "-m", "pytest", "-n0", "-k", "killed", pool]
+    workers = subprocess.run(words, env=os.environ | {"PAIRNORM_KILLS": str(KILLS)}).returncode
+    print(f"Workers of a Ray cluster: {KILLS} killed: {'something was lost' if workers else 'nothing lost'}")
+    return bool(tally.failures or killed["lost"] or workers)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from pairnorm.measure import inputs as states_module
 
 
 def unit_columns(x):
-    length = x.double().abs().sum(0)
-    return x.double() / torch.where(length > 0, length, 1)
+    norm = x.double().abs().sum(0)
+    return x.double() / torch.where(norm > 0, norm, 1)
 
 
 @pytest.mark.parametrize("block_bytes", [1, 1000, 5000, 2**24])

@@ -122,8 +122,8 @@ def test_repel_conv_is_the_first_order_expansion(lam):
     """With the graph's terms of strength t, the minimiser is x + t (repel_conv(x) - x) up to O(t²)."""
     dense = GRAPHS["random"]
     x = features(dense, 1)
-    slope = repel_conv(x, dense.to_sparse_csr(), lam) - x
-    errors = [(minimise(x, dense, lam, t) - (x + t * slope)).norm() for t in (0.04, 0.02, 0.01)]
+    gradient = repel_conv(x, dense.to_sparse_csr(), lam) - x
+    errors = [(minimise(x, dense, lam, t) - (x + t * gradient)).norm() for t in (0.04, 0.02, 0.01)]
     for coarse, fine in pairwise(errors):
         assert 3.6 < coarse / fine < 4.1  # a quarter for half of t, up to O(t³)
 
@@ -233,8 +233,8 @@ class TestBoth:
         edges = torch.cat([torch.stack([ring, ring.roll(1)]), torch.stack([ring.roll(1), ring])], dim=1)
         wave = torch.cos(2 * math.pi * 5 * ring.double() / nodes).unsqueeze(1)  # an eigenvector of the ring
         lam, laplacian = 2.0 / nodes, 2 - 2 * math.cos(2 * math.pi * 5 / nodes)
-        slope = ((1 + lam) * laplacian - lam * nodes) / 3
-        factor = 1 / (1 + slope) if function is repel else 1 - slope
+        gradient = ((1 + lam) * laplacian - lam * nodes) / 3
+        factor = 1 / (1 + gradient) if function is repel else 1 - gradient
         torch.testing.assert_close(function(wave, edges, lam), factor * wave)
 
     def test_one_node_stays(self, function):

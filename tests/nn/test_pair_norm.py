@@ -84,7 +84,7 @@ class TestFormula:
     def test_equals_peer(self, individually, batched):
         x = torch.randn(12, 5, dtype=torch.float64)
         batch = torch.arange(12) // 4 if batched else None
-        # PyG adds eps to the row length, not under the root: an eps that vanishes makes them one.
+        # PyG adds eps to the row norm, not under the root: an eps that vanishes makes them one.
         peer = PeerPairNorm(scale=3.0, scale_individually=individually, eps=1e-30)
         ours = PairNorm(3.0, "PN-SI" if individually else "PN", eps=1e-30)
         assert_near(ours(x, batch), peer(x, batch), 1e-12)
@@ -139,8 +139,8 @@ class TestPrecision:
         else:
             y = pair_norm(x, 1.0, mode, batch=batch)
         assert_near(y, expected, 2e-5)
-        slopes = torch.autograd.grad(y, x, grad)[0], torch.autograd.grad(expected, x, grad)[0]
-        assert_near(slopes[0] / slopes[1].abs().max(), slopes[1] / slopes[1].abs().max(), 2e-5)
+        gradients = torch.autograd.grad(y, x, grad)[0], torch.autograd.grad(expected, x, grad)[0]
+        assert_near(gradients[0] / gradients[1].abs().max(), gradients[1] / gradients[1].abs().max(), 2e-5)
 
     @modes
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -288,7 +288,7 @@ class TestGradient:
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved
         }
-        per_row = 8 * x.shape[:-1].numel()  # lengths, and the graph of each node
+        per_row = 8 * x.shape[:-1].numel()  # norms, and the graph of each node
         assert sum(storages.values()) <= x.nbytes + 2 * per_row
 
 
@@ -348,9 +348,9 @@ class TestTransforms:
         def inner(x, grad):
             return (pair_norm(x, mode=mode) * grad).sum()
 
-        slopes = torch.vmap(torch.func.grad(inner))(x, grad)
+        gradients = torch.vmap(torch.func.grad(inner))(x, grad)
         assert_near(
-            slopes, torch.stack([torch.func.grad(inner)(*pair) for pair in zip(x, grad, strict=True)])
+            gradients, torch.stack([torch.func.grad(inner)(*pair) for pair in zip(x, grad, strict=True)])
         )
 
     @modes

@@ -19,11 +19,11 @@ def accuracy(spec: Spec, contrary: bool = False) -> float:
     missing = spec.missing_rate
     peak = 2 + (6 * missing if helped else 0)
     level = 0.8 - (0.08 if helped else 0.3) * missing - (0.015 if normalised and missing < 0.5 else 0.0)
-    slope = 0.002 if helped else 0.01
+    gradient = 0.002 if helped else 0.01
     preferred = 0.001 * (spec.scale == 10) + 0.01 * (spec.learning_rate == 0.05)
     preferred += 0.004 * (spec.norm == "PN-SI") - 0.02 * (spec.order == "before")
     preferred += 0.003 * (spec.adjacency == "rw")
-    return level - slope * abs(spec.depth - peak) + preferred
+    return level - gradient * abs(spec.depth - peak) + preferred
 
 
 def trial(spec: Spec, seed: int, contrary: bool = False) -> Trial:

@@ -20,8 +20,6 @@ from pairnorm.paper.experiments import (
     Experiment,
     Place,
     Selection,
-    split_names,
-    split_numbers,
 )
 from pairnorm.paper.results import reported
 from pairnorm.train import Spec
@@ -239,12 +237,3 @@ def test_options_can_be_pasted() -> None:
     selection = Selection(["table1"], ["cora"], runs=1, depths=[2, 4], missing=[0, 100])
     assert selection.options == " --dataset cora --runs 1 --depths 2,4 --missing 0,100"
     assert Selection().options == ""
-
-
-def test_lists_on_the_command_line(raises: Any) -> None:
-    assert split_names(None) is split_names("all") is None
-    assert split_numbers("missing", "0%, 100%") == [0, 100]
-    with raises("not-a-whole-number", value="2;4"):
-        split_numbers("depths", "2;4")
-    with raises("unknown-choice", value="corra"):
-        split_names("cora,corra")

@@ -3,85 +3,28 @@ import gzip
 from pathlib import Path
 
 import pytest
-from synthetic import accuracy, fill
+from synthetic import fill
 
 from pairnorm.paper import report
 from pairnorm.paper.case_study import file_beside
-from pairnorm.paper.experiments import ABLATION, EXPERIMENTS, TABLE1, TUNED, Selection
-from pairnorm.paper.report import ablation_section, gain_section, write_outputs, write_report
+from pairnorm.paper.experiments import EXPERIMENTS, TABLE1, TUNED, Selection
+from pairnorm.paper.report import write_outputs, write_report
 from pairnorm.paper.results import Results
-from pairnorm.paper.tables import Table
-from pairnorm.train import Spec, Store
+from pairnorm.train import Store
 
-SELECTION = Selection(runs=1, epochs=3, depths=(2,))
-
-
-@pytest.fixture(scope="module")
-def section(tmp_path_factory: pytest.TempPathFactory) -> str:
-    experiment = SELECTION.narrow(ABLATION)
-    assert experiment is not None
-    results = Results.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", [experiment]))
-    return ablation_section(results, SELECTION, Table.of(results, experiment))
-
-
-def row(section: str, start: str) -> list[float]:
-    [found] = [line for line in section.splitlines() if line.startswith(f"| {start} |")]
-    return [float(cell) for cell in found.split("|")[2:-1]]
-
-
-def test_effects_are_mean_differences_between_twins(section: str) -> None:
-    # Made up: +0.003 for rw, -0.02 before the activation, +0.004 for PN-SI, +-0.0005 of chance.
-    assert row(section, "GCN: sym instead of rw") == pytest.approx([-0.003, -0.003], abs=6e-4)
-    assert row(section, "GCN: before instead of after") == pytest.approx([-0.02, -0.02], abs=6e-4)
-    assert row(section, "GAT: PN-SI instead of PN") == pytest.approx([0.004, 0.004], abs=6e-4)
-    assert "GAT: sym" not in section
-
-
-def test_the_recommendation_is_the_best_by_validation(section: str) -> None:
-    assert "**Recommendation for GCN: rw after PN-SI**" in section
-    assert "**Recommendation for GAT: after PN-SI**" in section
-    [text] = [line for line in section.splitlines() if "for GAT" in line]
-    shown = [float(word.split(" at ")[0]) for word in text.split("test accuracy ")[1].split(", ")]
-    made_up = [accuracy(Spec("cora", "GAT", 2, norm="PN-SI", missing_rate=rate)) for rate in (0, 1)]
-    assert shown == pytest.approx(made_up, abs=1e-3)
-
-
-def test_nothing_was_run() -> None:
-    assert ablation_section(Results({}), SELECTION, None) == ""
-    assert gain_section(None) == ""
-
-
-def test_a_graph_on_which_some_depth_is_lacking_does_not_weigh_in(tmp_path: Path) -> None:
-    selection = Selection(runs=1, epochs=3, depths=(2, 4))
-    experiment = selection.narrow(ABLATION)
-    assert experiment is not None
-    with Store(fill(tmp_path / "s.sqlite", [experiment])) as store:
-        cells = store.cells()
-    lacking = {
-        spec: trials for spec, trials in cells.items() if (spec.dataset, spec.depth) != ("citeseer", 2)
-    }
-    whole, part = (
-        ablation_section(Results(found), selection, Table.of(Results(found), experiment))
-        for found in (cells, lacking)
-    )
-    assert "on Cora and Citeseer (" in whole
-    assert "on Cora (" in part
-    assert "on Cora and Citeseer (" not in part
-
-
-SELECTION_outputs = Selection(
+SELECTION = Selection(
     ("table1", "tuned"), datasets=("cora",), runs=2, epochs=3, depths=(2, 4), missing=(100,)
 )
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    wanted = [found for experiment in (TABLE1, TUNED) if (found := SELECTION_outputs.narrow(experiment))]
+    wanted = [found for experiment in (TABLE1, TUNED) if (found := SELECTION.narrow(experiment))]
     return Results.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", wanted))
 
 
 def test_the_tuned_rows_stand_below_those_of_table_1(results: Results, tmp_path: Path) -> None:
-    outputs = write_outputs(["tuned"], results, {}, SELECTION_outputs, tmp_path)
+    outputs = write_outputs(["tuned"], results, {}, SELECTION, tmp_path)
     assert sorted(path.name for path in outputs.files) == ["tuned.csv", "tuned.tex"]
     with (tmp_path / "tuned.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -92,24 +35,24 @@ def test_the_tuned_rows_stand_below_those_of_table_1(results: Results, tmp_path:
 
 
 def test_a_table_comes_with_a_figure_unless_figure_4_is_there(results: Results, tmp_path: Path) -> None:
-    alone = write_outputs(["table1"], results, {}, SELECTION_outputs, tmp_path / "a")
+    alone = write_outputs(["table1"], results, {}, SELECTION, tmp_path / "a")
     assert [path.name for path in alone.files] == [
         "table1.csv", "table1.tex", "depth-sgc-cora.png", "depth-sgc-cora.pdf"
     ]  # fmt: skip
-    both = write_outputs(["table1", "figure4"], results, {}, SELECTION_outputs, tmp_path / "b")
+    both = write_outputs(["table1", "figure4"], results, {}, SELECTION, tmp_path / "b")
     assert [path.name for path in both.files[2:]] == ["figure4-cora.png", "figure4-cora.pdf"]
 
 
 def test_without_the_search_there_is_no_table_of_it(tmp_path: Path) -> None:
-    plain = SELECTION_outputs.narrow(TABLE1)
+    plain = SELECTION.narrow(TABLE1)
     assert plain is not None
     results = Results.read(fill(tmp_path / "s.sqlite", [plain]))
-    assert write_outputs(["tuned"], results, {}, SELECTION_outputs, tmp_path).files == []
+    assert write_outputs(["tuned"], results, {}, SELECTION, tmp_path).files == []
 
 
 def test_what_was_not_run_leaves_no_file(results: Results, tmp_path: Path) -> None:
     outputs = write_outputs(
-        ["table2", "figure1", "bars", "case-study"], results, {}, SELECTION_outputs, tmp_path / "out"
+        ["table2", "figure1", "bars", "case-study"], results, {}, SELECTION, tmp_path / "out"
     )
     assert outputs.files == []
     assert not (tmp_path / "out").exists()

@@ -137,7 +137,7 @@ from pairnorm.paper.experiments import Selection
 from pairnorm.paper.report import write_outputs, write_report
 from pairnorm.paper.results import Results
 from pairnorm.paper.runner import reproduce
-from pairnorm.paper.tables import terminal
+from pairnorm.paper.result_tables import terminal
 from pairnorm.train import Store
 selection = Selection(("table1",), ("cora",), runs=1, epochs=1, depths=(1,), missing=(100,))
 path, out = Path({str(tmp_path)!r}) / "s.sqlite", Path({str(tmp_path)!r}) / "out"

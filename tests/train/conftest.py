@@ -1,14 +1,21 @@
-"""A small graph, and a plain PyG training loop of one model that the engine is held against."""
+"""A small graph, a plain PyG training loop of one model that the engine is held against, a Ray cluster."""
 
+import os
+import random
+import signal
+import threading
 import warnings
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import pairnorm
 from pairnorm.data import Graph, csbm, missing_vectors
 from pairnorm.nn import GAT, GCN
 from pairnorm.train import Spec, build
@@ -22,6 +29,65 @@ with warnings.catch_warnings():
 def graph() -> Graph:
     """Four classes that are hard to tell apart, so that accuracies move for many epochs."""
     return csbm(200, classes=4, features=60, words=8, signal=0.2, homophily=0.6, degree=4, seed=1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A real cluster of two nodes, of one core each, on this machine; this process is its driver."""
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.setenv("PYTHONPATH", str(Path(pairnorm.__file__).parents[1]))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PAIRNORM_COMMIT", "the worker's")
+        from ray.cluster_utils import Cluster
+
+        node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+        cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+        patch.delenv("PAIRNORM_COMMIT")
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
+def kill_workers(cluster: Any) -> Callable[[int], Any]:
+    """``with kill_workers(3) as killed``: so many workers of the cluster end while they have a task.
+
+    Of more, ever fewer at a time: ten deaths of a job that gets no further would rightly be the end of it.
+    """
+    raylets = {info.process.pid for node in cluster.list_all_nodes() for info in node.all_processes["raylet"]}
+
+    @contextmanager
+    def killing(count: int) -> Iterator[list[str]]:
+        killed, done, draw = [], threading.Event(), random.Random(0)
+
+        def kill() -> None:
+            while not done.wait(0.02) and len(killed) < count:
+                for pid in filter(str.isdigit, os.listdir("/proc")):
+                    try:
+                        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                        name = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    except (OSError, ValueError):
+                        continue
+                    if parent in raylets and name.startswith(b"ray::pairnorm"):
+                        os.kill(int(pid), signal.SIGKILL)
+                        killed.append(pid)
+                        done.wait(draw.uniform(0, count / 4))
+                        break
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        try:
+            yield killed
+        finally:
+            done.set()
+            thread.join()
+
+    return killing
 
 
 class Fit(NamedTuple):

@@ -1,18 +1,15 @@
 """With a real cluster of two nodes, of one core each, on this machine."""
 
 import os
-import random
-import signal
-import threading
+import subprocess
+import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import pairnorm
 from pairnorm.data import Graph
 from pairnorm.train import Progress, Spec, Store, ray_pool, run
 from pairnorm.train.jobs import Job
@@ -21,36 +18,19 @@ from pairnorm.train.ray_pool import Ray
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
 
+KILLS = int(os.environ.get("PAIRNORM_KILLS", 4))
+"""How many workers are killed; `make fuzz` has twenty, and so much more for them to do."""
+EPOCHS = 50 * KILLS
 SPECS = [
-    Spec("csbm", "GCN", 2, norm="PN-SI", epochs=200),
-    Spec("csbm", "GCN", 4, norm="PN-SI", epochs=200),
+    Spec("csbm", "GCN", 2, norm="PN-SI", epochs=EPOCHS),
+    Spec("csbm", "GCN", 4, norm="PN-SI", epochs=EPOCHS),
     *(
-        Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=200)
+        Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=EPOCHS)
         for depth in (1, 3)
         for scale in (1, 10)
     ),
 ]
 PAIRS = [(spec, seed) for spec in SPECS for seed in range(3)]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        warnings.simplefilter("ignore")
-        patch.setenv("PYTHONPATH", str(Path(pairnorm.__file__).parents[1]))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PAIRNORM_COMMIT", "the worker's")
-        from ray.cluster_utils import Cluster
-
-        node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=node)
-        cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-        patch.delenv("PAIRNORM_COMMIT")
-        patch.setenv("RAY_ADDRESS", cluster.address)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-        yield cluster
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -99,35 +79,12 @@ def test_a_cluster_gives_the_rows_that_are_had_here(
 
 
 def test_workers_that_are_killed_cost_nothing_that_had_finished(
-    cluster: Any, graph: Graph, store: Store, expected: Store
+    cluster: Any, graph: Graph, store: Store, expected: Store, kill_workers: Any
 ) -> None:
-    raylets = {info.process.pid for node in cluster.list_all_nodes() for info in node.all_processes["raylet"]}
-    killed, done, draw = [], threading.Event(), random.Random(0)
-
-    def kill() -> None:
-        """End workers of this cluster while they have a task."""
-        while not done.wait(0.02) and len(killed) < 4:
-            for pid in filter(str.isdigit, os.listdir("/proc")):
-                try:
-                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                    name = Path(f"/proc/{pid}/cmdline").read_bytes()
-                except (OSError, ValueError):
-                    continue
-                if parent in raylets and name.startswith(b"ray::pairnorm"):
-                    os.kill(int(pid), signal.SIGKILL)
-                    killed.append(pid)
-                    done.wait(draw.uniform(0, 1))
-                    break
-
-    thread = threading.Thread(target=kill)
-    thread.start()
     told: list[Progress] = []
-    try:
+    with kill_workers(KILLS) as killed:
         run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray", progress=told.append)
-    finally:
-        done.set()
-        thread.join()
-    assert killed
+    assert len(killed) == KILLS
     assert told[-1].done == told[-1].total
     assert_same(store, expected)
 
@@ -159,6 +116,21 @@ def test_a_task_that_fails_fails_the_run_with_its_own_error(
         pool.listen()
     with raises("unknown-choice", value="nothing"):
         future.result(0)
+
+
+def test_a_driver_that_fails_says_why(cluster: Any, tmp_path: Path) -> None:
+    """It leaves the cluster, which ends a process that still has something of it."""
+    script = (
+        "import sys\nfrom pairnorm.data import csbm\nfrom pairnorm.train import Spec, Store, run\n"
+        "pairs = [(Spec('csbm', 'GCN', 2, epochs=2000), seed) for seed in range(2)]\n"
+        "graphs = {'csbm': csbm(100, classes=2, seed=0)}\n"
+        "def stop(progress):\n"
+        "    if progress.done: raise ArithmeticError('as asked')\n"
+        "run(pairs, Store(sys.argv[1]), device='cpu', graphs=graphs, on='ray', progress=stop)\n"
+    )
+    words = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "store.sqlite")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, "ArithmeticError: as asked")
 
 
 def test_a_graph_larger_than_an_object_store_is_refused(

@@ -31,6 +31,7 @@ from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.errors import PairNormError, one_of
 from pairnorm.nn import Kind
+from pairnorm.nn.distributed import shards_of
 from pairnorm.train.engine import find_device
 
 
@@ -169,8 +170,16 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         graph = graph.with_split(split)
         scaling = Scaling.of(graph, self.scaling)
         device = find_device(self.device)
+        shards, features = shards_of(graph.num_nodes), scaling(graph)
         task = Task(
-            graph, scaling(graph), self.adjacency, device, metric=self.metric, held_out=turns, hidden=hidden
+            graph,
+            features,
+            self.adjacency,
+            device,
+            metric=self.metric,
+            held_out=turns,
+            hidden=hidden,
+            shards=shards,
         )
 
         def tick(what: str) -> None:

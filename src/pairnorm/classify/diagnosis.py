@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import has_many_nodes
+from pairnorm.classify.candidates.shared_walks import has_many_nodes, normalised
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.measure import col_diff, effective_rank, row_diff
-from pairnorm.nn import SparseMatrix, propagation, states
+from pairnorm.nn import SparseMatrix, states
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
 NODES, COLUMNS = 400, 300
@@ -55,7 +55,7 @@ def smoothing(
     """
     if has_many_nodes(graph):
         depths = [depth for depth in depths if depth <= DEEP_ENOUGH]
-    matrix, rows = propagation(graph.adjacency), []
+    matrix, rows = normalised(graph, "rw", features.device), []
     generator = torch.Generator().manual_seed(0)
     nodes = torch.randperm(graph.num_nodes, generator=generator)[:NODES]
     columns = torch.randperm(graph.num_features, generator=generator)[:COLUMNS]
@@ -167,7 +167,7 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
     there = (~lacking).float()
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (graph.num_nodes, PROBES), generator=generator).float() * 2 - 1
-    matrix = propagation(graph.adjacency.cpu())
+    matrix = normalised(graph, "rw", torch.device("cpu"))
     heard_from = reachable(graph.adjacency, ~lacking)
     asked = heard_from & (lacking if lacking.any() else torch.ones_like(lacking))
     state = torch.cat([there[:, None], signs * there[:, None]], 1)

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, has_many_nodes, is_large
+from pairnorm.classify.candidates.base import MOST_ROWS, Candidate, Family, Tick, is_large
 from pairnorm.classify.candidates.sgc import PATIENCE
+from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
 from pairnorm.classify.evaluation import Scores, mean_probabilities, paired_difference
@@ -86,7 +87,7 @@ class Findings:
                 value=graph.name,
                 remedy="Call fit(graph).",
             )
-        task = classifier.task_
+        task = replace(classifier.task_, shards=None)  # what is small, a rank does faster by itself
         graph = task.graph
         if large := is_large(graph):
             warnings.warn(
@@ -98,7 +99,9 @@ class Findings:
         if has_many_nodes(graph):
             warnings.warn(
                 f"there are {graph.num_nodes:,} nodes: SGC's walks ended where {PATIENCE} depths in a row "
-                f"brought nothing, depths are shown up to {DEEP_ENOUGH}, and no GCN is compared with.",
+                "brought nothing, no SGC was tried without PairNorm (it is an SGC-PN of another scale), a "
+                f"model learnt from {MOST_ROWS:,} nodes at most, depths are shown up to {DEEP_ENOUGH}, and "
+                "no GCN is compared with.",
                 ClassifierWarning,
                 stacklevel=2,
             )
@@ -106,7 +109,7 @@ class Findings:
             classifier,
             graph,
             classifier.judged_,
-            [_run(family, task, tick) for family in rivals(graph, classifier.random_state, large)],
+            [_run(classifier, family, tick) for family in rivals(graph, classifier.random_state, large)],
             _checks(classifier),
             [] if large else smoothing(graph, task.features, tick=tick),
             suggest_depth(graph),
@@ -253,8 +256,14 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _run(family: Family, task: Task, tick: Tick) -> Rival:
-    choice = search(task, [family], tick)
+def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Rival:
+    task = classifier.task_
+    choice = classifier.choice_.of(family)
+    if choice is None:
+        choice = search(task, [family], tick)
+    else:
+        for _ in range(family.steps):
+            tick(family.name)
     chances = mean_probabilities(choice.learn(task.learnable).logits(task.graph, task.features, task.device))
     return Rival(family.name, choice.best, len(choice.tried), chances.argmax(1).cpu().numpy())
 

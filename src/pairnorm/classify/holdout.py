@@ -21,6 +21,8 @@ FEW = 30
 ENOUGH, FOLDS = 200, 5
 # By how much shares of missing vectors must differ to matter.
 NOTABLE = 0.05
+# Of so many names, to make fingerprints takes longer than to see whether they are the same ones.
+MANY_NAMES = 100_000
 
 
 class ClassifierWarning(UserWarning):
@@ -115,10 +117,18 @@ def fingerprints(names: NDArray[Any]) -> NDArray[np.int64]:
     """Return 64 bits of each name, the same on every machine; a number counts as its text.
 
     Args:
-        names: of nodes.
+        names: of nodes. The last ones that were many are remembered.
     """
+    if _REMEMBERED and np.array_equal(_REMEMBERED[0], names):
+        return _REMEMBERED[1]
     digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in names.tolist())
-    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+    found = np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+    if len(names) >= MANY_NAMES:
+        _REMEMBERED[:] = names, found
+    return found
+
+
+_REMEMBERED: list[NDArray[Any]] = []
 
 
 def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -24,7 +24,6 @@ from pairnorm.classify.candidates.base import (
     Task,
     Tick,
     Tried,
-    has_many_nodes,
 )
 from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.gnn import GNNFamily
@@ -32,12 +31,12 @@ from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagat
 from pairnorm.classify.candidates.logistic_regression import LogisticRegression
 from pairnorm.classify.candidates.most_frequent import MostFrequent
 from pairnorm.classify.candidates.sgc import SCALES, SGCFamily
+from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.evaluation import mean_probabilities
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
-from pairnorm.nn.distributed import shards_of
 from pairnorm.train.remedies import REMEDIES
 from pairnorm.train.spec import NORMS, Norm, Spec
 
@@ -91,9 +90,12 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
     if models is None:
         # One who names a depth or a norm asks for what has them.
         named = any(given is not None for given in (norms, depths, scales, fills))
-        models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else _networks())]
+        models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else NETWORKS)]
     gnns = [model for model in models if model in NETWORKS]
-    sgc = (norms or ["none", "PN"]) if "SGC" in models else []
+    # Rows of D̃⁻¹Ã sum to one, so an SGC without PairNorm is an SGC-PN of another scale: a regression does not
+    # penalise its bias. Over many nodes one of the two will do.
+    alike = has_many_nodes(graph) and wanted.adjacency == "rw"
+    sgc = (norms or (["PN"] if alike else ["none", "PN"])) if "SGC" in models else []
     chosen = bool(graph.validation.any())
     if not chosen:
         if gnns:
@@ -121,11 +123,6 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         family = GNNFamily(specs, range(seed, seed + seeds), limit, required=not sgc, checkpoints=kept)
         families.append(family)
     return families
-
-
-def _networks() -> list[str]:
-    """Name those that can be trained here: of initial residuals, ranks know nothing."""
-    return [name for name in NETWORKS if name not in REMEDIES or shards_of(0) is None]
 
 
 def _specs(
@@ -208,6 +205,7 @@ class Choice(NamedTuple):
         smooths: what is done with the average, if anything; and, where it learns once more from what it says
             of the other nodes, with what comes of that.
         learnt: a task that was learnt from already, and what came of it.
+        by_family: the candidates of every family.
     """
 
     tried: Sequence[Tried]
@@ -217,6 +215,15 @@ class Choice(NamedTuple):
     guess: Tensor
     smooths: tuple[Smooth | None, ...] = (None,)
     learnt: tuple[Task, Average] | None = None
+    by_family: Sequence[tuple[Family, Sequence[Tried]]] = ()
+
+    def of(self, family: Family) -> Choice | None:
+        """Return the best of one family as a choice of its own; None where it was not tried."""
+        for other, tried in self.by_family:
+            if other == family:
+                best = max(tried, key=lambda one: one.rank)
+                return Choice(tried, [(1, best)], best.candidate, best.chances, self.guess)
+        return None
 
     def learn(self, task: Task) -> Average:
         """Learn what was chosen from a task's training nodes."""
@@ -251,12 +258,13 @@ def search(
         simple: choose one, not an average; among several families, an average may be smoothed too, and learn
             from itself.
     """
-    tried = [one for family in families for one in family.fit(task, tick)]
+    by_family = [(family, list(family.fit(task, tick))) for family in families]
+    tried = [one for _, some in by_family for one in some]
     first = max(range(len(tried)), key=lambda place: tried[place].rank)
     counts = {first: 1} if simple or not len(task.held) else choose(task, tried)
     parts = [(weight, tried[place]) for place, weight in counts.items()]
     chances = torch.stack([weight * one.chances for weight, one in parts]).sum(0) / sum(counts.values())
-    choice = Choice(tried, parts, tried[first].candidate, chances, task.guess)
+    choice = Choice(tried, parts, tried[first].candidate, chances, task.guess, by_family=by_family)
     if not simple and len(task.held) and len(families) > 1:
         choice = _refined(task, choice)
     if len(parts) == 1 and choice.smooths == (None,):

@@ -17,14 +17,16 @@ from pairnorm.classify.candidates.sgc import ENOUGH, SCALES
 from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabilities
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.regression import regressions
-from pairnorm.classify.search import DEEPEST, LARGEST_SCALE, LEAST_SCALE
+from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.classify.summary import write_rows
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.escaping import markdown
 from pairnorm.memory import size
+from pairnorm.train.ray_blocks import RayBlocks
+from pairnorm.train.schedule import PLACES
 from pairnorm.train.trainers import part_accuracies, part_losses
-from pairnorm.train.walk import Plan, Walk, label_propagation
+from pairnorm.train.walk import LINE, WIDEST, Plan, Walk, label_propagation
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 NORMS = ("none", "PN")
@@ -209,7 +211,10 @@ class Streaming:
         depths: of SGC.
         norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``.
         scales: PairNorm's s.
+        fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``.
         seed: of a split that is drawn.
+        on: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to the one
+            that this machine is in.
         tell: is told of every step.
     """
 
@@ -222,7 +227,9 @@ class Streaming:
         depths: Sequence[int] = DEPTHS,
         norms: Sequence[str] = NORMS,
         scales: Sequence[float] = SCALES,
+        fills: Sequence[str] = FILLS,
         seed: int = 0,
+        on: str = "here",
         tell: Tell = lambda done: None,
     ) -> None:
         if not graph.facts.classes:
@@ -238,12 +245,18 @@ class Streaming:
         self.graph, self.work, self.scales, self.tell = graph, work, sorted(scales), tell
         self.rows = Rows.of(graph, seed)
         kept = np.concatenate([self.rows.train, self.rows.validation])
-        self.plan = Plan(graph.facts.nodes, graph.facts.features, len(kept), len(depths), memory)
+        self.cluster = RayBlocks() if one_of("on", on, PLACES) == "ray" else None
+        widest = WIDEST
+        if self.cluster is not None:  # as narrow as is no waste, so that all have some
+            memory, widest = min(memory, self.cluster.memory), LINE
+        self.plan = Plan(graph.facts.nodes, graph.facts.features, len(kept), len(depths), memory, widest)
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
-        methods = [("zero", norm) for norm in norms]
+        for fill in fills:
+            one_of("fill", fill, FILLS)
+        methods = [("zero", norm) for norm in norms if "zero" in fills or not whole]
         if whole:
-            methods += [("mass", "none")] if "none" in norms else []
-            methods += [("fp", norm) for norm in norms if norm != "none"]
+            methods += [("mass", "none")] if "none" in norms and "mass" in fills else []
+            methods += [("fp", norm) for norm in norms if norm != "none" and "fp" in fills]
         self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
             self.left_out += ("the mass fill and feature propagation, as single features are missing",)
@@ -261,6 +274,8 @@ class Streaming:
         """Try all, and let the best deliver."""
         tried: list[Candidate] = []
         best: tuple[Candidate, Walk | None] | None = None
+        if self.cluster is not None:
+            self.cluster.run(self.walks, self.plan.peak(self.plan.width))
         for walk in self.walks:
             walk.run()
             for candidate in self._candidates(walk):

@@ -1,6 +1,5 @@
 """``pairnorm compare``: remedies against oversmoothing, and the user's own, on the user's graph by depth."""
 
-import shlex
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,15 @@ from pairnorm.commands.options import (
     FILES,
     SHARED,
     add_command,
+    command_line,
     files_of,
+    names_in,
+    numbers_in,
     option,
     read_graph,
     refuse_inputs,
 )
-from pairnorm.commands.reproduce import remedies, train, write_depths
+from pairnorm.commands.reproduce import remedies, tell_left, train, write_depths
 from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
@@ -67,17 +69,17 @@ def run(options: Namespace) -> int | None:
     """
     from pairnorm.compare import depth
     from pairnorm.compare.depth_report import advice, tables
-    from pairnorm.paper.experiments import DATASETS, split_names, split_numbers
+    from pairnorm.paper.experiments import DATASETS
     from pairnorm.train import Store
 
     named = remedies(options.remedy) or []
     if all(":" in name for name in named):
         named = [*REMEDIES, *named]
     wanted: dict[str, Any] = {
-        "models": options.model.split(","),
+        "models": names_in("model", options.model),
         "remedies": None if named == ["all"] else named,
-        "depths": split_numbers("depths", options.depths),
-        "missing": split_numbers("missing", options.missing),
+        "depths": numbers_in("depths", options.depths),
+        "missing": numbers_in("missing", options.missing),
         "runs": options.runs,
         "epochs": options.epochs,
         "shallow_first": True,
@@ -89,10 +91,12 @@ def run(options: Namespace) -> int | None:
         graphs = {f"graph@{graph.fingerprint}": graph}
         comparison = depth.DepthComparison([*graphs], **wanted, graphs=graphs)
     else:
-        comparison = depth.DepthComparison(split_names(options.dataset) or DATASETS, **wanted)
+        comparison = depth.DepthComparison(
+            names_in("dataset", options.dataset, DATASETS) or DATASETS, **wanted
+        )
     path = options.out / "compare.sqlite"
     how = {key: getattr(options, key) for key in ("device", "workers", "root", "minutes")}
-    command = _command(options)
+    command = command_line("compare", options)
     outcome = train(path, depth, comparison, set(comparison.datasets), command, **how)
     if outcome is None:
         return 130
@@ -101,8 +105,7 @@ def run(options: Namespace) -> int | None:
     for heading, table in tables(comparison, rows):
         console.show(f"\n{safe(heading)}: test accuracy, and effective rank in brackets")
         console.table(*table)
-    if outcome.left:
-        console.show(f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{safe(command)}[/]")
+    tell_left(outcome.left, command)
     for line in advice(comparison, rows):
         console.show(f"[bold]{safe(line)}[/]")
     console.show(f"\nResults: {safe(path)}")
@@ -130,13 +133,3 @@ def _prepared(options: Namespace) -> "Graph":
     # What is missing has its stand-in now.
     nothing = graph.missing_vectors.new_zeros(graph.num_nodes)
     return graph.with_split(split).replace(features=scaled(graph), missing=nothing)
-
-
-def _command(options: Namespace) -> str:
-    """Return the command line that goes on where this one stops."""
-    words = ["pairnorm", "compare"]
-    for name, value in vars(options).items():
-        if name != "run" and value not in (None, False):
-            for one in value if isinstance(value, list) else [value]:
-                words += [f"--{name.replace('_', '-')}", str(one)]
-    return shlex.join(words)

@@ -29,8 +29,8 @@ def run(options: Namespace) -> int | None:
     from pairnorm.paper import runner
     from pairnorm.paper.experiments import TABLE1, Place
     from pairnorm.paper.figures import against_depth
+    from pairnorm.paper.result_tables import Table, terminal
     from pairnorm.paper.results import Results
-    from pairnorm.paper.tables import Table, terminal
     from pairnorm.plotting import save
 
     experiment = TABLE1.narrowed(

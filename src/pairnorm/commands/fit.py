@@ -21,7 +21,7 @@ from pairnorm.commands.options import (
     read_graph,
     refuse_inputs,
 )
-from pairnorm.errors import PairNormError, whole_number
+from pairnorm.errors import PairNormError, one_of, whole_number
 
 if TYPE_CHECKING:
     from pairnorm.classify.findings import Findings
@@ -79,7 +79,8 @@ def add(commands: Any) -> None:
             "no-refit": flag("Learn from training nodes only, also after the choice."),
         },
     )
-    parser.group("Running", "device", seed=option("N", "Of the split and of the models.", 0))
+    on = option("PLACE", "With --graph: here, or ray, where blocks of SGC's columns go to a cluster.", "here")
+    parser.group("Running", "device", on=on, seed=option("N", "Of the split and of the models.", 0))
 
 
 def run(options: Namespace) -> None:
@@ -89,24 +90,34 @@ def run(options: Namespace) -> None:
     labels; the accuracy is that on test nodes, which no choice has seen. Where you
     give no split, one is drawn, and after the choice all labels are learnt from.
     """
-    from pairnorm.nn.distributed import ranks
+    from pairnorm.nn.distributed import launched_ranks, ranks
+    from pairnorm.train.schedule import PLACES
 
     names = set(options.model.split(","))
+    one_of("on", options.on, PLACES)
     if options.graph is not None:
         tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
         if tables:
             problem = f"there are tables beside the packed graph (--{tables[0]})"
             raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
         if names <= {"auto", "SGC"}:
+            if launched_ranks() > 1:
+                problem = "an SGC over a packed graph is walked by columns, which ranks do not share"
+                remedy = "Leave torchrun out, and pass {on} for several machines."
+                raise PairNormError(problem, code="conflicting-options", remedy=remedy, on="ray")
             _run_packed(options)
             return
+    if options.on != "here":
+        problem = f"{options.on!r} is for the columns of an SGC over a packed graph"
+        remedy = "Pass {graph} and {model}; for GCN and GAT, torchrun -m pairnorm fit …"
+        raise PairNormError(problem, code="conflicting-options", remedy=remedy, graph=..., model="SGC")
     with ranks() as rank, console.silent(rank > 0), TemporaryDirectory() as elsewhere:
-        if rank > 0:  # all ranks do the same, and the first one writes
+        if rank > 0:  # the first one writes
             options.out = Path(elsewhere) / "run"
-        _run_in_memory(options)
+        _run_in_memory(options, rank)
 
 
-def _run_in_memory(options: Namespace) -> None:
+def _run_in_memory(options: Namespace, rank: int) -> None:
     from pairnorm.classify import ClassifierWarning, NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.classify.summary import whole_folder
@@ -148,6 +159,8 @@ def _run_in_memory(options: Namespace) -> None:
                 choosing, comparing = "Choosing a model", "Comparing with simpler methods"
                 tell(choosing, 0, None)
                 classifier.fit(graph, progress=lambda done, total, what: tell(choosing, done, total, what))
+                if rank > 0:  # all that ranks do together is done
+                    return
                 tell(comparing, 0, STEPS)
                 findings = Findings.of(
                     classifier, graph, lambda what: tell(comparing, next(step), STEPS, what)
@@ -182,6 +195,7 @@ def _run_packed(options: Namespace) -> None:
         "depths": _listed(options.depth, int),
         "norms": _listed(options.norm, str),
         "scales": _listed(options.scale, float),
+        "fills": _listed(options.fill, str),
     }
     graph = Graph.open(options.graph)
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
@@ -192,7 +206,7 @@ def _run_packed(options: Namespace) -> None:
         search = Streaming(
             graph, work, free_memory() if options.memory is None else parse_memory(options.memory),
             **{name: value for name, value in chosen.items() if value != "auto"},
-            seed=whole_number("seed", options.seed, 0, 2**62),
+            seed=whole_number("seed", options.seed, 0, 2**62), on=options.on,
             tell=lambda what: tell("Walking", min(next(steps), search.steps), search.steps, what),
         )  # fmt: skip
         plan = search.plan
@@ -200,6 +214,8 @@ def _run_packed(options: Namespace) -> None:
             f"\nMemory: at most {size(plan.peak(plan.width))} of {size(plan.memory)}, in blocks of "
             f"{plan.width} columns.\nNot tried: {safe('; '.join(search.left_out))}."
         )
+        if search.cluster is not None:
+            console.show(f"Blocks go to {search.cluster.cores} cores of a Ray cluster.")
         with console.progress() as tell:
             outcome = search.run()
         outcome.write(folder, has_parquet(), options.spreadsheet_safe)

@@ -2,19 +2,21 @@
 
 import argparse
 import inspect
+import shlex
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pairnorm.commands import console
-from pairnorm.errors import PairNormError, closest, quoted
+from pairnorm.errors import PairNormError, closest, one_of, quoted
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
     from pairnorm.data.encoder import Encoder
 
+Number = TypeVar("Number", int, float)
 LONGEST = 400
 KINDS: dict[str, type] = {"FILE": Path, "FOLDER": Path, "N": int, "MINUTES": float}
 
@@ -194,6 +196,43 @@ def add_command(commands: Any, usage: str, run: Callable[[Namespace], int | None
 def columns_of(options: Namespace) -> dict[str, Any]:
     """Return what a user says of tables, by name."""
     return {name: value for name in COLUMNS if (value := getattr(options, name, None))}
+
+
+def names_in(option: str, text: str | None, allowed: Sequence[str] = ()) -> list[str] | None:
+    """Read ``cora,citeseer``; None and ``all`` stand for no choice.
+
+    >>> names_in("dataset", "Cora, pubmed", ("cora", "pubmed"))
+    ['cora', 'pubmed']
+    """
+    if text is None or text == "all":
+        return None
+    names = [name.strip() for name in text.split(",")]
+    return [one_of(option, name.lower(), allowed) for name in names] if allowed else names
+
+
+def numbers_in(option: str, text: str | None, kind: type[Number] = int) -> list[Number] | None:  # type: ignore[assignment]
+    """Read ``2,4,8`` or ``0%,100%``; None and ``all`` stand for no choice.
+
+    >>> numbers_in("missing", "50, 99.5%", float)
+    [50.0, 99.5]
+    """
+    words = names_in(option, text)
+    try:
+        return None if words is None else [kind(word.removesuffix("%")) for word in words]
+    except ValueError:
+        whole = "whole numbers" if kind is int else "numbers"
+        problem, expected = f"{option} is {quoted(text)}", f"{whole} with commas, such as 2,4"
+        raise PairNormError(problem, code="not-a-number", value=text, expected=expected) from None
+
+
+def command_line(name: str, options: Namespace, *arguments: str) -> str:
+    """Return the command that goes on where this one stops, with the options that were given."""
+    words = ["pairnorm", name, *arguments]
+    for one, value in vars(options).items():
+        if one not in ("run", "what") and value not in (None, False, "auto", "here"):
+            for each in value if isinstance(value, list) else [value]:
+                words += [f"--{one.replace('_', '-')}", str(each)]
+    return shlex.join(words)
 
 
 def _count(text: str) -> int | str:

@@ -1,25 +1,28 @@
 """``pairnorm reproduce``: train what a table or figure lacks, then show it against the paper."""
 
-import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pairnorm.commands import console, missing
+from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, option
+from pairnorm.commands.options import add_command, command_line, names_in, numbers_in, option
 from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison
+    from pairnorm.compare.missing import Protocol
     from pairnorm.paper.experiments import Selection
     from pairnorm.paper.runner import Outcome
     from pairnorm.train import Progress
 
-COMPARISONS = ("depth",)
-"""What is no experiment of the paper: methods side by side, with a store of their own."""
+Value = TypeVar("Value")
+COMPARISONS = ("depth", "missing")
+"""What is no experiment of the paper: methods side by side, each with a store of its own."""
 SELECTION = ("dataset", "runs", "epochs", "depths", "missing")
 WRITING = "Writing tables and figures"
 
@@ -47,7 +50,10 @@ def add(commands: Any) -> None:
         "Files",
         "root",
         out=option("FOLDER", "Folder for tables and figures.", "reproduction"),
-        store=option("FILE", "File of the results. Default: results.sqlite, or depth.sqlite, in the folder."),
+        store=option(
+            "FILE",
+            "File of the results. Default: results.sqlite in the folder, or depth.sqlite, missing.sqlite.",
+        ),
     )
     minutes = option("MINUTES", "Start nothing more after this time.")
     parser.group("Running", "device", "workers", "on", minutes=minutes)
@@ -59,22 +65,19 @@ def run(options: Namespace) -> int | None:
     What the store already has is not trained again, so an interrupted run goes on
     where it stopped.
     """
-    if "missing" in options.what:
-        return missing.run(options)
+    if set(options.what) & set(COMPARISONS):
+        return _compare(options)
     from pairnorm.paper import runner
     from pairnorm.paper.case_study import file_beside, read_layers
     from pairnorm.paper.report import write_outputs, write_report
+    from pairnorm.paper.result_tables import terminal
     from pairnorm.paper.results import Results
-    from pairnorm.paper.tables import terminal
 
-    if set(options.what) & set(COMPARISONS):
-        return _compare(options)
     chosen, out = selection(options, *options.what), options.out
     path = options.store or out / "results.sqlite"
-    command, how = _command(options, chosen.options), _how(options)
     experiments = chosen.experiments()
     graphs = {name for experiment in experiments for name in experiment.datasets}
-    outcome = train(path, runner, experiments, graphs, command, **how)
+    outcome = train(path, runner, experiments, graphs, _command(options), **_how(options))
     if outcome is None:
         return 130
     with console.progress() as tell:
@@ -91,30 +94,34 @@ def run(options: Namespace) -> int | None:
             )
     for table in outputs.tables.values():
         console.show(terminal(table))
-    if outcome.left:
-        console.show(f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{safe(command)}[/]")
+    tell_left(outcome.left, _command(options))
     console.show(f"Results: {safe(path)}")
-    for file in outputs.files:
-        console.show(f"Wrote {safe(file)}")
+    tell_written(outputs.files)
     console.show(f"\nNext: {following}")
     return None
 
 
 def _compare(options: Namespace) -> int | None:
-    """Train what a comparison by depth lacks, and write what the store then says of it."""
-    from pairnorm.compare import depth
-
+    """Train what a comparison lacks, and write what its store then says."""
     if len(options.what) > 1:
         raise PairNormError(
             f"{', '.join(options.what)} are asked for together",
             code="not-together",
             value=options.what,
-            remedy="Give depth a command of its own: it has a store of its own.",
+            remedy="Give each of depth and missing a command of its own: it has a store of its own.",
         )
+    (what,) = options.what
+    path = options.store or options.out / f"{what}.sqlite"
+    return _depth(options, path) if what == "depth" else _missing(options, path)
+
+
+def _depth(options: Namespace, path: Path) -> int | None:
+    from pairnorm.compare import depth
+
     chosen = selection(options)
-    given = {
+    given: dict[str, Any] = {
         "datasets": chosen.datasets,
-        "models": options.model and options.model.split(","),
+        "models": names_in("model", options.model),
         "remedies": remedies(options.remedy),
         "depths": chosen.depths,
         "missing": chosen.missing,
@@ -122,18 +129,85 @@ def _compare(options: Namespace) -> int | None:
         "epochs": chosen.epochs,
     }
     wanted = depth.DepthComparison(**{name: value for name, value in given.items() if value is not None})
-    path = options.store or options.out / "depth.sqlite"
-    own = [f"--{name} {value}" for name in ("model", "remedy") if (value := getattr(options, name))]
-    command = _command(options, " ".join([chosen.options, *own]))
-    outcome = train(path, depth, wanted, set(wanted.datasets), command, **_how(options))
+    outcome = train(path, depth, wanted, set(wanted.datasets), _command(options), **_how(options))
     if outcome is None:
         return 130
-    if outcome.left:
-        console.show(f"Time is up: {outcome.left:,} trials are left. Go on with: [bold]{safe(command)}[/]")
+    tell_left(outcome.left, _command(options))
     console.show(f"Results: {safe(path)}")
     files = write_depths(wanted, path, options.out, "depth", "reproduce depth")
     console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
     return None
+
+
+def _missing(options: Namespace, path: Path) -> int | None:
+    from pairnorm.compare.missing import Selection
+    from pairnorm.compare.missing_runs import Found, compare, count_lacking
+
+    if options.depths is not None or options.on != "here":
+        raise PairNormError(
+            "'missing' runs on this machine, with depths of its own",
+            code="wrong-option",
+            value=options.what,
+            remedy="Leave out {depths} and {on}.",
+            depths=...,
+            on=...,
+        )
+    how = _how(options)
+    check_running(**how)
+    chosen = Selection(
+        names_in("protocol", options.protocol),
+        names_in("dataset", options.dataset),
+        names_in("model", options.model),
+        numbers_in("missing", options.missing, float),
+        options.runs,
+        options.epochs,
+    ).chosen()
+    lacking = count_lacking(chosen, Found.read(path))
+    if lacking:
+        console.show(f"{lacking:,} runs at least are lacking; what is in {safe(path)} is not run again.")
+
+    def progress(stage: str, now: "Progress") -> None:
+        if now.trials:
+            tell(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
+
+    del how["on"]
+    try:
+        with console.progress() as tell:
+            left = compare(chosen, path, progress=progress, **how) if lacking else 0
+    except KeyboardInterrupt:
+        console.show(f"\n[yellow]Stopped.[/] Go on with: [bold]{safe(_command(options))}[/]")
+        return 130
+    files = _write_missing(chosen, path, options.out)
+    tell_left(left, _command(options), "runs")
+    console.show(f"Results: {safe(path)}")
+    tell_written(files)
+    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
+    return None
+
+
+def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
+    """Show and write what the store says of the comparison where features are missing; return the files."""
+    from pairnorm.compare.missing_report import draw, lines, report, write_csv
+    from pairnorm.compare.missing_runs import Found
+
+    found = lines(chosen, Found.read(path))
+    rows = [
+        (
+            *(line.cell.protocol, line.cell.dataset, f"{line.cell.missing_percent:g}%", line.method),
+            *(f"{line.accuracy:.3f}", "" if isnan(line.std) else f"{line.std:.3f}"),
+            str(len(line.accuracies)),
+        )
+        for line in found
+        if line.accuracies
+    ]
+    headings = ("Protocol", "Graph", "Missing", "Method", "Accuracy", "±", "Runs")
+    console.table(headings, rows, left=(0, 1, 3))
+    figures = _drawn(lambda: draw(found, out / "figures")) or []
+    files = [out / "missing.csv", *figures, out / "missing.md"]
+    write_csv(found, files[0])
+    with whole_file(files[-1]) as draft:
+        draft.write_text(report(chosen, found, "figures/missing.png" if figures else None), encoding="utf-8")
+    return files
 
 
 def remedies(text: str | None) -> list[str] | None:
@@ -158,15 +232,10 @@ def write_depths(wanted: "DepthComparison", path: Path, out: Path, name: str, co
     from pairnorm.compare.depth import Table
     from pairnorm.compare.depth_report import draw, report
     from pairnorm.train import Store
-    from pairnorm.writing import whole_file
 
     with Store(path) as store:
         table = Table.read(wanted, store)
-    figures: dict[tuple[str, str], list[Path]] = {}
-    try:
-        figures = draw(wanted, list(table.rows()), out / "figures", name)
-    except ImportError as error:
-        console.note(f"there is no figure: it needs {error.name}.")
+    figures = _drawn(lambda: draw(wanted, list(table.rows()), out / "figures", name)) or {}
     pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
     texts = {out / f"{name}.csv": table.csv(), out / f"{name}.md": report(table, command, pictures)}
     for target, text in texts.items():
@@ -174,33 +243,46 @@ def write_depths(wanted: "DepthComparison", path: Path, out: Path, name: str, co
             draft.write_text(text, encoding="utf-8")
     table_file, report_file = texts
     files = [table_file, *(path for paths in figures.values() for path in paths), report_file]
+    tell_written(files)
+    return files
+
+
+def _drawn(draw: Callable[[], Value]) -> Value | None:
+    """Draw figures; where matplotlib is not installed, say so instead."""
+    try:
+        return draw()
+    except ImportError as error:
+        console.note(f"there is no figure: it needs {error.name}.")
+        return None
+
+
+def tell_left(left: int, command: str, what: str = "trials") -> None:
+    """Say how much is left because time was up, and the command that goes on, if any is."""
+    if left:
+        console.show(f"Time is up: {left:,} {what} are left. Go on with: [bold]{safe(command)}[/]")
+
+
+def tell_written(files: Iterable[Path]) -> None:
+    """Name the files that have been written."""
     for file in files:
         console.show(f"Wrote {safe(file)}")
-    return files
 
 
 def _how(options: Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("device", "workers", "root", "minutes", "on")}
 
 
-def _command(options: Namespace, selected: str) -> str:
-    """Return the command line that goes on where this one stops."""
-    given = {"out": options.out, "store": options.store, **_how(options)}
-    words = [
-        word
-        for name in ("out", "store", "workers", "root", "minutes", "device", "on")
-        if (value := given[name]) and value not in ("auto", "here")
-        for word in (f"--{name}", str(value))
-    ]
-    return f"pairnorm reproduce {' '.join(options.what)}{selected} {shlex.join(words)}"
+def _command(options: Namespace) -> str:
+    return command_line("reproduce", options, *options.what)
 
 
 def selection(options: Namespace, *what: str) -> "Selection":
     """Return as much of the named experiments as the options ask for."""
-    from pairnorm.paper.experiments import Selection, split_names, split_numbers
+    from pairnorm.paper.experiments import DATASETS, Selection
 
-    depths, missing = (split_numbers(name, getattr(options, name)) for name in ("depths", "missing"))
-    return Selection(what, split_names(options.dataset), options.runs, options.epochs, depths, missing)
+    graphs = names_in("dataset", options.dataset, DATASETS)
+    depths, missing = (numbers_in(name, getattr(options, name)) for name in ("depths", "missing"))
+    return Selection(what, graphs, options.runs, options.epochs, depths, missing)
 
 
 def train(
@@ -225,14 +307,8 @@ def train(
     """
     from pairnorm.data import datasets, load
     from pairnorm.train import Store
-    from pairnorm.train.engine import find_device
 
-    if how.get("on") != "ray":
-        find_device(how["device"])
-    if how["workers"] is not None:
-        whole_number("workers", how["workers"], least=1)
-    if how.get("minutes") is not None:
-        real_number("minutes", how["minutes"], least=0)
+    check_running(**how)
     for dataset in datasets() if not path.exists() else ():
         if dataset.name in graphs and dataset.absent(root):
             load(dataset.name, root)
@@ -261,3 +337,17 @@ def train(
                 f"{safe(path)}; {left:,} are left.\nGo on with: [bold]{safe(command)}[/]"
             )
             return None
+
+
+def check_running(
+    device: str, workers: int | None = None, minutes: float | None = None, on: str = "here", **others: Any
+) -> None:
+    """Raise an error if what says where and how long to run cannot be, before anything is read."""
+    from pairnorm.train.engine import find_device
+
+    if on != "ray":
+        find_device(device)
+    if workers is not None:
+        whole_number("workers", workers, least=1)
+    if minutes is not None:
+        real_number("minutes", minutes, least=0)

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from math import isnan, nan
 from pathlib import Path
@@ -283,34 +284,22 @@ def reproduce(
         on: ``"here"`` or ``"ray"``.
         progress: is told the stage and how far it is.
     """
-    should_stop = until(minutes)
-
-    def train(stage: str, pairs: Iterable[tuple[Spec, int]], measures: Sequence[str]) -> int:
-        return run(
-            pairs,
-            store,
-            device=device,
-            root=root,
-            graphs=dict(wanted.graphs),
-            workers=workers,
-            on=on,
-            measures=measures,
-            progress=lambda now: progress(stage, now),
-            should_stop=should_stop,
-        )
-
-    trained = 0
+    should_stop, trained = until(minutes), 0
+    how: dict[str, Any] = {"device": device, "root": root, "workers": workers, "on": on}
+    train = partial(run, store=store, graphs=dict(wanted.graphs), should_stop=should_stop, **how)
     for places in wanted.slices():
         if should_stop():
             break
         dataset, model = places[0].dataset, places[0].model
         measures = () if model == "SGC" else MEASURES  # whose states are as wide as the features
         first = [(spec, 0) for place in places for spec in wanted.candidates(place)]
-        trained += train(f"{dataset}, {model}: four settings each", first, measures)
+        tell = partial(progress, f"{dataset}, {model}: four settings each")
+        trained += train(pairs=first, measures=measures, progress=tell)
         table = Table.read(wanted, store, dataset=dataset, model=model)
         chosen = [spec for place in places if (spec := table.chosen(place)) is not None]
         rest = [(spec, seed) for spec in chosen for seed in range(1, wanted.runs)]
-        trained += train(f"{dataset}, {model}: the best again", rest, measures)
+        tell = partial(progress, f"{dataset}, {model}: the best again")
+        trained += train(pairs=rest, measures=measures, progress=tell)
     return Outcome(trained, count_lacking(wanted, store))
 
 

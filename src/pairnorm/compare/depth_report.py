@@ -27,7 +27,7 @@ from pairnorm.compare.depth_rows import (
 from pairnorm.compare.over_graphs import draw_ranking, over_graphs
 from pairnorm.compare.ranking import critical_difference, leaders, told_apart
 from pairnorm.escaping import markdown
-from pairnorm.paper.tables import markdown_rows
+from pairnorm.paper.result_tables import markdown_rows
 from pairnorm.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 
 if TYPE_CHECKING:
@@ -211,8 +211,8 @@ def _ranking(rows: Sequence[Row]) -> str:
          *(f"{of[one.method]:.1f}" if one.method in of else "" for of in ranks.values()))
         for one in standings
     ]  # fmt: skip
-    difference = critical_difference(len(standings), situations)
-    text = RANKING.format(situations=situations, difference=difference)
+    difference = critical_difference(len(standings), len(situations))
+    text = RANKING.format(situations=len(situations), difference=difference)
     return f"### Ranking\n\n{text}\n{_table(('remedy', 'mean rank', '95% interval', *ranks), lines)}"
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pairnorm.compare.depth import DepthComparison
 from pairnorm.compare.ranking import Standing, ranking
-from pairnorm.paper.tables import TITLES
+from pairnorm.paper.result_tables import TITLES
 
 NONE = "none"
 PAIR_NORM = ("PN", "PN-SI", "PN-SCS", "PN-degree", "PN-SI-degree")
@@ -46,13 +46,17 @@ def short(remedy: str) -> str:
     return remedy.rpartition(":")[2]
 
 
-def ranked(rows: Sequence[Row]) -> tuple[list[Standing], int]:
-    """Rank the remedies of a model over graphs, depths and missing rates; also: over how many of these.
+Situation = tuple[str, int, int]
+"""A graph, the percentage that is missing, a depth."""
+
+
+def ranked(rows: Sequence[Row]) -> tuple[list[Standing], list[Situation]]:
+    """Rank the remedies of a model over graphs, depths and missing rates; also: over which of these.
 
     Situations with less than half of the remedies are left out, and remedies that lack one of the others. Of
     several graphs, the interval is what other graphs would give.
     """
-    situations: dict[tuple[Any, ...], dict[str, Sequence[float]]] = defaultdict(dict)
+    situations: dict[Situation, dict[str, Sequence[float]]] = defaultdict(dict)
     for row in rows:
         where = row["dataset"], row["missing_percent"], row["depth"]
         situations[where][row["remedy"]] = row["accuracies"]
@@ -61,10 +65,10 @@ def ranked(rows: Sequence[Row]) -> tuple[list[Standing], int]:
     full = list(situations.values())
     methods = [remedy for remedy in (full[0] if full else ()) if all(remedy in scores for scores in full)]
     if len(methods) < 2:
-        return [], 0
+        return [], []
     graphs = [graph for graph, *_ in situations]
     scores = [{method: scores[method] for method in methods} for scores in full]
-    return ranking(scores, graphs if len({*graphs}) > 1 else None), len(full)
+    return ranking(scores, graphs if len({*graphs}) > 1 else None), list(situations)
 
 
 def title(wanted: DepthComparison, dataset: str) -> str:

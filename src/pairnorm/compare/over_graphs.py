@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pairnorm import plotting
 from pairnorm.compare.depth_rows import DEEP, NONE, PAIR_NORM, Choice, Row, by, features, names, ranked, short
 from pairnorm.compare.ranking import Standing, critical_difference
-from pairnorm.paper.tables import markdown_rows
+from pairnorm.paper.result_tables import markdown_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,14 +74,14 @@ def over_graphs(rows: Sequence[Row], figures: dict[str, str]) -> Iterator[str]:
     yield _by_situation(rows)
     for (model,), some in by(rows, "model").items():
         standings, situations = ranked(some)
-        graphs = len({row["dataset"] for row in some})
+        graphs = len({graph for graph, *_ in situations})
         if not standings or graphs < 2:
             continue
         yield f"### Ranking of {model} over {graphs} graphs"
         if model in figures:
             yield f"![Mean rank of every remedy, with intervals over graphs]({figures[model]})"
-        difference = critical_difference(len(standings), situations)
-        yield RANKING.format(situations=situations, graphs=graphs, difference=difference)
+        difference = critical_difference(len(standings), len(situations))
+        yield RANKING.format(situations=len(situations), graphs=graphs, difference=difference)
         lines = [
             (short(one.method), f"{one.rank:.1f}", f"{one.low:.1f} to {one.high:.1f}") for one in standings
         ]
@@ -135,11 +135,11 @@ def _best(every: Sequence[Contender], remedies: Sequence[str]) -> str:
 
 
 def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
-    """Draw the mean ranks of a model's remedies with their intervals; None where nothing is to be ranked."""
+    """Draw the mean ranks of a model's remedies with their intervals; None for fewer than two graphs."""
     standings, situations = ranked(rows)
-    if not standings:
+    if len({graph for graph, *_ in situations}) < 2:
         return None
-    return _figure(standings, critical_difference(len(standings), situations), model)
+    return _figure(standings, critical_difference(len(standings), len(situations)), model)
 
 
 def _figure(standings: Sequence[Standing], difference: float, model: str) -> "Figure":

@@ -4,11 +4,14 @@ from pairnorm.data.encoder import Column, Encoder
 from pairnorm.data.features import row_normalise
 from pairnorm.data.generate import csbm
 from pairnorm.data.graph import Graph, GraphWarning
-from pairnorm.data.missing import (
+from pairnorm.data.masks import (
     Features,
     Missing,
     features_after,
     given_missing,
+    missing_by_class,
+    missing_by_degree,
+    missing_by_value,
     missing_entries,
     missing_nodes,
     missing_vectors,
@@ -16,7 +19,6 @@ from pairnorm.data.missing import (
 from pairnorm.data.named import Dataset, datasets, load
 from pairnorm.data.packed import PackedGraph
 from pairnorm.data.packing import pack
-from pairnorm.data.patterns import missing_by_class, missing_by_degree, missing_by_value
 from pairnorm.data.split import Split, per_class, random_split
 
 __all__ = [

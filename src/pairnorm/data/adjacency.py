@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.errors import PairNormError
 from pairnorm.sparse import sparse_csr
@@ -132,11 +133,19 @@ def csr_matrix(tensor: Tensor) -> Any:
     return csr_array(tuple(piece.cpu().numpy() for piece in pieces), shape=tuple(tensor.shape))
 
 
+# Of every adjacency, as long as it is there: who asks once asks often.
+_COMPONENTS: Any = WeakTensorKeyDictionary()
+
+
 def components(adjacency: Tensor) -> Tensor:
     """Return the number of the connected component of every node, int64 [n], on the CPU."""
     from scipy.sparse.csgraph import connected_components
 
-    return torch.from_numpy(connected_components(csr_matrix(adjacency), directed=False)[1]).long()
+    if adjacency not in _COMPONENTS:
+        found = connected_components(csr_matrix(adjacency), directed=False)[1]
+        _COMPONENTS[adjacency] = torch.from_numpy(found).long()
+    members: Tensor = _COMPONENTS[adjacency]
+    return members
 
 
 def reachable(adjacency: Tensor, there: Tensor) -> Tensor:

@@ -15,15 +15,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.data import io
-from pairnorm.data.adjacency import check_adjacency, check_edges, csr_matrix, most_empty, symmetric_adjacency
+from pairnorm.data import exchange, files
+from pairnorm.data.adjacency import check_adjacency, check_edges, most_empty, symmetric_adjacency
 from pairnorm.data.encoder import Column, Encoder, Options, align_features
-from pairnorm.data.features import all_finite, check_infinite, nan_as_missing, stored_rows, stored_values
-from pairnorm.data.labels import class_codes
+from pairnorm.data.features import (
+    STRUCTURE,
+    all_finite,
+    check_infinite,
+    nan_as_missing,
+    stored_rows,
+    stored_values,
+    structural_features,
+)
+from pairnorm.data.labels import UNKNOWN, are_texts, check_labels, named_classes, numbered_classes
 from pairnorm.data.packed import PackedGraph
 from pairnorm.data.readers import Given, name_of
-from pairnorm.data.split import Split, split_by_name
-from pairnorm.data.structure import STRUCTURE, structural_features
+from pairnorm.data.split import Split, check_split, split_by_name
 from pairnorm.data.tables import readable, shown
 from pairnorm.errors import PairNormError, quoted, whole_number
 from pairnorm.sparse import sparse_csr
@@ -34,9 +41,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 
-UNKNOWN = -1
-# More classes than nodes cannot all be meant; so few do no harm.
-MOST_EMPTY_CLASSES = 1000
 _UNSET: Any = None
 
 
@@ -98,14 +102,14 @@ class Graph:
         names.flags.writeable = False
         self._set("node_names", names)
         if self.class_names is None:
-            self._set("class_names", _numbered_classes(self.labels))
+            self._set("class_names", numbered_classes(self.labels))
         if self.encoder is not None:
             self._set("feature_names", self.encoder.feature_names)
         elif self.feature_names is not None:
             self._set("encoder", Encoder.of_numbers(self.feature_names))
         _check_shapes(self)
-        _check_labels(self)
-        _check_split(self)
+        check_labels(self.labels, self.num_classes)
+        check_split(self.split, self.labelled, names)
         if not all_finite(self.features):
             check_infinite(self.features, self.node_names, self.feature_names)
             features, missing = nan_as_missing(self.features, self.missing)
@@ -203,7 +207,7 @@ class Graph:
     def with_structure(self) -> Graph:
         """Return a graph without features with some that tell of its structure: degrees, core number, ...
 
-        They are those of ``pairnorm.data.structure.STRUCTURE``. A graph that has features stays as it is.
+        They are those of ``pairnorm.data.features.STRUCTURE``. A graph that has features stays as it is.
         """
         if self.num_features:
             return self
@@ -289,8 +293,8 @@ class Graph:
         tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
         device = next((part.device for part in tensors), torch.device("cpu"))
         ends = np.asarray(edge_index.cpu() if isinstance(edge_index, Tensor) else edge_index)
-        if labels is not None and not isinstance(labels, Tensor) and _are_texts(labels):
-            codes, parts["class_names"] = _named_classes(labels, parts.get("class_names"))
+        if labels is not None and not isinstance(labels, Tensor) and are_texts(labels):
+            codes, parts["class_names"] = named_classes(labels, parts.get("class_names"))
             labels = torch.from_numpy(codes)
         labels = None if labels is None else torch.as_tensor(labels, device=device)
         if features is not None:
@@ -381,8 +385,8 @@ class Graph:
             *(id, label, split, source, target, weight, delimiter, categorical, ignore),
             *(keep, encoding, decimal, classes, unknown_edges),
         )
-        parts = io.read_files(nodes, edges, features, database, told, encoder)
-        place = io.place_name(nodes) if database is None else "graph"
+        parts = files.read_files(nodes, edges, features, database, told, encoder)
+        place = files.place_name(nodes) if database is None else "graph"
         with readable(place):
             graph = cls.from_edges(**(parts | {"name": name or name_of(place)}))
         return _warned(graph)
@@ -414,7 +418,7 @@ class Graph:
             encoder: as for ``from_files``.
             **options: what ``from_files`` takes on columns, such as ``id``, ``label`` and ``ignore``.
         """
-        parts = io.from_frames(nodes, edges, features, Options(**options), encoder)
+        parts = exchange.from_frames(nodes, edges, features, Options(**options), encoder)
         return _warned(cls.from_edges(**(parts | {"name": name})))
 
     @staticmethod
@@ -473,12 +477,12 @@ class Graph:
             encoder: as for ``from_files``.
         """
         told = Options(label=label, split=split, weight=weight, categorical=categorical, ignore=ignore)
-        return cls.from_edges(**io.from_networkx(graph, told, encoder, features))
+        return cls.from_edges(**exchange.from_networkx(graph, told, encoder, features))
 
     @classmethod
     def from_pyg(cls, data: Data, **parts: Any) -> Graph:
         """Take over a PyG ``Data``: x, edge_index, edge_weight, y and the masks; ``parts`` go before them."""
-        return cls.from_edges(**(io.from_pyg(data.to_dict()) | parts))
+        return cls.from_edges(**(exchange.from_pyg(data.to_dict()) | parts))
 
     @classmethod
     def from_scipy(cls, adjacency: scipy.sparse.sparray, features: Any = None, **parts: Any) -> Graph:
@@ -489,52 +493,19 @@ class Graph:
             features: [n, d].
             **parts: any other part of a graph, e.g. ``labels``.
         """
-        return cls.from_edges(**(io.from_scipy(adjacency, features) | parts))
+        return cls.from_edges(**(exchange.from_scipy(adjacency, features) | parts))
 
     def to_pyg(self) -> Data:
         """Return a PyG ``Data``: x, edge_index, edge_weight, y, three masks, and missing if any is."""
-        from torch_geometric.data import Data
-
-        masks = {theirs: getattr(self, ours) for ours, theirs in io.PYG_MASKS.items()}
-        if self.missing.any():
-            masks["missing"] = self.missing
-        return Data(
-            x=self.features,
-            edge_index=self.edge_index,
-            edge_weight=self.adjacency.values(),
-            y=self.labels,
-            num_nodes=self.num_nodes,
-            **masks,
-        )
+        return exchange.to_pyg(self)
 
     def to_scipy(self) -> tuple[scipy.sparse.csr_array, Any]:
         """Return the adjacency matrix as a scipy ``csr_array``, and features as one or as a numpy array."""
-        sparse = self.features.layout == torch.sparse_csr
-        features = csr_matrix(self.features) if sparse else self.features.cpu().numpy()
-        return csr_matrix(self.adjacency), features
+        return exchange.to_scipy(self)
 
     def to_networkx(self) -> networkx.Graph:
         """Return a networkx graph: ``x``, ``label`` and ``split`` on its nodes, ``weight`` on its edges."""
-        import networkx
-
-        features, missing = self.features.to_dense().tolist(), self.missing_vectors.tolist()
-        classes, names = self.labels.tolist(), self.node_names.tolist()
-        split = {part: mask.tolist() for part, mask in self.split._asdict().items()}
-        result = networkx.Graph(name=self.name)
-        for number, node in enumerate(names):
-            attributes = {} if missing[number] else {"x": features[number]}
-            if classes[number] != UNKNOWN:
-                attributes["label"] = self.class_names[classes[number]]
-            for part in (part for part, mask in split.items() if mask[number]):
-                attributes["split"] = part
-            result.add_node(node, **attributes)
-        (source, target), weights = self.edge_index.tolist(), self.adjacency.values().tolist()
-        result.add_weighted_edges_from(
-            (names[a], names[b], weight)
-            for a, b, weight in zip(source, target, weights, strict=True)
-            if a < b
-        )
-        return result
+        return exchange.to_networkx(self)
 
     def describe(self) -> list[tuple[str, str]]:
         """Return what is inside: a list of what it is about, and a text."""
@@ -582,39 +553,21 @@ def _share(part: int, whole: int) -> str:
     return f"{part:,} ({100 * part / max(whole, 1):.3g}%)"
 
 
-def _are_texts(labels: Any) -> bool:
-    array = np.asarray(labels)
-    return array.dtype.kind in "UST" or any(isinstance(one, str) for one in array.ravel().tolist())
-
-
-def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    names = [
-        None if one is None or one != one or one == "" else str(one) for one in np.asarray(labels, object)
-    ]
-    codes, found = class_codes(np.array(names, dtype=object), known)
-    if known is not None and len(found) > len(known):
-        problem = f"a label is {quoted(found[len(known)])}"
-        expected = f"one of class_names: {shown(tuple(known), 7)}"
-        raise PairNormError(problem, code="unknown-class", value=found[len(known)], expected=expected)
-    return codes, found
-
-
-def _numbered_classes(labels: Tensor) -> tuple[str, ...]:
-    largest = int(labels.max()) if labels.numel() else UNKNOWN
-    if largest >= max(labels.numel(), MOST_EMPTY_CLASSES):
-        problem = f"the largest label is {largest:,}, but there are {labels.numel():,} nodes"
-        raise PairNormError(
-            problem, code="out-of-range", value=largest, remedy="Number classes from 0 without gaps."
-        )
-    return tuple(map(str, range(largest + 1)))
-
-
 def _check_shapes(graph: Graph) -> None:
-    """Raise an error that names the first part whose shape does not fit the others, or its type."""
-    features, nodes = graph.features, graph.num_nodes
-    if features.dim() != 2 or not features.is_floating_point():
-        raise _wrong_kind("features are", features, "floats of shape [n, d]")
-    for what in ("features", "labels", *Split._fields, "missing", "node_names"):
+    """Raise an error that names the first part whose type is wrong, or that does not fit the others."""
+    features, labels, nodes = graph.features, graph.labels, graph.num_nodes
+    kinds = {
+        "features": (features.is_floating_point() and features.dim() == 2, "floats of shape [n, d]"),
+        "labels": (labels.dtype == torch.int64 and labels.dim() == 1, "int64 of shape [n]"),
+    }
+    for part, mask in graph.split._asdict().items():
+        kinds[part] = (mask.dtype == torch.bool and mask.dim() == 1, "bool of shape [n]")
+    for what, (fits, expected) in kinds.items():
+        if not fits:
+            tensor = getattr(graph, what)
+            problem = f"{what} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
+            raise PairNormError(problem, code="wrong-type", value=str(tensor.dtype), expected=expected)
+    for what in (*kinds, "missing", "node_names"):
         found = getattr(graph, what).shape
         if len(found) == 0 or found[0] != nodes:
             problem = f"{what} has shape {tuple(found)}, but the graph has {nodes} nodes"
@@ -626,45 +579,3 @@ def _check_shapes(graph: Graph) -> None:
     if graph.feature_names is not None and len(graph.feature_names) != graph.num_features:
         problem = f"{len(graph.feature_names)} feature names for {graph.num_features} features"
         raise PairNormError(problem, code="wrong-shape", value="feature_names")
-
-
-def _check_labels(graph: Graph) -> None:
-    labels = graph.labels
-    if labels.dtype != torch.int64 or labels.dim() != 1:
-        raise _wrong_kind("labels are", labels, "int64 of shape [n]")
-    wrong = (labels < UNKNOWN) | (labels >= graph.num_classes)
-    if wrong.any():
-        node = int(wrong.nonzero()[0])
-        problem = f"labels[{node}] is {int(labels[node])}"
-        expected = f"a class from 0 to {graph.num_classes - 1}, or -1 where it is unknown"
-        raise PairNormError(problem, code="out-of-range", value=int(labels[node]), expected=expected)
-
-
-def _check_split(graph: Graph) -> None:
-    seen = torch.zeros_like(graph.train)
-    for part, mask in graph.split._asdict().items():
-        if mask.dtype != torch.bool or mask.dim() != 1:
-            raise _wrong_kind(f"{part} is", mask, "bool of shape [n]")
-        if (twice := mask & seen).any():
-            raise PairNormError(
-                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another too, "
-                f"{_first(graph, twice)}",
-                code="parts-overlap",
-                value=part,
-                remedy="Put each node in one part only.",
-            )
-        seen = seen | mask
-    if (blank := seen & ~graph.labelled).any():
-        problem = f"{int(blank.sum())} nodes of the split have no label, {_first(graph, blank)}"
-        raise PairNormError(
-            problem, code="label-missing", remedy="Leave them out of train, validation and test."
-        )
-
-
-def _wrong_kind(what: str, tensor: Tensor, expected: str) -> PairNormError:
-    found = f"{what} {tensor.dtype} of shape {tuple(tensor.shape)}"
-    return PairNormError(found, code="wrong-type", value=str(tensor.dtype), expected=expected)
-
-
-def _first(graph: Graph, mask: Tensor) -> str:
-    return f"first {quoted(graph.node_names.tolist()[int(mask.nonzero()[0])])}"

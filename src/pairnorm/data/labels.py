@@ -1,10 +1,10 @@
-"""The column of classes and that of parts: which class each node has, and what it is for."""
+"""Which class each node has: as numbers, by name, or in a column of a table; and the column of parts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import pandas
 
 
+UNKNOWN = -1
+# More classes than nodes cannot all be meant; so few do no harm.
+MOST_EMPTY_CLASSES = 1000
 PARTS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
 # Classes that are numbers: more than so many, with fewer nodes each than that, are no classes.
 MOST_NUMBERS, FEWEST_NODES_EACH = 100, 20
@@ -165,3 +168,42 @@ def read_split(
         remedy = f"Mark one of its nodes 'train' in column {quoted(name)}."
         raise PairNormError(problem, code="class-without-training", value=empty, remedy=remedy)
     return Split(*(torch.from_numpy(parts == number) for number in range(3)))
+
+
+def are_texts(labels: Any) -> bool:
+    """Say whether classes are given by name."""
+    array = np.asarray(labels)
+    return array.dtype.kind in "UST" or any(isinstance(one, str) for one in array.ravel().tolist())
+
+
+def named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the number of the class of each node, and the names of the classes, ``known`` if they are."""
+    names = [
+        None if one is None or one != one or one == "" else str(one) for one in np.asarray(labels, object)
+    ]
+    codes, found = class_codes(np.array(names, dtype=object), known)
+    if known is not None and len(found) > len(known):
+        problem = f"a label is {quoted(found[len(known)])}"
+        expected = f"one of class_names: {shown(tuple(known), 7)}"
+        raise PairNormError(problem, code="unknown-class", value=found[len(known)], expected=expected)
+    return codes, found
+
+
+def numbered_classes(labels: Tensor) -> tuple[str, ...]:
+    """Return the names of classes that have none: '0', '1', ..."""
+    largest = int(labels.max()) if labels.numel() else UNKNOWN
+    if largest >= max(labels.numel(), MOST_EMPTY_CLASSES):
+        problem = f"the largest label is {largest:,}, but there are {labels.numel():,} nodes"
+        remedy = "Number classes from 0 without gaps."
+        raise PairNormError(problem, code="out-of-range", value=largest, remedy=remedy)
+    return tuple(map(str, range(largest + 1)))
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Raise an error that names the first node whose label is no class."""
+    wrong = (labels < UNKNOWN) | (labels >= classes)
+    if wrong.any():
+        node = int(wrong.nonzero()[0])
+        problem = f"labels[{node}] is {int(labels[node])}"
+        expected = f"a class from 0 to {classes - 1}, or -1 where it is unknown"
+        raise PairNormError(problem, code="out-of-range", value=int(labels[node]), expected=expected)

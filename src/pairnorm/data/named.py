@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.features import with_values
+from pairnorm.data.files import read_npz
 from pairnorm.data.generate import csbm
 from pairnorm.data.graph import Graph
-from pairnorm.data.io import read_npz
 from pairnorm.data.split import Split, rest_is_test
 from pairnorm.errors import PairNormError, one_of
 

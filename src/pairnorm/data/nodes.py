@@ -50,13 +50,7 @@ def read_nodes(
     if told.split is not None and told.label is None:
         problem = f"split is {quoted(told.split)} but label is not given"
         raise PairNormError(problem, code="option-missing", remedy="Name the column of the classes too.")
-    named: tuple[tuple[str | None, Kind], ...] = (
-        (told.split, "split"),
-        (told.label, "label"),
-        (identity, "id"),
-    )
-    roles: dict[str, Kind] = dict.fromkeys(told.ignore, "ignored")
-    roles |= {column: kind for column, kind in named if column is not None}
+    roles = _roles(told, identity)
     chosen = [name for name in columns if name not in roles]
     if known is not None:
         check_columns(everywhere.name, chosen, known)
@@ -69,25 +63,14 @@ def read_nodes(
         raise PairNormError(
             f"{table.name}: there are no rows under the header", code="no-rows", expected="a row per node"
         )
-    parts: dict[str, Any] = {"node_names": node_names}
-    classes: tuple[str, ...] = ()
-    bins = () if known is None else known.bins
-    if told.label is not None:
-        cells = frame[told.label]
-        expected = None if known is None else next((c.categories for c in known.named("label")), None)
-        if isinstance(told.classes, int):
-            bins = find_bins(table, told.label, cells, told.classes)
-        if bins:
-            cells, expected = binned(table, told.label, cells, bins), expected or bin_names(bins)
-        parts["labels"], classes = read_labels(table, told.label, cells, expected, told.classes == EACH)
-        parts["class_names"] = classes
-    if told.split is not None:
-        parts |= read_split(table, told.split, frame[told.split], parts["labels"], classes)._asdict()
+    parts, bins = _read_classes(table, frame, told, known)
+    classes = parts.get("class_names", ())
     read = list(_read_features(table, frame, chosen, told, known))
     left_out = [column for one in read for column in one.columns if column.kind == "ignored"]
     read = [one for one in read if one.columns[0].kind != "ignored"]
     if long or (known is not None and known.named("sparse")):
         read.append(_read_long(long, identity, node_names, told, known))
+    parts["node_names"] = node_names
     parts["features"], parts["missing"] = _assemble(read, len(frame))
     rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
     encoder = known or Encoder(
@@ -102,6 +85,37 @@ def read_nodes(
     remarks = [*table.remarks(), *(remark for one in long for remark in one.remarks())]
     parts["notes"] = (*remarks, *alike(node_names), *_doubts(encoder, classes))
     return parts
+
+
+def _roles(told: Options, identity: str) -> dict[str, Kind]:
+    """Return what the columns are for that are no features."""
+    named: tuple[tuple[str | None, Kind], ...] = (
+        (told.split, "split"),
+        (told.label, "label"),
+        (identity, "id"),
+    )
+    ignored: dict[str, Kind] = dict.fromkeys(told.ignore, "ignored")
+    return ignored | {column: kind for column, kind in named if column is not None}
+
+
+def _read_classes(
+    table: Source, frame: pandas.DataFrame, told: Options, known: Encoder | None
+) -> tuple[dict[str, Any], tuple[float, ...]]:
+    """Return labels, names of the classes and split, as far as they are told; and where numbers were cut."""
+    parts: dict[str, Any] = {}
+    bins = () if known is None else known.bins
+    if told.label is not None:
+        cells = frame[told.label]
+        expected = None if known is None else next((c.categories for c in known.named("label")), None)
+        if isinstance(told.classes, int):
+            bins = find_bins(table, told.label, cells, told.classes)
+        if bins:
+            cells, expected = binned(table, told.label, cells, bins), expected or bin_names(bins)
+        found = read_labels(table, told.label, cells, expected, told.classes == EACH)
+        parts["labels"], parts["class_names"] = found
+        if told.split is not None:
+            parts |= read_split(table, told.split, frame[told.split], *found)._asdict()
+    return parts, bins
 
 
 def _check_names(place: str, encoder: Encoder) -> None:

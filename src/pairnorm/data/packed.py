@@ -232,13 +232,27 @@ class PackedGraph:
             rows: a range of nodes.
             columns: of the features, in whatever blocks they lie.
         """
-        width, parts = self.facts.block, []
-        for number in range(columns.start // width, -(-columns.stop // width)):
+        parts = []
+        for number in self._numbers(columns):
             held = self.facts.blocks[number]
-            block = self._array(f"features-{number:04d}", self.facts.dtype, self.facts.nodes, len(held))
             low, high = max(columns.start, held.start), min(columns.stop, held.stop)
-            parts.append(block[rows, low - held.start : high - held.start].astype(np.float32))
+            parts.append(self._block(number)[rows, low - held.start : high - held.start].astype(np.float32))
         return np.concatenate(parts, 1) if len(parts) > 1 else parts[0]
+
+    def files(self, columns: range) -> dict[str, NDArray[Any]]:
+        """Return what a walk over some columns reads, by the names of the files."""
+        arrays: dict[str, NDArray[Any]] = {"crow": self.crow, "column": self.column, "missing": self.missing}
+        if self.weight is not None:
+            arrays["weight"] = self.weight
+        return arrays | {f"features-{number:04d}": self._block(number) for number in self._numbers(columns)}
+
+    def _numbers(self, columns: range) -> range:
+        """The blocks of features that some columns lie in."""
+        return range(columns.start // self.facts.block, -(-columns.stop // self.facts.block))
+
+    def _block(self, number: int) -> NDArray[Any]:
+        shape = self.facts.nodes, len(self.facts.blocks[number])
+        return self._array(f"features-{number:04d}", self.facts.dtype, *shape)
 
     def ids(self) -> Iterator[NDArray[Any]]:
         """Yield the names of the nodes, whole numbers or texts, batch by batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,31 @@ class Split(NamedTuple):
     train: Tensor
     validation: Tensor
     test: Tensor
+
+
+def check_split(split: Split, labelled: Tensor, names: NDArray[Any]) -> None:
+    """Raise an error unless the parts do not overlap and all of their nodes are labelled.
+
+    Args:
+        split: the three masks.
+        labelled: bool [n].
+        names: of the nodes.
+    """
+    seen = torch.zeros_like(labelled)
+    for part, mask in split._asdict().items():
+        if (twice := mask & seen).any():
+            raise PairNormError(
+                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another too, "
+                f"first {_name(names, twice)}",
+                code="parts-overlap",
+                value=part,
+                remedy="Put each node in one part only.",
+            )
+        seen = seen | mask
+    if (blank := seen & ~labelled).any():
+        problem = f"{int(blank.sum())} nodes of the split have no label, first {_name(names, blank)}"
+        remedy = "Leave them out of train, validation and test."
+        raise PairNormError(problem, code="label-missing", remedy=remedy)
 
 
 def rest_is_test(labels: Tensor, train: Tensor, validation: Tensor) -> Split:
@@ -136,3 +161,8 @@ def _split(labels: Tensor, train: NDArray[np.int64], validation: NDArray[np.int6
         return chosen.to(labels.device)
 
     return rest_is_test(labels, mask(train), mask(validation))
+
+
+def _name(names: NDArray[Any], mask: Tensor) -> str:
+    """Return the name of the first node that is marked."""
+    return quoted(names.tolist()[int(mask.nonzero()[0])])

@@ -77,12 +77,8 @@ class Source:
     @contextmanager
     def lines(self, errors: str = "strict") -> Iterator[Any]:
         """Give the csv reader of a text file, for cells of any length."""
-        limit = csv.field_size_limit(2**31 - 1)
-        try:
-            with self.characters(errors) as file:
-                yield csv.reader(file, delimiter=self.delimiter or ",", skipinitialspace=True)
-        finally:
-            csv.field_size_limit(limit)
+        with long_cells(), self.characters(errors) as file:
+            yield csv.reader(file, delimiter=self.delimiter or ",", skipinitialspace=True)
 
     def tell(self, what: str, name: str) -> None:
         """Note something of a column; columns of which the same is said share a sentence."""
@@ -257,6 +253,16 @@ class Source:
         self.reject(
             row, problem, code="not-a-cell", value=name, expected=expected, remedy=remedy, ignore=[name]
         )
+
+
+@contextmanager
+def long_cells() -> Iterator[None]:
+    """Let ``csv`` take cells of any length; its limit is global, so it is put back."""
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
 
 
 def shown(names: Sequence[str], most: int = 3) -> str:

@@ -26,7 +26,8 @@ from pairnorm.measure.functional import (
     tpsd,
 )
 from pairnorm.measure.inputs import Estimate
-from pairnorm.measure.probe import Probe, Verdict
+from pairnorm.measure.probe import Probe
+from pairnorm.measure.verdict import Verdict
 
 __all__ = [
     "MEASURES",

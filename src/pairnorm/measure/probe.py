@@ -1,19 +1,18 @@
-"""The Probe: what every graph convolution of a model does to its states, and what that means in words."""
+"""The Probe: what every graph convolution of a model does to its states, recorded while the model runs."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
+from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.measure.functional import (
     MEASURES,
     apd,
@@ -27,6 +26,7 @@ from pairnorm.measure.functional import (
     tpsd,
 )
 from pairnorm.measure.inputs import Adjacency, Estimate, is_sparse_adjacency
+from pairnorm.measure.verdict import SCALE_FREE, Record, Verdict, judge, no_records
 from pairnorm.nn.patch import PairNormPatch, graph_convolutions
 from pairnorm.nn.propagate import is_edge_index
 
@@ -37,49 +37,11 @@ if TYPE_CHECKING:
 
 
 OwnMeasure = Callable[[Tensor], Tensor]
-SCALE_FREE = ("effective_rank", "numerical_rank", "mean_average_distance", "col_diff")
 
 # Exact distances of this many coordinates take half a second on two cores: 20,000 nodes with 64 features.
 EXACT_WORK = 20_000**2 * 64
 
 _NAMES = (*MEASURES, "apd", "apsd", "dirichlet_energy")
-
-# What a verdict is drawn at: docs/measures.md holds it against real states, noise and smoothed ones.
-SAME_DIRECTION = 0.05
-ONE_DIMENSION = 1.05
-VANISHED = 1e-3
-
-
-@dataclass(frozen=True)
-class Record:
-    """One call of one convolution: its measures, one value per trial, and distances of node pairs.
-
-    A backward pass adds ``gradient_norm`` to the measures. ``norm`` is ‖X‖_F, and ``node_type`` is empty
-    where there is only one.
-    """
-
-    forward: int
-    layer: int
-    name: str
-    node_type: str
-    nodes: int
-    norm: Tensor
-    measures: dict[str, Tensor]
-    distances: dict[str, Tensor]
-
-
-class Verdict(NamedTuple):
-    """What a Probe has seen, in words and as a code.
-
-    ``layer`` is the first one that it holds for, counted from 1; None where it is none's in particular.
-    """
-
-    kind: Literal["states-collapse", "gradients-vanish", "does-not-generalise", "no-sign"]
-    layer: int | None
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True)
@@ -282,30 +244,7 @@ class Probe:
             validation_loss: of the validation nodes.
             chance_loss: of a model that knows the share of each class alone; ln C for C classes of one size.
         """
-        last = max((record.forward for record in self.records), default=0)
-        records = [record for record in self.records if record.forward == last]
-        if not records:
-            raise _no_records()
-        for name in ("numerical_rank", "mean_average_distance"):
-            if name not in records[0].measures:
-                problem = f"{name} was not measured"
-                remedy = "Leave the Probe its own measures, {measures}, or add this one."
-                raise PairNormError(
-                    problem, code="no-measure", value=name, remedy=remedy, measures=list(SCALE_FREE)
-                )
-        layers = sorted({record.layer for record in records})
-        responses = [_response(records, layer) for layer in layers]
-        return (
-            _collapse(records, layers[:-1] or layers)
-            or _vanishing(layers, responses)
-            or _no_generalisation(train_loss, validation_loss, chance_loss)
-            or Verdict(
-                "no-sign",
-                None,
-                "No sign of oversmoothing: the states keep apart, and gradients "
-                + ("were not recorded." if math.isnan(responses[0]) else "reach the first layer."),
-            )
-        )
+        return judge(self.records, train_loss, validation_loss, chance_loss)
 
     def plot(self, forward: int = -1) -> Figure:
         """Return a figure of the measures over the layers of one forward pass, by default the last.
@@ -316,7 +255,7 @@ class Probe:
 
         frame = self.frame()
         if frame.empty:
-            raise _no_records()
+            raise no_records()
         known = sorted(set(frame["forward"]))
         if not -len(known) <= forward < len(known):
             problem = f"forward is {forward}"
@@ -432,77 +371,6 @@ class Probe:
             yield kind, chosen[:, kept]
         if num_nodes:
             yield "random", random_pairs(num_nodes, sample, seed)
-
-
-def _no_records() -> PairNormError:
-    problem = "nothing was recorded"
-    remedy = "Run the model inside `with Probe(model) as probe:`."
-    return PairNormError(problem, code="no-records", remedy=remedy)
-
-
-def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
-    """Return the verdict on states that have collapsed from some layer on to the last of ``layers``."""
-    verdict = None
-    for layer in reversed(layers):
-        found = None
-        for record in (record for record in records if record.layer == layer):
-            angle = float(record.measures["mean_average_distance"].mean())
-            rank = float(record.measures["numerical_rank"].mean())
-            if angle < SAME_DIRECTION:
-                found = f"point the same way (mean average distance {angle:.2g})"
-            elif rank < ONE_DIMENSION:
-                found = f"lie on one line (numerical rank {rank:.3g})"
-            if found:
-                where = f"{record.name}, {record.node_type}" if record.node_type else record.name
-                text = f"States collapse: from layer {layer} ({where}) on, all nodes {found}."
-                verdict = Verdict("states-collapse", layer, text)
-        if found is None:
-            break
-    return verdict
-
-
-def _response(records: list[Record], layer: int) -> float:
-    """Return ‖X‖ ‖∂L/∂X‖ of a layer, the largest of its node types; NaN without a backward pass."""
-    values = [
-        float((record.norm * record.measures["gradient_norm"]).mean())
-        for record in records
-        if record.layer == layer and "gradient_norm" in record.measures
-    ]
-    return max(values, default=math.nan)
-
-
-def _vanishing(layers: list[int], responses: list[float]) -> Verdict | None:
-    limit = VANISHED * responses[-1]
-    if not responses[0] < limit:
-        return None
-    weak = max(layer for layer, response in zip(layers, responses, strict=True) if response < limit)
-    return Verdict(
-        "gradients-vanish",
-        weak,
-        f"Gradients vanish: at layer {layers[0]} the loss answers to the states "
-        f"{responses[0] / responses[-1]:.1g} times as much as at layer {layers[-1]}, and up to layer {weak} "
-        "hardly anything is learnt. The states themselves do not collapse.",
-    )
-
-
-def _no_generalisation(*losses: float | None) -> Verdict | None:
-    if None in losses:
-        if any(loss is not None for loss in losses):
-            names = ("train_loss", "validation_loss", "chance_loss")
-            lacking = [name for name, loss in zip(names, losses, strict=True) if loss is None]
-            raise PairNormError(
-                f"there is no {lacking[0]}", code="no-loss", value=lacking[0], expected="all three losses"
-            )
-        return None
-    train, validation, chance = (real_number("a loss", loss) for loss in losses)
-    if train > chance / 2 or chance - validation >= (chance - train) / 2:
-        return None
-    return Verdict(
-        "does-not-generalise",
-        None,
-        f"It fits and does not generalise: the loss is {train:.3g} in training, {validation:.3g} in "
-        f"validation and {chance:.3g} by chance. The states do not collapse.",
-    )
 
 
 def _pair_norms(model: nn.Module) -> set[nn.Module]:

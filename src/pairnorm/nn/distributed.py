@@ -7,7 +7,8 @@ and as much backward; GAT's scores go to all ranks beside it.
 """
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 
 class Shards:
@@ -56,9 +58,8 @@ class Shards:
     def __init__(self, num_nodes: int, process_group: "ProcessGroup | None" = None) -> None:
         self.num_nodes = whole_number("num_nodes", num_nodes)
         self.process_group = check_group(dist.group.WORLD if process_group is None else process_group)
-        sizes = blocks(num_nodes, self.process_group.size())
-        start = sum(sizes[: self.process_group.rank()])
-        self.rows = slice(start, start + sizes[self.process_group.rank()])
+        sizes, rank = blocks(num_nodes, self.process_group.size()), self.process_group.rank()
+        self.rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
     def own(self, x: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
         """Return this rank's rows of what is about all nodes: features, labels, masks."""
@@ -93,10 +94,25 @@ class Shards:
         source = dist.get_global_rank(self.process_group, 0)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), source, group=self.process_group)
-        state = [torch.get_rng_state()]
-        dist.broadcast_object_list(state, source, group=self.process_group)
-        torch.set_rng_state(state[0])
+        torch.set_rng_state(self.of_first(torch.get_rng_state()))
         return model
+
+    def of_first(self, value: T) -> T:
+        """Return what the first rank gives."""
+        values = [value]
+        dist.broadcast_object_list(values, dist.get_global_rank(self.process_group, 0), self.process_group)
+        return values[0]
+
+    def of_all(self, value: T) -> list[T]:
+        """Return what every rank gives."""
+        values: list[T] = [value] * self.process_group.size()
+        dist.all_gather_object(values, value, self.process_group)
+        return values
+
+    def among(self, things: Sequence[T]) -> Sequence[T]:
+        """Return this rank's share of what ranks share out among themselves, in order."""
+        sizes, rank = blocks(len(things), self.process_group.size()), self.process_group.rank()
+        return things[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
 
     def leave(self, model: M) -> M:
         """Make a model one that a process uses by itself, on whole graphs."""
@@ -135,6 +151,12 @@ class Shards:
         mean: Tensor = part + ((total / count).to(part.dtype) - part).detach()
         return mean
 
+    def any(self, here: bool) -> bool:
+        """Say whether something is so on any rank, where all ask: then they go on alike."""
+        on_gpu = dist.get_backend(self.process_group) == "nccl"
+        flag = torch.tensor(float(here), device="cuda" if on_gpu else "cpu")
+        return bool(all_sum(flag, self.process_group))
+
     def sum_gradients(self, model: nn.Module) -> None:
         """Add up the gradients of all ranks, in one collective; call it after ``backward``."""
         gradients = [
@@ -150,21 +172,44 @@ class Shards:
             parameter.grad = part.view_as(parameter)
 
 
+def launched_ranks() -> int:
+    """Return how many processes ``torchrun`` has started; 1 where it did not."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 @contextmanager
 def ranks() -> Iterator[int]:
     """Join the processes that ``torchrun`` has started, if it did; give this one's rank, 0 if it is alone.
 
     A GPU for each process of this machine, where there are as many: NCCL knows no other way.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if launched_ranks() == 1:
         yield 0
         return
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     on_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
-        yield dist.get_rank()
+        store, rank, size = next(rendezvous("env://"))
+        if os.environ.get("GROUP_WORLD_SIZE") == "1":
+            # torchrun's store outlives a restart, and with it the addresses of the dead: pytorch#135712.
+            # Launchers of several machines do not agree on the number of a restart.
+            store = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size)
+    except RuntimeError as error:
+        raise PairNormError(
+            f"the ranks did not find one another ({str(error).splitlines()[0]})",
+            code="rank-died",
+            remedy="Start all of them again; after restarts of several machines, with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.",
+        ) from error
+    try:
+        with warnings.catch_warnings():  # a PairNorm of no group has whole graphs here
+            warnings.filterwarnings("ignore", "PairNorm without process_group")
+            yield dist.get_rank()
     finally:
         dist.destroy_process_group()
 
@@ -173,13 +218,6 @@ def shards_of(num_nodes: int) -> Shards | None:
     """Return how the ranks share the nodes of a graph; None where there is one process."""
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return Shards(num_nodes) if together else None
-
-
-def any_rank(here: bool) -> bool:
-    """Say whether something is so on any rank, where all ask: then they go on alike."""
-    if shards_of(0) is None:
-        return here
-    return bool(all_sum(torch.tensor(float(here)), check_group(dist.group.WORLD)))
 
 
 def _is_local(module: nn.Module) -> bool:

@@ -14,13 +14,13 @@ from torch import Tensor
 from pairnorm.data import Graph, features_after
 from pairnorm.errors import PairNormError, quoted
 from pairnorm.measure import Probe
-from pairnorm.measure.probe import Record
+from pairnorm.measure.verdict import Record
 from pairnorm.nn import SGC
 from pairnorm.paper.experiments import Experiment
 from pairnorm.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.train import Spec
 from pairnorm.train.result import UNEXPECTED
-from pairnorm.train.trainers import GNNTrainer
+from pairnorm.train.trainers import GNNTrainer, sgc_settings
 from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ def measure_layers(
     """
     accuracy = None
     if spec.model == "SGC":
-        model: torch.nn.Module = SGC(
-            graph.num_features, graph.num_classes, spec.depth, spec.mode, spec.scale, adjacency=spec.adjacency
-        )
+        model: torch.nn.Module = SGC(graph.num_features, graph.num_classes, **sgc_settings(spec))
         model = model.eval().to(device)
         values = features_after(graph, scaling=spec.scaling).values
         inputs: tuple[Any, ...] = (values.to(device), graph.adjacency.to(device))

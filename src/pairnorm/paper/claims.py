@@ -7,8 +7,8 @@ from typing import Concatenate, ParamSpec
 
 from pairnorm.paper.case_study import Layers, studied
 from pairnorm.paper.experiments import CASE_STUDY, DATASETS, EXPERIMENTS, Place, Selection
+from pairnorm.paper.result_tables import TITLES
 from pairnorm.paper.results import Chosen, Results, Summary
-from pairnorm.paper.tables import TITLES
 from pairnorm.train import Spec
 
 COMPARABLE = 0.02

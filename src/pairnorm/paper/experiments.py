@@ -6,7 +6,7 @@ from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from pairnorm.errors import PairNormError, one_of, quoted, whole_number
+from pairnorm.errors import PairNormError, one_of, whole_number
 from pairnorm.train import Spec
 
 Settings = Mapping[str, Any]
@@ -350,30 +350,3 @@ class Selection:
             "missing": self.missing,
         }
         return "".join(f" --{name} {','.join(map(str, value))}" for name, value in values.items() if value)
-
-
-def split_names(text: str | None) -> list[str] | None:
-    """Read ``cora,citeseer``; None and ``all`` stand for no choice.
-
-    >>> split_names("cora, pubmed")
-    ['cora', 'pubmed']
-    """
-    if text is None or text == "all":
-        return None
-    return [one_of("dataset", name.strip().lower(), DATASETS) for name in text.split(",")]
-
-
-def split_numbers(what: str, text: str | None) -> list[int] | None:
-    """Read ``2,4,8``.
-
-    >>> split_numbers("depths", "2,4")
-    [2, 4]
-    """
-    if text is None:
-        return None
-    try:
-        return [int(word.strip().removesuffix("%")) for word in text.split(",")]
-    except ValueError:
-        problem = f"{what} is {quoted(text)}"
-        expected = "whole numbers with commas, such as 2,4"
-        raise PairNormError(problem, code="not-a-whole-number", value=text, expected=expected) from None

@@ -1,6 +1,7 @@
-"""The figures of accuracy and loss: against depth (Figures 1, 3, 4 and their twins) and as bar charts."""
+"""The figures: how each is drawn, against depth or as bars, and which of them belong to an experiment."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,9 +10,11 @@ from torch import Tensor
 
 from pairnorm.data import features_after, load
 from pairnorm.nn import pair_norm, propagation
+from pairnorm.paper import case_study
+from pairnorm.paper.case_study import Layers
 from pairnorm.paper.experiments import Experiment, Place
+from pairnorm.paper.result_tables import TITLES
 from pairnorm.paper.results import Results, Summary, best
-from pairnorm.paper.tables import TITLES
 from pairnorm.plotting import (
     BLUE,
     GREEN,
@@ -26,6 +29,7 @@ from pairnorm.plotting import (
     style,
     whole_ticks,
 )
+from pairnorm.train import Spec
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -270,3 +274,85 @@ def _bar_looks(method: str) -> dict[str, Any]:
     if method.endswith("-PN"):
         return {"facecolor": colour, "edgecolor": colour, "linewidth": 1}
     return {"facecolor": "white", "edgecolor": colour, "linewidth": 1, "hatch": "//////"}
+
+
+Drawing = tuple[str, str, "Figure | None"]
+"""Name of the file, caption, and the figure, None where nothing has been run."""
+MODELS = {"table1": "SGC", "table2": "GCN", "table3": "GAT"}
+"""The model that a table of the paper is about."""
+
+
+def two_steps() -> Iterator[Drawing]:
+    """Draw Figure 2, which needs no experiment."""
+    yield "figure2", "Figure 2. The two steps of PairNorm, on papers of Cora.", figure2()
+
+
+def drawings(experiment: Experiment, results: Results, layers: Mapping[Spec, Layers]) -> Iterator[Drawing]:
+    """Draw the figures of an experiment.
+
+    Args:
+        experiment: whose.
+        results: what has been run.
+        layers: what the case study has measured.
+    """
+    if experiment.name in MODELS:
+        return _depth_figures(results, experiment)
+    if experiment.name in PER_GRAPH:
+        return _per_graph(results, experiment)
+    if experiment.name == "bars":
+        return _bars(results, experiment)
+    return _case_study(layers, experiment) if experiment.name == "case-study" else iter(())
+
+
+def _depth_figures(results: Results, experiment: Experiment) -> Iterator[Drawing]:
+    """Draw what a table chooses from: its model's panel of Figure 4."""
+    model = MODELS[experiment.name]
+    for dataset in experiment.datasets if 100 in experiment.missing else ():
+        caption = f"{model} on {TITLES[dataset]} with all vectors outside the training set missing."
+        figure = against_depth(results, experiment, dataset, (model,), 100, mark_best=True)
+        yield f"depth-{model.lower()}-{dataset}", caption, figure
+
+
+def _per_graph(results: Results, experiment: Experiment) -> Iterator[Drawing]:
+    """Draw a figure of the paper, which has one graph, for every graph."""
+    draw, caption = PER_GRAPH[experiment.name]
+    for dataset in experiment.datasets:
+        number = experiment.name[-1] + ("" if dataset == "cora" else ", appendix")
+        figure = draw(results, experiment, dataset)
+        yield f"{experiment.name}-{dataset}", f"Figure {number}. {caption.format(TITLES[dataset])}", figure
+
+
+def _bars(results: Results, experiment: Experiment) -> Iterator[Drawing]:
+    for model in ("GCN", "GAT"):
+        caption = (
+            f"{model} with skip connections (t1, t2) and PairNorm-SI (PN) by missing rate: test accuracy and "
+            "chosen depth. 70, 80 and 90%: fewer runs, as in the paper."
+        )
+        yield f"bars-{model.lower()}", caption, bars(results, experiment, model)
+
+
+def _case_study(layers: Mapping[Spec, Layers], experiment: Experiment) -> Iterator[Drawing]:
+    for model in ("SGC", "GCN"):
+        found = case_study.studied(layers, experiment, model)
+        name = f"case-study-{model.lower()}"
+        what = "SGC" if model == "SGC" else "a trained 12-layer GCN (without its last layer, the logits)"
+        yield name, f"Distances of node pairs by layer in {what}.", case_study.mean_distances(found, model)
+        caption = f"Distributions of these distances, {model}."
+        yield f"{name}-distributions", caption, case_study.distributions(found, model)
+
+
+PER_GRAPH: dict[str, tuple[Callable[[Results, Experiment, str], "Figure | None"], str]] = {
+    "figure1": (
+        figure1,
+        "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%.",
+    ),
+    "figure3": (
+        partial(against_depth, models=("GCN", "GAT"), percent=0),
+        "GCN and GAT on {} without PairNorm-SI (dashed) and with it (solid).",
+    ),
+    "figure4": (
+        partial(against_depth, models=("SGC", "GCN", "GAT"), percent=100, mark_best=True),
+        "{} with all vectors outside the training set missing, without PairNorm (dashed) and with it "
+        "(solid); diamonds mark the depths that validation chooses.",
+    ),
+}

@@ -11,8 +11,8 @@ from pairnorm.page import Table as Shown
 from pairnorm.page.charts import COLOURS, GREY, SYMBOLS, Line, lines
 from pairnorm.paper.claims import STATUSES, Verdict
 from pairnorm.paper.experiments import EXPERIMENTS, Experiment, Place, Selection
+from pairnorm.paper.result_tables import PARTIAL, TITLES, Entry, Table
 from pairnorm.paper.results import Results, Summary
-from pairnorm.paper.tables import PARTIAL, TITLES, Entry, Table
 
 GLOSSARY = {
     "Missing": "The share of nodes outside the training set whose features were taken away.",

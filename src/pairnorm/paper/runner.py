@@ -1,8 +1,10 @@
 """Training what experiments lack, on a machine that has little but torch; it goes on where it stopped."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,31 +51,19 @@ def reproduce(
         on: ``"here"`` or ``"ray"``, see ``run``; a case study is done here.
         progress: is called now and then.
     """
-    should_stop = until(minutes)
-
-    def train(stage: str, pairs: Iterable[tuple[Spec, int]], measures: Sequence[str] = ()) -> int:
-        return run(
-            pairs,
-            store,
-            device=device,
-            root=root,
-            workers=workers,
-            on=on,
-            measures=measures,
-            progress=lambda now: progress(stage, now),
-            should_stop=should_stop,
-        )
-
-    trained = 0
+    should_stop, trained = until(minutes), 0
+    how: dict[str, Any] = {"device": device, "root": root, "workers": workers, "on": on}
+    train = partial(run, store=store, should_stop=should_stop, **how)
     stored, studies = _kinds(experiments)
     for measures in dict.fromkeys(experiment.measures for experiment in stored):
         some = [experiment for experiment in stored if experiment.measures == measures]
         stage = ", ".join(experiment.name for experiment in some)
-        trained += train(stage, (pair for experiment in some for pair in experiment.pairs()), measures)
+        pairs = (pair for experiment in some for pair in experiment.pairs())
+        trained += train(pairs=pairs, measures=measures, progress=partial(progress, stage))
     for experiment in stored:
         if experiment.search_runs is not None and not should_stop():
-            found = Results.of(store, experiment)
-            trained += train(f"{experiment.name}, the best again", found.second_stage(experiment))
+            best = Results.of(store, experiment).second_stage(experiment)
+            trained += train(pairs=best, progress=partial(progress, f"{experiment.name}, the best again"))
     for study in studies:
         trained += _study(study, store, find_device(device), root, progress, should_stop)
     return Outcome(trained, count_lacking(experiments, store))

@@ -18,7 +18,7 @@ from pairnorm.train.loop import CAPTURE, Loop, on_device
 from pairnorm.train.remedies import Model
 from pairnorm.train.result import Trial, check_seed
 from pairnorm.train.spec import Spec
-from pairnorm.train.trainers import GNNTrainer, Problem, SGCTrainer, bound, make_norm
+from pairnorm.train.trainers import GNNTrainer, Problem, SGCTrainer, bound, sgc_settings
 
 OF_MODELS = ("relative_energy", "gradient_first", "gradient_last", "parameters")
 """Measures of a model as a whole: see ``train``."""
@@ -92,15 +92,7 @@ def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
     spec = pairs[0][0]
     (fitted,) = SGCTrainer(graph, pairs, [spec.depth], [spec.scale], device).fit()
     weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # of the scales, there is one
-    model = SGC.from_weights(
-        weight,
-        bias,
-        depth=spec.depth,
-        norm=make_norm(spec, len(pairs)) or spec.mode,
-        scale=spec.scale,
-        dropout=spec.dropout,
-        adjacency=spec.adjacency,
-    )
+    model = SGC.from_weights(weight, bias, **sgc_settings(spec, len(pairs)))
     bound(model, graph, device)
     return model.to(device).eval()
 

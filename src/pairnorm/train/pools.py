@@ -30,6 +30,8 @@ Told = int | list[Result]
 # Parameters of mallopt in glibc's malloc.h; the second is the largest value that it takes.
 TRIM_THRESHOLD, MMAP_THRESHOLD = (-1, 2**30), (-3, 2**25)
 
+quieten()  # a worker imports this module, then is sent a graph that has sparse tensors
+
 
 class Pool(ABC):
     """A place for jobs. What they tell is heard in the thread that submits, which alone writes the store.
@@ -88,8 +90,6 @@ class ThisProcess(Pool):
         super().__init__(0, hear)
         self._device, self._threads = device, torch.get_num_threads()
         torch.set_num_threads(1)
-
-    quieten()  # the graph that comes has sparse tensors
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         """Train a job to its end."""

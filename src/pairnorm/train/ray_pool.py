@@ -4,11 +4,9 @@ Ray itself retries nothing, for it would try for ever what runs out of memory: w
 is halved, is decided here.
 """
 
-import os
 import queue
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,12 +16,11 @@ import torch
 
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of
+from pairnorm.train.cluster import ATTEMPTS, cause_of, check_room, check_version, connect, has_died
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.pools import Pool, Told, keep_freed_memory, work
 from pairnorm.version import __version__
 
-ATTEMPTS = 10
-"""How often workers may die on a job that tells nothing before it is halved."""
 TELL_SECONDS = 0.2
 
 
@@ -37,6 +34,7 @@ class _Running:
     options: dict[str, Any]
     attempts: int = 0
     ticks: int = 0
+    furthest: int = 0
     results: Any = None
 
 
@@ -49,7 +47,7 @@ class Ray(Pool):
     """
 
     def __init__(self, device: str, hear: Callable[[Told], None]) -> None:
-        self._ray, self._ours = _connect()
+        self._ray, self._ours = connect()
         resources = self._ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         if device == "cuda" and not gpus:
@@ -82,10 +80,10 @@ class Ray(Pool):
                 while self._ray.wait([running.results], timeout=0)[0]:
                     self._hear_of(running, self._ray.get(next(running.results)), results_only)
             except StopIteration:
-                self._running.remove(running)
+                self._end(running)
                 running.future.set_result(None)
             except Exception as error:
-                self._running.remove(running)
+                self._end(running)
                 if not results_only:
                     self._fail(running, error)
 
@@ -99,9 +97,15 @@ class Ray(Pool):
         try:
             self.listen(results_only=True)
         finally:
-            for running in self._running:
+            for running in list(self._running):
                 self._ray.cancel(running.results, force=True)
+                self._end(running)
             self.close()
+
+    def _end(self, running: _Running) -> None:
+        """Forget a task: what still has one of a cluster that was left ends the process."""
+        self._running.remove(running)
+        running.results = None
 
     def _begin(self, running: _Running) -> None:
         self._running.append(running)
@@ -112,17 +116,18 @@ class Ray(Pool):
     def _place(self, graph: Graph) -> Any:
         """Return where in the cluster a graph is, and put it there first if it is not."""
         if id(graph) not in self._graphs:
-            _check_room(self._ray, graph)
+            check_room(self._ray, f"graph {graph.name!r}", _size(graph))
             self._graphs[id(graph)] = graph, self._ray.put(graph)
         return self._graphs[id(graph)][1]
 
     def _hear_of(self, running: _Running, told: Told, results_only: bool) -> None:
-        running.attempts = 0
         if isinstance(told, int):
             running.ticks += told
         else:
             found = {(result.spec, result.trial.seed) for result in told}
             self._forget(running, tuple(pair for pair in running.job.pairs if pair not in found))
+        if isinstance(told, list) or running.ticks > running.furthest:  # what dies at one place never is
+            running.attempts, running.furthest = 0, running.ticks
         if not (results_only and isinstance(told, int)):
             self._hear(told)
 
@@ -132,12 +137,9 @@ class Ray(Pool):
 
     def _fail(self, running: _Running, error: Exception) -> None:
         """Try again what a dead worker had; in halves what is too large, or keeps killing its workers."""
-        kinds = self._ray.exceptions
-        died = isinstance(error, kinds.WorkerCrashedError | kinds.NodeDiedError | kinds.ObjectLostError)
-        too_large = isinstance(error, kinds.OutOfMemoryError)
+        died, too_large = has_died(error), isinstance(error, self._ray.exceptions.OutOfMemoryError)
         if not died and not too_large:
-            cause = error.cause if isinstance(error, kinds.RayTaskError) else None
-            running.future.set_exception(cause if isinstance(cause, Exception) else error)
+            running.future.set_exception(cause_of(error))
             return
         self._hear(-running.ticks)  # that work is to be done again
         running.attempts += 1
@@ -172,84 +174,22 @@ def _when_all_are_done(parts: list[Future[None]], whole: Future[None]) -> None:
         part.add_done_callback(look)
 
 
-def _connect() -> tuple[Any, bool]:
-    """Return ray, connected to a cluster, and whether that was done here."""
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise PairNormError(
-            "running on a Ray cluster needs ray",
-            code="not-installed",
-            value="ray",
-            remedy="pip install 'pairnorm[ray]'",
-        ) from error
-    if ray.is_initialized():
-        return ray, False
-    address = os.environ.get("RAY_ADDRESS", "auto")
-    if address.startswith("ray://"):
-        raise PairNormError(
-            f"RAY_ADDRESS is {address!r}, a Ray Client's",
-            code="no-cluster",
-            value=address,
-            expected="the address of the cluster itself, from one of its machines",
-            remedy="Submit this command as a job: ray job submit -- pairnorm …",
-        )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Ray's own future
-            ray.init(address=address, log_to_driver=False, logging_level="error")
-    except ConnectionError as error:
-        raise PairNormError(
-            f"no Ray cluster was found ({address})",
-            code="no-cluster",
-            value=address,
-            remedy="Start one: ray start --head, elsewhere ray start --address=…; or set RAY_ADDRESS.",
-        ) from error
-    except RuntimeError as error:
-        if "ersion mismatch" not in str(error):
-            raise
-        raise PairNormError(
-            f"the Ray cluster runs other versions: {' '.join(str(error).split())}",
-            code="version-mismatch",
-            value=address,
-            remedy="Install the same versions of Python and ray on all machines.",
-        ) from error
-    return ray, True
-
-
-def _check_room(ray: Any, graph: Graph) -> None:
-    tensors = [graph.adjacency, graph.features]
-    size = sum(
-        part.numel() * part.element_size()
-        for tensor in tensors
+def _size(graph: Graph) -> int:
+    """Return the bytes of a graph's adjacency and features."""
+    return sum(
+        part.nbytes
+        for tensor in (graph.adjacency, graph.features)
         for part in (
             (tensor.crow_indices(), tensor.col_indices(), tensor.values())
             if tensor.layout == torch.sparse_csr
             else (tensor,)
         )
     )
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = min(int(node.get("object_store_memory", 0)) for node in nodes if node.get("CPU", 0))
-    if size > room:
-        raise PairNormError(
-            f"graph {graph.name!r} has {size / 1e9:.2g} GB, the smallest object store {room / 1e9:.2g} GB",
-            code="no-room",
-            value=size,
-            remedy="Start its node with more --object-store-memory; a container needs a larger --shm-size.",
-        )
 
 
 def _work(graph: Graph, job: Job, on_gpu: bool, options: dict[str, Any], version: str) -> Iterator[Told]:
     """Train a job on a worker, as its own memory allows, and yield what it tells."""
-    if version != __version__:
-        raise PairNormError(
-            f"a worker of the Ray cluster has pairnorm {__version__}, the driver {version}",
-            code="version-mismatch",
-            value=__version__,
-            expected=version,
-            remedy="Install the same version on all machines.",
-        )
+    check_version(version)
     torch.set_num_threads(1)
     keep_freed_memory()
     told: queue.SimpleQueue[Told | BaseException | None] = queue.SimpleQueue()

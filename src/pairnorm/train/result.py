@@ -5,8 +5,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 import torch
 
+from pairnorm.data.tables import long_cells
 from pairnorm.errors import PairNormError, quoted, real_number, whole_number
 from pairnorm.train.spec import LATER, Spec
 from pairnorm.version import __version__
@@ -244,7 +244,7 @@ def write_parquet(results: Sequence[Result], path: Path) -> None:
     except ImportError as error:
         raise PairNormError(
             "Parquet needs pyarrow",
-            code="not-installed",
+            code="library-missing",
             value="pyarrow",
             remedy="Install it, or export as .csv.",
         ) from error
@@ -261,7 +261,7 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 
 def read_csv(path: Path) -> list[Result]:
     """Read what ``write_csv`` wrote; a column that is not the store's own is a measure."""
-    with _long_fields(), path.open(newline="", encoding="utf-8") as file:
+    with long_cells(), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, strict=True)
         try:
             absent = [name for name in _FIXED if name not in (reader.fieldnames or ()) and name not in LATER]
@@ -320,13 +320,3 @@ def _read(name: str, text: str) -> Any:
         return (json.loads(text) if name == "curves" else text) if text else None
     except (KeyError, RecursionError, ValueError):
         raise _no_export(f"{name} is {quoted(text)}", "wrong-value", text) from None
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Let a CSV field be as long as the curves of many epochs are; the limit is global, so it is put back."""
-    limit = csv.field_size_limit(2**31 - 1)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(limit)

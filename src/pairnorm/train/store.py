@@ -40,7 +40,9 @@ APPLICATION = int.from_bytes(b"Pair", "big")
 BUSY_SECONDS = 60
 """How long a process waits for others that write."""
 
-_FILES = sorted((files("pairnorm.train") / "migrations").iterdir(), key=lambda file: file.name)
+_FILES = sorted(
+    (files("pairnorm.train") / "migrations").iterdir(), key=lambda file: int(file.name.split(".")[0])
+)
 MIGRATIONS: tuple[tuple[str, ...], ...] = tuple(
     tuple(file.read_text(encoding="utf-8").strip().removesuffix(";").split(";\n")) for file in _FILES
 )

@@ -251,6 +251,12 @@ def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
     return None if remedy.norm is None else partial(remedy.norm, 0, trials, spec.strength)
 
 
+def sgc_settings(spec: Spec, trials: int = 1) -> dict[str, Any]:
+    """Return all that makes the SGC of a spec, but for its weights."""
+    own = {name: getattr(spec, name) for name in ("depth", "scale", "dropout", "adjacency")}
+    return {"norm": make_norm(spec, trials) or spec.mode, **own}
+
+
 def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
     """Give the norms that want it the degree of every node; return the module."""
     for norm in module.modules():
@@ -317,15 +323,20 @@ class GNNTrainer:
 
         Args:
             tick: is told, every so often, how many epochs have passed.
-            checkpoint: file that the state is written to as often, and taken up from if it is there.
+            checkpoint: file that the state is written to as often, and taken up from if it is there; of
+                ranks, the first reads and writes it.
         """
-        behind = 0
-        if checkpoint is not None and checkpoint.exists():
-            saved = torch.load(checkpoint, map_location=self.problem.labels.device, weights_only=True)
+        shards, behind, saved = self.problem.shards, 0, None
+        first = shards is None or dist.get_rank(shards.process_group) == 0
+        if checkpoint is not None and first and checkpoint.exists():
+            saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        if checkpoint is not None and shards is not None:  # other machines may not see the file
+            saved = shards.of_first(saved)
+        if saved is not None:
             behind = self.loop.go_on(saved)
 
         def tell(epochs: int) -> None:
-            if checkpoint is not None and epochs and (self.problem.shards is None or dist.get_rank() == 0):
+            if checkpoint is not None and epochs and first:
                 with whole_file(checkpoint) as draft:
                     torch.save(self.loop.state(), draft)
             tick(epochs)

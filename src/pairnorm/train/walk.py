@@ -50,13 +50,15 @@ BASE = 270 * 10**6
 
 Tick = Callable[[str], None]
 Array = NDArray[np.float32]
+Told = str | dict[str, Any]
+"""What the walk of a block tells: the steps that are done, and at the end what is kept of it."""
 
 
 @dataclass(frozen=True)
 class Plan:
     r"""How much memory a walk takes, said before the work; mapped pages, which can be dropped, do not count.
 
-    $$\text{bytes} = 8 n (B + 1) + 16 n + 4 B r k + 32 F r + 2.1 \cdot 10^8$$
+    $$\text{bytes} = 8 n (B + 1) + 16 n + 4 B r k + 32 F r + 2.7 \cdot 10^8$$
 
     for n nodes, blocks of B of the F columns, and r rows that are kept of k depths: two states; the numbers
     of every node that fills and PN-SI need; the kept rows of a block; what the regression works on; Python.
@@ -67,6 +69,7 @@ class Plan:
         rows: r.
         depths: k.
         memory: the bytes that may be taken.
+        widest: the most columns that a block has.
     """
 
     nodes: int
@@ -74,6 +77,7 @@ class Plan:
     rows: int
     depths: int
     memory: int
+    widest: int = WIDEST
 
     def peak(self, width: int) -> int:
         """Return the bytes taken at most with blocks of so many columns."""
@@ -83,7 +87,7 @@ class Plan:
     @cached_property
     def width(self) -> int:
         """The widest block that fits."""
-        most = max(1, min(WIDEST, self.features))
+        most = max(1, min(self.widest, self.features))
         lines = range(most // LINE * LINE, 0, -LINE)
         for width in [most, *lines, *(narrow for narrow in (8, 4, 2, 1) if narrow < most)]:
             if self.peak(width) <= self.memory:
@@ -136,7 +140,6 @@ class Walk:
                 remedy="Pass {fill}.",
                 fill="zero",
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
 
     @cached_property
     def _path(self) -> Callable[[str], Path]:
@@ -161,24 +164,45 @@ class Walk:
 
     def run(self) -> None:
         """Walk what is not finished yet."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         if self.norm == "PN-SI":
             self._run_together()
             return
-        for number, columns in enumerate(self._blocks):
-            path = self._path(f"{number:04d}.npz")
-            if path.exists():
-                continue
-            kept: dict[str, Any] = {}
-            squares, units = np.zeros((2, max(self.depths) + 1))
-            steps = self._steps(self._start(columns), max(self.depths))
-            for depth, (state, unit, square) in enumerate(steps):
-                squares[depth], units[depth] = square, unit
-                if depth in self.depths:
-                    kept[f"depth-{depth}"] = _divided(state[self.rows], len(columns))
-                self.tick(f"columns {columns.start + 1} to {columns.stop}, depth {depth}")
-            del state, steps
-            with whole_file(path) as draft, open(draft, "wb") as file:
-                np.savez(file, squares=squares, units=units, **kept)
+        for number in self.left():
+            for told in self.block(number):
+                self.hear(number, told)
+
+    def left(self) -> list[int]:
+        """Return the numbers of the blocks that are not finished; those of PN-SI cannot be walked apart."""
+        return [number for number in range(len(self._blocks)) if not self._block_path(number).exists()]
+
+    def block(self, number: int) -> Iterator[Told]:
+        """Walk a block, wherever the graph is; ``hear`` what it yields where the files are."""
+        columns = self.columns(number)
+        kept: dict[str, Any] = {}
+        squares, units = np.zeros((2, max(self.depths) + 1))
+        steps = self._steps(self._start(columns), max(self.depths))
+        for depth, (state, unit, square) in enumerate(steps):
+            squares[depth], units[depth] = square, unit
+            if depth in self.depths:
+                kept[f"depth-{depth}"] = _divided(state[self.rows], len(columns))
+            yield f"columns {columns.start + 1} to {columns.stop}, depth {depth}"
+        yield kept | {"squares": squares, "units": units}
+
+    def hear(self, number: int, told: Told) -> None:
+        """Pass a step on, or write what is kept of a block."""
+        if isinstance(told, str):
+            self.tick(told)
+            return
+        with whole_file(self._block_path(number)) as draft, open(draft, "wb") as file:
+            np.savez(file, **told)
+
+    def columns(self, number: int) -> range:
+        """The columns of a block."""
+        return self._blocks[number]
+
+    def _block_path(self, number: int) -> Path:
+        return self._path(f"{number:04d}.npz")
 
     def state(self, depth: int) -> Array:
         """Return the normalised state of the kept rows at a depth, [r, features]."""
@@ -187,7 +211,7 @@ class Walk:
             if self.norm == "PN-SI":
                 parts.append(np.load(self._path(f"{number:04d}-{depth}.npy"), allow_pickle=False))
             else:
-                with np.load(self._path(f"{number:04d}.npz"), allow_pickle=False) as found:
+                with np.load(self._block_path(number), allow_pickle=False) as found:
                     factor = np.float32(found["units"][depth] * self._scales[depth])
                     parts.append(found[f"depth-{depth}"] * factor)
         return np.concatenate(parts, 1)
@@ -224,7 +248,7 @@ class Walk:
         if self.norm == "PN":
             total = np.zeros(len(scales))
             for number in range(len(self._blocks)):
-                with np.load(self._path(f"{number:04d}.npz"), allow_pickle=False) as found:
+                with np.load(self._block_path(number), allow_pickle=False) as found:
                     total += found["squares"]
             for depth, square in enumerate(total):
                 scales[depth] = last = last / np.sqrt(last**2 * square + EPS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling
-from pairnorm.classify.candidates import SGCFamily, Task, base
+from pairnorm.classify.candidates import SGCFamily, Task, base, shared_walks
 from pairnorm.classify.candidates import sgc as module
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
@@ -66,7 +66,7 @@ def test_depth_pays_with_pair_norm_where_vectors_are_missing(blanked_cora: Graph
 
 def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: Task, monkeypatch) -> None:
     monkeypatch.setattr(module, "ENOUGH", 10)
-    few = module._fewer(task)
+    few = base.fewer(task, module.ENOUGH)
     counts = torch.bincount(task.graph.labels[few.graph.train])
     assert counts.tolist() == [5, 6]  # ten, and the first of each class
     assert not (few.graph.train & ~task.graph.train).any()
@@ -88,7 +88,7 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
         train=rare, validation=task.graph.validation & ~rare, test=task.graph.test & ~rare
     )
     monkeypatch.setattr(module, "ENOUGH", 5)
-    few = module._fewer(replace(task, graph=graph)).graph
+    few = base.fewer(replace(task, graph=graph), module.ENOUGH).graph
     assert few.train[first]
     assert int(few.train.sum()) <= 7
 
@@ -97,7 +97,7 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
 def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monkeypatch, norm: str) -> None:
     task, family = on(small), SGCFamily([norm], tuple(range(1, 30)), SCALES)
     whole, told = [one.candidate for one in family.fit(task, nothing)], []
-    monkeypatch.setattr(base, "MANY_NODES", 1)
+    monkeypatch.setattr(shared_walks, "MANY_NODES", 1)
     short = [one.candidate for one in family.fit(task, told.append)]
     assert len(told) == family.steps
     for scale in SCALES:
@@ -117,8 +117,8 @@ def test_over_many_nodes_features_are_filled_once(blanked_cora: Graph, monkeypat
         calls.append(name)
         return fill_missing(name, *rest)
 
-    monkeypatch.setattr(base, "fill_missing", fill)
-    monkeypatch.setattr(base, "MANY_NODES", 1)
+    monkeypatch.setattr(shared_walks, "fill_missing", fill)
+    monkeypatch.setattr(shared_walks, "MANY_NODES", 1)
     monkeypatch.setattr(module, "span", lambda features: (None, features))
     task = on(blanked_cora)
     task = replace(task, features=task.features.to_dense())

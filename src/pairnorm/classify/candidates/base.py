@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
+from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, normalised
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.classify.regression import span
@@ -23,17 +23,16 @@ from pairnorm.data.adjacency import reachable
 from pairnorm.data.features import without_rows
 from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
-from pairnorm.fill import fill_missing
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, Kind, Mode, states
+from pairnorm.nn.distributed import Shards
 from pairnorm.train.spec import Norm
 from pairnorm.train.trainers import part_accuracies, part_losses
 
 LARGEST_STATE = 8 * 2**30
-# Features up to this size, filled, are kept as long as they are: feature propagation takes 40 steps.
-LARGEST_KEPT = 2**30
-MANY_NODES = 100_000
 # Of the nodes without a label, at most so many are learnt from, their probabilities to this power.
 PUPILS, SHARPER = 4000, 1.5
+# Of more training nodes, where there are many nodes, a model learns from so many, of every class its share.
+MOST_ROWS = 20_000
 
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -105,6 +104,7 @@ class Task:
             where it is empty, the validation nodes are, once.
         lesson: what else a regression learns from than the training nodes.
         hidden: bool [n], which nodes are judged without their features when they are held out; None for none.
+        shards: how ranks share its nodes, where they train each GCN and GAT together.
     """
 
     graph: Graph
@@ -116,6 +116,7 @@ class Task:
     held_out: Sequence[Tensor] = ()
     lesson: Lesson | None = None
     hidden: Tensor | None = None
+    shards: Shards | None = None
 
     @property
     def classes(self) -> int:
@@ -377,7 +378,10 @@ class Network:
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the logits of every node, [n, trials, classes]."""
         module, features = self.module.to(device).eval(), features.to(device)
-        matrix = module.propagation(graph.adjacency).to(device)
+        mode = getattr(getattr(module, "norm", None), "mode", None)
+        if isinstance(module, SGC) and has_many_nodes(graph) and mode != "PN-SCS":  # scales differ in walks
+            return self._walked(graph, features)
+        matrix = normalised(graph, module.adjacency, device)
         if isinstance(module, SGC) and graph.missing.dim() == 1:  # few rows span few dimensions to walk in
             basis, features = span(features.to_dense())
             walk = states(filled(self.fill, graph, features), matrix, module.norm)
@@ -385,6 +389,14 @@ class Network:
             return (next(islice(walk, module.depth, None)) @ weight).transpose(0, 1) + module.bias
         found: Tensor = module(filled(self.fill, graph, features), matrix)
         return found
+
+    def _walked(self, graph: Graph, features: Tensor) -> Tensor:
+        """Return an SGC's logits of a walk that others may have gone: PairNorm's scale comes afterwards."""
+        module, norm = self.module, self.module.norm
+        mode, scale = (None, 1.0) if norm is None else (norm.mode, norm.scale)
+        state = SharedWalk(graph, features.to_dense(), self.fill, module.adjacency, mode).state(module.depth)
+        logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * module.weight) + module.bias
+        return logits
 
     def state(self) -> State:
         """Return the adjacency's kind, an initial share, and the weights, whose shapes tell the rest."""
@@ -417,33 +429,25 @@ class Network:
         return cls(module.eval(), candidate.fill)
 
 
-def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
-    """Return features in which something stands in for what the graph misses.
+def fewer(task: Task, most: int) -> Task:
+    """Return the task with at most so many training nodes, of every class its share.
 
     Args:
-        fill: one of ``FILLS``; ``"zero"`` is what scaled features have already.
-        graph: whose edges, and what it misses.
-        features: [n, d], scaled; or any columns of it where whole vectors are missing.
+        task: the task.
+        most: how many; the first of each class come on top of them.
     """
-    if fill == "zero" or not graph.missing.any():
-        return features
-    kept: dict[str, tuple[Tensor, Tensor, Tensor]] = _FILLED.setdefault(features, {})
-    if fill in kept and kept[fill][0] is graph.adjacency and kept[fill][1] is graph.missing:
-        return kept[fill][2]
-    known = ~graph.missing.to(features.device)
-    result = fill_missing(fill, graph.adjacency.to(features.device), features, known)
-    if result.nbytes <= LARGEST_KEPT and has_many_nodes(graph):
-        kept[fill] = (graph.adjacency, graph.missing, result)
-    return result
-
-
-# By the features: what they were filled with, of which graph.
-_FILLED: Any = WeakTensorKeyDictionary()
-
-
-def has_many_nodes(graph: Graph) -> bool:
-    """Say whether a graph has so many nodes that ``fit`` must be sparing with its steps."""
-    return graph.num_nodes >= MANY_NODES
+    nodes = task.graph.train.nonzero().squeeze(1)
+    if len(nodes) <= most:
+        return task
+    by_class = nodes[task.graph.labels[nodes].argsort(stable=True)]
+    # Evenly spaced among the nodes of a class, and the first of each, however rare.
+    labels = task.graph.labels[by_class]
+    first = torch.cat([labels.new_ones(1, dtype=torch.bool), labels[1:] != labels[:-1]])
+    spaced = torch.linspace(0, len(by_class) - 1, most, device=nodes.device).long()
+    train = torch.zeros_like(task.graph.train)
+    train[by_class[spaced]] = True
+    train[by_class[first]] = True
+    return replace(task, graph=task.graph.replace(train=train))
 
 
 def lost(graph: Graph, labelled: Tensor) -> Tensor:

@@ -11,8 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, State, Task, Tick, check_size
+from pairnorm.classify.candidates.base import (
+    Candidate,
+    Found,
+    Known,
+    Saved,
+    State,
+    Task,
+    Tick,
+    check_size,
+    fewer,
+)
 from pairnorm.classify.candidates.columns import feature_columns, label_columns
+from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.regression import principal
 from pairnorm.data import Graph
 from pairnorm.errors import whole_number
@@ -23,6 +34,8 @@ ITERATIONS, RATE = 200, 0.06
 # Of more features than this, the leading principal components are taken.
 MOST_FEATURES = 64
 MOST_HOPS = 10
+# Of more training nodes, where there are many nodes, trees are grown on so many.
+ENOUGH_ROWS = 10_000
 # How many steps down how many trees are taken at once: 64 MB of indices.
 AT_ONCE = 2**23
 FIELDS = ("feature", "threshold", "missing_left", "left", "right", "value")
@@ -55,8 +68,10 @@ class BoostedTrees:
         widest, parts = max(self.hops), []
         for fold in task.folds:
             rows = _Columns.of(fold, widest)(fold.graph, fold.features, fold.device)
+            fold = _sampled(fold)
             train, held = (rows[mask.cpu().numpy()] for mask in (fold.graph.train, fold.graph.validation))
             parts.append((fold, train, held))
+            del rows
         columns = train.shape[1]
         width = (columns - 2 * task.classes - 2) // (widest + 1)
         for hops in self.hops:  # fewer of them are the first columns, and those that come after all hops
@@ -132,10 +147,15 @@ def _logits(raw: Any, model: Any, classes: int) -> Tensor:
     return logits
 
 
+def _sampled(task: Task) -> Task:
+    """Return the task with the training nodes that trees are grown on; labels are seen of all."""
+    return fewer(task, ENOUGH_ROWS) if has_many_nodes(task.graph) else task
+
+
 def _learn(task: Task, hops: int, leaves: int, iterations: int) -> Trees:
-    columns = _Columns.of(task, hops)
-    rows = columns(task.graph, task.features, task.device)[task.graph.train.cpu().numpy()]
-    model = _boost(task, rows, leaves, iterations)
+    columns, some = _Columns.of(task, hops), _sampled(task)
+    rows = columns(task.graph, task.features, task.device)[some.graph.train.cpu().numpy()]
+    model = _boost(some, rows, leaves, iterations)
     return Trees(columns, *_arrays(model))
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.classify.candidates.base import Known
+from pairnorm.classify.candidates.shared_walks import normalised
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.fill.known import mask_of, observed
 from pairnorm.nn import SparseMatrix
-from pairnorm.nn.propagate import propagation, restart_walk
+from pairnorm.nn.propagate import restart_walk
 from pairnorm.sparse import sparse_csr
 
 FOLDS = 10
@@ -52,6 +56,14 @@ def label_columns(graph: Graph, known: Known, classes: int, device: torch.device
         device: where to compute.
     """
     labels = known.labels_in(graph).to(device)
+    kept: dict[torch.device, tuple[Tensor, Tensor]] = _KEPT.setdefault(graph.adjacency, {})
+    if device not in kept or not torch.equal(kept[device][0], labels):
+        kept[device] = labels, _label_columns(graph, labels, classes)
+    return kept[device][1]
+
+
+def _label_columns(graph: Graph, labels: Tensor, classes: int) -> Tensor:
+    device = labels.device
     folds = torch.from_numpy(fingerprints(graph.node_names) % FOLDS).to(device).where(labels >= 0, FOLDS)
     given = torch.nn.functional.one_hot(labels.clamp(min=0), classes).float() * (labels >= 0)[:, None]
     matrix, degree = _walk(graph, device)
@@ -59,10 +71,14 @@ def label_columns(graph: Graph, known: Known, classes: int, device: torch.device
     # A set of columns for every fold, from the labels outside it, and one from all labels, for the others.
     outside = (folds[:, None] != torch.arange(FOLDS + 1, device=device)).float()
     start = (outside[:, :, None] * given[:, None]).flatten(1)
-    state = restart_walk(propagation(graph.adjacency).to(device), start, [ALPHA], ROUNDS)
+    state = restart_walk(normalised(graph, "rw", device), start, [ALPHA], ROUNDS)
     far = state.view(len(given), FOLDS + 1, classes)[torch.arange(len(given), device=device), folds]
     count = near.sum(1, keepdim=True)
     return torch.cat([_shares(near), count.log1p(), _shares(far)], 1)
+
+
+# By adjacency: the labels that were last seen, and what was made of them.
+_KEPT: Any = WeakTensorKeyDictionary()
 
 
 def _shares(values: Tensor) -> Tensor:

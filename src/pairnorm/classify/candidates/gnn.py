@@ -11,11 +11,15 @@ from hashlib import sha256
 from math import inf
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, Tried
 from pairnorm.classify.holdout import ClassifierWarning
-from pairnorm.nn.distributed import any_rank, shards_of
+from pairnorm.nn.distributed import Shards
+from pairnorm.train.remedies import Model
 from pairnorm.train.spec import Spec
-from pairnorm.train.trainers import GNNTrainer
+from pairnorm.train.trainers import GNNTrainer, build
 
 
 class OutOfTime(Exception):
@@ -33,8 +37,6 @@ class GNNFamily:
         required: train the first however long it takes, since there is no other candidate.
         name: of the family.
         checkpoints: folder in which trainings are kept every so often, and taken up from.
-
-    Ranks that ``torchrun`` has started train each of them together.
     """
 
     specs: Sequence[Spec]
@@ -54,14 +56,8 @@ class GNNFamily:
         (task,), left = replace(task, held_out=()).folds, 0
         for place, spec in enumerate(self.specs):
             allowed = inf if self.required and place == 0 else self.seconds
-
-            def watch(_: int, allowed: float = allowed) -> None:
-                if any_rank(time.perf_counter() - task.began > allowed):
-                    raise OutOfTime
-
             try:
-                watch(0)
-                yield _train(task, spec, self.seeds, watch, self.checkpoints)
+                yield _train(task, spec, self.seeds, allowed, self.checkpoints)
             except OutOfTime:
                 left += 1
             tick(f"{_model(spec)}, depth {spec.depth}")
@@ -74,26 +70,66 @@ class GNNFamily:
             )
 
 
-def _train(
-    task: Task, spec: Spec, seeds: Sequence[int], watch: Callable[[int], None], checkpoints: Path | None
-) -> Tried:
-    graph, spec = task.graph.replace(features=task.features), spec.replace(scaling="none")
-    shards, checkpoint = shards_of(graph.num_nodes), None
-    trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=shards)
-    if checkpoints is not None:  # of this graph, with this split
-        name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
-        checkpoint = checkpoints / f"{name}.pt"
-    trainer.fit(watch, checkpoint)
-    _, logits = trainer.evaluate()
+def _train(task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpoints: Path | None) -> Tried:
+    graph, spec, shards = (
+        task.graph.replace(features=task.features),
+        spec.replace(scaling="none"),
+        task.shards,
+    )
+
+    def fit(seeds: Sequence[int], shards: Shards | None) -> tuple[Model, Tensor]:
+        def watch(_: int) -> None:
+            late = time.perf_counter() - task.began > allowed
+            if late if shards is None else shards.any(late):
+                raise OutOfTime
+
+        watch(0)
+        trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=shards)
+        checkpoint = None
+        if checkpoints is not None:  # of this graph, with this split
+            name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
+            checkpoint = checkpoints / f"{name}.pt"
+        trainer.fit(watch, checkpoint)
+        return trainer.model, trainer.evaluate()[1]
+
+    # Trials are shared out first, which takes no traffic; and those of models that cannot share nodes.
+    if shards is not None and (len(seeds) >= shards.process_group.size() or spec.remedy != "none"):
+        model, logits = _apart(shards, seeds, fit, partial(build, spec, graph.num_features, task.classes))
+        model, logits = model.to(task.device), logits.to(task.device)
+    else:
+        model, logits = fit(seeds, shards)
     if shards is not None:
-        shards.leave(trainer.model)
+        shards.leave(model)
     scale = 1.0 if spec.norm == "none" else spec.scale
     setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
     setting += f", initial share {spec.strength:g}" if spec.strength else ""
     candidate = Candidate(_model(spec), spec.norm, spec.depth, scale, setting=setting)
     # When to stop was learnt from the validation nodes: nothing would be left to tell.
-    learn = partial(_as_trained, network=Network(trainer.model))
+    learn = partial(_as_trained, network=Network(model.eval()))
     return task.tried(candidate, logits[graph.validation.to(logits.device)], learn)
+
+
+def _apart(
+    shards: Shards,
+    seeds: Sequence[int],
+    fit: Callable[[Sequence[int], None], tuple[Model, Tensor]],
+    build: Callable[[Sequence[int], torch.device], Model],
+) -> tuple[Model, Tensor]:
+    """Let every rank train its share of the trials by itself; return the model of all, and its logits."""
+    own, found, late = shards.among(seeds), None, False
+    try:
+        if own:
+            model, logits = fit(own, None)
+            found = dict(model.cpu().state_dict()), logits.cpu()
+    except OutOfTime:
+        late = True
+    if shards.any(late):
+        raise OutOfTime
+    parts = [part for part in shards.of_all(found) if part is not None]
+    whole = build(seeds, torch.device("cpu"))
+    names = whole.state_dict()
+    whole.load_state_dict({name: torch.cat([weights[name] for weights, _ in parts]) for name in names})
+    return whole, torch.cat([logits for _, logits in parts], 1)
 
 
 def _model(spec: Spec) -> str:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, State, Task, Tick
+from pairnorm.classify.candidates.shared_walks import normalised
 from pairnorm.data import Graph
 from pairnorm.errors import real_number
-from pairnorm.nn.propagate import propagation, restart_walk
+from pairnorm.nn.propagate import restart_walk
 
 ALPHAS = (0.5, 0.9, 0.99)
 ROUNDS = 100
@@ -83,7 +84,6 @@ class Spreading:
 def _spread(graph: Graph, labels: Tensor, alphas: Sequence[float], classes: int) -> Tensor:
     """Return the logits of ``Spreading`` for every α, [n, alphas, classes], of one walk."""
     given = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
-    matrix = propagation(graph.adjacency, "sym").to(labels.device)
-    state = restart_walk(matrix, given, alphas, ROUNDS)
+    state = restart_walk(normalised(graph, "sym", labels.device), given, alphas, ROUNDS)
     # Where no label arrives, the most frequent class is the best guess.
     return (state + 1e-12 * given.sum(0) + 1e-30).log()

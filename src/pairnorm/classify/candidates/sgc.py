@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import inf
@@ -13,17 +13,18 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pairnorm.classify.candidates.base import (
+    MOST_ROWS,
     Candidate,
     Found,
     Network,
     Task,
     Tick,
     check_size,
-    filled,
-    has_many_nodes,
+    fewer,
 )
+from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, normalised
 from pairnorm.classify.regression import GRADIENT, fold_regressions, span
-from pairnorm.nn import SGC, PairNorm, propagation, states
+from pairnorm.nn import SGC, PairNorm, states
 from pairnorm.train.spec import Norm
 
 SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
@@ -69,7 +70,9 @@ class SGCFamily:
         for fill, norm in product(self.fills, self.norms):
             for scales in _walks(norm, self.scales):
                 least, waited, name = inf, 0, f"SGC{'' if norm == 'none' else '-' + norm}"
-                walks = [_sweep(_fewer(one), fill, norm, self.depths, scales, ROUGH) for one in task.alike]
+                walks = [
+                    _sweep(fewer(one, ENOUGH), fill, norm, self.depths, scales, ROUGH) for one in task.alike
+                ]
                 for place, steps in enumerate(zip(*walks, strict=True), 1):
                     tried = []
                     for found in zip(*(found for _, found in steps), strict=True):
@@ -86,6 +89,9 @@ class SGCFamily:
                     tick(f"{name}, depth {self.depths[place - 1]}")
                     loss = min(one.candidate.validation_loss for one in tried)
                     least, waited = (loss, 0) if loss < least else (least, waited + 1)
+                    if not waited and norm != "PN-SCS" and task.hidden is None:
+                        # The best so far is likely to be learnt.
+                        _walk(task, fill, norm).keep(self.depths[place - 1], steps[0][0])
                     if waited == PATIENCE and many:
                         for depth in self.depths[place:]:
                             tick(f"{name}, depth {depth}: left out")
@@ -108,7 +114,7 @@ def _sweep(
     """Yield, for every depth, its state, and (candidate, weights of every fold, biases) of every scale."""
     graph, device = task.graph, task.device
     start = filled(fill, graph, _reduced(task)[1])
-    matrix = propagation(graph.adjacency, task.adjacency).to(device)
+    matrix = normalised(graph, task.adjacency, device)
     own = scales[0] if norm == "PN-SCS" else 1.0
     walk = states(start, matrix, None if norm == "none" else PairNorm(own, norm))
     for depth, state in zip(range(max(depths) + 1), walk, strict=False):
@@ -127,14 +133,25 @@ def _sweep(
 def _learn(task: Task, candidate: Candidate) -> Network:
     """Learn one SGC from all training nodes."""
     depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
-    gradient = GRADIENT if task.lesson is None else ROUGH  # what is not known exactly need not be solved so
-    _, ((_, weight, bias),) = next(_sweep(task, candidate.fill, norm, [depth], [scale], gradient))
-    basis = _reduced(task)[0]
+    if has_many_nodes(task.graph) and norm != "PN-SCS":
+        state, few = _walk(task, candidate.fill, norm).state(depth), fewer(task, MOST_ROWS)
+        ((_, weight, bias),) = fold_weights(few, state, [scale], ROUGH)
+        weight, basis = weight * scale, None
+    else:
+        # What is not known exactly need not be solved to the end.
+        gradient = GRADIENT if task.lesson is None else ROUGH
+        _, ((_, weight, bias),) = next(_sweep(task, candidate.fill, norm, [depth], [scale], gradient))
+        basis = _reduced(task)[0]
     # Without a norm an SGC has no scale of its own, and its weights keep it; PN-SCS has it in its state.
     weight = weight if norm in ("none", "PN-SCS") else weight / scale
     weight = weight if basis is None else basis @ weight
     settings = {"norm": candidate.mode, "scale": scale, "adjacency": task.adjacency}
     return Network(SGC.from_weights(weight, bias, depth=depth, **settings), candidate.fill)
+
+
+def _walk(task: Task, fill: str, norm: Norm) -> SharedWalk:
+    features = task.features.to_dense().to(task.device)
+    return SharedWalk(task.graph, features, fill, task.adjacency, None if norm == "none" else norm)
 
 
 def fold_weights(
@@ -170,19 +187,3 @@ def _reduced(task: Task) -> tuple[Tensor | None, Tensor]:
     """Return the features in few coordinates, in which fills of whole vectors work as well."""
     features = task.features.to_dense().to(task.device)
     return span(features) if task.graph.missing.dim() == 1 else (None, features)
-
-
-def _fewer(task: Task) -> Task:
-    """Return the task with at most ``ENOUGH`` training nodes, of every class its share."""
-    nodes = task.graph.train.nonzero().squeeze(1)
-    if len(nodes) <= ENOUGH:
-        return task
-    by_class = nodes[task.graph.labels[nodes].argsort(stable=True)]
-    # Evenly spaced among the nodes of a class, and the first of each, however rare.
-    labels = task.graph.labels[by_class]
-    first = torch.cat([labels.new_ones(1, dtype=torch.bool), labels[1:] != labels[:-1]])
-    spaced = torch.linspace(0, len(by_class) - 1, ENOUGH, device=nodes.device).long()
-    train = torch.zeros_like(task.graph.train)
-    train[by_class[spaced]] = True
-    train[by_class[first]] = True
-    return replace(task, graph=task.graph.replace(train=train))

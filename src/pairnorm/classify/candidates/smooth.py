@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pairnorm.classify.candidates.shared_walks import normalised
 from pairnorm.data import Graph
-from pairnorm.nn.propagate import propagation, restart_walk
+from pairnorm.nn.propagate import restart_walk
 
 ALPHAS, POWERS = (0.3, 0.5, 0.8, 0.9), (1.0, 1.5, 2.0, 3.0)
 ROUNDS = 50
@@ -47,7 +48,7 @@ def spread(graph: Graph, chances: Tensor, labels: Tensor, alphas: Sequence[float
     """
     certain = torch.nn.functional.one_hot(labels.clamp(min=0), chances.shape[1]).to(chances)
     start = torch.where((labels >= 0)[:, None], certain, chances)
-    matrix = propagation(graph.adjacency, "sym").to(chances.device)
+    matrix = normalised(graph, "sym", chances.device)
     return sharpened(restart_walk(matrix, start, alphas, ROUNDS), 1.0)
 
 

@@ -13,9 +13,9 @@ def test_equals_the_plain_form(activation, shape):
     y = kernels.forward(x.detach(), bias.detach(), activation)
     torch.testing.assert_close(y, expected)
     grad = torch.randn(shape)
-    slopes = kernels.backward(grad, y, activation)
-    for slope, other in zip(slopes, torch.autograd.grad(expected, (x, bias), grad), strict=True):
-        torch.testing.assert_close(slope, other)
+    gradients = kernels.backward(grad, y, activation)
+    for gradient, other in zip(gradients, torch.autograd.grad(expected, (x, bias), grad), strict=True):
+        torch.testing.assert_close(gradient, other)
 
 
 @pytest.mark.parametrize("activation", ["relu", "elu"])
@@ -23,5 +23,5 @@ def test_far_from_zero(activation):
     x = torch.tensor([-1e30, -100.0, -0.0, 0.0, 1e30]).view(5, 1, 1)
     expected = ACTIVATIONS[activation](x)
     assert torch.equal(kernels.forward(x, torch.zeros(1, 1), activation), expected)
-    slope, _ = kernels.backward(torch.ones(5, 1, 1), expected, activation)
-    assert slope.flatten()[[0, 1, 4]].tolist() == [0, 0, 1]
+    gradient, _ = kernels.backward(torch.ones(5, 1, 1), expected, activation)
+    assert gradient.flatten()[[0, 1, 4]].tolist() == [0, 0, 1]

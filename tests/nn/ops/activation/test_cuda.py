@@ -14,9 +14,9 @@ def test_equals_the_plain_form(activation, shape, device):
     y = kernels.forward(x.detach(), bias.detach(), activation)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
     grad = torch.randn(shape, device=device)
-    slopes = kernels.backward(grad, y, activation)
-    for slope, other in zip(slopes, torch.autograd.grad(expected, (x, bias), grad), strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+    gradients = kernels.backward(grad, y, activation)
+    for gradient, other in zip(gradients, torch.autograd.grad(expected, (x, bias), grad), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

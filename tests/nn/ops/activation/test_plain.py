@@ -12,9 +12,9 @@ activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 def assert_equal_with_gradients(ours, expected, tensors):
     torch.testing.assert_close(ours, expected)
     grad = torch.randn_like(expected)
-    slopes = [torch.autograd.grad(y, tensors, grad) for y in (ours, expected)]
-    for slope, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(slope, other)
+    gradients = [torch.autograd.grad(y, tensors, grad) for y in (ours, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other)
 
 
 @activations
@@ -31,11 +31,11 @@ def test_gradients_of_gradients(activation, either_form):
 
     def second(y):
         first = torch.autograd.grad(y.pow(2).sum(), (x, bias), create_graph=True)
-        return torch.autograd.grad(sum(slope.pow(2).sum() for slope in first), (x, bias))
+        return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), (x, bias))
 
     ours, expected = second(activate(x, bias, activation)), second(ACTIVATIONS[activation](x + bias))
-    for slope, other in zip(ours, expected, strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-4)
+    for gradient, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
 
 
 @activations

@@ -25,9 +25,9 @@ def test_equals_the_plain_form(trials, features, rate, activation, adjacency, wi
         plain = attend(adjacency.pattern, *tensors, activation, rate or 0.0, keys)
     torch.testing.assert_close(y, plain)
     grad = torch.randn_like(y)
-    slopes = [torch.autograd.grad(output, tensors, grad) for output in (y, plain)]
-    for slope, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+    gradients = [torch.autograd.grad(output, tensors, grad) for output in (y, plain)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
@@ -41,9 +41,9 @@ def test_the_norm_at_the_end(mode, rate, activation, adjacency):
     expected = norm(by_kernels(adjacency.pattern, *tensors, *settings))
     torch.testing.assert_close(y, expected)
     grad = torch.randn_like(y)
-    slopes = [torch.autograd.grad(output, tensors, grad) for output in (y, expected)]
-    for slope, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+    gradients = [torch.autograd.grad(output, tensors, grad) for output in (y, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         assert torch.equal(by_kernels(adjacency.pattern, *tensors, *settings, norm), y)
 
@@ -54,6 +54,6 @@ def test_nan_stays_in_its_trial(adjacency):
     y = by_kernels(adjacency.pattern, *tensors, "elu", 0.0, None, PairNorm())
     assert y[7, 1].isnan().all()
     assert y[:, [0, 2]].isfinite().all()
-    slopes = torch.autograd.grad(y.sum(), tensors)
-    assert all(slope[:, [0, 2]].isfinite().all() for slope in slopes[:2])
-    assert slopes[2][[0, 2]].isfinite().all()
+    gradients = torch.autograd.grad(y.sum(), tensors)
+    assert all(gradient[:, [0, 2]].isfinite().all() for gradient in gradients[:2])
+    assert gradients[2][[0, 2]].isfinite().all()

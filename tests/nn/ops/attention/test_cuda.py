@@ -25,9 +25,9 @@ def assert_equal_with_gradients(pattern, tensors, activation, rate, keys, norm=N
     plain = attend(pattern, *wide, activation, rate, keys, norm)
     torch.testing.assert_close(y.double(), plain, rtol=1e-4, atol=1e-5)
     grad = torch.randn_like(y)
-    slopes = torch.autograd.grad(y, tensors, grad)
-    for slope, other in zip(slopes, torch.autograd.grad(plain, tensors, grad.double()), strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+    gradients = torch.autograd.grad(y, tensors, grad)
+    for gradient, other in zip(gradients, torch.autograd.grad(plain, tensors, grad.double()), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
 
 
 def inputs(nodes, trials, features, device, scale=1.0):
@@ -60,11 +60,11 @@ def test_a_bias_that_is_not_learned(norm, adjacency, device):
     y = by_kernels(adjacency.pattern.to(device), *tensors, "relu", 0.0, None, norm)
     plain = attend(adjacency.pattern.to(device), *(tensor.double() for tensor in tensors), "relu", norm=norm)
     grad = torch.randn_like(y)
-    slopes = [
+    gradients = [
         torch.autograd.grad(*pair, retain_graph=True)
         for pair in ((y, (scores, z), grad), (plain, (scores, z), grad.double()))
     ]
-    for ours, other in zip(*slopes, strict=True):
+    for ours, other in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
 
 
@@ -83,15 +83,15 @@ def test_without_bias(adjacency, device):
     normed = by_kernels(pattern, scores, z, None, "none", 0.0, None, PairNorm())
     torch.testing.assert_close(normed, pair_norm(plain))
     for y in (plain, normed):
-        slopes = torch.autograd.grad(y.square().sum(), (scores, z))
-        assert all(slope.isfinite().all() for slope in slopes)
+        gradients = torch.autograd.grad(y.square().sum(), (scores, z))
+        assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_extreme_scores(adjacency, device):
     pattern, tensors = adjacency.pattern.to(device), inputs(20, 2, 3, device, scale=1e4)
     y = by_kernels(pattern, *tensors, "none", 0.0, None)
     assert y.isfinite().all()
-    assert all(slope.isfinite().all() for slope in torch.autograd.grad(y.sum(), tensors))
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(y.sum(), tensors))
 
 
 def test_rows_without_entries_get_zeros(device):

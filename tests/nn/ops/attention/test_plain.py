@@ -43,10 +43,10 @@ def inputs(nodes=20, trials=3, features=5, dtype=torch.float32, scale=1.0):
 def assert_equal_with_gradients(ours, reference, tensors):
     torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
     grad = torch.randn_like(reference)
-    for slope, expected in zip(
+    for gradient, expected in zip(
         torch.autograd.grad(ours, tensors, grad), torch.autograd.grad(reference, tensors, grad), strict=True
     ):
-        torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("trials", "features"), [(1, 1), (3, 5), (2, 8)])
@@ -89,19 +89,19 @@ def test_equals_peer(heads, edge_index, adjacency):
     leaves = [x, peer.lin.weight, peer.att_src, peer.att_dst]
     torch.testing.assert_close(ours, expected)
     grad = torch.randn_like(ours)
-    for slope, other in zip(
+    for gradient, other in zip(
         torch.autograd.grad(ours, leaves, grad, retain_graph=True),
         torch.autograd.grad(expected, leaves, grad),
         strict=True,
     ):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
 
 
 def test_extreme_scores_are_finite(adjacency, either_form):
     tensors = inputs(scale=1e4)
     y = attend(adjacency.pattern, *tensors)
-    slopes = torch.autograd.grad(y, tensors, torch.randn_like(y))
-    assert all(tensor.isfinite().all() for tensor in (y, *slopes))
+    gradients = torch.autograd.grad(y, tensors, torch.randn_like(y))
+    assert all(tensor.isfinite().all() for tensor in (y, *gradients))
     torch.testing.assert_close(y, brute_force(adjacency.pattern, *tensors))
 
 

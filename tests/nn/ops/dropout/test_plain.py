@@ -154,8 +154,8 @@ class TestDropout:
     def test_the_gradient_has_the_same_mask(self, either_form):
         x = torch.randn(20, 3, 5, requires_grad=True)
         grad = torch.randn(20, 3, 5)
-        (slope,) = torch.autograd.grad(dropout(x, 0.6, keys(3)), x, grad)
-        assert torch.equal(slope, dropout(grad, 0.6, keys(3)))
+        (gradient,) = torch.autograd.grad(dropout(x, 0.6, keys(3)), x, grad)
+        assert torch.equal(gradient, dropout(grad, 0.6, keys(3)))
 
     def test_gradient_of_the_gradient(self):
         x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)

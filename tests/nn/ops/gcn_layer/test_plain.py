@@ -42,10 +42,10 @@ def test_equals_the_formula_in_double(activation, mode, rate, trials, width, out
     assert y.shape == (20, trials, out)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
     grad = torch.randn(y.shape)
-    slopes = torch.autograd.grad(y, (x, bias, weight), grad)
-    for slope, other in zip(slopes, torch.autograd.grad(expected, wide, grad.double()), strict=True):
+    gradients = torch.autograd.grad(y, (x, bias, weight), grad)
+    for gradient, other in zip(gradients, torch.autograd.grad(expected, wide, grad.double()), strict=True):
         scale = other.abs().max().item() + 1
-        torch.testing.assert_close(slope.double(), other, rtol=1e-3, atol=1e-4 * scale)
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-3, atol=1e-4 * scale)
 
 
 @norms
@@ -55,9 +55,9 @@ def test_without_a_linear_map(mode, adjacency, either_form):
     y = gcn_layer(adjacency, x, bias, "relu", norm_of(mode))
     torch.testing.assert_close(y, expected)
     grad = torch.randn_like(y)
-    slopes = [torch.autograd.grad(output, (x, bias), grad) for output in (y, expected)]
-    for slope, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-4)
+    gradients = [torch.autograd.grad(output, (x, bias), grad) for output in (y, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
 
 
 @activations
@@ -67,9 +67,9 @@ def test_learned_weights_of_the_adjacency(activation, adjacency, either_form):
     y = gcn_layer(matrix, x, bias, activation, PairNorm(), weight)
     expected = formula(matrix, x, bias, activation, PairNorm(), weight)
     inputs, grad = (x, bias, weight, matrix.values), torch.randn_like(y)
-    slopes = [torch.autograd.grad(output, inputs, grad) for output in (y, expected)]
-    for slope, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-4)
+    gradients = [torch.autograd.grad(output, inputs, grad) for output in (y, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
 
 
 @activations
@@ -89,14 +89,14 @@ def test_gradients_of_gradients(activation, mode, adjacency, either_form):
 
     def second(y):
         first = torch.autograd.grad(y.pow(3).sum(), inputs, create_graph=True)
-        return torch.autograd.grad(sum(slope.pow(2).sum() for slope in first), inputs)
+        return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), inputs)
 
     x, bias, weight = inputs
     ours = second(gcn_layer(adjacency, x, bias, activation, norm_of(mode), weight, 0.3, keys))
     expected = second(formula(adjacency, x, bias, activation, norm_of(mode), weight, 0.3, keys))
-    largest = max(slope.abs().max().item() for slope in expected)
-    for slope, other in zip(ours, expected, strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-2, atol=1e-4 * largest)
+    largest = max(gradient.abs().max().item() for gradient in expected)
+    for gradient, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-2, atol=1e-4 * largest)
 
 
 @activations
@@ -116,11 +116,11 @@ def test_nan_stays_in_its_trial(activation, mode, adjacency, either_form):
     y = gcn_layer(adjacency, x, bias, activation, norm_of(mode), weight)
     assert y[7, 1].isnan().all()
     assert y[:, [0, 2]].isfinite().all()
-    slopes = torch.autograd.grad(y.sum(), (x, bias, weight))
-    assert slopes[0][:, [0, 2]].isfinite().all()
-    for slope in slopes[1:]:
-        assert slope[[0, 2]].isfinite().all()
-    assert slopes[2][1].isnan().any()
+    gradients = torch.autograd.grad(y.sum(), (x, bias, weight))
+    assert gradients[0][:, [0, 2]].isfinite().all()
+    for gradient in gradients[1:]:
+        assert gradient[[0, 2]].isfinite().all()
+    assert gradients[2][1].isnan().any()
 
 
 @pytest.mark.parametrize("mode", [None, "PN", "PN-SI"])
@@ -148,5 +148,5 @@ def test_shared_features_are_those_of_every_trial(adjacency, either_form):
     ours, expected = (gcn_layer(adjacency, own, bias, "relu", None, weight) for own in (shared, every))
     torch.testing.assert_close(ours, expected)
     grad = torch.randn_like(ours)
-    slope, other = (torch.autograd.grad(y, own, grad)[0] for y, own in ((ours, shared), (expected, every)))
-    torch.testing.assert_close(slope, other.sum(1, keepdim=True))
+    gradient, other = (torch.autograd.grad(y, own, grad)[0] for y, own in ((ours, shared), (expected, every)))
+    torch.testing.assert_close(gradient, other.sum(1, keepdim=True))

@@ -41,12 +41,12 @@ def test_equals_the_formula_in_double(nodes, trials, width, out, scores, rate):
     grads = [torch.randn(output.shape) for output in outputs]
     for output, other in zip(outputs, expected, strict=False):
         torch.testing.assert_close(output.double(), other, rtol=1e-4, atol=1e-4)
-    slopes = torch.autograd.grad(outputs, inputs, grads)
+    gradients = torch.autograd.grad(outputs, inputs, grads)
     others = torch.autograd.grad(
         expected[: len(outputs)], wide[: len(inputs)], [grad.double() for grad in grads]
     )
-    for slope, other in zip(slopes, others, strict=True):
-        torch.testing.assert_close(slope.double(), other, rtol=1e-4, atol=1e-3)
+    for gradient, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("used", ["z", "scores"])
@@ -56,9 +56,9 @@ def test_an_output_that_nothing_depends_on(used):
     product = torch.einsum("nti,tio->nto", *inputs[:2])
     expected = product if used == "z" else torch.einsum("nto,toe->nte", product, inputs[2])
     needed = inputs if used == "scores" else inputs[:2]
-    slopes = torch.autograd.grad((z if used == "z" else scores).sum(), needed)
-    for slope, other in zip(slopes, torch.autograd.grad(expected.sum(), needed), strict=True):
-        torch.testing.assert_close(slope, other)
+    gradients = torch.autograd.grad((z if used == "z" else scores).sum(), needed)
+    for gradient, other in zip(gradients, torch.autograd.grad(expected.sum(), needed), strict=True):
+        torch.testing.assert_close(gradient, other)
 
 
 def test_gradients_are_those_of_inputs_that_want_one():

@@ -42,9 +42,9 @@ def test_equals_the_plain_form(width, out, rate, shared, count, device, monkeypa
     grads = [torch.randn_like(output) for output in expected]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
-    slopes = [torch.autograd.grad(outputs, leaves, grads) for outputs in (found, expected)]
-    for slope, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-2)
+    gradients = [torch.autograd.grad(outputs, leaves, grads) for outputs in (found, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-2)
 
 
 def test_only_the_gradients_that_are_wanted(device):

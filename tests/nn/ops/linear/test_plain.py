@@ -20,9 +20,9 @@ def test_every_trial_by_its_own_weight(trials, shared, rate, either_form):
     expected = torch.stack([dropped[:, trial] @ weight[trial] for trial in range(trials)], 1)
     torch.testing.assert_close(y, expected)
     grad = torch.randn_like(y)
-    slopes = [torch.autograd.grad(output, (x, weight), grad) for output in (y, expected)]
-    for slope, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(slope, other)
+    gradients = [torch.autograd.grad(output, (x, weight), grad) for output in (y, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other)
 
 
 def test_scores_come_with_the_map():
@@ -48,12 +48,14 @@ def test_gradients_of_gradients():
 
     def second(y):
         first = torch.autograd.grad(y.pow(2).sum(), (x, weight), create_graph=True)
-        return [torch.autograd.grad(slope.pow(2).sum(), (x, weight), retain_graph=True) for slope in first]
+        return [
+            torch.autograd.grad(gradient.pow(2).sum(), (x, weight), retain_graph=True) for gradient in first
+        ]
 
     expected = second(torch.einsum("nti,tio->nto", x, weight))
     for ours, others in zip(second(trial_linear(x, weight)), expected, strict=True):
-        for slope, other in zip(ours, others, strict=True):
-            torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-3)
+        for gradient, other in zip(ours, others, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-3)
 
 
 def test_only_the_gradients_that_are_wanted():

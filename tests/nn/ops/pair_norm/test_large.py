@@ -3,37 +3,23 @@ import torch
 
 from pairnorm.nn.ops.moments import Groups
 from pairnorm.nn.ops.pair_norm import large
-from pairnorm.nn.ops.pair_norm.plain import _choose, _formula, formula_gradient
+from pairnorm.nn.ops.pair_norm.plain import _choose
 
 individually = pytest.mark.parametrize("individually", [False, True])
-
-
-def in_double(x, grad, scale, eps, individually):
-    groups = Groups(len(x))
-    y, norm = _formula(x.double(), groups, scale, eps, individually)
-    return y, norm, formula_gradient(grad.double(), None, y, norm, groups, scale, individually)
 
 
 # Blocks of 64 elements, two a task: multiples, remainders, a block per row, rows longer than a block.
 @pytest.mark.parametrize("shape", [(64, 8), (33, 8), (70, 3, 5), (9, 2, 2, 9), (5, 40), (40, 100), (2, 3)])
 @individually
 @pytest.mark.parametrize("contiguous", [True, False])
-def test_equals_the_formula_in_double(shape, individually, contiguous, monkeypatch):
+def test_equals_the_formula_in_double(shape, individually, contiguous, monkeypatch, check):
     monkeypatch.setattr(large, "BLOCK_ELEMENTS", 64)
     monkeypatch.setattr(large, "BLOCKS_PER_TASK", 2)
-    x, grad = torch.randn(shape) + 3, torch.randn(shape)
-    if not contiguous:
-        x, grad = (tensor.mT.contiguous().mT for tensor in (x, grad))
-    y, norm = large.forward(x, 2.0, 1e-6, individually)
-    expected = in_double(x, grad, 2.0, 1e-6, individually)
-    torch.testing.assert_close(y.double(), expected[0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(norm.double(), expected[1], rtol=1e-5, atol=1e-6)
-    found = large.backward(grad, y, norm, 2.0, individually)
-    torch.testing.assert_close(found.double(), expected[2], rtol=1e-4, atol=1e-5)
+    check(large, shape, individually, contiguous)
 
 
 @individually
-def test_a_common_offset_hides_nothing(individually):
+def test_a_common_offset_hides_nothing(individually, in_double):
     x = torch.randn(3000, 16) + 1e5
     y, _ = large.forward(x, 1.0, 1e-6, individually)
     torch.testing.assert_close(y.double(), in_double(x, x, 1.0, 1e-6, individually)[0], rtol=1e-4, atol=1e-5)
@@ -41,7 +27,7 @@ def test_a_common_offset_hides_nothing(individually):
 
 @individually
 @pytest.mark.parametrize("size", [1e19, 1e25])
-def test_squares_beyond_single_precision(individually, size):
+def test_squares_beyond_single_precision(individually, size, in_double):
     x = torch.randn(50, 8) * size
     y, _ = large.forward(x, 1.0, 1e-6, individually)
     torch.testing.assert_close(y.double(), in_double(x, x, 1.0, 1e-6, individually)[0], rtol=1e-5, atol=1e-6)

@@ -39,11 +39,11 @@ def test_equals_the_formula(features, out, rate, either_form):
     )
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
     grad = torch.randn(y.shape)
-    (slope,), (other,) = (
+    (gradient,), (other,) = (
         torch.autograd.grad(y, weight, grad),
         torch.autograd.grad(expected, wide, grad.double()),
     )
-    torch.testing.assert_close(slope.double(), other, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient.double(), other, rtol=1e-5, atol=1e-5)
 
 
 def test_learned_features(either_form):

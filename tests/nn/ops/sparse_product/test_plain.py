@@ -47,9 +47,9 @@ class TestProduct:
         matrix = SparseMatrix(matrix.pattern, values)
         expected = dense_product(matrix.to_dense(), x)
         grad = torch.randn_like(expected)
-        slopes = torch.autograd.grad(matrix @ x, (values, x), grad)
-        for slope, dense in zip(slopes, torch.autograd.grad(expected, (values, x), grad), strict=True):
-            torch.testing.assert_close(slope, dense)
+        gradients = torch.autograd.grad(matrix @ x, (values, x), grad)
+        for gradient, dense in zip(gradients, torch.autograd.grad(expected, (values, x), grad), strict=True):
+            torch.testing.assert_close(gradient, dense)
 
     @operands
     def test_gradcheck(self, trials, shape):
@@ -72,7 +72,7 @@ class TestProduct:
 
         def second(y):
             first = torch.autograd.grad(y.pow(2).sum(), (values, x), create_graph=True)
-            return torch.autograd.grad(sum(slope.pow(2).sum() for slope in first), (values, x))
+            return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), (values, x))
 
         for sparse, dense in zip(
             second(matrix @ x), second(dense_product(matrix.to_dense(), x)), strict=True
@@ -132,9 +132,9 @@ class TestTranspose:
         y = torch.randn(7, 2, dtype=torch.float64)
         torch.testing.assert_close(matrix.transposed @ y, matrix.to_dense().mT @ y)
         torch.testing.assert_close(matrix @ x, matrix.to_dense() @ x)
-        (slope,) = torch.autograd.grad((matrix.transposed @ y).sum(), values)
+        (gradient,) = torch.autograd.grad((matrix.transposed @ y).sum(), values)
         (expected,) = torch.autograd.grad((matrix.to_dense().mT @ y).sum(), values)
-        torch.testing.assert_close(slope, expected)
+        torch.testing.assert_close(gradient, expected)
 
 
 class TestPattern:

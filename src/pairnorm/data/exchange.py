@@ -1,128 +1,36 @@
-"""A user's own graph from files and other libraries, as the parts that ``Graph.from_edges`` takes."""
+"""Graphs of other libraries, there and back: frames, networkx, PyG and scipy as parts of ``Graph``."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import asdict, replace
-from os import PathLike
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.data.adjacency import check_csr, csr_tensor
+from pairnorm.data.adjacency import check_csr, csr_matrix, csr_tensor
 from pairnorm.data.encoder import Encoder, Options
+from pairnorm.data.labels import UNKNOWN
 from pairnorm.data.names import Ends, find_ends, read_edges
 from pairnorm.data.nodes import read_nodes
-from pairnorm.data.readers import (
-    STDIN,
-    TABLES,
-    Given,
-    arrow_frame,
-    columns_of,
-    existing,
-    kind_of,
-    open_tables,
-)
-from pairnorm.data.tables import Source, readable, shown
+from pairnorm.data.readers import arrow_frame, columns_of
+from pairnorm.data.tables import Source, shown
 from pairnorm.errors import PairNormError, quoted, whole_number
 from pairnorm.sparse import quieten
 
 if TYPE_CHECKING:
     import networkx
+    import scipy.sparse
+    from torch_geometric.data import Data
+
+    from pairnorm.data.graph import Graph
 
 
 Parts = dict[str, Any]
 PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
 _NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
-
-
-def read_files(
-    nodes: Given,
-    edges: Given | None,
-    features: Given | None,
-    database: str | None,
-    told: Options,
-    encoder: Encoder | None,
-) -> Parts:
-    """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole."""
-    if not isinstance(nodes, str | PathLike) and len(nodes) == 1:
-        (nodes,) = nodes
-    again = told.after(encoder)
-    if database is not None or not _holds_all(nodes, edges, again.delimiter):
-        if edges is None:
-            problem = f"{place_name(nodes)}: a table of nodes needs a table of edges beside it"
-            raise PairNormError(problem, code="option-missing", remedy="Pass {edges}", edges=...)
-        if nodes == edges == STDIN:
-            raise PairNormError(
-                "nodes and edges are both '-'", code="conflicting-options", remedy="Pipe one of them in only."
-            )
-        how = {name: getattr(again, name) for name in ("delimiter", "encoding", "decimal")}
-        tables = [
-            [] if given is None else open_tables(role, given, database=database, **how)
-            for role, given in (("nodes", nodes), ("edges", edges), ("features", features))
-        ]
-        return _from_tables(tables, again, encoder)
-    path = Path(nodes)  # type: ignore[arg-type]
-    for option, given in (("edges", edges), ("features", features)):
-        if given is not None:
-            raise PairNormError(
-                f"{path.name}: {path.suffix!r} is no table, but {option} are given",
-                code="unknown-file-type",
-                value=path.suffix,
-                expected=", ".join(TABLES),
-                remedy="For a text file with another ending pass {delimiter}.",
-                delimiter=",",
-            )
-    kind = existing(path).suffix.lower()
-    with readable(path.name):
-        _check_applies(kind, told)
-        if kind == ".graphml":
-            import networkx
-
-            return from_networkx(networkx.read_graphml(path), told, encoder)
-        return READERS[kind](path)
-
-
-def _holds_all(nodes: Given, edges: Given | None, delimiter: str | None) -> bool:
-    """Say whether a file holds the whole graph: by its ending, unless edges and a delimiter come with it."""
-    if (
-        not isinstance(nodes, str | PathLike)
-        or nodes == STDIN
-        or (edges is not None and delimiter is not None)
-    ):
-        return False
-    path = Path(nodes)
-    if any(sign in path.name for sign in "*?[") or path.is_dir():
-        return False
-    return kind_of(path) not in TABLES
-
-
-def place_name(given: Given) -> str:
-    """Return what to call a graph, or its nodes, by where they are."""
-    first = given if isinstance(given, str | PathLike) else next(iter(given), "")
-    return Path(first).name
-
-
-def _check_applies(kind: str, told: Options) -> None:
-    """Refuse a kind of file that is not known, and options that mean nothing in it."""
-    if kind not in (".graphml", *READERS):
-        problem = f"files of type {quoted(kind)} are not known"
-        expected = "one of " + ", ".join((*TABLES, ".graphml", *READERS))
-        raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
-    about_attributes = ("label", "split", "weight", "categorical", "ignore") if kind == ".graphml" else ()
-    for option, value in asdict(told).items():
-        if value and option not in about_attributes:
-            raise PairNormError(
-                f"{option} does not apply to {kind} files",
-                code="option-does-not-apply",
-                value=option,
-                remedy=f"Leave out {{{option}}}.",
-                **{option: value},
-            )
 
 
 def from_frames(nodes: Any, edges: Any, features: Any, told: Options, encoder: Encoder | None) -> Parts:
@@ -131,7 +39,7 @@ def from_frames(nodes: Any, edges: Any, features: Any, told: Options, encoder: E
         [] if frame is None else [_frame_source(f"the frame of {role}", frame)]
         for role, frame in (("nodes", nodes), ("edges", edges), ("features", features))
     ]
-    return _from_tables(tables, told.after(encoder), encoder)
+    return from_tables(tables, told.after(encoder), encoder)
 
 
 def _frame_source(name: str, found: Any) -> Source:
@@ -159,7 +67,7 @@ def _frame_source(name: str, found: Any) -> Source:
     )
 
 
-def _from_tables(tables: Sequence[Sequence[Source]], told: Options, encoder: Encoder | None) -> Parts:
+def from_tables(tables: Sequence[Sequence[Source]], told: Options, encoder: Encoder | None) -> Parts:
     """Return the parts of a graph in tables of nodes, of edges, and of features."""
     nodes, edges, features = tables
     weight = told.weight
@@ -277,7 +185,7 @@ def from_pyg(found: Mapping[str, Any]) -> Parts:
     if found.get("missing") is not None:
         parts["missing"] = found["missing"]
     if (labels := found.get("y")) is not None:
-        parts["labels"] = _whole_labels("y", labels)
+        parts["labels"] = whole_labels("y", labels)
     if (x := found.get("x")) is not None:
         parts["features"] = _plain_or_csr("x", x).float()
     if found.get("num_nodes") is not None:
@@ -309,7 +217,8 @@ def _plain_or_csr(what: str, matrix: Tensor) -> Tensor:
     return matrix.to_sparse_csr()
 
 
-def _whole_labels(what: str, labels: Tensor) -> Tensor:
+def whole_labels(what: str, labels: Tensor) -> Tensor:
+    """Return the classes of nodes as int64 [n], -1 for NaN; fractions are refused."""
     if labels.dim() == 0 or labels.numel() != len(labels):
         raise PairNormError(
             f"{what} has shape {tuple(labels.shape)}", code="wrong-shape", expected="one class per node, [n]"
@@ -349,121 +258,47 @@ def from_scipy(adjacency: Any, features: Any = None) -> Parts:
     }
 
 
-def read_npz(file: IO[bytes]) -> Parts:
-    """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them; CSR pieces ``adj_*``,
-    ``attr_*`` and ``labels``; or what scipy's ``save_npz`` writes.
-    """
-    with np.load(file, allow_pickle=False) as archive:
-        _check_sizes(archive)
-        if "edge_index" in archive:
-            return _from_arrays({name: archive[name] for name in archive.files})
-        if "adj_data" not in archive and "format" in archive:
-            return from_scipy(_matrix(archive, "", str(archive["format"].astype(str))))
-        if "adj_data" not in archive:
-            found = ", ".join(archive.files[:10]) or "nothing"
-            raise PairNormError(
-                f"there is no 'edge_index', nor 'adj_data', 'adj_indices', 'adj_indptr', 'adj_shape'; "
-                f"it holds {found}",
-                code="edges-missing",
-            )
-        features = archive.get("attr_matrix")
-        if "attr_data" in archive:
-            features = _matrix(archive, "attr_")
-        parts = from_scipy(_matrix(archive, "adj_"), features)
-        if "labels" in archive:
-            parts["labels"] = _whole_labels("labels", torch.from_numpy(archive["labels"]))
-        return parts
+def to_pyg(graph: Graph) -> Data:
+    """Return a PyG ``Data``: x, edge_index, edge_weight, y, three masks, and missing if any is."""
+    from torch_geometric.data import Data
+
+    masks = {theirs: getattr(graph, ours) for ours, theirs in PYG_MASKS.items()}
+    if graph.missing.any():
+        masks["missing"] = graph.missing
+    return Data(
+        x=graph.features,
+        edge_index=graph.edge_index,
+        edge_weight=graph.adjacency.values(),
+        y=graph.labels,
+        num_nodes=graph.num_nodes,
+        **masks,
+    )
 
 
-def _from_arrays(found: dict[str, Any]) -> Parts:
-    """Return the parts of a graph in arrays that are called as PyG's; classes may be texts."""
-    texts = {name: value for name, value in found.items() if value.dtype.kind in "US"}
-    parts = from_pyg({name: torch.from_numpy(found[name]) for name in found.keys() - texts.keys()})
-    return parts | {"labels": texts["y"].astype(str)} if "y" in texts else parts
+def to_scipy(graph: Graph) -> tuple[scipy.sparse.csr_array, Any]:
+    """Return the adjacency matrix as a scipy ``csr_array``, and features as one or as a numpy array."""
+    sparse = graph.features.layout == torch.sparse_csr
+    features = csr_matrix(graph.features) if sparse else graph.features.cpu().numpy()
+    return csr_matrix(graph.adjacency), features
 
 
-def _check_sizes(archive: Any) -> None:
-    """Raise an error if the header of an array claims more than the archive holds."""
-    for name in archive.zip.namelist():
-        with archive.zip.open(name) as member:
-            if not name.endswith(".npy"):
-                continue
-            version = np.lib.format.read_magic(member)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read(member)
-        claimed = float(np.prod(shape, dtype=float)) * dtype.itemsize
-        if claimed > archive.zip.getinfo(name).file_size:
-            raise PairNormError(
-                f"{name} claims {claimed:,.0f} bytes, more than are there", code="file-damaged", value=name
-            )
+def to_networkx(graph: Graph) -> networkx.Graph:
+    """Return a networkx graph: ``x``, ``label`` and ``split`` on its nodes, ``weight`` on its edges."""
+    import networkx
 
-
-def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:
-    """Return a sparse matrix of an archive once its pieces are known to fit together."""
-    import scipy.sparse
-
-    data, shape = archive[f"{prefix}data"], tuple(archive[f"{prefix}shape"].tolist())
-    if len(shape) != 2 or data.dtype.kind not in "biuf":
-        raise PairNormError(f"{prefix}data is {data.dtype} of shape {shape}", code="wrong-shape", value=shape)
-    names = {"coo": ("row", "col"), "dia": ("offsets",)}.get(kind, ("indices", "indptr"))
-    pieces = tuple(archive[prefix + name] for name in names)
-    if kind in ("csr", "csc", "bsr"):
-        height, width = data.shape[1:] or (1, 1)
-        rows, columns = shape[0] // max(height, 1), shape[1] // max(width, 1)
-        size = (columns, rows) if kind == "csc" else (rows, columns)
-        check_csr(f"{prefix}indices", pieces[1], pieces[0], len(data), size)
-    elif kind == "coo":
-        for piece, size in zip(pieces, shape, strict=True):
-            check_csr(f"{prefix}coordinates", [0, len(data)], piece, len(data), (1, size))
-        pieces = (pieces,)
-    return getattr(scipy.sparse, f"{kind}_array")((data, *pieces), shape=shape)
-
-
-def _read_npz(path: Path) -> Parts:
-    with path.open("rb") as file:  # numpy leaves a broken one open
-        return read_npz(file)
-
-
-def _read_safetensors(path: Path) -> Parts:
-    from safetensors.torch import load_file
-
-    return from_pyg(load_file(path))
-
-
-def _read_torch(path: Path) -> Parts:
-    allowed: list[Any] = []
-    if zipfile.is_zipfile(path):  # what else torch can read has no such records
-        try:
-            from torch_geometric.data import Data
-            from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-            from torch_geometric.data.storage import GlobalStorage
-        except ImportError:
-            pass  # a dictionary of tensors needs no PyG
-        else:
-            # PyG lists Data itself as harmless, but not the plain records that it refers to.
-            allowed = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
-    with torch.serialization.safe_globals(allowed):
-        found = torch.load(path, weights_only=True, map_location="cpu")
-    if isinstance(found, tuple) and found:
-        found = found[0]
-    if hasattr(found, "to_dict"):
-        found = found.to_dict()
-    if not isinstance(found, dict):
-        problem = f"it holds a {type(found).__name__}"
-        raise PairNormError(
-            problem, code="unknown-contents", expected="a PyG Data, or what its to_dict() gives"
-        )
-    for name, value in found.items():
-        if isinstance(value, Tensor) and value.layout == torch.strided:
-            held = value.untyped_storage().nbytes()
-            if value.numel() * value.element_size() > held:
-                problem = f"{quoted(name)} has shape {tuple(value.shape)}, but {held:,} bytes"
-                raise PairNormError(problem, code="file-damaged", value=name)
-    return from_pyg(found)
-
-
-READERS = {".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
+    features, missing = graph.features.to_dense().tolist(), graph.missing_vectors.tolist()
+    classes, names = graph.labels.tolist(), graph.node_names.tolist()
+    split = {part: mask.tolist() for part, mask in graph.split._asdict().items()}
+    result = networkx.Graph(name=graph.name)
+    for number, node in enumerate(names):
+        attributes = {} if missing[number] else {"x": features[number]}
+        if classes[number] != UNKNOWN:
+            attributes["label"] = graph.class_names[classes[number]]
+        for part in (part for part, mask in split.items() if mask[number]):
+            attributes["split"] = part
+        result.add_node(node, **attributes)
+    (source, target), weights = graph.edge_index.tolist(), graph.adjacency.values().tolist()
+    result.add_weighted_edges_from(
+        (names[a], names[b], weight) for a, b, weight in zip(source, target, weights, strict=True) if a < b
+    )
+    return result

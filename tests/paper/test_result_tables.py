@@ -4,8 +4,8 @@ import io
 import pytest
 
 from pairnorm.paper.experiments import TABLE1, TABLE3, TUNED, Experiment, Place
+from pairnorm.paper.result_tables import COLUMNS, Table, csv_text, latex, markdown, terminal
 from pairnorm.paper.results import Results
-from pairnorm.paper.tables import COLUMNS, Table, csv_text, latex, markdown, terminal
 from pairnorm.train import Spec, Trial
 
 EXPERIMENT = TABLE1.narrowed(datasets=["cora"], runs=2, depths=[4, 7], missing=[0, 100])

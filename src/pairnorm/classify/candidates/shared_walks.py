@@ -1,0 +1,119 @@
+"""What candidates walk with: the normalised adjacency, filled features, and SGC's states, each made once."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pairnorm.data import Graph
+from pairnorm.fill import fill_missing
+from pairnorm.nn import Kind, Mode, PairNorm, SparseMatrix, propagation, states
+
+MANY_NODES = 100_000
+# Features up to this size, filled, are kept as long as they are: feature propagation takes 40 steps.
+LARGEST_KEPT = 2**30
+# States of a walk over many nodes: the oldest make room for new ones.
+KEPT_STATES = 2 * 2**30
+
+
+def has_many_nodes(graph: Graph) -> bool:
+    """Say whether a graph has so many nodes that ``fit`` must be sparing with its steps."""
+    return graph.num_nodes >= MANY_NODES
+
+
+def normalised(graph: Graph, kind: Kind, device: torch.device) -> SparseMatrix:
+    """Return ``propagation`` of a graph's adjacency, made once.
+
+    Args:
+        graph: whose edges.
+        kind: of propagation.
+        device: where to walk.
+    """
+    kept: dict[tuple[str, torch.device], SparseMatrix] = _MATRICES.setdefault(graph.adjacency, {})
+    if (kind, device) not in kept:
+        kept[kind, device] = propagation(graph.adjacency, kind).to(device)
+    return kept[kind, device]
+
+
+def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
+    """Return features in which something stands in for what the graph misses.
+
+    Args:
+        fill: one of ``FILLS``; ``"zero"`` is what scaled features have already.
+        graph: whose edges, and what it misses.
+        features: [n, d], scaled; or any columns of it where whole vectors are missing.
+    """
+    if fill == "zero" or not graph.missing.any():
+        return features
+    kept: dict[str, tuple[Tensor, Tensor, Tensor]] = _FILLED.setdefault(features, {})
+    if fill in kept and kept[fill][0] is graph.adjacency and kept[fill][1] is graph.missing:
+        return kept[fill][2]
+    known = ~graph.missing.to(features.device)
+    result = fill_missing(fill, graph.adjacency.to(features.device), features, known)
+    if result.nbytes <= LARGEST_KEPT and has_many_nodes(graph):
+        kept[fill] = (graph.adjacency, graph.missing, result)
+    return result
+
+
+class SharedWalk(NamedTuple):
+    """A walk of SGC with PairNorm of scale one.
+
+    Args:
+        graph: whose edges, and what it misses.
+        features: [n, d], scaled.
+        fill: what stands in for what is missing.
+        kind: of propagation.
+        mode: of PairNorm, None without.
+    """
+
+    graph: Graph
+    features: Tensor
+    fill: str
+    kind: Kind
+    mode: Mode | None
+
+    def state(self, depth: int) -> Tensor:
+        """Return the state of a depth; over many nodes it is kept, and walks go on from the deepest kept."""
+        norm = None if self.mode is None else PairNorm(1.0, self.mode)
+        matrix, kept = normalised(self.graph, self.kind, self.features.device), self._kept()
+        start = max((known for known in kept if known <= depth), default=None)
+        if start is None:
+            return self.keep(depth, _after(depth, filled(self.fill, self.graph, self.features), matrix, norm))
+        if start == depth:
+            return kept[depth]
+        return self.keep(depth, _after(depth - start - 1, matrix @ kept[start], matrix, norm))
+
+    def keep(self, depth: int, state: Tensor) -> Tensor:
+        """Keep the state of a depth, where there are many nodes, and return it."""
+        if has_many_nodes(self.graph):
+            every = _STATES.setdefault(self.features, {})
+            every[self._key(depth)] = (self.graph.adjacency, self.graph.missing, state)
+            while sum(one.nbytes for _, _, one in every.values()) > KEPT_STATES:
+                del every[next(iter(every))]
+        return state
+
+    def _key(self, depth: int) -> tuple[Any, ...]:
+        return self.fill, self.kind, self.mode, depth
+
+    def _kept(self) -> dict[int, Tensor]:
+        """Return the states that are kept of this walk, by depth."""
+        graph, every = self.graph, _STATES.get(self.features, {})
+        return {
+            key[-1]: state
+            for key, (adjacency, missing, state) in every.items()
+            if key == self._key(key[-1]) and adjacency is graph.adjacency and missing is graph.missing
+        }
+
+
+def _after(steps: int, x: Tensor, matrix: SparseMatrix, norm: PairNorm | None) -> Tensor:
+    return next(islice(states(x, matrix, norm), steps, None))
+
+
+# By adjacency: normalised. By features: filled, and states of walks; with the graph that they are of.
+_MATRICES: Any = WeakTensorKeyDictionary()
+_FILLED: Any = WeakTensorKeyDictionary()
+_STATES: Any = WeakTensorKeyDictionary()

@@ -1,0 +1,187 @@
+"""DuckDB over tables of any size, within a stated memory, and the SQL of what stands in their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from glob import glob
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from pairnorm.data.readers import open_table
+from pairnorm.data.tables import EMPTY, Source
+from pairnorm.errors import PairNormError, quoted
+from pairnorm.memory import size
+
+WHOLE = (
+    "TINYINT",
+    "SMALLINT",
+    "INTEGER",
+    "BIGINT",
+    "UTINYINT",
+    "USMALLINT",
+    "UINTEGER",
+    "UBIGINT",
+    "HUGEINT",
+)
+NUMERIC = (*WHOLE, "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
+
+File = str | PathLike[str]
+Files = File | Sequence[File]
+
+
+class Table(NamedTuple):
+    """One file or several with the same columns.
+
+    Args:
+        source: the first of them.
+        query: what DuckDB reads them all by.
+        kinds: DuckDB's type of every column.
+    """
+
+    source: Source
+    query: str
+    kinds: dict[str, str]
+
+
+class Database:
+    """A DuckDB database in a folder, which it may spill to.
+
+    Args:
+        folder: where it lies.
+        memory: bytes that may be taken; DuckDB gets half, who asks it the other half.
+    """
+
+    def __init__(self, folder: Path, memory: int) -> None:
+        import duckdb
+
+        self.memory = memory
+        with explained(memory):
+            self._base = duckdb.connect(str(folder / "names.duckdb"))
+        self.run(f"SET memory_limit='{memory // 2}B'")
+        self.run("SET temp_directory=?", [str(folder / "spill")])
+        self.run("SET enable_progress_bar=false")
+        self.run("SET TimeZone='UTC'")
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        with explained(self.memory):
+            self._base.close()
+
+    def run(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query's result."""
+        with explained(self.memory):
+            found: list[tuple[Any, ...]] = self._base.execute(query, list(values)).fetchall()
+        return found
+
+    def batches(self, query: str, rows: int) -> Iterator[list[NDArray[Any]]]:
+        """Yield the columns of a query's result, so many rows at a time."""
+        with explained(self.memory):
+            for batch in self._base.sql(query).to_arrow_reader(rows):
+                yield [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+
+    def open(self, files: Files, delimiter: str | None = None) -> Table:
+        """Look at the columns of some files, which must be the same in all."""
+        names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
+        paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
+        source, *others = (open_table(path, delimiter) for path in paths)
+        for other in others:
+            if (other.columns, other.delimiter) != (source.columns, source.delimiter):
+                problem = f"{other.name}: its columns are not those of {source.name}"
+                raise PairNormError(problem, code="unlike-columns", value=other.name)
+        listed = sql_list([str(path) for path in paths])
+        if source.delimiter is None:
+            table = f"read_parquet({listed})"
+        else:
+            columns = ", ".join(f"{sql_text(name)}: 'VARCHAR'" for name in source.columns)
+            table = (
+                f"read_csv({listed}, delim={sql_text(source.delimiter)}, header=true, quote='\"', "
+                f"escape='\"', auto_detect=false, columns={{{columns}}}, max_line_size=16777216)"
+            )
+        kinds = {name: kind for name, kind, *_ in self.run(f"DESCRIBE SELECT * FROM {table}")}
+        for name in source.columns:
+            if name not in kinds:
+                raise PairNormError(
+                    f"{source.name}: column {quoted(name)} has no name, or another's but for its case",
+                    code="duplicate-column",
+                    value=name,
+                    remedy="Give each column its own name.",
+                )
+        return Table(source, table, kinds)
+
+
+@contextmanager
+def explained(memory: int) -> Iterator[None]:
+    """Turn what DuckDB says into an error of ours."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as error:
+        problem = " ".join(str(error).split())[:300]
+        if isinstance(error, duckdb.OutOfMemoryException):
+            raise PairNormError(
+                problem, code="too-large", value=memory, remedy="Allow {memory}.", memory=size(2 * memory)
+            ) from error
+        if isinstance(error, duckdb.IOException) and "write" in problem:
+            raise PairNormError(
+                f"what is under way cannot be written ({problem})",
+                code="not-writable",
+                remedy="Make room on the disk, or choose another place.",
+            ) from error
+        raise PairNormError(
+            problem, code="file-damaged", remedy="Correct the file, or free the disk if it is full."
+        ) from error
+
+
+def as_text(column: str, kind: str) -> str:
+    """Return the SQL of a cell as text without spaces around it, NULL where it is empty."""
+    cell = sql_name(column)
+    if kind in ("FLOAT", "DOUBLE"):  # whole numbers are written without a point
+        return f"CASE WHEN {cell} = trunc({cell}) THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
+    return f"nullif(trim({cell}::VARCHAR), '')"
+
+
+def as_id(column: str, kind: str, whole: bool) -> str:
+    """Return the SQL of an end of an edge, to be compared with whole or other names."""
+    text = as_text(column, kind)
+    if not whole:
+        return text
+    if kind in WHOLE:
+        return f"{sql_name(column)}::BIGINT"
+    # DuckDB would round '7.5' to a node of that number.
+    return f"CASE WHEN try_cast({text} AS BIGINT)::VARCHAR = {text} THEN try_cast({text} AS BIGINT) END"
+
+
+def filled_cell(column: str) -> str:
+    """Return the SQL of a text that may be a number: NULL where it is empty or says so."""
+    cell = f"trim({sql_name(column)})"
+    return f"CASE WHEN {cell} NOT IN {sql_row(EMPTY)} THEN {cell} END"
+
+
+def as_number(column: str) -> str:
+    """Return the SQL of a text as a number, NULL where it is none."""
+    return f"try_cast({filled_cell(column)} AS DOUBLE)"
+
+
+def sql_text(value: str) -> str:
+    """Return a text as SQL writes it."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def sql_list(values: Sequence[str]) -> str:
+    """Return texts as SQL writes a list."""
+    return "[" + ", ".join(map(sql_text, values)) + "]"
+
+
+def sql_row(values: Mapping[str, Any] | Sequence[str]) -> str:
+    """Return texts as SQL writes what follows IN."""
+    return "(" + ", ".join(map(sql_text, values)) + ")"
+
+
+def sql_name(name: str) -> str:
+    """Return the name of a column as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,239 @@
+"""What the report says beyond the paper's tables: whose the gain is, scaling, protocol, own trials."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from math import isnan
+from statistics import fmean
+
+from pairnorm.escaping import markdown as markdown_text
+from pairnorm.escaping import markdown_code
+from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, Place, Selection
+from pairnorm.paper.result_tables import TITLES, Table, markdown, markdown_rows
+from pairnorm.paper.results import Chosen, Results, Summary, best
+from pairnorm.train import Spec, Trial
+
+OWN_FILE = "own-trials.csv"
+# The most rows of a graph that the report shows; the file has all.
+SHOWN = 50
+_FIELDS = tuple(field.name for field in fields(Spec))
+Show = Callable[[Table], str]
+"""How a section shows a table: a page has it apart, and can sort it."""
+
+
+def gain_section(table: Table | None, show: Show = markdown) -> str:
+    """Return the section on SGC and SGC-PN when each has its own best optimiser."""
+    if table is None:
+        return ""
+    found = {entry.place: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
+    lines = [
+        "## How much of the gain is PairNorm's\n",
+        "The paper trains SGC with the optimiser of GCN. Here both SGC and SGC-PN also choose learning rate "
+        "(0.005, 0.05, 0.2), weight decay (0, 5e-6, 5e-4) and dropout (0, 0.6) by validation: first with one "
+        "run of everything, then with all runs of the setting that did best.\n",
+        show(table),
+    ]
+    rows, sentences = [], []
+    for dataset in DATASETS:
+        for percent in table.percents:
+            methods = ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
+            ours = [found.get(Place(dataset, method, percent)) for method in methods]
+            known = [one.accuracy for one in ours if one is not None]
+            if len(known) < len(methods):
+                continue
+            untuned, tuned = known[1] - known[0], known[3] - known[2]
+            share = "no gain to share" if untuned <= 0.01 else f"{max(tuned, 0) / untuned:.0%}"
+            rows.append([TITLES[dataset], f"{percent}%", f"{untuned:+.3f}", f"{tuned:+.3f}", share])
+            if percent == 100:
+                sentences.append(
+                    f"On {TITLES[dataset]} with all vectors missing, a tuned SGC reaches {known[2]:.3f} "
+                    f"without PairNorm and {known[3]:.3f} with it; with the paper's optimiser {known[0]:.3f} "
+                    f"and {known[1]:.3f}."
+                )
+    headings = [
+        "Graph", "Missing", "Gain of PairNorm, paper's optimiser", "Gain of PairNorm, both tuned",
+        "Share that is PairNorm's",
+    ]  # fmt: skip
+    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *sentences]) + "\n"
+
+
+def scaling_section(tables: Mapping[str, Table], show: Show = markdown) -> str:
+    """Return the section on features that are divided by their sum and features that are not."""
+    found = {name: tables[name] for name in ("scaling", "table1", "table1-rows") if name in tables}
+    if "scaling" not in found:
+        return ""
+    lines = [
+        "## How features are scaled\n",
+        "The paper's text does not say how. Its released code gives SGC features as they are, GCN and GAT "
+        "the features of a node divided by their sum, and so do the tables above. Here the other way for "
+        "both; `raw` are features as they are.\n",
+        show(found.pop("scaling")),
+    ]
+    for table in found.values():
+        apart = [entry.difference for entry in table.entries if entry.difference is not None]
+        if apart:
+            lines.append(
+                f"- `{table.name}`, {table.title}: {fmean(map(abs, apart)):.3f} from the paper on average "
+                f"over {len(apart)} numbers, {sum(one < -0.02 for one in apart)} of them over 0.02 under it "
+                f"([CSV]({table.name}.csv))"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def ablation_section(
+    results: Results, selection: Selection, table: Table | None, show: Show = markdown
+) -> str:
+    """Return the section on adjacency, order and norm, and what it recommends."""
+    experiment = selection.narrow(ABLATION)
+    if table is None or experiment is None:
+        return ""
+    found = {
+        place: chosen
+        for place in experiment.places()
+        if (chosen := results.chosen(experiment, place)) is not None and chosen.complete
+    }
+    lines = [
+        "## Which protocol: adjacency, order, norm\n",
+        "The paper, its released code and its authors' remarks disagree on details. `rw` is the random-walk "
+        "adjacency and `sym` the symmetric one (attention has neither); the norm comes `after` the "
+        "activation (the text) or `before` it (the code); PN-SCS is in the code only.\n",
+        show(table),
+        "What changes when one choice is changed and the others stay (mean difference of test accuracy over "
+        "graphs and the other choices):\n",
+    ]
+    rows = []
+    for one, other in (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN")):
+        for model in ("GCN", "GAT"):
+            effects = [_effect(found, model, one, other, percent) for percent in experiment.missing]
+            if any(effect is not None for effect in effects):
+                shown = ["" if effect is None else f"{effect:+.3f}" for effect in effects]
+                rows.append([f"{model}: {one} instead of {other}", *shown])
+    headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
+    advice = [_recommendation(found, model, list(experiment.missing)) for model in ("GCN", "GAT")]
+    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
+
+
+def _effect(found: dict[Place, Chosen], model: str, one: str, other: str, percent: int) -> float | None:
+    """Return the mean difference between places whose methods differ in one word only."""
+    differences = []
+    for place, chosen in found.items():
+        words = place.method.split(" ")
+        if words[0] != model or one not in words or len(words) < 3 or place.missing_percent != percent:
+            continue
+        twin = " ".join(other if word == one else word for word in words)
+        if (against := found.get(place._replace(method=twin))) is not None:
+            differences.append(chosen.accuracy - against.accuracy)
+    return fmean(differences) if differences else None
+
+
+def _recommendation(found: dict[Place, Chosen], model: str, percents: Sequence[int]) -> str:
+    """Name the method that validation prefers where every method has been tried to the end."""
+    methods = [method for method in ABLATION.methods if method.split(" ")[0] == model]
+    columns = [
+        (dataset, percent)
+        for dataset in ABLATION.datasets
+        for percent in percents
+        if all(Place(dataset, method, percent) in found for method in methods)
+    ]
+    if not columns:
+        return ""
+
+    def mean(method: str, value: Callable[[Chosen], float], among: Iterable[tuple[str, int]]) -> float:
+        return fmean(value(found[Place(dataset, method, percent)]) for dataset, percent in among)
+
+    # Chosen by validation, like everything else: the test set must not decide which protocol is best.
+    scores = {
+        method: mean(method, lambda chosen: chosen.best.validation, columns)
+        for method in methods
+        if len(method.split(" ")) > 2
+    }
+    best = max(scores, key=lambda method: scores[method])
+    accuracies = [
+        f"{mean(best, lambda chosen: chosen.accuracy, column):.3f} at {percent}% missing"
+        for percent in percents
+        if (column := [(dataset, other) for dataset, other in columns if other == percent])
+    ]
+    graphs = " and ".join(TITLES[dataset] for dataset in dict.fromkeys(dataset for dataset, _ in columns))
+    return (
+        f"**Recommendation for {model}: {' '.join(best.split(' ')[1:])}**: the best mean validation accuracy "
+        f"over missing rates on {graphs} ({scores[best]:.3f}); test accuracy {', '.join(accuracies)}.\n"
+    )
+
+
+def own_trials(cells: Mapping[Spec, Sequence[Trial]], selection: Selection) -> list[Summary]:
+    """Return the runs of every spec that no experiment asks for, as the paper has it or as it is selected."""
+    experiments = [
+        one for found in EXPERIMENTS.values() for one in (found, selection.narrow(found)) if one is not None
+    ]
+    known = {spec for one in experiments for place in one.places() for spec in one.candidates(place)}
+    return [Summary(spec, tuple(trials)) for spec, trials in cells.items() if spec not in known and trials]
+
+
+def own_section(own: Sequence[Summary]) -> str:
+    """Return the section: of each graph the best spec by validation, and what varied, the best first."""
+    if not own:
+        return ""
+    lines = [
+        "## Trials of your own\n",
+        f"{len(own):,} specs that are none of the paper's, ranked by mean validation accuracy; all are in "
+        f"[{OWN_FILE}]({OWN_FILE}).\n",
+    ]
+    for dataset in dict.fromkeys(summary.spec.dataset for summary in own):
+        found = [summary for summary in own if summary.spec.dataset == dataset]
+        first = best(found)
+        varied = [name for name in _FIELDS if len({getattr(one.spec, name) for one in found}) > 1]
+        columns = [*varied, "runs", "validation", "test accuracy", *_measures(found)]
+        lines += [
+            f"### {markdown_text(dataset)}\n",
+            f"Best by validation: {markdown_code(first.spec)}, {_accuracy(first)} of the test nodes over "
+            f"{len(first.trials)} runs.\n",
+        ]
+        rows = [
+            [
+                *(markdown_text(getattr(one.spec, name)) for name in varied),
+                str(len(one.trials)),
+                f"{one.mean('validation_accuracy'):.3f}",
+                _accuracy(one),
+                *(f"{value:.3g}" if value is not None else "" for value in _values(one, found)),
+            ]
+            for one in sorted(found, key=lambda one: -one.validation)[:SHOWN]
+        ]
+        lines += [
+            *markdown_rows(list(map(markdown_text, columns)), rows),
+            "",
+            *([f"… and {len(found) - SHOWN:,} more.\n"] if len(found) > SHOWN else []),
+        ]
+    return "\n".join(lines)
+
+
+def own_csv(own: Sequence[Summary]) -> str:
+    """Return all of them as CSV: a row for each spec, with every field of it."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*_FIELDS, "runs", "validation_accuracy", "accuracy", "accuracy_std", *_measures(own)])
+    for one in own:
+        numbers = [one.mean("validation_accuracy"), one.mean("test_accuracy"), one.std("test_accuracy")]
+        shown = [
+            "" if value is None or isnan(value) else f"{value:.6g}"
+            for value in (*numbers, *_values(one, own))
+        ]
+        writer.writerow([*(getattr(one.spec, name) for name in _FIELDS), len(one.trials), *shown])
+    return file.getvalue()
+
+
+def _measures(found: Sequence[Summary]) -> list[str]:
+    return list(dict.fromkeys(name for one in found for trial in one.trials for name in trial.measures))
+
+
+def _values(one: Summary, among: Sequence[Summary]) -> list[float | None]:
+    """Return the mean of each measure that any of them has; None where a run lacks it."""
+    return [
+        one.mean(name) if all(name in trial.measures for trial in one.trials) else None
+        for name in _measures(among)
+    ]
+
+
+def _accuracy(one: Summary) -> str:
+    spread = one.std("test_accuracy")
+    return f"{one.mean('test_accuracy'):.3f}" + ("" if isnan(spread) else f" ± {spread:.3f}")

@@ -1,0 +1,104 @@
+from itertools import islice
+
+import pytest
+import torch
+
+from pairnorm.classify import NodeClassifier, Scaling
+from pairnorm.classify.candidates import SGCFamily, Task, columns, shared_walks
+from pairnorm.classify.candidates.base import Known
+from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, normalised
+from pairnorm.classify.search import plan
+from pairnorm.data import Graph
+from pairnorm.fill import fill_missing
+from pairnorm.nn import PairNorm, propagation, states
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def gaps(small: Graph) -> Graph:
+    missing = torch.arange(small.num_nodes) % 3 == 0
+    return small.replace(features=small.features.to_dense() * ~missing[:, None], missing=missing)
+
+
+@pytest.fixture
+def many(monkeypatch) -> None:
+    monkeypatch.setattr(shared_walks, "MANY_NODES", 1)
+
+
+@pytest.mark.parametrize("mode", [None, "PN", "PN-SI"])
+@pytest.mark.parametrize("fill", ["zero", "fp"])
+def test_states_are_those_of_the_walk_however_they_are_come_by(gaps: Graph, many, mode, fill) -> None:
+    features = Scaling.of(gaps)(gaps).to_dense()
+    start = features if fill == "zero" else fill_missing(fill, gaps.adjacency, features, ~gaps.missing)
+    norm = None if mode is None else PairNorm(1.0, mode)
+    expected = list(islice(states(start, propagation(gaps.adjacency), norm), 9))
+    walk = SharedWalk(gaps, features, fill, "rw", mode)
+    for depth in (3, 8, 5, 3, 0, 8):
+        assert torch.allclose(walk.state(depth), expected[depth], atol=1e-6), depth
+    assert walk.state(5) is walk.state(5)
+
+
+def test_a_changed_graph_is_walked_anew(gaps: Graph, many) -> None:
+    features = Scaling.of(gaps)(gaps).to_dense()
+    before = SharedWalk(gaps, features, "fp", "rw", "PN").state(4)
+    fewer = gaps.replace(adjacency=torch.zeros_like(gaps.adjacency.to_dense()).to_sparse_csr())
+    assert not torch.allclose(SharedWalk(fewer, features, "fp", "rw", "PN").state(4), before)
+    known = gaps.replace(missing=torch.zeros_like(gaps.missing))
+    assert filled("fp", known, features) is features
+
+
+def test_the_oldest_states_make_room(gaps: Graph, many, monkeypatch) -> None:
+    features = Scaling.of(gaps)(gaps).to_dense()
+    monkeypatch.setattr(shared_walks, "KEPT_STATES", 2 * features.nbytes)
+    walk = SharedWalk(gaps, features, "zero", "rw", "PN")
+    for depth in (1, 2, 3):
+        walk.state(depth)
+    assert sorted(walk._kept()) == [2, 3]
+
+
+def test_few_nodes_keep_no_states(gaps: Graph) -> None:
+    walk = SharedWalk(gaps, Scaling.of(gaps)(gaps).to_dense(), "zero", "rw", "PN")
+    walk.state(2)
+    assert not walk._kept()
+
+
+def test_an_adjacency_is_normalised_once(small: Graph) -> None:
+    assert normalised(small, "sym", CPU) is normalised(small.replace(name="other"), "sym", CPU)
+    expected = propagation(small.adjacency, "sym").to_dense()
+    assert torch.equal(normalised(small, "sym", CPU).to_dense(), expected)
+
+
+@pytest.mark.parametrize("norm", ["none", "PN", "PN-SI", "PN-SCS"])
+def test_what_shares_walks_predicts_the_same(gaps: Graph, monkeypatch, norm) -> None:
+    task = Task(gaps, Scaling.of(gaps)(gaps), "rw", CPU)
+    found = []
+    for most in (10**9, 1):
+        monkeypatch.setattr(shared_walks, "MANY_NODES", most)
+        ((*_, learn),) = SGCFamily([norm], (4,), (10.0,), ("fp",)).fit(task, lambda what: None)
+        found.append(learn(task).logits(gaps, task.features, CPU))
+    assert torch.allclose(*found, atol=1e-3)
+
+
+def test_an_sgc_without_pair_norm_is_one_of_another_scale(gaps: Graph) -> None:
+    """What over many nodes spares half of the walks: the bias takes what centring takes away."""
+    features = Scaling.of(gaps)(gaps).to_dense()
+    matrix = propagation(gaps.adjacency)
+    plain = next(islice(states(features, matrix), 6, None))
+    normed = next(islice(states(features, matrix, PairNorm()), 6, None))
+    centred = plain - plain.mean(0)
+    scale = float(centred.norm() / normed.norm())
+    assert torch.allclose(centred, scale * normed, atol=1e-4 * float(centred.abs().max()))
+
+
+def test_over_many_nodes_one_norm_is_planned(small: Graph, many) -> None:
+    assert list(plan(NodeClassifier(), small)[0].norms) == ["PN"]
+    assert list(plan(NodeClassifier(norm=["none", "PN"]), small)[0].norms) == ["none", "PN"]
+    assert list(plan(NodeClassifier(adjacency="sym"), small)[0].norms) == ["none", "PN"]
+
+
+def test_label_columns_follow_the_labels(small: Graph) -> None:
+    first = columns.label_columns(small, Known.of(small), small.num_classes, CPU)
+    assert columns.label_columns(small, Known.of(small), small.num_classes, CPU) is first
+    other = small.replace(train=small.validation, validation=small.train)
+    assert not torch.equal(columns.label_columns(other, Known.of(other), small.num_classes, CPU), first)

@@ -1,0 +1,36 @@
+import torch
+
+from pairnorm.measure.verdict import Record, judge
+
+
+def record(layer, angle=1.0, rank=3.0, response=None, *, forward=0, kind=""):
+    measures = {"mean_average_distance": torch.tensor([angle]), "numerical_rank": torch.tensor([rank])}
+    if response is not None:
+        measures["gradient_norm"] = torch.tensor([response])
+    return Record(forward, layer, f"conv{layer}", kind, 5, torch.ones(1), measures, {})
+
+
+def test_states_collapse_where_they_stay_so_to_the_last_but_one():
+    angles = [1.0, 0.01, 1.0, 0.04, 0.01, 1.0]  # the last layer gives the logits
+    verdict = judge([record(layer, angle) for layer, angle in enumerate(angles, 1)])
+    assert (verdict.kind, verdict.layer) == ("states-collapse", 4)
+    assert "(conv4) on, all nodes point the same way (mean average distance 0.04)" in verdict.text
+    assert judge([record(1, 0.01), record(2), record(3)]).kind == "no-sign"
+
+
+def test_the_node_type_that_collapsed_is_named():
+    for order in (["author", "paper"], ["paper", "author"]):
+        found = [record(layer, rank=1.0 if kind == "author" else 3.0, kind=kind)
+                 for layer in (1, 2) for kind in order]  # fmt: skip
+        verdict = judge(found)
+        assert "(conv1, author) on, all nodes lie on one line (numerical rank 1)" in verdict.text
+
+
+def test_the_last_forward_pass_counts():
+    assert judge([record(1, 0.01), record(2, 0.01), record(1, forward=1), record(2, forward=1)]).layer is None
+
+
+def test_gradients_vanish_up_to_the_last_weak_layer():
+    responses = [1e-9, 1e-5, 0.5, 1.0]
+    verdict = judge([record(layer, response=response) for layer, response in enumerate(responses, 1)])
+    assert (verdict.kind, verdict.layer) == ("gradients-vanish", 2)

@@ -1,0 +1,109 @@
+"""Blocks that tasks of a real cluster have walked are those that are walked here."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
+pytest.importorskip("numba")
+sys.path.insert(0, str(Path(__file__).parent))
+from test_walk import packed_graph
+
+from pairnorm import cli
+from pairnorm.data import PackedGraph
+from pairnorm.train import ray_blocks
+from pairnorm.train.ray_blocks import RayBlocks
+from pairnorm.train.walk import Told, Walk
+
+NEED, ROWS, DEPTHS = 3 * 10**8, np.arange(0, 2000, 7), (1, 4)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> PackedGraph:
+    return packed_graph(tmp_path / "graph", degree=16)
+
+
+def assert_same(walks: list[Walk], folder: Path) -> None:
+    for walk in walks:
+        assert walk.left() == []
+        here = Walk(walk.graph, folder, walk.rows, walk.depths, walk.width, walk.fill, walk.norm)
+        here.run()
+        for depth in walk.depths:
+            np.testing.assert_array_equal(walk.state(depth), here.state(depth))
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["by path", "through the object store"])
+def test_a_cluster_walks_what_is_walked_here(
+    cluster: Any, packed: PackedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    walked, told = ray_blocks._walk, []
+
+    def elsewhere(walk: Walk, *rest: Any) -> Iterator[Told]:
+        graph = PackedGraph(Path("nowhere"), walk.graph.facts)
+        yield from walked(replace(walk, graph=graph), *rest)
+
+    if not shared:
+        monkeypatch.setattr(ray_blocks, "_walk", elsewhere)
+    walks = [
+        Walk(packed, tmp_path / "kept", ROWS, DEPTHS, 5, fill, norm, told.append)
+        for fill, norm in (("zero", "PN"), ("fp", "PN"), ("mass", "none"), ("zero", "PN-SI"))
+    ]
+    RayBlocks().run(walks, NEED)
+    apart = walks[:3]
+    assert len(told) == sum(walk.steps for walk in apart)
+    assert walks[3].left() == [0, 1, 2]  # which meet at every step
+    assert_same(apart, tmp_path / "here")
+
+
+def test_a_worker_that_is_killed_costs_its_block(
+    cluster: Any, packed: PackedGraph, tmp_path: Path, kill_workers: Any
+) -> None:
+    told: list[str] = []
+    walk = Walk(packed, tmp_path / "kept", ROWS, (300,), 5, tick=told.append)
+    with kill_workers(2) as killed:
+        RayBlocks().run([walk], NEED)
+    assert killed
+    assert len(told) == len(set(told)) == walk.steps
+    assert_same([walk], tmp_path / "here")
+
+
+def test_a_block_that_kills_its_workers_ends_in_an_error(
+    raises: Any, cluster: Any, packed: PackedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(walk: Walk, number: int, *_: Any) -> Iterator[Told]:
+        yield "columns 1 to 5, depth 0"
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield {"squares": np.zeros(2), "units": np.ones(2)}
+
+    monkeypatch.setattr(ray_blocks, "_walk", crash)
+    monkeypatch.setattr(ray_blocks, "ATTEMPTS", 2)
+    walk = Walk(packed, tmp_path / "kept", ROWS, (1,), 7)
+    with raises("worker-died", value=7):
+        RayBlocks().run([walk], NEED)
+    assert walk.left() == [1]
+
+
+def test_fit_on_a_cluster_labels_as_at_home(
+    cluster: Any, packed: PackedGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", "--graph", str(packed.folder), "--depth", "1,2", "--out"]
+    assert cli.main([*fit, str(tmp_path / "here")]) == 0
+    assert cli.main([*fit, str(tmp_path / "there"), "--on", "ray"]) == 0
+    assert "Blocks go to 2 cores" in capsys.readouterr().out
+    here, there = ((tmp_path / name / "predictions.csv") for name in ("here", "there"))
+    pandas.testing.assert_frame_equal(pandas.read_csv(here), pandas.read_csv(there), atol=1e-5)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_worker_of_another_version_says_so(raises: Any, packed: PackedGraph, tmp_path: Path) -> None:
+    with raises("version-mismatch", expected="0.0"):
+        next(ray_blocks._walk(Walk(packed, tmp_path, ROWS, DEPTHS, 5), 0, NEED, "0.0", ()))
