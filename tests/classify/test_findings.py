@@ -7,7 +7,7 @@ import torch
 from pairnorm.classify import Candidate, NodeClassifier
 from pairnorm.classify import findings as findings_module
 from pairnorm.classify.candidates.base import Network
-from pairnorm.classify.findings import LATER, RANDOM, STEPS, Findings, Rival
+from pairnorm.classify.findings import ALIKE, LATER, RANDOM, STEPS, Findings, Rival
 from pairnorm.classify.holdout import without
 from pairnorm.classify.search import rivals
 from pairnorm.data import Graph
@@ -37,6 +37,22 @@ def test_without_missing_vectors_there_is_one_group(findings: Findings) -> None:
     nobody = torch.zeros_like(findings.graph.train)
     complete = replace(findings, graph=findings.graph.replace(missing=nobody))
     assert list(complete.groups()) == ["all held-out nodes", LATER]
+
+
+def test_where_the_nodes_to_predict_have_no_features_it_is_told_what_that_does(small: Graph) -> None:
+    """Labels and features are known of the same nodes, and the features say all: what is left without."""
+    known = torch.arange(300) % 3 > 0
+    nobody = torch.zeros_like(known)
+    features = 5.0 * torch.nn.functional.one_hot(small.labels, 2) * known[:, None]
+    parts = {"labels": small.labels.where(known, -1), "missing": ~known, "features": features.float()}
+    graph = small.replace(**parts, train=nobody, validation=nobody, test=nobody)
+    classifier = NodeClassifier("logistic regression", scale=10.0, refit=False).fit(graph)
+    assert classifier.held_out_ is not None
+    assert classifier.held_out_.accuracy > 0.99
+    assert classifier.best_.validation_accuracy < 0.7  # was chosen by nodes of which nothing was seen
+    scores = Findings.of(classifier, graph).checks[ALIKE]
+    assert scores.count == classifier.held_out_.count
+    assert scores.accuracy < 0.7
 
 
 def test_what_comes_later_is_labelled_without_retraining(small: Graph) -> None:

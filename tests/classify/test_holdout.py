@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pairnorm.classify import ClassifierWarning, complete_split
-from pairnorm.classify.holdout import ENOUGH, FOLDS, fingerprints, folds, unseen
+from pairnorm.classify.holdout import ENOUGH, FOLDS, fingerprints, folds, unseen, without_features
 from pairnorm.data import Graph
 
 
@@ -120,3 +120,21 @@ def test_who_gives_validation_nodes_or_enough_labels_gets_no_folds() -> None:
     assert len(folds(drawn, complete_split(drawn))) == FOLDS
     many = graph([0, 1] * (5 * ENOUGH // 2))
     assert folds(many, complete_split(many)) == []
+
+
+def test_judges_miss_features_as_often_as_those_to_predict() -> None:
+    """Here one in ten of the labelled nodes, and four in five of the others; the same seed hides the same."""
+    nobody = torch.zeros(200, dtype=torch.bool)
+    labelled = torch.arange(200) < 100
+    missing = torch.where(labelled, torch.arange(200) % 10 == 0, torch.arange(200) % 5 != 0)
+    whole = graph([0, 1] * 50 + [-1] * 100).replace(missing=missing)
+    judges = labelled & (torch.arange(200) % 2 == 0)
+    hidden = without_features(whole, judges)
+    assert hidden is not None
+    assert not (hidden & ~judges).any()
+    assert abs(float((missing | hidden)[judges].float().mean()) - 0.8) < 0.02
+    assert torch.equal(hidden, without_features(whole, judges))
+    assert without_features(whole.replace(missing=nobody), judges) is None
+    assert without_features(whole.replace(missing=~missing), judges) is None  # who has more cannot be helped
+    tested = whole.replace(labels=torch.arange(200) % 2, test=~labelled)
+    assert torch.equal(without_features(tested, judges), hidden)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from pairnorm.classify.regression import fold_regressions, regressions, span
 from pairnorm.data import Graph, row_normalise
@@ -44,9 +45,21 @@ def test_a_scale_does_not_depend_on_those_before_it() -> None:
 def test_folds_side_by_side_are_each_the_regression_on_its_rows(rows: int, columns: int) -> None:
     features, labels = problem(rows, columns)
     folds = torch.stack([torch.arange(rows) % 3 != number for number in range(3)])
-    for scale, weight, bias in fold_regressions(features, labels, 3, (0.5, 30.0), folds):
+    for scale, weight, bias in fold_regressions(features, one_hot(labels, 3), (0.5, 30.0), folds):
         for fold, own, constant in zip(folds, weight, bias, strict=True):
             assert gradient(features[fold], labels[fold], scale, own, constant).abs().max() < 1e-5
+
+
+def test_probabilities_that_count_for_so_much_are_as_many_labels() -> None:
+    """Where a class has probability 0.7, a row that counts for ten is seven of it and three of another."""
+    features, labels = problem(30, 4)
+    target = 0.7 * one_hot(labels, 3) + 0.3 * one_hot((labels + 1) % 3, 3)
+    counts = 10.0 * (1 + torch.arange(30) % 2)
+    ((_, weight, bias),) = fold_regressions(features, target, (3.0,), counts.unsqueeze(0))
+    twice = torch.arange(30).repeat_interleave(1 + torch.arange(30) % 2)
+    rows, some = features[twice].repeat(10, 1), labels[twice]
+    known = torch.cat([some.repeat(7), ((some + 1) % 3).repeat(3)])
+    assert gradient(rows, known, 3.0, weight[0], bias[0]).abs().max() < 1e-5
 
 
 def objective(rows: Tensor, labels: Tensor, scale: float, weight: Tensor, bias: Tensor) -> float:

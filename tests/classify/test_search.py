@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify import NodeClassifier
-from pairnorm.classify.candidates import SGCFamily, Task, shared_walks
+from pairnorm.classify import NodeClassifier, Scaling
+from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, shared_walks
+from pairnorm.classify.candidates.base import Lesson
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, parse_budget, plan, rivals, search
 from pairnorm.data import Graph
@@ -35,6 +36,33 @@ def test_a_simple_method_may_be_the_model(small: Graph, name: str) -> None:
     assert family.name == name
     (one,) = plan(NodeClassifier(name), small.replace(validation=torch.zeros_like(small.validation)))
     assert one.steps <= 1
+
+
+def test_an_average_learns_from_itself_where_that_gains(small: Graph) -> None:
+    """Few labels on a graph of many nodes; then as from labels that count for as much as all others do."""
+    graph = small.with_split("per-class-3")
+    task = Task(graph, Scaling.of(graph)(graph), "rw", torch.device("cpu"))
+    choice = search(task, [SGCFamily(["PN"], (2, 4), (10.0,)), LabelPropagation()], simple=False)
+    assert len(choice.smooths) == 2
+    assert "learnt once more from its own predictions" in choice.best.setting
+    teacher = choice._replace(smooths=choice.smooths[:1], learnt=None).learn(task)
+    student = choice._replace(learnt=None).learn(task)
+    losses = []
+    for one in (teacher, student):
+        logits = one.logits(graph, task.features, task.device)[:, 0]
+        losses.append(float(torch.nn.functional.cross_entropy(logits[graph.validation], task.held)))
+    assert losses[1] < losses[0]
+    assert np.isclose(losses[1], choice.best.validation_loss, rtol=1e-3)
+    chances = teacher.logits(graph, task.features, task.device).softmax(-1)[:, 0]
+    lesson = Lesson.of(task, chances)
+    assert lesson is not None
+    known = lesson.counts[: int(graph.train.sum())].sum()
+    torch.testing.assert_close(known, lesson.counts.sum() / 2)
+    assert torch.equal(lesson.target[: int(graph.train.sum())].argmax(1), graph.labels[graph.train])
+    everyone = graph.replace(
+        train=torch.ones_like(graph.train), validation=graph.train & False, test=graph.train & False
+    )
+    assert Lesson.of(replace(task, graph=everyone), chances) is None
 
 
 def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:

@@ -12,6 +12,7 @@ from pairnorm.compare.missing import FIT, REFITTED, SSNC, Cell, hide
 from pairnorm.compare.missing_runs import (
     Found,
     Judged,
+    _to_judge,
     compare,
     count_lacking,
     file_beside,
@@ -108,6 +109,18 @@ def test_a_method_is_judged_by_the_test_nodes_of_a_graph_that_lacks_what_is_miss
     else:
         counts = torch.bincount(graph.labels[graph.test])
         assert row.accuracy > float(counts.max() / counts.sum()) + 0.1
+
+
+def test_what_fit_tries_is_judged_along_with_it_as_if_alone() -> None:
+    names = ("SGC alone", "label propagation", "boosted trees")
+    protocol = replace(SMALL, datasets=("csbm",), missing=(90,), judged=(*names, FIT), runs=1)
+    *others, cell = protocol.judged_cells()
+    assert list(_to_judge(protocol, Found({}))) == [(cell, 0)]
+    rows = {row.cell: row for row in judge(protocol, cell, 0)}
+    assert list(_to_judge(protocol, Found({}, [rows[cell]]))) == [(other, 0) for other in others]
+    for other in others:
+        [alone] = judge(protocol, other, 0)
+        assert rows[other][6:9] == pytest.approx(alone[6:9], abs=2e-6)
 
 
 def test_fit_learns_from_training_labels_and_what_more_labels_add_is_another_row() -> None:

@@ -7,6 +7,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from pairnorm.nn import SGC, PairNorm, SparseMatrix, propagation, states
 from pairnorm.nn.ops import pattern
 from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.propagate import restart_walk
 
 graphs = pytest.mark.parametrize(
     "name", ["undirected", "directed", "weighted", "self-loops", "isolated nodes", "no edge"]
@@ -132,6 +133,20 @@ class TestStates:
         model, x = SGC(4, 2, depth=3, norm="PN", scale=5.0), torch.randn(20, 4)
         walk = states(x, propagation(edge_index, num_nodes=20), model.norm)
         torch.testing.assert_close(model.hidden(x, edge_index)[:, 0], next(islice(walk, 3, None)))
+
+
+def test_a_walk_that_comes_back_solves_its_equation_for_every_alpha():
+    """Against a dense solution of Z = α P Z + (1 - α) Z₀, and clamped against its own steps."""
+    matrix, start = propagation(adjacency("directed")), torch.randn(12, 4)
+    dense, alphas = matrix.to_dense().double(), [0.1, 0.5, 0.8]
+    found = restart_walk(matrix, start, alphas, 100)
+    for alpha, state in zip(alphas, found.unbind(1), strict=True):
+        solved = torch.linalg.solve(torch.eye(12) - alpha * dense, (1 - alpha) * start.double())
+        torch.testing.assert_close(state.double(), solved, rtol=1e-4, atol=1e-5)
+    state = start
+    for _ in range(3):
+        state = (0.5 * dense.float() @ state + 0.5 * start).clamp(-0.2, 0.3)
+    torch.testing.assert_close(restart_walk(matrix, start, [0.5], 3, (-0.2, 0.3))[:, 0], state)
 
 
 class TestErrors:

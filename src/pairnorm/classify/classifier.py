@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
@@ -15,7 +16,14 @@ from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.base import Candidate, Task
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
-from pairnorm.classify.holdout import complete_split, fingerprints, folds, holds, unseen
+from pairnorm.classify.holdout import (
+    complete_split,
+    fingerprints,
+    folds,
+    holds,
+    unseen,
+    without_features,
+)
 from pairnorm.classify.persistence import load, save
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Choice, plan, search
@@ -157,12 +165,21 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         # Validation nodes say when the training of a network stops, and in folds what is later would teach.
         apart = self.time is not None or any(isinstance(family, GNNFamily) for family in families)
         turns = [] if apart else folds(graph, split, self.random_state)
+        judges = torch.stack(turns).any(0) if turns else split.validation
+        hidden = without_features(graph, judges, self.random_state)
         graph = graph.with_split(split)
         scaling = Scaling.of(graph, self.scaling)
         device = find_device(self.device)
         shards, features = shards_of(graph.num_nodes), scaling(graph)
         task = Task(
-            graph, features, self.adjacency, device, metric=self.metric, held_out=turns, shards=shards
+            graph,
+            features,
+            self.adjacency,
+            device,
+            metric=self.metric,
+            held_out=turns,
+            hidden=hidden,
+            shards=shards,
         )
 
         def tick(what: str) -> None:
@@ -192,7 +209,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         if self.refit:
             learnt = graph.labelled & ~given.test
             every = graph.replace(train=learnt, validation=learnt & False, test=given.test)
-            self.model_ = choice.learn(replace(task, graph=every, held_out=()))
+            self.model_ = choice.learn(replace(task, graph=every, held_out=(), hidden=None))
             self.probabilities_ = self._probabilities(task)
         self._seen = fingerprints(graph.node_names[learnt.cpu().numpy()])
         self._tested = fingerprints(graph.node_names[(split.test & learnt).cpu().numpy()])

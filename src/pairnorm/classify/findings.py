@@ -19,7 +19,7 @@ from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
 from pairnorm.classify.evaluation import Scores, mean_probabilities, paired_difference
-from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without
+from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without, without_features
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import NETWORKS, RIVAL_DROPOUTS, RIVAL_RATES, rivals, search
 from pairnorm.data import Graph, Split
@@ -28,6 +28,7 @@ from pairnorm.errors import PairNormError
 
 # Other ways to hold nodes out than to hide their labels.
 LATER, RANDOM = "coming later, with their edges", "on a random split"
+ALIKE = "without features as often as the nodes to predict"
 COMING_LATER = (
     "Those coming later were taken out of the graph with all their edges; a model that was learnt without "
     "them labelled them when they came back."
@@ -273,6 +274,11 @@ def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
     trained = any(one.candidate.model in NETWORKS for _, one in choice.parts)  # on all nodes, once
     if trained or not graph.test.any():
         return {}
+    if (hidden := without_features(graph, graph.test, classifier.random_state)) is not None:
+        judged = task.learnable.graph.replace(validation=graph.test, test=graph.test & False)
+        (blind,) = replace(task.learnable, graph=judged, hidden=hidden).folds
+        logits = choice.learn(task.learnable).logits(blind.graph, blind.features, task.device)
+        found[ALIKE] = _judge(classifier, logits, graph.test)
     if not (graph.encoder and graph.encoder.named("structure")):  # which is made of the edges
         test = graph.test.nonzero().squeeze(1)
         drawn = Stream(classifier.random_state, "classify later").order(len(test))
@@ -287,7 +293,7 @@ def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ClassifierWarning)  # of a split that is not the user's
             split = complete_split(graph.with_split(Split(nobody, nobody, nobody)), classifier.random_state)
-        model = choice.learn(replace(task, graph=graph.with_split(split), held_out=()))
+        model = choice.learn(replace(task, graph=graph.with_split(split), held_out=(), hidden=None))
         found[RANDOM] = _judge(classifier, model.logits(graph, task.features, task.device), split.test)
     return found
 

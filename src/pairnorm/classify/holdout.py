@@ -19,6 +19,8 @@ HELD_OUT = 0.2
 FEW = 30
 # Fewer validation nodes than this choose badly among hundreds of models.
 ENOUGH, FOLDS = 200, 5
+# By how much shares of missing vectors must differ to matter.
+NOTABLE = 0.05
 # Of so many names, to make fingerprints takes longer than to see whether they are the same ones.
 MANY_NAMES = 100_000
 
@@ -84,6 +86,31 @@ def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
     part = np.full(graph.num_nodes, -1)
     part[order] = np.arange(len(order)) % FOLDS
     return [torch.from_numpy(part == number).to(graph.device) for number in range(min(FOLDS, len(order)))]
+
+
+def without_features(graph: Graph, judges: Tensor, seed: int = 0) -> Tensor | None:
+    """Return bool [n]: who of some nodes is judged without features, so that they miss as many as others do.
+
+    Those others are the nodes without a label, which a model is wanted for, or else the test nodes. By nodes
+    that have their features, a model that looks at nothing else would be chosen. None for nobody.
+
+    Args:
+        graph: with the split that was given.
+        judges: bool [n], the nodes that choose a model.
+        seed: the same seed gives the same nodes on every machine.
+    """
+    missing, wanted = graph.missing_vectors, ~graph.labelled
+    wanted = wanted if wanted.any() else graph.test
+    if not wanted.any() or not judges.any():
+        return None
+    lacking = float(missing[wanted].float().mean() - missing[judges].float().mean())
+    if lacking < NOTABLE:
+        return None
+    order = torch.from_numpy(Stream(seed, "classify without features").order(graph.num_nodes)).to(
+        graph.device
+    )
+    order = order[(judges & ~missing)[order]][: round(lacking * int(judges.sum()))]
+    return torch.zeros_like(judges).index_fill_(0, order, True)
 
 
 def fingerprints(names: NDArray[Any]) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 GRADIENT, STEPS, INNER_STEPS = 1e-10, 100, 500
 SUFFICIENT = 1e-4
@@ -18,18 +19,13 @@ def regressions(
     rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], gradient: float = GRADIENT
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     """Yield (s, W, b) for every scale; see ``fold_regressions``, of which this is one fold of all rows."""
-    everyone = torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
-    for scale, weight, bias in fold_regressions(rows, labels, classes, scales, everyone, gradient):
+    everyone = torch.ones(1, len(rows), device=rows.device)
+    for scale, weight, bias in fold_regressions(rows, one_hot(labels, classes), scales, everyone, gradient):
         yield scale, weight[0], bias[0]
 
 
 def fold_regressions(
-    rows: Tensor,
-    labels: Tensor,
-    classes: int,
-    scales: Sequence[float],
-    folds: Tensor,
-    gradient: float = GRADIENT,
+    rows: Tensor, target: Tensor, scales: Sequence[float], folds: Tensor, gradient: float = GRADIENT
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     r"""Yield (s, W, b) for every scale s, from small to large: the logistic regression on rows s·x.
 
@@ -43,20 +39,19 @@ def fold_regressions(
 
     Args:
         rows: float [m, d], the training nodes.
-        labels: int64 [m].
-        classes: how many there are.
+        target: [m, classes], how probable each class is; one and zeros where the label is known.
         scales: PairNorm's s, each above 0.
-        folds: bool [folds, m], the rows that each fold learns from: W is [folds, d, classes].
+        folds: [folds, m], how much each row counts in the mean of a fold: W is [folds, d, classes].
         gradient: where its largest number is below this, the end is reached.
     """
-    basis, rows = _principal(rows.double())
+    basis, rows = principal(rows.double())
     # The solver stops at a small gradient: it is given rows of norm one on average, whatever their unit.
     unit = max(float(rows.square().sum(1).mean().sqrt()), 1e-30)
     rows = torch.cat([rows / unit, rows.new_ones(len(rows), 1)], 1)
-    target = torch.nn.functional.one_hot(labels, classes).double()
+    target = target.double()
     # [m, folds, 1]: what a row counts for in the mean of a fold.
     shares = (folds.T.to(rows) / folds.sum(1)).unsqueeze(2)
-    weight = rows.new_zeros(rows.shape[1], len(folds), classes)
+    weight = rows.new_zeros(rows.shape[1], len(folds), target.shape[1])
     for scale in sorted(scales):
         penalty = torch.full_like(weight[:, :1, :1], 1 / (scale * unit) ** 2)
         penalty[-1] = 0  # the bias
@@ -149,10 +144,13 @@ def _threads(size: int) -> Iterator[None]:
         torch.set_num_threads(usual)
 
 
-def _principal(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the principal axes V [d, r] of the rows, and X V: as few coordinates as there are, unrelated.
+def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the principal axes V [d, r] of the rows, the leading one last, and X V: unrelated coordinates.
 
     The best weights lie in their span, and the Hessian is nearly diagonal in them.
+
+    Args:
+        rows: [m, d]; the work is that of the smaller number.
     """
     wide = rows.shape[0] < rows.shape[1]
     values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import inf
@@ -14,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.average import Average, Part, choose, choose_smooth
+from pairnorm.classify.candidates.average import Average, choose, choose_smooth, gains
 from pairnorm.classify.candidates.base import (
     Candidate,
     Family,
     Known,
+    Lesson,
     Task,
     Tick,
     Tried,
@@ -32,6 +34,7 @@ from pairnorm.classify.candidates.sgc import SCALES, SGCFamily
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.diagnosis import suggest_depth
+from pairnorm.classify.evaluation import mean_probabilities
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.train.remedies import REMEDIES
@@ -46,6 +49,8 @@ NETWORKS = {"GCN": (2, 4, 6, 8, 10), "GAT": (2, 4, 6, 8, 10), "GCNII": (8, 32), 
 # Those that need no budget, by what to call them.
 SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
 MODELS = ("SGC", *NETWORKS, *SIMPLE)
+# Those that can learn from what is thought of nodes without a label.
+TAUGHT = ("SGC", "logistic regression")
 FILLS = ("zero", "fp", "mass")
 SGC_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
 DEEPEST = 10_000
@@ -197,8 +202,9 @@ class Choice(NamedTuple):
         best: the chosen one, or the average of them.
         chances: its probabilities for the nodes held out, fold after fold, [m, classes].
         guess: [classes], the probabilities of nodes of which nothing is known.
-        smooth: what is done with the average, if anything.
-        learnt: a task that the parts were learnt from already, and they.
+        smooths: what is done with the average, if anything; and, where it learns once more from what it says
+            of the other nodes, with what comes of that.
+        learnt: a task that was learnt from already, and what came of it.
         by_family: the candidates of every family.
     """
 
@@ -207,8 +213,8 @@ class Choice(NamedTuple):
     best: Candidate
     chances: Tensor
     guess: Tensor
-    smooth: Smooth | None = None
-    learnt: tuple[Task, Sequence[Part]] | None = None
+    smooths: tuple[Smooth | None, ...] = (None,)
+    learnt: tuple[Task, Average] | None = None
     by_family: Sequence[tuple[Family, Sequence[Tried]]] = ()
 
     def of(self, family: Family) -> Choice | None:
@@ -222,10 +228,22 @@ class Choice(NamedTuple):
     def learn(self, task: Task) -> Average:
         """Learn what was chosen from a task's training nodes."""
         if self.learnt is not None and self.learnt[0] is task:
-            parts = self.learnt[1]
-        else:
-            parts = [(weight, one.candidate, one.learn(task)) for weight, one in self.parts]
-        return Average(parts, Known.of(task.graph), self.guess, self.smooth)
+            return self.learnt[1]
+        parts = [(weight, one.candidate, one.learn(task)) for weight, one in self.parts]
+        average = Average(parts, Known.of(task.graph), self.guess, self.smooths[0])
+        for smooth in self.smooths[1:]:
+            average = replace(self.teach(task, average), smooth=smooth)
+        return average
+
+    def teach(self, task: Task, teacher: Average) -> Average:
+        """Learn the regressions once more, also from what an average says of the nodes without a label."""
+        lesson = Lesson.of(task, mean_probabilities(teacher.logits(task.graph, task.features, task.device)))
+        taught = replace(task, lesson=lesson)
+        parts = [
+            (weight, candidate, one.learn(taught) if candidate.model in TAUGHT else fitted)
+            for (weight, candidate, fitted), (_, one) in zip(teacher.parts, self.parts, strict=True)
+        ]
+        return replace(teacher, parts=parts, smooth=None)
 
 
 def search(
@@ -237,7 +255,8 @@ def search(
         task: the graph.
         families: what to try.
         tick: is told of every step done.
-        simple: choose one, not an average; among several families, an average may be smoothed too.
+        simple: choose one, not an average; among several families, an average may be smoothed too, and learn
+            from itself.
     """
     by_family = [(family, list(family.fit(task, tick))) for family in families]
     tried = [one for _, some in by_family for one in some]
@@ -247,17 +266,36 @@ def search(
     chances = torch.stack([weight * one.chances for weight, one in parts]).sum(0) / sum(counts.values())
     choice = Choice(tried, parts, tried[first].candidate, chances, task.guess, by_family=by_family)
     if not simple and len(task.held) and len(families) > 1:
-        averages = [choice.learn(fold) for fold in task.folds]
-        smooth, chances = choose_smooth(task, averages)
-        learnt = task.folds[0], averages[0].parts
-        choice = choice._replace(smooth=smooth, chances=chances, learnt=learnt)
-    if len(parts) == 1 and choice.smooth is None:
+        choice = _refined(task, choice)
+    if len(parts) == 1 and choice.smooths == (None,):
         return choice
-    how = "" if choice.smooth is None else ", smoothed over the graph"
+    how = ", smoothed over the graph" if any(choice.smooths) else ""
+    how += ", learnt once more from its own predictions" if len(choice.smooths) > 1 else ""
     names = "; ".join(one.candidate.name for _, one in parts)
     setting = f"{len(parts)} {'model' if len(parts) == 1 else 'models'}{how}: {names}"
-    best = task.tried(Candidate("average", setting=setting), chances.log().unsqueeze(1), parts[0][1].learn)
+    logits = choice.chances.log().unsqueeze(1)
+    best = task.tried(Candidate("average", setting=setting), logits, parts[0][1].learn)
     return choice._replace(best=best.candidate)
+
+
+def _refined(task: Task, choice: Choice) -> Choice:
+    """Smooth the average, then let it learn from itself once, where each gains on what is held out.
+
+    Later lessons gained nothing more on Cora and Citeseer.
+    """
+    teachers = [choice.learn(fold) for fold in task.folds]
+    smooth, chances = choose_smooth(task, teachers)
+    teachers = [replace(one, smooth=smooth) for one in teachers]
+    choice = choice._replace(smooths=(smooth,), chances=chances, learnt=(task.folds[0], teachers[0]))
+    models = {one.candidate.model for _, one in choice.parts}
+    if has_many_nodes(task.graph) or not models.intersection(TAUGHT):
+        return choice
+    students = [choice.teach(fold, teacher) for fold, teacher in zip(task.folds, teachers, strict=True)]
+    later, chances = choose_smooth(task, students)
+    if not gains(task, chances, choice.chances):
+        return choice
+    learnt = task.folds[0], replace(students[0], smooth=later)
+    return choice._replace(smooths=(smooth, later), chances=chances, learnt=learnt)
 
 
 def parse_budget(budget: float | str | None) -> float | None:

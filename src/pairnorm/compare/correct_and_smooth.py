@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn.propagate import restart_walk
 
 STEPS = 50
 
@@ -31,15 +32,8 @@ def correct_and_smooth(
     truth = one_hot(labels[known], probabilities.size(1)).to(probabilities)
     errors = torch.zeros_like(probabilities)
     errors[known] = truth - probabilities[known]
-    spread = _walk(matrix, errors, correct, -1.0)
+    spread = restart_walk(matrix, errors, [correct], STEPS, (-1, 1)).squeeze(1)
     scale = errors[known].abs().sum() / len(truth) / spread.abs().sum(1, keepdim=True)
     scale = torch.where(scale.isinf() | (scale > 1000), 1, scale)  # next to nothing arrived
     corrected = (probabilities + scale * spread).index_put((known,), truth)
-    return _walk(matrix, corrected, smooth, 0.0)
-
-
-def _walk(matrix: SparseMatrix, start: Tensor, alpha: float, least: float) -> Tensor:
-    state = start
-    for _ in range(STEPS):
-        state = (alpha * (matrix @ state) + (1 - alpha) * start).clamp(least, 1)
-    return state
+    return restart_walk(matrix, corrected, [smooth], STEPS, (0, 1)).squeeze(1)

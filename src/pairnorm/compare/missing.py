@@ -156,7 +156,13 @@ class Protocol:
         return hash((self.name, self.datasets, self.missing, self.runs))
 
 
-FILL_OF = {"Correct & Smooth": "zero", FIT: "auto", "SGC alone": "auto", "boosted trees": "none"}
+FILL_OF = {
+    "Correct & Smooth": "zero",
+    FIT: "auto",
+    REFITTED: "auto",
+    "SGC alone": "auto",
+    "boosted trees": "none",
+}
 """What stands in for missing features in the models that are judged; trees need nothing."""
 
 
@@ -222,7 +228,8 @@ TABLES_80 = Protocol(
     "tables-80",
     "Graphs with columns such as users have; 80% of the labels are hidden, and vectors of any nodes",
     TABLES,
-    (0, 50, 90),
+    (0, 90),
+    runs=2,
     kind="nodes",
     fills=(),
     trained={},
@@ -243,6 +250,7 @@ PROTOCOLS = {
     protocol.name: protocol
     for protocol in (SSNC, FP_VECTORS, FP_ENTRIES, TABLES_80, TABLES_95, BY_CLASS, BY_DEGREE, BY_VALUE)
 }
+GROUPS = ("fp", "tables", "by")
 MODELS = (*TRAINED, "Correct & Smooth", *ALONE, FIT)
 
 
@@ -251,7 +259,7 @@ class Selection:
     """How much of the comparison is wanted.
 
     Args:
-        protocols: only these.
+        protocols: only these; ``"fp"``, ``"tables"`` and ``"by"`` are all whose names begin so.
         datasets: only these graphs.
         models: only these methods.
         missing: only these percentages.
@@ -273,7 +281,7 @@ class Selection:
     def chosen(self) -> list[Protocol]:
         """Return the protocols as small as asked for; complain if nothing is left."""
         for name in self.protocols or ():
-            one_of("protocol", name, tuple(PROTOCOLS))
+            one_of("protocol", name, (*PROTOCOLS, *GROUPS))
         every = dict.fromkeys(name for protocol in PROTOCOLS.values() for name in protocol.datasets)
         for name in self.datasets or ():
             one_of("dataset", name, tuple(every))
@@ -281,7 +289,9 @@ class Selection:
             one_of("model", name, MODELS)
         for percent in self.missing or ():
             real_number("missing", percent, least=0, most=100)
-        asked = [PROTOCOLS[name] for name in self.protocols or PROTOCOLS]
+        asked = [
+            PROTOCOLS[name] for name in PROTOCOLS if self.protocols is None or _asked(name, self.protocols)
+        ]
         found = [small for protocol in asked if (small := self._narrowed(protocol))]
         if not found:
             raise PairNormError(
@@ -317,6 +327,10 @@ class Selection:
         return None if empty else small
 
 
+def _asked(name: str, protocols: Sequence[str]) -> bool:
+    return name in protocols or name.partition("-")[0] in set(protocols).intersection(GROUPS)
+
+
 def hide(graph: Graph, missing: Missing) -> Graph:
     """Return a graph without the features that are missing in the first trial, beside those it lacks.
 
@@ -331,7 +345,7 @@ def hide(graph: Graph, missing: Missing) -> Graph:
 
 
 def hidden_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
-    """Hide a share of every class's labels, which test; of the others three quarters train.
+    """Hide a share of every class's labels, which test; the others train, and who learns holds some out.
 
     Args:
         labels: int64 [n]; -1 where unknown: such nodes are in no part.
@@ -344,9 +358,8 @@ def hidden_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
     for number in range(int(given.max(initial=-1)) + 1):
         nodes = order[given[order] == number]
         place[nodes] = np.arange(len(nodes)) / len(nodes)
-    shown = 1 - real_number("share", share, least=0, below=1)
-    train, seen = place < 0.75 * shown, place < shown
-    masks = (train, seen & ~train, ~seen & (given >= 0))
+    seen = place < 1 - real_number("share", share, least=0, below=1)
+    masks = (seen, np.zeros_like(seen), ~seen & (given >= 0))
     return Split(*(torch.from_numpy(mask).to(labels.device) for mask in masks))
 
 

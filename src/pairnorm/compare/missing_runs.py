@@ -9,13 +9,25 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from math import isnan
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.compare.correct_and_smooth import correct_and_smooth
-from pairnorm.compare.missing import FIT, REACHED, REFITTED, SSNC, Cell, Protocol, reached
+from pairnorm.compare.missing import (
+    ALONE,
+    FILL_OF,
+    FIT,
+    REACHED,
+    REFITTED,
+    SSNC,
+    Cell,
+    Protocol,
+    reached,
+)
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.nn import propagation
@@ -23,6 +35,9 @@ from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.result import Origin
 from pairnorm.train.schedule import until
 from pairnorm.writing import whole_file
+
+if TYPE_CHECKING:
+    from pairnorm.classify import NodeClassifier
 
 ALPHAS = (0.5, 0.8, 0.95, 0.99)
 
@@ -209,10 +224,17 @@ def _own_graphs(protocol: Protocol, dataset: str, root: Path | None) -> dict[str
 
 
 def _to_judge(protocol: Protocol, found: Found) -> Iterator[tuple[Cell, int]]:
-    for cell in protocol.judged_cells():
-        for seed in protocol.seeds(cell):
-            if (cell, seed) not in found.judged:
-                yield cell, seed
+    """Yield what is lacking, but what is judged along with ``fit``, which tries it anyway."""
+    lacking = {
+        (cell, seed): None
+        for cell in protocol.judged_cells()
+        for seed in protocol.seeds(cell)
+        if (cell, seed) not in found.judged
+    }
+    for cell, seed in lacking:
+        along = cell._replace(model=FIT, fill=FILL_OF[FIT])
+        if cell.model not in ALONE or (along, seed) not in lacking:
+            yield cell, seed
 
 
 def _judge_all(
@@ -226,7 +248,7 @@ def _judge_all(
     """Judge what is lacking, in order, a process for each of some at a time."""
     found = Found.read(path)
     waiting = [(protocol, *job) for protocol in protocols for job in _to_judge(protocol, found)]
-    rows, total = list(found.judged.values()), len(waiting)
+    rows, total = dict(found.judged), len(waiting)
     if not waiting or should_stop():
         return
     pending: set[Future[list[Judged]]] = set()
@@ -244,8 +266,8 @@ def _judge_all(
                     break
                 finished, pending = wait(pending, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    rows += future.result()
-                write_judged(file_beside(path), rows)
+                    rows |= {(row.cell, row.seed): row for row in future.result()}
+                write_judged(file_beside(path), rows.values())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -271,7 +293,10 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
         alone = {"simple": True, "refit": False, **settings}
         if cell.model == FIT:
             classifier = NodeClassifier(**settings).fit(graph)
-            found = {FIT: classifier.judged_, REFITTED: classifier.probabilities_}
+            found = {FIT: classifier.judged_}
+            if graph.validation.any():  # else they were learnt from already
+                found[REFITTED] = classifier.probabilities_
+            found |= {model: _alone(classifier, model) for model in protocol.judged if model in ALONE}
         elif cell.model == "Correct & Smooth":
             classifier = NodeClassifier("SGC", norm="none", fill=cell.fill, **alone).fit(graph)
             found = {cell.model: _corrected(graph, torch.from_numpy(classifier.judged_)).numpy()}
@@ -290,7 +315,7 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
             scores = Scores.of(labels[mask], predicted[mask], graph.num_classes, chances[mask])
             rows.append(
                 Judged(
-                    *cell._replace(dataset=dataset, model=model),
+                    *cell._replace(dataset=dataset, model=model, fill=FILL_OF.get(model, "")),
                     seed=seed,
                     accuracy=round(scores.accuracy, 6),
                     macro_f1=round(scores.macro_f1, 6),
@@ -301,6 +326,19 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
                 )
             )
     return rows
+
+
+def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
+    """Return what the best of a kind that was tried says of every node."""
+    from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
+
+    choice, task = classifier.choice_, classifier.task_
+    tried = [one for one in choice.tried if one.candidate.model == model.removesuffix(" alone")]
+    best = max(tried, key=lambda one: one.rank)
+    alone = choice._replace(parts=[(1, best)], smooths=(None,), learnt=None).learn(task.learnable)
+    temperature = fit_temperature(best.chances.clamp(min=1e-30).log().unsqueeze(1), task.held)
+    logits = alone.logits(task.graph, task.features, task.device)
+    return np.asarray(mean_probabilities(logits, temperature).numpy())
 
 
 def _corrected(graph: Graph, chances: Tensor) -> Tensor:

@@ -60,6 +60,19 @@ def with_values(features: Tensor, values: Tensor) -> Tensor:
     return sparse_csr(features.crow_indices(), features.col_indices(), values, features.shape)
 
 
+def without_rows(features: Tensor, rows: Tensor) -> Tensor:
+    """Return features that are zero in some rows.
+
+    Args:
+        features: [n, d], dense or ``torch.sparse_csr``.
+        rows: bool [n].
+    """
+    kept = ~rows.to(features.device)
+    if features.layout != torch.sparse_csr:
+        return features * kept[:, None]
+    return with_values(features, features.values() * kept[stored_rows(features)])
+
+
 def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:
     """Return the columns at ``places``, zeros for -1.
 

@@ -1,7 +1,7 @@
-"""The adjacency of a graph, read from whatever a caller has; normalised; and SGC's walk over it."""
+"""The adjacency of a graph, read from whatever a caller has; normalised; and the walks over it."""
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -154,6 +154,32 @@ def states(
         x = x if norm is None else norm(x)
         yield x
         x = hop(adjacency, x)
+
+
+def restart_walk(
+    matrix: SparseMatrix,
+    start: Tensor,
+    alphas: Sequence[float],
+    steps: int,
+    between: tuple[float, float] | None = None,
+) -> Tensor:
+    r"""Walk over the graph for several α at once, and come back to the start: ``[nodes, alphas, columns]``.
+
+    $$\mathbf{Z} \leftarrow \alpha \mathbf{P} \mathbf{Z} + (1 - \alpha) \mathbf{Z}_0$$
+
+    Args:
+        matrix: P, of ``propagation``.
+        start: $\mathbf{Z}_0$, ``[nodes, columns]``.
+        alphas: how much of every step is heard from the neighbours.
+        steps: how many steps.
+        between: what every state is clamped to.
+    """
+    alpha = torch.tensor(alphas, dtype=start.dtype, device=start.device).unsqueeze(1)
+    state, back = start.unsqueeze(1).expand(-1, len(alphas), -1), (1 - alpha) * start.unsqueeze(1)
+    for _ in range(steps):
+        state = torch.addcmul(back, alpha, matrix @ state)
+        state = state if between is None else state.clamp_(*between)
+    return state
 
 
 def entries(

@@ -99,6 +99,37 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
             KINDS[candidate.model].restore(saved._replace(classes=1))
 
 
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize(
+    "family",
+    [SGCFamily(["PN"], (2,), (30.0,), ("zero", "fp")), LogisticRegression((10.0,)), BoostedTrees((1,), (4,))],
+    ids=lambda family: family.name,
+)
+def test_a_hidden_node_is_judged_as_if_it_never_had_features(
+    task: Task, family: Family, dense: bool, folded: bool
+) -> None:
+    """Whatever its features are, what is said of it when it is held out stays the same."""
+    every = task.graph.train | task.graph.validation
+    hidden = every & (torch.arange(300) % 2 == 0)
+    held_out = [every & (torch.arange(300) % 3 == number) for number in range(3)] if folded else []
+    features = task.features.to_dense()
+    held = held_out[0] if folded else task.graph.validation
+    others = torch.where((hidden & held)[:, None], 7.0, features)
+    found = []
+    for columns in (features, others):
+        columns = columns if dense else columns.to_sparse_csr()
+        one = replace(task, features=columns, hidden=hidden, held_out=held_out)
+        assert torch.equal(one.learnable.features.to_dense(), columns.to_dense())
+        assert len(one.folds) == len(held_out or [0])
+        found.append([tried.chances for tried in family.fit(one, lambda done: None)])
+    if folded and family.name == "boosted trees":  # whose number of rounds is chosen by all that is held out
+        return
+    judged = hidden[held]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one[: len(judged)][judged], other[: len(judged)][judged])
+
+
 @pytest.mark.parametrize(
     "family",
     [

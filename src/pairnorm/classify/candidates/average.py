@@ -58,22 +58,28 @@ def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[Smooth | Non
         averages: learnt in each fold.
     """
     plain: list[Tensor] = []
-    smoothed: dict[float, list[Tensor]] = {alpha: [] for alpha in ALPHAS}
+    smoothed: list[Tensor] = []
     for fold, average in zip(task.folds, averages, strict=True):
         found = average.logits(fold.graph, fold.features, fold.device).softmax(-1)[:, 0]
         labels = fold.graph.labels.where(fold.graph.train, -1).to(found.device)
         held = fold.graph.validation.to(found.device)
         plain.append(found[held].cpu())
-        for alpha, parts in smoothed.items():
-            parts.append(spread(fold.graph, found, labels, alpha)[held].cpu())
+        smoothed.append(spread(fold.graph, found, labels, ALPHAS)[held].cpu())
     chances, setting = torch.cat(plain), None
     best = _value(task, chances)
-    for alpha, power in product(ALPHAS, POWERS):
-        found = sharpened(torch.cat(smoothed[alpha]), power)
+    by_alpha = zip(ALPHAS, torch.cat(smoothed).unbind(1), strict=True)
+    for (alpha, blurred), power in product(by_alpha, POWERS):
+        found = sharpened(blurred, power)
         found[task.held_lost] = task.guess
         if (value := _value(task, found)) > (best[0] + GAIN, best[1]):
             best, setting, chances = value, Smooth(alpha, power), found
     return setting, chances
+
+
+def gains(task: Task, chances: Tensor, before: Tensor) -> bool:
+    """Say whether some probabilities of what is held out are better than others, by more than chance."""
+    value, best = _value(task, chances), _value(task, before)
+    return value > (best[0] + GAIN, best[1])
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,8 @@ from pairnorm.classify.holdout import fingerprints
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
+from pairnorm.data.features import without_rows
+from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, Kind, Mode, states
 from pairnorm.nn.distributed import Shards
@@ -27,6 +29,8 @@ from pairnorm.train.spec import Norm
 from pairnorm.train.trainers import part_accuracies, part_losses
 
 LARGEST_STATE = 8 * 2**30
+# Of the nodes without a label, at most so many are learnt from, their probabilities to this power.
+PUPILS, SHARPER = 4000, 1.5
 # Of more training nodes, where there are many nodes, a model learns from so many, of every class its share.
 MOST_ROWS = 20_000
 
@@ -98,6 +102,8 @@ class Task:
         metric: what candidates are compared by, one of ``METRICS``.
         held_out: bool [n] for every fold, which of the training and validation nodes are held out in turn;
             where it is empty, the validation nodes are, once.
+        lesson: what else a regression learns from than the training nodes.
+        hidden: bool [n], which nodes are judged without their features when they are held out; None for none.
         shards: how ranks share its nodes, where they train each GCN and GAT together.
     """
 
@@ -108,6 +114,8 @@ class Task:
     began: float = field(default_factory=time.perf_counter)
     metric: str = "loss"
     held_out: Sequence[Tensor] = ()
+    lesson: Lesson | None = None
+    hidden: Tensor | None = None
     shards: Shards | None = None
 
     @property
@@ -125,20 +133,35 @@ class Task:
     def learnable(self) -> Task:
         """The task with all nodes to learn from, those of every fold, and nobody to choose by."""
         if not self.held_out:
-            return self
+            return self if self.hidden is None else replace(self, hidden=None)
         graph = self.graph.replace(
             train=self.graph.train | self.graph.validation, validation=torch.zeros_like(self.graph.validation)
         )
-        return replace(self, graph=graph, held_out=())
+        return replace(self, graph=graph, held_out=(), hidden=None)
 
     @cached_property
     def folds(self) -> Sequence[Task]:
         """A task for every fold, whose validation nodes are those held out."""
         every = self.learnable.graph.train
         return [
-            replace(self, graph=self.graph.replace(train=every & ~held, validation=held), held_out=())
+            replace(self, graph=self.graph.replace(train=every & ~held, validation=held), held_out=())._blind
             for held in self.held_out
-        ] or [self]
+        ] or [self._blind]
+
+    @property
+    def alike(self) -> Sequence[Task]:
+        """Tasks whose folds have all the same features: this one, or each fold."""
+        return [self] if self.hidden is None else self.folds
+
+    @property
+    def _blind(self) -> Task:
+        """The task without the features that validation nodes are judged without."""
+        if self.hidden is None:
+            return self
+        gone = self.hidden & self.graph.validation
+        missing = self.graph.missing | (gone if self.graph.missing.dim() == 1 else gone[:, None])
+        graph, features = self.graph.replace(missing=missing), without_rows(self.features, gone)
+        return replace(self, graph=graph, features=features, hidden=None)
 
     @cached_property
     def held(self) -> Tensor:
@@ -184,6 +207,40 @@ class Task:
         candidate = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
         chances = mean_probabilities(logits).cpu()
         return Tried(candidate, chances, decide(self.metric, self.held, chances, self.prior)[0], learn)
+
+
+class Lesson(NamedTuple):
+    """What a regression learns from: labels where they are known, and what is thought of the other nodes.
+
+    Args:
+        nodes: int64 [m].
+        target: [m, classes], the probability of every class.
+        counts: [m], how much each counts; the known ones as much as all others together.
+    """
+
+    nodes: Tensor
+    target: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, task: Task, chances: Tensor) -> Lesson | None:
+        """Take the labels of the training nodes; None where there is nobody else.
+
+        Args:
+            task: whose training nodes.
+            chances: [n, classes], what is thought of every node.
+        """
+        train = task.graph.train.cpu()
+        others = (~train & ~lost(task.graph, train)).nonzero().squeeze(1)
+        if not len(others):
+            return None
+        others = others[torch.from_numpy(Stream(0, "classify lesson").order(len(others))[:PUPILS])]
+        known = train.nonzero().squeeze(1)
+        labels = torch.nn.functional.one_hot(task.graph.labels.cpu()[known], task.classes)
+        sharpened = chances.cpu()[others] ** SHARPER
+        target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
+        counts = torch.cat([torch.full((len(one),), 1 / len(one)) for one in (known, others)])
+        return cls(torch.cat([known, others]), target, counts)
 
 
 class Fitted(Protocol):

@@ -24,6 +24,7 @@ from pairnorm.classify.candidates.base import (
 )
 from pairnorm.classify.candidates.columns import feature_columns, label_columns
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
+from pairnorm.classify.regression import principal
 from pairnorm.data import Graph
 from pairnorm.errors import whole_number
 from pairnorm.nn.ops.kernels import installed
@@ -107,7 +108,7 @@ class _Columns(NamedTuple):
         axes = None
         if task.features.shape[1] > MOST_FEATURES:
             rows = task.features.to_dense()[~task.graph.missing_vectors].double()
-            axes = torch.linalg.eigh(rows.T @ rows)[1][:, -MOST_FEATURES:].float().cpu()
+            axes = principal(rows)[0][:, -MOST_FEATURES:].float().cpu()
         return cls(hops, Known.of(task.graph), task.classes, axes)
 
     def __call__(self, graph: Graph, features: Tensor, device: torch.device) -> Any:
@@ -246,9 +247,9 @@ class Trees:
         """Take up trees in which every path goes down, to columns that exist."""
         hops = whole_number("hops", saved.settings["hops"], least=1, most=MOST_HOPS)
         axes = saved.tensors.get("axes")
-        if axes is not None and axes.shape != (saved.features, MOST_FEATURES):
+        if axes is not None and (len(axes) != saved.features or axes.shape[1] > MOST_FEATURES):
             raise ValueError(f"the axes are not those of {saved.features} features")
-        width = saved.features if axes is None else MOST_FEATURES
+        width = saved.features if axes is None else axes.shape[1]
         width = width * (hops + 1) + 1 + 2 * saved.classes + 1
         roots, learnt = saved.tensors["roots"], saved.tensors["learnt"]
         count = len(saved.tensors["feature"])

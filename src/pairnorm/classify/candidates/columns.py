@@ -14,6 +14,7 @@ from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.fill.known import mask_of, observed
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn.propagate import restart_walk
 from pairnorm.sparse import sparse_csr
 
 FOLDS = 10
@@ -70,9 +71,7 @@ def _label_columns(graph: Graph, labels: Tensor, classes: int) -> Tensor:
     # A set of columns for every fold, from the labels outside it, and one from all labels, for the others.
     outside = (folds[:, None] != torch.arange(FOLDS + 1, device=device)).float()
     start = (outside[:, :, None] * given[:, None]).flatten(1)
-    smooth, state = normalised(graph, "rw", device), start
-    for _ in range(ROUNDS):
-        state = ALPHA * (smooth @ state) + (1 - ALPHA) * start
+    state = restart_walk(normalised(graph, "rw", device), start, [ALPHA], ROUNDS)
     far = state.view(len(given), FOLDS + 1, classes)[torch.arange(len(given), device=device), folds]
     count = near.sum(1, keepdim=True)
     return torch.cat([_shares(near), count.log1p(), _shares(far)], 1)

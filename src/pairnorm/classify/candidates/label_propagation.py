@@ -14,6 +14,7 @@ from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, St
 from pairnorm.classify.candidates.shared_walks import normalised
 from pairnorm.data import Graph
 from pairnorm.errors import real_number
+from pairnorm.nn.propagate import restart_walk
 
 ALPHAS = (0.5, 0.9, 0.99)
 ROUNDS = 100
@@ -83,10 +84,6 @@ class Spreading:
 def _spread(graph: Graph, labels: Tensor, alphas: Sequence[float], classes: int) -> Tensor:
     """Return the logits of ``Spreading`` for every α, [n, alphas, classes], of one walk."""
     given = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
-    given, own = given.unsqueeze(1), torch.tensor(alphas, device=labels.device).unsqueeze(1)
-    matrix = normalised(graph, "sym", labels.device)
-    state, start = given.expand(-1, len(own), -1), (1 - own) * given
-    for _ in range(ROUNDS):
-        state = own * (matrix @ state) + start
+    state = restart_walk(normalised(graph, "sym", labels.device), given, alphas, ROUNDS)
     # Where no label arrives, the most frequent class is the best guess.
     return (state + 1e-12 * given.sum(0) + 1e-30).log()

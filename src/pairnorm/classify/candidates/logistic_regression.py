@@ -32,11 +32,16 @@ class LogisticRegression:
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every scale."""
         check_size(task.graph)
-        rows = pair_norm(task.features.to_dense().to(task.device))
-        for scale, weight, bias in fold_weights(task, rows, self.scales):
+        rows = [pair_norm(one.features.to_dense().to(one.device)) for one in task.alike]
+        weights = (fold_weights(one, own, self.scales) for one, own in zip(task.alike, rows, strict=True))
+        for found in zip(*weights, strict=True):
+            scale = found[0][0]
             candidate = Candidate(self.name, scale=scale, setting=f"scale {scale:g}")
-            logits = held_products(task, rows, scale * weight, bias)
-            yield task.tried(candidate, logits, partial(_learn, scale=scale))
+            logits = [
+                held_products(one, own, scale * weight, bias)
+                for one, own, (_, weight, bias) in zip(task.alike, rows, found, strict=True)
+            ]
+            yield task.tried(candidate, torch.cat(logits), partial(_learn, scale=scale))
         tick(self.name)
 
 

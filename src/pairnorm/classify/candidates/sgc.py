@@ -10,6 +10,7 @@ from math import inf
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from pairnorm.classify.candidates.base import (
     MOST_ROWS,
@@ -65,26 +66,32 @@ class SGCFamily:
         Where there are many nodes, a walk ends when some depths in a row have brought nothing.
         """
         check_size(task.graph)
-        few, many = fewer(task, ENOUGH), has_many_nodes(task.graph)
+        many = has_many_nodes(task.graph)
         for fill, norm in product(self.fills, self.norms):
             for scales in _walks(norm, self.scales):
                 least, waited, name = inf, 0, f"SGC{'' if norm == 'none' else '-' + norm}"
-                walk = _sweep(few, fill, norm, self.depths, scales, ROUGH if many else GRADIENT)
-                for place, (state, found) in enumerate(walk, 1):
-                    tried = [
-                        task.tried(
-                            candidate,
-                            held_products(task, state, weight, bias),
-                            partial(_learn, candidate=candidate),
-                        )
-                        for candidate, weight, bias in found
-                    ]
+                walks = [
+                    _sweep(fewer(one, ENOUGH), fill, norm, self.depths, scales, ROUGH) for one in task.alike
+                ]
+                for place, steps in enumerate(zip(*walks, strict=True), 1):
+                    tried = []
+                    for found in zip(*(found for _, found in steps), strict=True):
+                        logits = [
+                            held_products(one, state, weight, bias)
+                            for one, (state, _), (_, weight, bias) in zip(
+                                task.alike, steps, found, strict=True
+                            )
+                        ]
+                        candidate = found[0][0]
+                        learn = partial(_learn, candidate=candidate)
+                        tried.append(task.tried(candidate, torch.cat(logits), learn))
                     yield from tried
                     tick(f"{name}, depth {self.depths[place - 1]}")
                     loss = min(one.candidate.validation_loss for one in tried)
                     least, waited = (loss, 0) if loss < least else (least, waited + 1)
-                    if not waited and norm != "PN-SCS":  # the best so far is likely to be learnt
-                        _walk(task, fill, norm).keep(self.depths[place - 1], state)
+                    if not waited and norm != "PN-SCS" and task.hidden is None:
+                        # The best so far is likely to be learnt.
+                        _walk(task, fill, norm).keep(self.depths[place - 1], steps[0][0])
                     if waited == PATIENCE and many:
                         for depth in self.depths[place:]:
                             tick(f"{name}, depth {depth}: left out")
@@ -131,7 +138,9 @@ def _learn(task: Task, candidate: Candidate) -> Network:
         ((_, weight, bias),) = fold_weights(few, state, [scale], ROUGH)
         weight, basis = weight * scale, None
     else:
-        _, ((_, weight, bias),) = next(_sweep(task, candidate.fill, norm, [depth], [scale]))
+        # What is not known exactly need not be solved to the end.
+        gradient = GRADIENT if task.lesson is None else ROUGH
+        _, ((_, weight, bias),) = next(_sweep(task, candidate.fill, norm, [depth], [scale], gradient))
         basis = _reduced(task)[0]
     # Without a norm an SGC has no scale of its own, and its weights keep it; PN-SCS has it in its state.
     weight = weight if norm in ("none", "PN-SCS") else weight / scale
@@ -151,15 +160,18 @@ def fold_weights(
     """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on some columns.
 
     Args:
-        task: whose folds.
+        task: whose folds, or lesson.
         state: [n, d], the columns of every node.
         scales: from small to large.
         gradient: as of ``fold_regressions``.
     """
+    if task.lesson is not None:
+        nodes, target, counts = (part.to(state.device) for part in task.lesson)
+        return fold_regressions(state[nodes], target, scales, counts.unsqueeze(0), gradient)
     train = task.learnable.graph.train
     folds = torch.stack([fold.graph.train[train] for fold in task.folds]).to(state.device)
-    labels = task.graph.labels[train].to(state.device)
-    return fold_regressions(state[train.to(state.device)], labels, task.classes, scales, folds, gradient)
+    target = one_hot(task.graph.labels[train], task.classes).to(state.device)
+    return fold_regressions(state[train.to(state.device)], target, scales, folds, gradient)
 
 
 def held_products(task: Task, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

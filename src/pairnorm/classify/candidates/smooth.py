@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from pairnorm.classify.candidates.shared_walks import normalised
 from pairnorm.data import Graph
+from pairnorm.nn.propagate import restart_walk
 
 ALPHAS, POWERS = (0.3, 0.5, 0.8, 0.9), (1.0, 1.5, 2.0, 3.0)
 ROUNDS = 50
@@ -32,27 +34,25 @@ class Smooth(NamedTuple):
 
     def __call__(self, graph: Graph, chances: Tensor, labels: Tensor) -> Tensor:
         """Return the probabilities of every node, [n, classes], of those before and the known labels."""
-        return sharpened(spread(graph, chances, labels, self.alpha), self.power)
+        return sharpened(spread(graph, chances, labels, [self.alpha])[:, 0], self.power)
 
 
-def spread(graph: Graph, chances: Tensor, labels: Tensor, alpha: float) -> Tensor:
-    """Return the probabilities after α has been applied, [n, classes].
+def spread(graph: Graph, chances: Tensor, labels: Tensor, alphas: Sequence[float]) -> Tensor:
+    """Return the probabilities after each α has been applied, [n, alphas, classes].
 
     Args:
         graph: whose edges.
         chances: [n, classes].
         labels: int64 [n], -1 where not known.
-        alpha: α.
+        alphas: α.
     """
     certain = torch.nn.functional.one_hot(labels.clamp(min=0), chances.shape[1]).to(chances)
     start = torch.where((labels >= 0)[:, None], certain, chances)
-    matrix, state = normalised(graph, "sym", chances.device), start
-    for _ in range(ROUNDS):
-        state = alpha * (matrix @ state) + (1 - alpha) * start
-    return sharpened(state, 1.0)
+    matrix = normalised(graph, "sym", chances.device)
+    return sharpened(restart_walk(matrix, start, alphas, ROUNDS), 1.0)
 
 
 def sharpened(chances: Tensor, power: float) -> Tensor:
     """Return probabilities that are proportional to a power of what is given."""
     raised = chances.clamp(min=1e-12) ** power
-    return raised / raised.sum(1, keepdim=True)
+    return raised / raised.sum(-1, keepdim=True)
