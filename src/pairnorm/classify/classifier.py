@@ -191,7 +191,10 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         choice = search(task, families, tick, simple=self.simple)
         self.best_, self.search_ = choice.best, [one.candidate for one in choice.tried]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
-        self.model_, self.scaling_, self.task_ = choice.learn(task.learnable), scaling, task
+        self.model_, self.scaling_ = choice.learn(task.learnable), scaling
+        if shards is not None:  # what comes now is small, and a rank does it faster by itself
+            task = replace(task, shards=None)
+        self.task_ = task
         self.split_, self.choice_ = split, choice
         held = choice.chances.clamp(min=1e-30).log().unsqueeze(1)
         self.temperature_ = fit_temperature(held, task.held)

@@ -87,7 +87,7 @@ class Findings:
                 value=graph.name,
                 remedy="Call fit(graph).",
             )
-        task = replace(classifier.task_, shards=None)  # what is small, a rank does faster by itself
+        task = classifier.task_
         graph = task.graph
         if large := is_large(graph):
             warnings.warn(
