@@ -216,7 +216,7 @@ def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
         (["reproduce", "missing", "table1"], "a command of its own"),
         (["reproduce", "missing", "--depths", "2"], "Leave out --depths"),
         (["reproduce", "missing", "--missing", "many"], "missing is 'many'"),
-        (["reproduce", "missing", "--protocol", "fp"], "protocol is 'fp'"),
+        (["reproduce", "missing", "--protocol", "pcfi"], "protocol is 'pcfi'"),
         (["reproduce", "missing", "--workers", "0"], "workers is 0"),
     ],
 )
