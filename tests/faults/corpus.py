@@ -103,8 +103,8 @@ def _store(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
         """Read all that the report reads of a store."""
         with opened(folder / name) as store:
-            cells = store.cells()
-            origins = report._origins(store, cells)
+            cells, every = store.cells(), store.results()
+        origins = {(one.spec, one.trial.seed): one.origin for one in every}
         return report._what_was_run(cells, origins, Selection(("table1",)), name)
 
     return read
