@@ -223,7 +223,7 @@ class Findings:
         ours = predicted == labels
         gain, low, high = (100 * value for value in paired_difference(ours, right[rival]))
         interval = f"(95% interval {low:+.1f} to {high:+.1f})"
-        name = _sentence(f"{best.name}," if best.depth else best.name)
+        name = _sentence(f"{best.name}," if "," in best.name else best.name)
         opening = f"{name} is right on {100 * ours.mean():.1f}% of the held-out nodes"
         if len(ours) < FEW:
             known = f"{ours.sum()} of {len(ours)} held-out {'node' if len(ours) == 1 else 'nodes'}"

@@ -170,3 +170,9 @@ def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch, 
     with raises("too-large", value=4 * 500 * 300) as caught:
         check_size(small)
     assert caught.value.typed().endswith("Keep fewer columns, or pass --model GCN and --scaling rows.")
+
+
+def test_an_average_of_one_is_called_what_it_is() -> None:
+    one = Candidate("average", setting="1 model, smoothed over the graph: SGC-PN, depth 4, scale 3")
+    assert one.name == "SGC-PN, depth 4, scale 3, smoothed over the graph"
+    assert Candidate("average", setting="2 models: a; b").name == "The average of 2 models"

@@ -67,7 +67,9 @@ class Candidate:
     def name(self) -> str:
         """What to call it: ``'SGC-PN, depth 35, scale 100'``, ``'GCN without PairNorm, depth 2'``."""
         if self.model == "average":
-            return f"The average of {self.setting.partition(':')[0]}"
+            chosen, _, names = self.setting.partition(": ")
+            one = chosen.startswith("1 model")
+            return names + chosen.removeprefix("1 model") if one else f"The average of {chosen}"
         if self.depth == 0:
             return self.model
         filled = "" if self.fill == "zero" else f" over {FILL_NAMES.get(self.fill, self.fill)}"
