@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.data.adjacency import csr_matrix, csr_tensor
+from pairnorm.data.adjacency import components, csr_matrix, csr_tensor
 from pairnorm.errors import PairNormError, quoted
 from pairnorm.sparse import sparse_csr
 
@@ -132,8 +132,6 @@ def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
 
 def structural_features(adjacency: Tensor) -> Tensor:
     """Return the columns of ``STRUCTURE``, [n, 5]; logarithms are of 1 + x, and 0 without neighbours."""
-    from scipy.sparse.csgraph import connected_components
-
     matrix = csr_matrix(adjacency.cpu())
     matrix.data = np.ones_like(matrix.data)
     degrees = np.diff(matrix.indptr)
@@ -141,7 +139,7 @@ def structural_features(adjacency: Tensor) -> Tensor:
     each = np.maximum(degrees, 1)
     mean = matrix @ logs / each
     variance = matrix @ logs**2 / each - mean**2
-    members = connected_components(matrix, directed=False)[1]
+    members = components(adjacency).numpy()
     sizes = np.bincount(members)[members]
     columns = [logs, mean, np.sqrt(variance.clip(0)), np.log1p(core_numbers(matrix)), np.log1p(sizes)]
     return torch.from_numpy(np.stack(columns, 1).astype(np.float32)).to(adjacency.device)

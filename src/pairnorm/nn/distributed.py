@@ -58,8 +58,7 @@ class Shards:
     def __init__(self, num_nodes: int, process_group: "ProcessGroup | None" = None) -> None:
         self.num_nodes = whole_number("num_nodes", num_nodes)
         self.process_group = check_group(dist.group.WORLD if process_group is None else process_group)
-        sizes, rank = blocks(num_nodes, self.process_group.size()), self.process_group.rank()
-        self.rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        self.rows = self._share(num_nodes)
 
     def own(self, x: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
         """Return this rank's rows of what is about all nodes: features, labels, masks."""
@@ -111,8 +110,12 @@ class Shards:
 
     def among(self, things: Sequence[T]) -> Sequence[T]:
         """Return this rank's share of what ranks share out among themselves, in order."""
-        sizes, rank = blocks(len(things), self.process_group.size()), self.process_group.rank()
-        return things[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
+        return things[self._share(len(things))]
+
+    def _share(self, count: int) -> slice:
+        """Which of so many are this rank's."""
+        sizes, rank = blocks(count, self.process_group.size()), self.process_group.rank()
+        return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
     def leave(self, model: M) -> M:
         """Make a model one that a process uses by itself, on whole graphs."""
