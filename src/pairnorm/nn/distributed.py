@@ -6,6 +6,7 @@ gradients and masks of dropout are those of one process. Of a layer's output a r
 and as much backward; GAT's scores go to all ranks beside it.
 """
 
+import gc
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -214,6 +215,9 @@ def ranks() -> Iterator[int]:
             warnings.filterwarnings("ignore", "PairNorm without process_group")
             yield dist.get_rank()
     finally:
+        # The threads of a group end with the last that knows it. One that lets a tensor go after
+        # Python has ended aborts the process.
+        gc.collect()
         dist.destroy_process_group()
 
 
