@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -76,13 +78,17 @@ class BoostedTrees:
             parts.append((fold, train, held))
         columns = train.shape[1]
         width = (columns - 2 * task.classes - 2) // (widest + 1)
-        for hops in self.hops:  # fewer of them are the first columns, and those that come after all hops
+
+        def grow(setting: tuple[int, int]) -> list[Tensor]:
+            hops, leaves = setting
+            # Fewer hops are the first columns, and those that come after all hops.
             taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns]
-            for leaves in self.leaves:
-                found = [
-                    _stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts
-                ]
-                stages = [torch.cat(stage) for stage in zip(*found, strict=True)]
+            found = [_stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts]
+            return [torch.cat(stage) for stage in zip(*found, strict=True)]
+
+        settings = list(product(self.hops, self.leaves))
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for (hops, leaves), stages in zip(settings, pool.map(grow, settings), strict=True):
                 losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
                 best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
                 learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1)
@@ -91,10 +97,18 @@ class BoostedTrees:
                 tick(f"{self.name}, {setting}")
 
 
-def _stages(task: Task, train: Any, held: Any, leaves: int) -> Iterator[Tensor]:
-    """Yield the logits of the rows held out after every round, [m, classes]."""
-    model = _boost(task, train, leaves)
-    return (_logits(raw, model, task.classes) for raw in model.staged_decision_function(held))
+def _stages(task: Task, train: Any, held: Any, leaves: int) -> list[Tensor]:
+    """Return the logits of the rows held out after every round, [m, classes]."""
+    with _alone():
+        model = _boost(task, train, leaves)
+        return [_logits(raw, model, task.classes) for raw in model.staged_decision_function(held)]
+
+
+def _alone() -> Any:
+    """Keep scikit-learn to one thread: beside other work its threads take ten times as long as one."""
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1, user_api="openmp")
 
 
 class _Columns(NamedTuple):
@@ -172,7 +186,8 @@ def _sampled(task: Task) -> Task:
 def _learn(task: Task, hops: int, leaves: int, iterations: int) -> Trees:
     columns, some = _Columns.of(task, hops), _sampled(task)
     rows = columns(task.graph, task.features, task.device).rows(some.graph.train)
-    model = _boost(some, rows, leaves, iterations)
+    with _alone():
+        model = _boost(some, rows, leaves, iterations)
     return Trees(columns, *_arrays(model))
 
 
