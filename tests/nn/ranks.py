@@ -1,6 +1,7 @@
 """Run as a program, ``ranks.py CHECK SIZE``: processes of one gloo group, each of which checks its part."""
 
 import copy
+import gc
 import os
 import socket
 import struct
@@ -308,6 +309,7 @@ def work(rank, size, check, store):
     check(size)
     if check is not check_death:
         dist.barrier()
+        gc.collect()
         dist.destroy_process_group()
         # Nothing keeps the group: its threads, letting tensors go while Python ends, would abort the process.
         names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
