@@ -19,7 +19,7 @@ def holed(small: Graph) -> Graph:
 
 
 def test_means_are_over_what_is_known_at_the_ends_of_walks(holed: Graph) -> None:
-    found = feature_columns(holed, holed.features, 2)
+    found = torch.cat(feature_columns(holed, holed.features, 2), 1)
     adjacency = holed.adjacency.to_dense().double()
     walk = adjacency / adjacency.sum(1, keepdim=True).clamp(min=1)
     known = (~holed.missing).double()

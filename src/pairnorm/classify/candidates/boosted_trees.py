@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -30,7 +32,8 @@ from pairnorm.errors import whole_number
 from pairnorm.nn.ops.kernels import installed
 
 HOPS, LEAVES = (1, 3), (4, 16)
-ITERATIONS, RATE = 200, 0.06
+# Rounds and learning rate; over many nodes, half as many of twice the rate lose next to nothing.
+PACE, QUICK = (200, 0.06), (100, 0.12)
 # Of more features than this, the leading principal components are taken.
 MOST_FEATURES = 64
 MOST_HOPS = 10
@@ -38,6 +41,8 @@ MOST_HOPS = 10
 ENOUGH_ROWS = 10_000
 # How many steps down how many trees are taken at once: 64 MB of indices.
 AT_ONCE = 2**23
+# How many rows a kernel takes at once, for as many threads as there may be.
+ROWS_AT_ONCE = 2**16
 FIELDS = ("feature", "threshold", "missing_left", "left", "right", "value")
 
 
@@ -67,20 +72,23 @@ class BoostedTrees:
         check_size(task.graph)
         widest, parts = max(self.hops), []
         for fold in task.folds:
-            rows = _Columns.of(fold, widest)(fold.graph, fold.features, fold.device)
+            table = _Columns.of(fold, widest)(fold.graph, fold.features, fold.device)
             fold = _sampled(fold)
-            train, held = (rows[mask.cpu().numpy()] for mask in (fold.graph.train, fold.graph.validation))
+            train, held = (table.rows(mask) for mask in (fold.graph.train, fold.graph.validation))
             parts.append((fold, train, held))
-            del rows
         columns = train.shape[1]
         width = (columns - 2 * task.classes - 2) // (widest + 1)
-        for hops in self.hops:  # fewer of them are the first columns, and those that come after all hops
+
+        def grow(setting: tuple[int, int]) -> list[Tensor]:
+            hops, leaves = setting
+            # Fewer hops are the first columns, and those that come after all hops.
             taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns]
-            for leaves in self.leaves:
-                found = [
-                    _stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts
-                ]
-                stages = [torch.cat(stage) for stage in zip(*found, strict=True)]
+            found = [_stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts]
+            return [torch.cat(stage) for stage in zip(*found, strict=True)]
+
+        settings = list(product(self.hops, self.leaves))
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for (hops, leaves), stages in zip(settings, pool.map(grow, settings), strict=True):
                 losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
                 best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
                 learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1)
@@ -89,10 +97,18 @@ class BoostedTrees:
                 tick(f"{self.name}, {setting}")
 
 
-def _stages(task: Task, train: Any, held: Any, leaves: int) -> Iterator[Tensor]:
-    """Yield the logits of the rows held out after every round, [m, classes]."""
-    model = _boost(task, train, leaves, ITERATIONS)
-    return (_logits(raw, model, task.classes) for raw in model.staged_decision_function(held))
+def _stages(task: Task, train: Any, held: Any, leaves: int) -> list[Tensor]:
+    """Return the logits of the rows held out after every round, [m, classes]."""
+    with _alone():
+        model = _boost(task, train, leaves)
+        return [_logits(raw, model, task.classes) for raw in model.staged_decision_function(held)]
+
+
+def _alone() -> Any:
+    """Keep scikit-learn to one thread: beside other work its threads take ten times as long as one."""
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1, user_api="openmp")
 
 
 class _Columns(NamedTuple):
@@ -111,23 +127,38 @@ class _Columns(NamedTuple):
             axes = principal(rows)[0][:, -MOST_FEATURES:].float().cpu()
         return cls(hops, Known.of(task.graph), task.classes, axes)
 
-    def __call__(self, graph: Graph, features: Tensor, device: torch.device) -> Any:
+    def __call__(self, graph: Graph, features: Tensor, device: torch.device) -> _Table:
         features = features.to_dense().to(device)
         if self.axes is not None:
             features = features @ self.axes.to(device)
             graph = graph.replace(features=features, missing=graph.missing_vectors, feature_names=None)
         columns = feature_columns(graph, features, self.hops)
-        around = label_columns(graph, self.known, self.classes, device)
-        return torch.cat([columns, around], 1).cpu().numpy()
+        return _Table([*columns, label_columns(graph, self.known, self.classes, device)])
 
 
-def _boost(task: Task, known: Any, leaves: int, iterations: int) -> Any:
+class _Table(NamedTuple):
+    """A row for every node, its columns in parts [n, some], none of which is copied as a whole."""
+
+    parts: Sequence[Tensor]
+
+    def rows(self, nodes: Tensor | slice) -> Any:
+        """Return some rows, float32 [nodes, columns], in numpy."""
+        return torch.cat([part[nodes] for part in self.parts], 1).cpu().numpy()
+
+    def blocks(self, length: int) -> Iterator[Any]:
+        """Yield all rows, so many at a time."""
+        for start in range(0, len(self.parts[0]), length):
+            yield self.rows(slice(start, start + length))
+
+
+def _boost(task: Task, known: Any, leaves: int, iterations: int | None = None) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     train = task.graph.train.cpu()
+    rounds, rate = QUICK if has_many_nodes(task.graph) else PACE
     model = HistGradientBoostingClassifier(
-        learning_rate=RATE,
-        max_iter=iterations,
+        learning_rate=rate,
+        max_iter=iterations or rounds,
         max_leaf_nodes=leaves,
         min_samples_leaf=max(2, min(20, int(train.sum()) // 20)),
         l2_regularization=1.0,
@@ -154,8 +185,9 @@ def _sampled(task: Task) -> Task:
 
 def _learn(task: Task, hops: int, leaves: int, iterations: int) -> Trees:
     columns, some = _Columns.of(task, hops), _sampled(task)
-    rows = columns(task.graph, task.features, task.device)[some.graph.train.cpu().numpy()]
-    model = _boost(some, rows, leaves, iterations)
+    rows = columns(task.graph, task.features, task.device).rows(some.graph.train)
+    with _alone():
+        model = _boost(some, rows, leaves, iterations)
     return Trees(columns, *_arrays(model))
 
 
@@ -209,15 +241,17 @@ class Trees:
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the sum over all trees for every node, [n, 1, classes]."""
-        rows = self.columns(graph, features, device)
+        table = self.columns(graph, features, device)
         if installed("cpu"):
             from pairnorm.classify.candidates.tree_sums import tree_sums
 
             arrays = tuple(self.nodes[name].numpy() for name in FIELDS)
-            raw = torch.from_numpy(tree_sums(rows, self.roots.numpy(), self.baseline.numpy(), arrays))
+            roots, baseline = self.roots.numpy(), self.baseline.numpy()
+            blocks = (tree_sums(rows, roots, baseline, arrays) for rows in table.blocks(ROWS_AT_ONCE))
+            raw = torch.from_numpy(np.concatenate(list(blocks)))
         else:
-            blocks = torch.from_numpy(rows).double().split(max(1, AT_ONCE // self.roots.numel()))
-            raw = torch.cat([self._sum(block) for block in blocks])
+            every = table.blocks(max(1, AT_ONCE // self.roots.numel()))
+            raw = torch.cat([self._sum(torch.from_numpy(rows).double()) for rows in every])
         raw = raw if raw.shape[1] > 1 else torch.cat([-raw / 2, raw / 2], 1)
         logits = raw.new_full((len(raw), self.columns.classes), -30.0)
         logits[:, self.learnt] = raw
