@@ -1,7 +1,9 @@
+import gc
+
 import numpy as np
 import pytest
 
-from pairnorm.memory import anonymous_memory, free_memory, parse_memory, size
+from pairnorm.memory import anonymous_memory, free_memory, parse_memory, size, without_collection
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,22 @@ def test_anonymous_memory_is_what_is_allocated_not_what_is_mapped(tmp_path):
     held = np.ones(2**23)
     assert 0.9 < (anonymous_memory() - before) / held.nbytes < 1.2
     assert free_memory() > 10**7
+
+
+def test_garbage_is_collected_again_afterwards():
+    with without_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), without_collection():
+        1 / 0
+    assert gc.isenabled()
+
+
+def test_who_collects_none_is_left_alone():
+    gc.disable()
+    try:
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -8,6 +8,7 @@ import pytest
 from pairnorm.compare import depth
 from pairnorm.compare.depth import COLUMNS, DepthComparison, Place, Table, count_lacking, reproduce
 from pairnorm.train import REMEDIES, Spec, Store, Trial
+from pairnorm.train.schedule import Running
 
 TINY = DepthComparison(
     ["cora"], ["GCN"], ["none", "DropEdge"], depths=[2, 3], missing=[100], runs=2, epochs=2
@@ -81,11 +82,11 @@ def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
 
 def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
-        stopped = reproduce(TINY, store, device="cpu", workers=1, minutes=0)
+        stopped = reproduce(TINY, store, Running("cpu", workers=1, minutes=0))
         assert (stopped.trained, stopped.left) == (0, 20)
-        done = reproduce(TINY, store, device="cpu", workers=1)
+        done = reproduce(TINY, store, Running("cpu", workers=1))
         assert (done.trained, done.left) == (20, 0)
-        assert reproduce(TINY, store, device="cpu", workers=1).trained == 0
+        assert reproduce(TINY, store, Running("cpu", workers=1)).trained == 0
         rows = list(csv.DictReader(Table.read(TINY, store).csv().splitlines()))
     assert tuple(rows[0]) == COLUMNS
     assert [(row["remedy"], row["depth"]) for row in rows] == [

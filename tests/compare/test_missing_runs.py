@@ -22,6 +22,7 @@ from pairnorm.compare.missing_runs import (
 )
 from pairnorm.data import load, missing_vectors
 from pairnorm.train import Spec, Store, Trial, train
+from pairnorm.train.schedule import Running
 
 SMALL = replace(
     SSNC,
@@ -49,9 +50,9 @@ def a_judgement(**changes: object) -> Judged:
 def test_it_trains_judges_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "missing.sqlite"
     assert count_lacking([SMALL], Found.read(path)) == 4 + 1  # of the second runs nobody knows which yet
-    assert compare([SMALL], path, device="cpu", workers=1, minutes=0) == 5
+    assert compare([SMALL], path, Running("cpu", workers=1, minutes=0)) == 5
     assert not path.exists()
-    assert compare([SMALL], path, device="cpu", workers=1) == 0
+    assert compare([SMALL], path, Running("cpu", workers=1)) == 0
     with Store(path, read_only=True) as store:
         assert len(store) == 4 + 2
     found, seconds = Found.read(path), file_beside(path).stat().st_mtime_ns
@@ -61,7 +62,7 @@ def test_it_trains_judges_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert found.runs(SMALL, CELL) == train(load("cora"), spec, [0, 1], "cpu")
     [row] = found.judged.values()
     assert row.cell == Cell("ssnc-mv", "cora", "", "label propagation", 100)
-    assert compare([SMALL], path, device="cpu", workers=1) == 0
+    assert compare([SMALL], path, Running("cpu", workers=1)) == 0
     assert file_beside(path).stat().st_mtime_ns == seconds
 
 

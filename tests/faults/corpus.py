@@ -34,6 +34,7 @@ from pairnorm.paper.case_study import (
 from pairnorm.paper.experiments import Selection
 from pairnorm.paper.results import opened
 from pairnorm.train import Spec, Store, Trial
+from pairnorm.train.result import Result
 
 NODES, CLASSES = 100, ("low", "high")
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
@@ -103,9 +104,10 @@ def _store(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
         """Read all that the report reads of a store."""
         with opened(folder / name) as store:
-            cells, every = store.cells(), store.results()
-        origins = {(one.spec, one.trial.seed): one.origin for one in every}
-        return report._what_was_run(cells, origins, Selection(("table1",)), name)
+            stored: dict[Spec, list[Result]] = {}
+            for one in store.results():
+                stored.setdefault(one.spec, []).append(one)
+        return report._what_was_run(stored, Selection(("table1",)), name)
 
     return read
 

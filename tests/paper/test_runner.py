@@ -18,6 +18,7 @@ from pairnorm.paper.report import write_outputs
 from pairnorm.paper.results import Results
 from pairnorm.paper.runner import Outcome, count_lacking, reproduce
 from pairnorm.train import Spec, Store
+from pairnorm.train.schedule import Running
 
 SMALL = {"datasets": ("cora",), "runs": 2, "epochs": 30, "depths": (1,), "missing": (0, 100)}
 TINY = Selection(("table1",), **SMALL)  # type: ignore[arg-type]
@@ -26,7 +27,7 @@ TRIALS = 2 * 2 * 6  # runs, missing rates, SGC and 5 scales of SGC-PN
 
 def train(path: Path, *experiments: Experiment, **options: Any) -> Outcome:
     with Store(path) as store:
-        return reproduce(experiments, store, device="cpu", **options)
+        return reproduce(experiments, store, Running("cpu", **options))
 
 
 def count(path: Path) -> int:
@@ -42,8 +43,9 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path) -
 from pairnorm.paper.experiments import Selection
 from pairnorm.paper.runner import reproduce
 from pairnorm.train import Store
+from pairnorm.train.schedule import Running
 with Store({str(killed)!r}) as store:
-    reproduce(Selection(("table1",), **{SMALL!r}).experiments(), store, device="cpu", workers=2)
+    reproduce(Selection(("table1",), **{SMALL!r}).experiments(), store, Running("cpu", workers=2))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -139,10 +141,11 @@ from pairnorm.paper.results import Results
 from pairnorm.paper.runner import reproduce
 from pairnorm.paper.result_tables import terminal
 from pairnorm.train import Store
+from pairnorm.train.schedule import Running
 selection = Selection(("table1",), ("cora",), runs=1, epochs=1, depths=(1,), missing=(100,))
 path, out = Path({str(tmp_path)!r}) / "s.sqlite", Path({str(tmp_path)!r}) / "out"
 with Store(path) as store:
-    reproduce(selection.experiments(), store, device="cpu", workers=1)
+    reproduce(selection.experiments(), store, Running("cpu", workers=1))
 outputs = write_outputs(["table1"], Results.read(path), {{}}, selection, out)
 print(terminal(outputs.tables["table1"]))
 write_report(path, out, selection)

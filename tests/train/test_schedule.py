@@ -16,6 +16,7 @@ import torch
 from pairnorm.data import Graph, csbm
 from pairnorm.train import Progress, Spec, Store, run, train
 from pairnorm.train.jobs import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
+from pairnorm.train.schedule import Running
 
 PROGRAM = """
 import resource, torch
@@ -512,3 +513,33 @@ def test_a_spec_of_one_graph_is_not_trained_on_another(tmp_path: Path, raises) -
     spec = Spec("mine", "SGC", 2).on(first)
     with Store(tmp_path / "s.sqlite") as store, raises("other-graph", value=spec.dataset):
         run([(spec, 0)], store, device="cpu", graphs={"mine": second}, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"device": "gpu7"}, "unknown-device"),
+        ({"workers": 0}, "not-a-whole-number"),
+        ({"minutes": float("nan")}, "not-a-number"),
+        ({"on": "moon"}, "unknown-choice"),
+    ],
+)
+def test_where_nothing_can_be_run_is_an_error_at_once(wrong: dict[str, Any], code: str, raises: Any) -> None:
+    (value,) = wrong.values()
+    with raises(code) as caught:
+        Running(**wrong)
+    assert caught.value.value is value
+
+
+def test_on_a_cluster_a_device_is_for_others_to_find() -> None:
+    assert Running("gpu7", on="ray").where == {"device": "gpu7", "root": None, "workers": None, "on": "ray"}
+
+
+def test_minutes_count_from_the_clocks_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    never, after_two = Running().clock(), Running(minutes=2).clock()
+    now += 119
+    assert (never(), after_two()) == (False, False)
+    now += 2
+    assert (never(), after_two()) == (False, True)

@@ -18,7 +18,7 @@ from pairnorm.commands.options import (
     read_graph,
     refuse_inputs,
 )
-from pairnorm.commands.reproduce import remedies, tell_left, train, write_depths
+from pairnorm.commands.reproduce import remedies, running, tell_left, train, write_depths
 from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
@@ -95,9 +95,8 @@ def run(options: Namespace) -> int | None:
             names_in("dataset", options.dataset, DATASETS) or DATASETS, **wanted
         )
     path = options.out / "compare.sqlite"
-    how = {key: getattr(options, key) for key in ("device", "workers", "root", "minutes")}
     command = command_line("compare", options)
-    outcome = train(path, depth, comparison, set(comparison.datasets), command, **how)
+    outcome = train(path, depth, comparison, set(comparison.datasets), command, running(options))
     if outcome is None:
         return 130
     with Store(path) as store:

@@ -32,6 +32,7 @@ def run(options: Namespace) -> int | None:
     from pairnorm.paper.result_tables import Table, terminal
     from pairnorm.paper.results import Results
     from pairnorm.plotting import save
+    from pairnorm.train.schedule import Running
 
     experiment = TABLE1.narrowed(
         datasets=("cora",), runs=RUNS, epochs=EPOCHS, depths=DEPTHS, missing=(0, 100)
@@ -46,7 +47,8 @@ def run(options: Namespace) -> int | None:
     )
     began, store = time.monotonic(), options.out / "demo.sqlite"
     command = f"pairnorm demo --out {shlex.quote(str(options.out))}"
-    outcome = train(store, runner, [experiment], {"cora"}, command, device="cpu", workers=options.workers)
+    running = Running("cpu", workers=options.workers)
+    outcome = train(store, runner, [experiment], {"cora"}, command, running)
     if outcome is None:
         return 130
     results = Results.read(store)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, command_line, names_in, numbers_in, option
-from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.errors import PairNormError
 from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pairnorm.paper.experiments import Selection
     from pairnorm.paper.runner import Outcome
     from pairnorm.train import Progress
+    from pairnorm.train.schedule import Running
 
 Value = TypeVar("Value")
 COMPARISONS = ("depth", "missing")
@@ -77,7 +78,7 @@ def run(options: Namespace) -> int | None:
     path = options.store or out / "results.sqlite"
     experiments = chosen.experiments()
     graphs = {name for experiment in experiments for name in experiment.datasets}
-    outcome = train(path, runner, experiments, graphs, _command(options), **_how(options))
+    outcome = train(path, runner, experiments, graphs, _command(options), running(options))
     if outcome is None:
         return 130
     with console.progress() as tell:
@@ -129,7 +130,7 @@ def _depth(options: Namespace, path: Path) -> int | None:
         "epochs": chosen.epochs,
     }
     wanted = depth.DepthComparison(**{name: value for name, value in given.items() if value is not None})
-    outcome = train(path, depth, wanted, set(wanted.datasets), _command(options), **_how(options))
+    outcome = train(path, depth, wanted, set(wanted.datasets), _command(options), running(options))
     if outcome is None:
         return 130
     tell_left(outcome.left, _command(options))
@@ -152,8 +153,7 @@ def _missing(options: Namespace, path: Path) -> int | None:
             depths=...,
             on=...,
         )
-    how = _how(options)
-    check_running(**how)
+    how = running(options)
     chosen = Selection(
         names_in("protocol", options.protocol),
         names_in("dataset", options.dataset),
@@ -170,10 +170,9 @@ def _missing(options: Namespace, path: Path) -> int | None:
         if now.trials:
             tell(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
 
-    del how["on"]
     try:
         with console.progress() as tell:
-            left = compare(chosen, path, progress=progress, **how) if lacking else 0
+            left = compare(chosen, path, how, progress) if lacking else 0
     except KeyboardInterrupt:
         console.show(f"\n[yellow]Stopped.[/] Go on with: [bold]{safe(_command(options))}[/]")
         return 130
@@ -268,8 +267,13 @@ def tell_written(files: Iterable[Path]) -> None:
         console.show(f"Wrote {safe(file)}")
 
 
-def _how(options: Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("device", "workers", "root", "minutes", "on")}
+def running(options: Namespace) -> "Running":
+    """Return where the options say that trials are to be run, and for how long."""
+    from pairnorm.train.schedule import Running
+
+    return Running(
+        options.device, options.root, options.workers, getattr(options, "on", "here"), options.minutes
+    )
 
 
 def _command(options: Namespace) -> str:
@@ -291,8 +295,7 @@ def train(
     wanted: Any,
     graphs: Collection[str],
     command: str,
-    root: Path | None = None,
-    **how: Any,
+    running: "Running",
 ) -> "Outcome | None":
     """Train what a store lacks and show how far it is; None, and how to go on, after an interruption.
 
@@ -302,16 +305,14 @@ def train(
         wanted: what they are asked for.
         graphs: names of those that are needed.
         command: goes on after an interruption.
-        root: folder of the graphs' files.
-        **how: device, workers, minutes and on, as ``reproduce`` takes them.
+        running: where, and for how long.
     """
     from pairnorm.data import datasets, load
     from pairnorm.train import Store
 
-    check_running(**how)
     for dataset in datasets() if not path.exists() else ():
-        if dataset.name in graphs and dataset.absent(root):
-            load(dataset.name, root)
+        if dataset.name in graphs and dataset.absent(running.root):
+            load(dataset.name, running.root)
 
     def progress(stage: str, now: "Progress") -> None:
         if now.trials:
@@ -328,7 +329,7 @@ def train(
             console.show(f"Training {lacking:,} trials; what is in {safe(path)} is not trained again.")
         try:
             with console.progress() as tell:
-                outcome: Outcome = runner.reproduce(wanted, store, root=root, progress=progress, **how)
+                outcome: Outcome = runner.reproduce(wanted, store, running, progress)
                 return outcome
         except KeyboardInterrupt:
             left = runner.count_lacking(wanted, store)
@@ -337,17 +338,3 @@ def train(
                 f"{safe(path)}; {left:,} are left.\nGo on with: [bold]{safe(command)}[/]"
             )
             return None
-
-
-def check_running(
-    device: str, workers: int | None = None, minutes: float | None = None, on: str = "here", **others: Any
-) -> None:
-    """Raise an error if what says where and how long to run cannot be, before anything is read."""
-    from pairnorm.train.engine import find_device
-
-    if on != "ray":
-        find_device(device)
-    if workers is not None:
-        whole_number("workers", workers, least=1)
-    if minutes is not None:
-        real_number("minutes", minutes, least=0)

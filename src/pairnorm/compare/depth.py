@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from math import isnan, nan
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
-
-import torch
 
 from pairnorm.data import Graph
 from pairnorm.errors import one_of, whole_number
@@ -20,7 +17,7 @@ from pairnorm.paper.runner import Outcome, Report
 from pairnorm.train import Spec, Store, run
 from pairnorm.train.remedies import REMEDIES, find, stored_name
 from pairnorm.train.result import Result
-from pairnorm.train.schedule import until
+from pairnorm.train.schedule import Running
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
 MISSING = (100, 0)
@@ -264,12 +261,7 @@ def _written(value: Any) -> str:
 def reproduce(
     wanted: DepthComparison,
     store: Store,
-    *,
-    device: str | torch.device = "auto",
-    root: str | Path | None = None,
-    workers: int | None = None,
-    minutes: float | None = None,
-    on: str = "here",
+    running: Running,
     progress: Report = lambda stage, progress: None,
 ) -> Outcome:
     """Train whatever of a comparison the store lacks, a slice after the other.
@@ -277,16 +269,11 @@ def reproduce(
     Args:
         wanted: what is compared.
         store: where results are and go.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        root: folder of the graphs' files.
-        workers: processes on a CPU. Default: one for each core.
-        minutes: start nothing more after this time.
-        on: ``"here"`` or ``"ray"``.
+        running: where, and for how long.
         progress: is told the stage and how far it is.
     """
-    should_stop, trained = until(minutes), 0
-    how: dict[str, Any] = {"device": device, "root": root, "workers": workers, "on": on}
-    train = partial(run, store=store, graphs=dict(wanted.graphs), should_stop=should_stop, **how)
+    should_stop, trained = running.clock(), 0
+    train = partial(run, store=store, graphs=dict(wanted.graphs), should_stop=should_stop, **running.where)
     for places in wanted.slices():
         if should_stop():
             break

@@ -33,7 +33,7 @@ from pairnorm.errors import PairNormError
 from pairnorm.nn import propagation
 from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.result import Origin
-from pairnorm.train.schedule import until
+from pairnorm.train.schedule import Running
 from pairnorm.writing import whole_file
 
 if TYPE_CHECKING:
@@ -165,11 +165,7 @@ class Found:
 def compare(
     protocols: Sequence[Protocol],
     path: Path,
-    *,
-    device: str | torch.device = "auto",
-    root: Path | None = None,
-    workers: int | None = None,
-    minutes: float | None = None,
+    running: Running,
     progress: Report = lambda stage, progress: None,
 ) -> int:
     """Train and judge what is lacking, and return how many runs are left because time was up.
@@ -177,13 +173,10 @@ def compare(
     Args:
         protocols: what is wanted.
         path: the store; judgements lie in a file beside it.
-        device: where models are trained.
-        root: folder of the graphs' files.
-        workers: processes on a CPU. Default: one for each core.
-        minutes: start nothing more after this time.
+        running: where models are trained, and for how long.
         progress: is called now and then.
     """
-    should_stop = until(minutes)
+    should_stop = running.clock()
 
     for protocol in protocols:
         for dataset in protocol.datasets if protocol.trained else ():
@@ -195,14 +188,12 @@ def compare(
                         run(
                             pairs,
                             store,
-                            device=device,
-                            root=root,
-                            graphs=_own_graphs(protocol, dataset, root),
-                            workers=workers,
+                            **running.where,
+                            graphs=_own_graphs(protocol, dataset, running.root),
                             progress=lambda now, stage=stage: progress(stage, now),  # type: ignore[misc]
                             should_stop=should_stop,
                         )
-    _judge_all(protocols, path, root, workers or os.cpu_count() or 1, progress, should_stop)
+    _judge_all(protocols, path, running, progress, should_stop)
     return count_lacking(protocols, Found.read(path))
 
 
@@ -240,8 +231,7 @@ def _to_judge(protocol: Protocol, found: Found) -> Iterator[tuple[Cell, int]]:
 def _judge_all(
     protocols: Sequence[Protocol],
     path: Path,
-    root: Path | None,
-    workers: int,
+    running: Running,
     progress: Report,
     should_stop: Callable[[], bool],
 ) -> None:
@@ -252,13 +242,14 @@ def _judge_all(
     if not waiting or should_stop():
         return
     pending: set[Future[list[Judged]]] = set()
+    workers = running.workers or os.cpu_count() or 1
     # Not forked: threads of torch would not live in the child.
     with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         try:
             while True:
                 while waiting and len(pending) < workers and not should_stop():
                     protocol, cell, seed = waiting.pop(0)
-                    pending.add(pool.submit(judge, protocol, cell, seed, root))
+                    pending.add(pool.submit(judge, protocol, cell, seed, running.root))
                     done = total - len(waiting) - len(pending)
                     label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
                     progress(f"{protocol.name}, without epochs", Progress(done, total, total, label))

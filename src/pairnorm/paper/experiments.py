@@ -74,13 +74,17 @@ class Experiment:
         """Return the specs of a place, the shallow ones first: of equals the first is chosen."""
         return _candidates(self, place)
 
+    def wanted(self) -> dict[Spec, range]:
+        """Return the seeds with which each spec is to be trained; of a search, its first stage."""
+        return {
+            spec: self.seeds(place.missing_percent)[: self.search_runs]
+            for place in self.places()
+            for spec in self.candidates(place)
+        }
+
     def pairs(self) -> Iterator[tuple[Spec, int]]:
-        """Yield every (spec, seed) to train; of a search, its first stage."""
-        for place in self.places():
-            seeds = self.seeds(place.missing_percent)[: self.search_runs]
-            for spec in self.candidates(place):
-                for seed in seeds:
-                    yield spec, seed
+        """Yield every (spec, seed) that is wanted."""
+        return ((spec, seed) for spec, seeds in self.wanted().items() for seed in seeds)
 
     def narrowed(self, **options: Any) -> "Experiment | None":
         """Return a smaller version, or None if nothing is left; options as those of a ``Selection``."""

@@ -1,17 +1,20 @@
 """The report, from the store alone: what was run, tables, claims, whose the gain is, figures."""
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
 from pairnorm.escaping import markdown as markdown_text
 from pairnorm.escaping import markdown_code
+from pairnorm.memory import without_collection
 from pairnorm.page import can_render, render
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
 from pairnorm.paper.claims import STATUSES, Evidence, Verdict, verdicts
@@ -31,8 +34,8 @@ from pairnorm.paper.sections import (
     scaling_section,
 )
 from pairnorm.plotting import save
-from pairnorm.train import Spec, Trial
-from pairnorm.train.result import Origin
+from pairnorm.train import Spec
+from pairnorm.train.result import Origin, Result
 from pairnorm.writing import whole_file
 
 FIGURES = "figures"
@@ -111,6 +114,7 @@ LARGE = 0.05
 """A difference from the paper that is listed."""
 
 
+@without_collection()
 def write_report(
     store: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -126,12 +130,11 @@ def write_report(
         selection: how much of the experiments is wanted. Default: the paper's.
     """
     selection, folder = selection or Selection(), Path(out)
+    stored: dict[Spec, list[Result]] = defaultdict(list)
     with opened(store) as found:
-        every = found.results()
-    cells: dict[Spec, list[Trial]] = {}
-    for one in every:
-        cells.setdefault(one.spec, []).append(one.trial)
-    origins = {(one.spec, one.trial.seed): one.origin for one in every}
+        for spec, some in groupby(found.results(), attrgetter("spec")):
+            stored[spec] += some
+    cells = {spec: [one.trial for one in some] for spec, some in stored.items()}
     results, layers = Results(cells), read_layers(file_beside(store))
     own = own_trials(cells, selection)
     alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
@@ -144,7 +147,7 @@ def write_report(
     path = folder / NOTES
     notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     takeaway, notes = _takeaway(notes)
-    ran = _what_was_run(cells, origins, selection, Path(store).name)
+    ran = _what_was_run(stored, selection, Path(store).name)
     texts = partial(_texts, outputs.tables, results, selection, notes)
     sections = [
         f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
@@ -203,9 +206,6 @@ def _summary(tables: Sequence[Table], decided: Sequence[Verdict]) -> str:
     )
 
 
-Cells = Mapping[Spec, Sequence[Trial]]
-
-
 _ORIGINS = {
     "pairnorm": "pairnorm_version",
     "torch": "torch_version",
@@ -214,23 +214,28 @@ _ORIGINS = {
 }
 
 
-def _what_was_run(
-    cells: Cells, origins: Mapping[tuple[Spec, int], Origin], selection: Selection, store: str
-) -> str:
-    devices = sorted({ran.device for ran in origins.values()})
+def _what_was_run(stored: Mapping[Spec, Sequence[Result]], selection: Selection, store: str) -> str:
+    origins = {spec: {one.trial.seed: one.origin for one in some} for spec, some in stored.items()}
+    ran = [origin for some in origins.values() for origin in some.values()]
+    devices = sorted({one.device for one in ran})
     rows = []
-    seeds = {spec: {trial.seed for trial in trials} for spec, trials in cells.items()}
     for experiment in EXPERIMENTS.values():
         narrowed = selection.narrow(experiment)
         if narrowed is None or experiment.name == "case-study":
             continue
-        wanted = set(narrowed.pairs())
-        done = [(spec, seed) for spec, seed in wanted if seed in seeds.get(spec, ())]
-        times = _busy(origins[key] for key in done if key in origins)
+        wanted = narrowed.wanted()
+        done = [
+            found[seed]
+            for spec, seeds in wanted.items()
+            if (found := origins.get(spec))
+            for seed in seeds
+            if seed in found
+        ]
+        times = _busy(done)
         command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
         title = experiment.title[:1].upper() + experiment.title[1:]
         spent = (times.get(device, "") for device in devices)
-        rows.append([command, title, f"{len(done):,}", f"{len(wanted):,}", *spent])
+        rows.append([command, title, f"{len(done):,}", f"{sum(map(len, wanted.values())):,}", *spent])
     lines = [
         "## What was run\n",
         *markdown_rows(["Command", "What", "Trials", "of", *map(markdown_text, devices)], rows, left=2),
@@ -238,17 +243,15 @@ def _what_was_run(
         "Experiments share trials: a trial that several of them need is trained once and counted in each. "
         "Times are those in which at least one of an experiment's trials was being trained.",
     ]
-    trials = [trial for found in cells.values() for trial in found]
-    if trials:
-        ran = list(origins.values())
-        diverged = sum(trial.diverged for trial in trials)
+    if ran:
+        diverged = sum(one.trial.diverged for some in stored.values() for one in some)
         lines += [
             "",
             *(
                 f"- {name}: {markdown_text(_listed(getattr(one, column) for one in ran))}"
                 for name, column in _ORIGINS.items()
             ),
-            f"- Trials in the store: {len(trials):,}, of which diverged: {diverged:,}",
+            f"- Trials in the store: {len(ran):,}, of which diverged: {diverged:,}",
         ]
         counts, times = Counter(one.device for one in ran), _busy(ran)
         lines += [
@@ -256,9 +259,8 @@ def _what_was_run(
             f"{counts[device]:,} trials"
             for device in devices
         ]
-        if ran:
-            finished = [one.finished for one in ran]
-            lines.append(markdown_text(f"- From {min(finished)} to {max(finished)}"))
+        finished = [one.finished for one in ran]
+        lines.append(markdown_text(f"- From {min(finished)} to {max(finished)}"))
     command = markdown_code(f"pairnorm report --store {store}{selection.options}")
     lines.append(f"- This report: {command}")
     return "\n".join(lines) + "\n"

@@ -3,10 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
-
-import torch
 
 from pairnorm.data import load
 from pairnorm.paper.case_study import file_beside, lacking, measure_layers, read_layers, write_layers
@@ -14,7 +10,7 @@ from pairnorm.paper.experiments import CASE_STUDY, Experiment
 from pairnorm.paper.results import Results
 from pairnorm.train import Progress, Spec, Store, run
 from pairnorm.train.engine import find_device
-from pairnorm.train.schedule import until
+from pairnorm.train.schedule import Running
 
 Report = Callable[[str, Progress], None]
 """Is told the stage and how far it is."""
@@ -31,12 +27,7 @@ class Outcome:
 def reproduce(
     experiments: Sequence[Experiment],
     store: Store,
-    *,
-    device: str | torch.device = "auto",
-    root: str | Path | None = None,
-    workers: int | None = None,
-    minutes: float | None = None,
-    on: str = "here",
+    running: Running,
     progress: Report = lambda stage, progress: None,
 ) -> Outcome:
     """Train whatever of the experiments the store lacks.
@@ -44,16 +35,11 @@ def reproduce(
     Args:
         experiments: what is wanted.
         store: where results are and go; the case study's lie in a file beside it.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        root: folder of the graphs' files.
-        workers: processes on a CPU. Default: one for each core.
-        minutes: start nothing more after this time.
-        on: ``"here"`` or ``"ray"``, see ``run``; a case study is done here.
+        running: where, and for how long; a case study is done here.
         progress: is called now and then.
     """
-    should_stop, trained = until(minutes), 0
-    how: dict[str, Any] = {"device": device, "root": root, "workers": workers, "on": on}
-    train = partial(run, store=store, should_stop=should_stop, **how)
+    should_stop, trained = running.clock(), 0
+    train = partial(run, store=store, should_stop=should_stop, **running.where)
     stored, studies = _kinds(experiments)
     for measures in dict.fromkeys(experiment.measures for experiment in stored):
         some = [experiment for experiment in stored if experiment.measures == measures]
@@ -65,7 +51,7 @@ def reproduce(
             best = Results.of(store, experiment).second_stage(experiment)
             trained += train(pairs=best, progress=partial(progress, f"{experiment.name}, the best again"))
     for study in studies:
-        trained += _study(study, store, find_device(device), root, progress, should_stop)
+        trained += _study(study, store, running, progress, should_stop)
     return Outcome(trained, count_lacking(experiments, store))
 
 
@@ -96,12 +82,11 @@ def _studied(experiment: Experiment) -> list[Spec]:
 def _study(
     experiment: Experiment,
     store: Store,
-    device: torch.device,
-    root: str | Path | None,
+    running: Running,
     progress: Report,
     should_stop: Callable[[], bool],
 ) -> int:
-    path = file_beside(store.path)
+    path, device = file_beside(store.path), find_device(running.device)
     todo = lacking(_studied(experiment), path)
     costs = [1 if spec.model == "SGC" else spec.epochs for spec in todo]
     done = 0
@@ -114,7 +99,7 @@ def _study(
     for number, spec in enumerate(todo):
         if should_stop():
             return number
-        graph = load(spec.dataset, root, split=spec.split)
+        graph = load(spec.dataset, running.root, split=spec.split)
         found = measure_layers(graph, spec, 0, device, tick)
         write_layers(path, {**read_layers(path), spec: found})
         tick(sum(costs[: number + 1]) - done)

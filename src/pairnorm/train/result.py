@@ -57,15 +57,16 @@ class Trial:
 
     def __post_init__(self) -> None:
         # Numbers may arrive as tensors; what is kept can be pickled, stored and compared anywhere.
+        values = vars(self)  # written to as such: a store has a hundred thousand trials
         for name, kind in _NUMBERS.items():
-            value = getattr(self, name)
+            value = values[name]
             if type(value) is not kind or value == 0:
                 # Adding zero makes 0.0 of -0.0, whose sign SQLite does not keep.
-                object.__setattr__(self, name, kind(kind(value) + 0))
-        object.__setattr__(self, "measures", {name: float(value) for name, value in self.measures.items()})
+                values[name] = kind(kind(value) + 0)
+        values["measures"] = {name: float(value) for name, value in self.measures.items()}
         if self.curves is not None:
             curves = {name: [float(value) for value in curve] for name, curve in self.curves.items()}
-            object.__setattr__(self, "curves", curves)
+            values["curves"] = curves
         check_seed(self.seed)
         whole_number("best_epoch", self.best_epoch, most=LARGEST)
         for name in self.measures.keys() & TYPES.keys():

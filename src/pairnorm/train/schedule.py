@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pairnorm.data import Graph, datasets, load
-from pairnorm.errors import PairNormError, is_out_of_memory, one_of, whole_number
+from pairnorm.errors import PairNormError, is_out_of_memory, one_of, real_number, whole_number
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
 from pairnorm.train.pools import Pool, Processes, Streams, ThisProcess, Told
@@ -34,10 +35,41 @@ class Progress:
     label: str
 
 
-def until(minutes: float | None) -> Callable[[], bool]:
-    """Return what says whether so much time has passed since now, for ``should_stop``; None for never."""
-    end = None if minutes is None else time.monotonic() + 60 * minutes
-    return lambda: end is not None and time.monotonic() >= end
+@dataclass(frozen=True)
+class Running:
+    """Where trials are run, and for how long; what cannot be is an error at once.
+
+    Args:
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        root: folder of the graphs' files.
+        workers: processes on a CPU. Default: one for each core.
+        on: ``"here"`` or ``"ray"``, see ``run``.
+        minutes: start nothing more after this time.
+    """
+
+    device: str | torch.device = "auto"
+    root: Path | None = None
+    workers: int | None = None
+    on: str = "here"
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        if one_of("on", self.on, PLACES) == "here":
+            find_device(self.device)
+        if self.workers is not None:
+            whole_number("workers", self.workers, least=1)
+        if self.minutes is not None:
+            real_number("minutes", self.minutes, least=0)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The arguments of ``run`` that say where."""
+        return {name: getattr(self, name) for name in ("device", "root", "workers", "on")}
+
+    def clock(self) -> Callable[[], bool]:
+        """Return what says whether the minutes have passed since now, for ``should_stop``."""
+        end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        return lambda: end is not None and time.monotonic() >= end
 
 
 def run(

@@ -134,14 +134,12 @@ class Spec:
     precision: Annotated[Precision, _choice(*PRECISIONS)] = "float32"
 
     def __post_init__(self) -> None:
-        values = {}
-        for name in _HINTS:
-            value = getattr(self, name)
+        values = vars(self)  # written to as such: a report makes a hundred thousand specs
+        for name, value in values.items():
             plain = type(value) in (str, int, float) and name != "remedy"  # whose version may change
             values[name] = (_check if plain else _check.__wrapped__)(name, value)
         values |= _remedied(values)
-        for name, value in (values | _without_meaning(values)).items():
-            object.__setattr__(self, name, value)
+        values |= _without_meaning(values)
 
     @property
     def mode(self) -> Mode | None:
