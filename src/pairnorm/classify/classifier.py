@@ -73,6 +73,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             that nothing that came later teaches what came before.
         scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
+        directed: ``"yes"`` tries boosted trees too that tell in- from out-neighbours, ``"no"`` does not;
+            ``"auto"`` does where some edges are listed both ways and some in one direction only.
         hidden: width of networks; 0 for the paper's.
         dropout: of networks.
         epochs: of networks.
@@ -107,6 +109,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         time: str | None = None,
         scaling: str = "auto",
         adjacency: Kind = "rw",
+        directed: str = "auto",
         hidden: int = 0,
         dropout: float = 0.6,
         epochs: int = 500,
@@ -119,7 +122,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         self.model, self.depth, self.norm, self.scale = model, depth, norm, scale
         self.fill, self.metric, self.class_weight = fill, metric, class_weight
         self.simple, self.refit, self.time = simple, refit, time
-        self.scaling, self.adjacency = scaling, adjacency
+        self.scaling, self.adjacency, self.directed = scaling, adjacency, directed
         self.hidden, self.dropout, self.epochs, self.seeds = hidden, dropout, epochs, seeds
         self.budget, self.checkpoints = budget, checkpoints
         self.device, self.random_state = device, random_state
@@ -159,6 +162,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         check_features(graph)
         one_of("metric", self.metric, METRICS)
         one_of("class_weight", self.class_weight, ("auto", "balanced"))
+        one_of("directed", self.directed, ("auto", "yes", "no"))
         given = graph.split
         split = complete_split(graph, self.random_state, self.time)
         families, done = plan(self, graph.with_split(split)), 0

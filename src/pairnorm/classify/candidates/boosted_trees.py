@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -22,7 +23,7 @@ from pairnorm.classify.candidates.base import (
     check_size,
     fewer,
 )
-from pairnorm.classify.candidates.columns import feature_columns, label_columns
+from pairnorm.classify.candidates.columns import direction_columns, feature_columns, label_columns
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.regression import principal
 from pairnorm.data import Graph
@@ -38,6 +39,8 @@ MOST_HOPS = 10
 ENOUGH_ROWS = 10_000
 # How many steps down how many trees are taken at once: 64 MB of indices.
 AT_ONCE = 2**23
+# What the setting of trees says that tell directions apart.
+DIRECTED = "edges directed"
 FIELDS = ("feature", "threshold", "missing_left", "left", "right", "value")
 
 
@@ -50,43 +53,44 @@ class BoostedTrees:
     Args:
         hops: how far around a node to look.
         leaves: the most leaves of a tree.
+        directed: whether to tell neighbours along edges from those against them.
         name: of the family.
     """
 
     hops: Sequence[int] = HOPS
     leaves: Sequence[int] = LEAVES
+    directed: Sequence[bool] = (False,)
     name: str = "boosted trees"
 
     @property
     def steps(self) -> int:
         """One for every setting."""
-        return len(self.hops) * len(self.leaves)
+        return len(self.hops) * len(self.leaves) * len(self.directed)
 
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every setting."""
         check_size(task.graph)
         widest, parts = max(self.hops), []
         for fold in task.folds:
-            rows = _Columns.of(fold, widest)(fold.graph, fold.features, fold.device)
+            columns = _Columns.of(fold, widest, any(self.directed))
+            rows = columns(fold.graph, fold.features, fold.device)
             fold = _sampled(fold)
             train, held = (rows[mask.cpu().numpy()] for mask in (fold.graph.train, fold.graph.validation))
             parts.append((fold, train, held))
             del rows
-        columns = train.shape[1]
-        width = (columns - 2 * task.classes - 2) // (widest + 1)
-        for hops in self.hops:  # fewer of them are the first columns, and those that come after all hops
-            taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns]
-            for leaves in self.leaves:
-                found = [
-                    _stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts
-                ]
-                stages = [torch.cat(stage) for stage in zip(*found, strict=True)]
-                losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
-                best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
-                learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1)
-                setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {best + 1} rounds of {leaves} leaves"
-                yield task.tried(Candidate(self.name, setting=setting), stages[best].unsqueeze(1), learn)
-                tick(f"{self.name}, {setting}")
+        width = columns.features
+        # Fewer hops are the first columns, and those that come after all hops; directions are the last.
+        for directed, hops, leaves in product(self.directed, self.hops, self.leaves):
+            taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns.width(directed)]
+            found = [_stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts]
+            stages = [torch.cat(stage) for stage in zip(*found, strict=True)]
+            losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
+            best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
+            learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1, directed=directed)
+            setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {best + 1} rounds of {leaves} leaves"
+            setting += f", {DIRECTED}" if directed else ""
+            yield task.tried(Candidate(self.name, setting=setting), stages[best].unsqueeze(1), learn)
+            tick(f"{self.name}, {setting}")
 
 
 def _stages(task: Task, train: Any, held: Any, leaves: int) -> Iterator[Tensor]:
@@ -101,24 +105,34 @@ class _Columns(NamedTuple):
     hops: int
     known: Known
     classes: int
+    features: int
     axes: Tensor | None
+    directed: bool = False
 
     @classmethod
-    def of(cls, task: Task, hops: int) -> Self:
+    def of(cls, task: Task, hops: int, directed: bool = False) -> Self:
         axes = None
         if task.features.shape[1] > MOST_FEATURES:
             rows = task.features.to_dense()[~task.graph.missing_vectors].double()
             axes = principal(rows)[0][:, -MOST_FEATURES:].float().cpu()
-        return cls(hops, Known.of(task.graph), task.classes, axes)
+        features = task.features.shape[1] if axes is None else axes.shape[1]
+        return cls(hops, Known.of(task.graph), task.classes, features, axes, directed)
+
+    def width(self, directed: bool) -> int:
+        """Return how many columns there are, those of directions counted or not."""
+        around = self.features * (self.hops + 1) + 1 + 2 * self.classes + 1
+        return around + (2 * (self.features + self.classes + 2) if directed else 0)
 
     def __call__(self, graph: Graph, features: Tensor, device: torch.device) -> Any:
         features = features.to_dense().to(device)
         if self.axes is not None:
             features = features @ self.axes.to(device)
             graph = graph.replace(features=features, missing=graph.missing_vectors, feature_names=None)
-        columns = feature_columns(graph, features, self.hops)
-        around = label_columns(graph, self.known, self.classes, device)
-        return torch.cat([columns, around], 1).cpu().numpy()
+        columns = [feature_columns(graph, features, self.hops)]
+        columns.append(label_columns(graph, self.known, self.classes, device))
+        if self.directed:
+            columns.append(direction_columns(graph, features, self.known, self.classes))
+        return torch.cat(columns, 1).cpu().numpy()
 
 
 def _boost(task: Task, known: Any, leaves: int, iterations: int) -> Any:
@@ -152,8 +166,8 @@ def _sampled(task: Task) -> Task:
     return fewer(task, ENOUGH_ROWS) if has_many_nodes(task.graph) else task
 
 
-def _learn(task: Task, hops: int, leaves: int, iterations: int) -> Trees:
-    columns, some = _Columns.of(task, hops), _sampled(task)
+def _learn(task: Task, hops: int, leaves: int, iterations: int, directed: bool) -> Trees:
+    columns, some = _Columns.of(task, hops, directed), _sampled(task)
     rows = columns(task.graph, task.features, task.device)[some.graph.train.cpu().numpy()]
     model = _boost(some, rows, leaves, iterations)
     return Trees(columns, *_arrays(model))
@@ -240,7 +254,7 @@ class Trees:
         tensors |= {"names": self.columns.known.names, "labels": self.columns.known.labels}
         if self.columns.axes is not None:
             tensors["axes"] = self.columns.axes
-        return {"hops": self.columns.hops}, tensors
+        return {"hops": self.columns.hops} | ({"directed": True} if self.columns.directed else {}), tensors
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
@@ -249,8 +263,9 @@ class Trees:
         axes = saved.tensors.get("axes")
         if axes is not None and (len(axes) != saved.features or axes.shape[1] > MOST_FEATURES):
             raise ValueError(f"the axes are not those of {saved.features} features")
-        width = saved.features if axes is None else axes.shape[1]
-        width = width * (hops + 1) + 1 + 2 * saved.classes + 1
+        features = saved.features if axes is None else axes.shape[1]
+        directed = saved.settings.get("directed") is True
+        columns = _Columns(hops, Known.restore(saved), saved.classes, features, axes, directed)
         roots, learnt = saved.tensors["roots"], saved.tensors["learnt"]
         count = len(saved.tensors["feature"])
         nodes = {name: saved.tensor(name, count) for name in FIELDS}
@@ -259,11 +274,10 @@ class Trees:
         leaf = (left == here) & (right == here)
         down = (left > here) & (right > here) & (torch.maximum(left, right) < count)
         trees = 1 if len(learnt) == 2 else len(learnt)
-        if not (leaf | down).all() or not ((feature >= 0) & (feature < width)).all():
+        if not (leaf | down).all() or not ((feature >= 0) & (feature < columns.width(directed))).all():
             raise ValueError("the trees lead nowhere")
         if roots.shape[1:] != (trees,) or not ((roots >= 0) & (roots < count)).all():
             raise ValueError("the roots are not those of the trees")
         if not ((learnt >= 0) & (learnt < saved.classes)).all():
             raise ValueError(f"the trees are not those of {saved.classes} classes")
-        columns = _Columns(hops, Known.restore(saved), saved.classes, axes)
         return cls(columns, nodes, roots, saved.tensor("baseline", trees), learnt)
