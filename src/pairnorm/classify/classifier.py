@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -14,9 +15,11 @@ from sklearn.base import BaseEstimator
 
 from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.base import Candidate, Task
+from pairnorm.classify.candidates.boosted_trees import DIRECTED
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import (
+    ClassifierWarning,
     complete_split,
     fingerprints,
     folds,
@@ -236,6 +239,12 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         _check_graph(graph)
         graph = graph.aligned(self.encoder_, self.n_features_in_)
+        if graph.directed is None and any(one.setting.endswith(DIRECTED) for _, one in self.parts_):
+            warnings.warn(
+                f"the model tells in- from out-neighbours; all edges of graph {graph.name!r} go both ways.",
+                ClassifierWarning,
+                stacklevel=2,
+            )
         logits = self.model_.logits(graph, self.scaling_(graph), find_device(self.device))
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
