@@ -189,13 +189,16 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             shards=shards,
         )
 
+        steps = sum(family.steps for family in families) + 2 + self.refit
+
         def tick(what: str) -> None:
             nonlocal done
             done += 1
             if progress is not None:
-                progress(done, sum(family.steps for family in families), what)
+                progress(done, steps, what)
 
         choice = search(task, families, tick, simple=self.simple)
+        tick("averaged")
         self.best_, self.search_ = choice.best, [one.candidate for one in choice.tried]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
         self.model_, self.scaling_ = choice.learn(task.learnable), scaling
@@ -214,6 +217,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
         test = split.test.cpu().numpy()
         self.held_out_ = self._scores(graph, test, self.judged_) if test.any() else None
+        tick("judged")
         learnt = split.train | split.validation
         self.probabilities_ = self.judged_
         if self.refit:
@@ -221,6 +225,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             every = graph.replace(train=learnt, validation=learnt & False, test=given.test)
             self.model_ = choice.learn(replace(task, graph=every, held_out=(), hidden=None))
             self.probabilities_ = self._probabilities(task)
+            tick("learnt from all labels")
         self._seen = fingerprints(graph.node_names[learnt.cpu().numpy()])
         self._tested = fingerprints(graph.node_names[(split.test & learnt).cpu().numpy()])
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from pairnorm.nn import SparseMatrix, states
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
 NODES, COLUMNS = 400, 300
+# Distances between columns are taken over so many nodes at most.
+ROWS = 50_000
 PROBES = 64
 # Of so many nodes a step takes a second, and what it does is seen early.
 DEEP_ENOUGH = 16
@@ -44,8 +47,8 @@ def smoothing(
 ) -> list[Smoothing]:
     """Propagate features with D̃⁻¹Ã and measure, without PairNorm and with it (PN). No model is trained.
 
-    Measured on at most 400 nodes (row-diff, effective rank) and 300 columns (col-diff) drawn at random; of a
-    graph with many nodes, at the first depths only.
+    Measured on at most 400 nodes (row-diff, effective rank), and 300 columns of at most 50,000 nodes
+    (col-diff), drawn at random; of a graph with many nodes, at the first depths only.
 
     Args:
         graph: whose edges.
@@ -57,7 +60,8 @@ def smoothing(
         depths = [depth for depth in depths if depth <= DEEP_ENOUGH]
     matrix, rows = normalised(graph, "rw", features.device), []
     generator = torch.Generator().manual_seed(0)
-    nodes = torch.randperm(graph.num_nodes, generator=generator)[:NODES]
+    order = torch.randperm(graph.num_nodes, generator=generator)
+    nodes, many = order[:NODES], order[:ROWS].sort().values
     columns = torch.randperm(graph.num_features, generator=generator)[:COLUMNS]
     dense = features.to_dense()
     # Distances between nodes need few columns; those between columns do not depend on PairNorm's scale.
@@ -69,7 +73,7 @@ def smoothing(
         if depth not in depths:
             continue
         for norm in ("none", "PN"):
-            drawn, between = state[norm][nodes], col_diff(some[norm])
+            drawn, between = state.of(norm, nodes), col_diff(some.of(norm, many))
             rows.append(
                 Smoothing(norm, depth, float(row_diff(drawn)), float(between), float(effective_rank(drawn)))
             )
@@ -77,7 +81,19 @@ def smoothing(
     return rows
 
 
-def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[dict[str, Tensor]]:
+class _State(NamedTuple):
+    """A state after PairNorm, and what tells the one without: length · state + row."""
+
+    state: Tensor
+    length: float
+    row: Tensor
+
+    def of(self, norm: str, nodes: Tensor) -> Tensor:
+        state = self.state[nodes]
+        return state if norm == "PN" else self.length * state + self.row
+
+
+def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[_State]:
     """Yield the state of every depth, without PairNorm and with it, from one propagation.
 
     Every row of D̃⁻¹Ã sums to one: what is centred before a step and what is not differ by the same row
@@ -96,7 +112,7 @@ def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[dict[str, Tensor
         return state / spread
 
     for state in states(features, matrix, norm):
-        yield {"none": length * state + row, "PN": state}
+        yield _State(state, length, row)
 
 
 HEADINGS = ("depth", "row-diff", "with PN", "col-diff", "with PN", "effective rank", "with PN")

@@ -37,7 +37,7 @@ COMING_LATER = (
 # How many of all nodes may come later at most.
 LATEST = 0.2
 
-STEPS = 2 + len(RIVAL_RATES) * len(RIVAL_DROPOUTS) + len(DEPTHS)
+STEPS = 3 + len(RIVAL_RATES) * len(RIVAL_DROPOUTS) + len(DEPTHS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +106,15 @@ class Findings:
                 ClassifierWarning,
                 stacklevel=2,
             )
+        others = [_run(classifier, family, tick) for family in rivals(graph, classifier.random_state, large)]
+        checks = _checks(classifier)
+        tick("nodes held out in other ways")
         return cls(
             classifier,
             graph,
             classifier.judged_,
-            [_run(classifier, family, tick) for family in rivals(graph, classifier.random_state, large)],
-            _checks(classifier),
+            others,
+            checks,
             [] if large else smoothing(graph, task.features, tick=tick),
             suggest_depth(graph),
         )

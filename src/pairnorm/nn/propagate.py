@@ -156,6 +156,7 @@ def states(
         x = hop(adjacency, x)
 
 
+@torch.no_grad()
 def restart_walk(
     matrix: SparseMatrix,
     start: Tensor,
@@ -177,7 +178,8 @@ def restart_walk(
     alpha = torch.tensor(alphas, dtype=start.dtype, device=start.device).unsqueeze(1)
     state, back = start.unsqueeze(1).expand(-1, len(alphas), -1), (1 - alpha) * start.unsqueeze(1)
     for _ in range(steps):
-        state = torch.addcmul(back, alpha, matrix @ state)
+        heard = matrix @ state
+        state = torch.addcmul(back, alpha, heard, out=heard)  # fresh memory costs as much as the sum
         state = state if between is None else state.clamp_(*between)
     return state
 

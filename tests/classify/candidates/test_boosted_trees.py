@@ -29,7 +29,7 @@ def test_trees_as_arrays_are_scikit_learns(table: Task, classes: int, monkeypatc
         graph = table.graph.replace(labels=table.graph.labels.clamp(max=1), class_names=("a", "b"))
         task = Task(graph, table.features, "rw", CPU)
     columns = module._Columns.of(task, 2)
-    rows = columns(task.graph, task.features, CPU)
+    rows = columns(task.graph, task.features, CPU).rows(slice(None))
     model = module._boost(task, rows[task.graph.train.numpy()], 8, 30)
     for numba in (True, False):
         monkeypatch.setattr(module, "installed", lambda device, numba=numba: numba)
@@ -56,7 +56,7 @@ def test_many_features_become_principal_components(small: Graph, task: Task) -> 
     columns = module._Columns.of(task, 1)
     assert columns.axes is not None
     torch.testing.assert_close(columns.axes.T @ columns.axes, torch.eye(64), atol=1e-4, rtol=0)
-    assert columns(small, task.features, CPU).shape == (300, 2 * 64 + 1 + 2 * 2 + 1)
+    assert columns(small, task.features, CPU).rows(slice(None)).shape == (300, 2 * 64 + 1 + 2 * 2 + 1)
 
 
 def test_damaged_trees_are_refused(table: Task) -> None:

@@ -97,6 +97,16 @@ def test_over_many_nodes_one_norm_is_planned(small: Graph, many) -> None:
     assert list(plan(NodeClassifier(adjacency="sym"), small)[0].norms) == ["none", "PN"]
 
 
+def test_feature_columns_are_kept_over_many_nodes(gaps: Graph, many) -> None:
+    features = Scaling.of(gaps)(gaps).to_dense()
+    widest = columns.feature_columns(gaps, features, 3)
+    fewer = columns.feature_columns(gaps, features, 1)
+    assert [id(one) for one in fewer] == [id(one) for one in (*widest[:2], widest[-1])]
+    other = gaps.replace(missing=torch.zeros_like(gaps.missing))
+    assert not columns.feature_columns(other, features, 1)[0].isnan().any()
+    assert fewer[0].isnan().any()
+
+
 def test_label_columns_follow_the_labels(small: Graph) -> None:
     first = columns.label_columns(small, Known.of(small), small.num_classes, CPU)
     assert columns.label_columns(small, Known.of(small), small.num_classes, CPU) is first

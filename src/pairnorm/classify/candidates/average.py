@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import torch
@@ -91,22 +91,31 @@ class Average:
         known: the labels of the nodes that were learnt from.
         guess: [classes], the probabilities of nodes that are ``lost``.
         smooth: what is done with the mean.
+        said: the mean that was last asked for, and of what: the same parts may be smoothed afterwards.
     """
 
     parts: Sequence[Part]
     known: Known
     guess: Tensor
     smooth: Smooth | None = None
+    said: dict[str, tuple[object, Graph, Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the logarithm of the mean probabilities of every node, [n, 1, classes]."""
+        parts, about, of, mean = self.said.get("last", (None, None, None, None))
+        if mean is None or parts is not self.parts or about is not graph or of is not features:
+            mean = self._mean(graph, features, device)
+            self.said["last"] = self.parts, graph, features, mean
+        chances, labels = mean.to(device, copy=True), self.known.labels_in(graph)
+        if self.smooth is not None:
+            chances = self.smooth(graph, chances, labels.to(chances.device))
+        chances[lost(graph, labels >= 0).to(chances.device)] = self.guess.to(chances)
+        return chances.clamp(min=1e-30).log().unsqueeze(1)
+
+    def _mean(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         total = sum(weight for weight, _, _ in self.parts)
         found = [
             weight / total * mean_probabilities(fitted.logits(graph, features, device))
             for weight, _, fitted in self.parts
         ]
-        chances, labels = torch.stack(found).sum(0), self.known.labels_in(graph)
-        if self.smooth is not None:
-            chances = self.smooth(graph, chances, labels.to(chances.device))
-        chances[lost(graph, labels >= 0).to(chances.device)] = self.guess.to(chances)
-        return chances.clamp(min=1e-30).log().unsqueeze(1)
+        return torch.stack(found).sum(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.classify.candidates.base import Known
-from pairnorm.classify.candidates.shared_walks import normalised
+from pairnorm.classify.candidates.shared_walks import LARGEST_KEPT, has_many_nodes, normalised
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import along_and_against
@@ -24,21 +24,32 @@ FOLDS = 10
 ALPHA, ROUNDS = 0.9, 20
 
 
-def feature_columns(graph: Graph, features: Tensor, hops: int) -> Tensor:
+def feature_columns(graph: Graph, features: Tensor, hops: int) -> Sequence[Tensor]:
     """Return a node's own features and, for every hop, the mean of what is known around it; NaN for nothing.
 
     The mean of hop k is over the ends of all walks of k steps, each as probable as a random walker is to take
-    it. Last comes the logarithm of 1 + degree: [n, d (hops + 1) + 1].
+    it. Last comes the logarithm of 1 + degree: hops + 1 times [n, d], then [n, 1]. Over many nodes they are
+    kept as long as the features are.
 
     Args:
         graph: whose edges, and what it misses.
         features: [n, d], dense.
         hops: how far to look.
     """
+    kept: dict[str, tuple[Tensor, Tensor, list[Tensor]]] = _FEATURES.setdefault(features, {})
+    adjacency, missing, found = kept.get("all", (None, None, []))
+    if adjacency is not graph.adjacency or missing is not graph.missing or len(found) < hops + 2:
+        found = _feature_columns(graph, features, hops)
+        if has_many_nodes(graph) and sum(one.nbytes for one in found) <= LARGEST_KEPT:
+            kept["all"] = graph.adjacency, graph.missing, found
+    return [*found[: hops + 1], found[-1]]
+
+
+def _feature_columns(graph: Graph, features: Tensor, hops: int) -> list[Tensor]:
     mask = mask_of(features, ~graph.missing.to(features.device))
     matrix, degree = _walk(graph.adjacency, features.device)
     means = _means(matrix, features, mask, hops)
-    return torch.cat([torch.where(mask, features, torch.nan), *means, degree.log1p().unsqueeze(1)], 1)
+    return [torch.where(mask, features, torch.nan), *means, degree.log1p().unsqueeze(1)]
 
 
 def _means(matrix: SparseMatrix, features: Tensor, mask: Tensor, hops: int) -> Iterator[Tensor]:
@@ -103,7 +114,8 @@ def _label_columns(graph: Graph, labels: Tensor, classes: int) -> Tensor:
     return torch.cat([*_near(*_walk(graph.adjacency, device), given), _shares(far)], 1)
 
 
-# By adjacency: the labels that were last seen, and what was made of them.
+# By features: the graph they were last of, and what was made of them. By adjacency: likewise of labels.
+_FEATURES: Any = WeakTensorKeyDictionary()
 _KEPT: Any = WeakTensorKeyDictionary()
 
 

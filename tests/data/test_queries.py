@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pairnorm.data import queries
+from pairnorm.data.queries import Database
+
+duckdb = pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    found = Database(tmp_path, 2**28)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind", "text"),
+    [
+        ("'  a b '", "VARCHAR", "a b"),
+        ("'   '", "VARCHAR", None),
+        ("3.0", "DOUBLE", "3"),
+        ("3.5", "DOUBLE", "3.5"),
+        ("7", "BIGINT", "7"),
+    ],
+)
+def test_cells_are_text_as_files_write_it(database: Database, cell: str, kind: str, text: str | None) -> None:
+    query = f"SELECT {queries.as_text('x', kind)} FROM (SELECT {cell}::{kind} AS x)"
+    assert database.run(query) == [(text,)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "number"), [("7", 7), ("7.5", None), ("07", None), ("x", None), (" 7 ", 7), ("", None)]
+)
+def test_an_end_of_an_edge_is_a_number_only_where_it_is_written_as_one(database, cell, number) -> None:
+    query = f"SELECT {queries.as_id('x', 'VARCHAR', whole=True)} FROM (SELECT '{cell}' AS x)"
+    assert database.run(query) == [(number,)]
+
+
+@pytest.mark.parametrize(("cell", "number"), [("1e3", 1000.0), ("NA", None), ("", None), ("two", None)])
+def test_a_text_may_be_a_number(database: Database, cell: str, number: float | None) -> None:
+    assert database.run(f"SELECT {queries.as_number('x')} FROM (SELECT '{cell}' AS x)") == [(number,)]
+
+
+@pytest.mark.parametrize("name", ["a", "o'brien", 'say "so"', "x; DROP TABLE y", "größe"])
+def test_names_and_texts_come_through_sql_as_they_are(database: Database, name: str) -> None:
+    column, text = queries.sql_name(name), queries.sql_text(name)
+    assert database.run(f"SELECT {column} FROM (SELECT {text} AS {column})") == [(name,)]
+    assert database.run(f"SELECT {text} IN {queries.sql_row([name, 'b'])}") == [(True,)]
+    assert database.run(f"SELECT {queries.sql_list([name])}") == [([name],)]
+
+
+def test_batches_are_all_rows_in_order(database: Database) -> None:
+    found = [column for (column,) in database.batches("SELECT * FROM range(10000)", 3000)]
+    assert len(found) > 1
+    np.testing.assert_array_equal(np.concatenate(found), np.arange(10000))
+
+
+def test_files_of_a_pattern_are_one_table(database: Database, tmp_path: Path) -> None:
+    for number in (2, 1):
+        (tmp_path / f"part-{number}.csv").write_text(f"id;x\nn{number};{number}\n")
+    table = database.open(tmp_path / "part-*.csv")
+    assert table.source.delimiter == ";"
+    assert database.run(f"SELECT * FROM {table.query} ORDER BY id") == [("n1", "1"), ("n2", "2")]
+
+
+def test_files_with_other_columns_are_refused(database: Database, tmp_path: Path, raises) -> None:
+    (tmp_path / "a.csv").write_text("id,x\n1,2\n")
+    (tmp_path / "b.csv").write_text("id,y\n1,2\n")
+    with raises("unlike-columns", value="b.csv"):
+        database.open([tmp_path / "a.csv", tmp_path / "b.csv"])
+
+
+def test_what_duckdb_says_of_its_memory_names_the_option(raises) -> None:
+    with raises("too-large", value=100), queries.explained(100):
+        raise duckdb.OutOfMemoryException("no room")
+    with raises("file-damaged"), queries.explained(100):
+        raise duckdb.InvalidInputException("line 3")
