@@ -70,3 +70,15 @@ def test_the_ranking_is_drawn_and_shown(tmp_path: Path, monkeypatch: pytest.Monk
     text = report(table, "x", {key: paths[0].name for key, paths in files.items()})
     assert "](depth-ranking-gcn.png)" in text
     assert draw_ranking(rows[:1], "GCN") is None
+
+
+def test_where_most_remedies_were_not_run_nothing_is_chosen(tmp_path: Path) -> None:
+    table = a_table(datasets=TWO)
+    for spec in [spec for spec in table._found if spec.dataset == "pubmed" and spec.remedy != "APPNP"]:
+        del table._found[spec]
+    text = report(table, "reproduce depth")
+    assert "| Cora, GCN | all features | any |" in text
+    assert "| Pubmed, GCN | all features | any |" not in text
+    assert "too little to compare" in text[text.index("## Pubmed, GCN") :]
+    draw(table.wanted, list(table.rows()), tmp_path, "depth")
+    assert {path.stem for path in tmp_path.glob("*")} == {"depth-cora-gcn"}

@@ -17,6 +17,7 @@ from pairnorm.compare.depth_rows import (
     Choice,
     Row,
     by,
+    compared,
     features,
     names,
     only,
@@ -65,6 +66,7 @@ FIGURE = """\
 The effective rank is that of the last hidden state: 1 where all nodes share one direction, 0 where all are
 zero. Jumping knowledge need not use that state.
 """
+TOO_LITTLE = "At every depth less than half of the remedies have been run: too little to compare."
 PUBLISHED = """\
 ## Published numbers beside ours
 
@@ -135,15 +137,19 @@ def report(table: Table, command: str, figures: Mapping[tuple[str, str], str] | 
     wanted, rows = table.wanted, list(table.rows())
     parts = [INTRODUCTION.format(command=command, runs=wanted.runs, epochs=wanted.epochs)]
     figures = figures or {}
-    parts += over_graphs(rows, {model: file for (dataset, model), file in figures.items() if not dataset})
-    if rows:
-        parts.append(_what_to_use(wanted, rows))
+    enough = compared(rows)
+    parts += over_graphs(enough, {model: file for (dataset, model), file in figures.items() if not dataset})
+    if enough:
+        parts.append(_what_to_use(wanted, enough))
     for (dataset, model), some in by(rows, "dataset", "model").items():
         parts.append(f"## {markdown(title(wanted, dataset))}, {model}")
         if (dataset, model) in figures:
             parts.append(f"![Accuracy and effective rank against depth]({figures[dataset, model]})")
             parts.append("" if model == "SGC" else FIGURE)
-        parts += [_ranking(some), _best_at_each_depth(some)]
+        if here := [row for row in enough if (row["dataset"], row["model"]) == (dataset, model)]:
+            parts += [_ranking(here), _best_at_each_depth(here)]
+        else:
+            parts.append(TOO_LITTLE)
         for (percent,), here in sorted(by(some, "missing_percent").items()):
             parts.append(_accuracies(percent, here))
     ours = by(rows, "dataset", "model", "missing_percent", "remedy", "depth")
@@ -322,7 +328,7 @@ def draw(
         folder: for the files.
         name: what they are called; graph and model follow where there are several.
     """
-    files = {}
+    files, rows = {}, compared(rows)
     for (dataset, model), some in by(rows, "dataset", "model").items():
         alone = len(wanted.datasets) * len(wanted.models) == 1
         with plotting.style():

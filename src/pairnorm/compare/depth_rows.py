@@ -1,6 +1,6 @@
 """Rows of the comparison by depth: grouped, ranked, chosen among by validation, and named."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import fmean
@@ -46,6 +46,19 @@ def short(remedy: str) -> str:
     return remedy.rpartition(":")[2]
 
 
+def compared(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of situations that have at least half of their model's remedies.
+
+    Where fewer were run there is too little to choose from, or to rank.
+    """
+    rows, place = list(rows), itemgetter("model", "dataset", "missing_percent", "depth")
+    counts = Counter(map(place, rows))
+    most: dict[str, int] = {}
+    for (model, *_), count in counts.items():
+        most[model] = max(count, most.get(model, 0))
+    return [row for row in rows if 2 * counts[place(row)] >= most[row["model"]]]
+
+
 Situation = tuple[str, int, int]
 """A graph, the percentage that is missing, a depth."""
 
@@ -53,15 +66,13 @@ Situation = tuple[str, int, int]
 def ranked(rows: Sequence[Row]) -> tuple[list[Standing], list[Situation]]:
     """Rank the remedies of a model over graphs, depths and missing rates; also: over which of these.
 
-    Situations with less than half of the remedies are left out, and remedies that lack one of the others. Of
-    several graphs, the interval is what other graphs would give.
+    Only what is ``compared`` counts, and remedies that lack a situation are left out. Of several graphs, the
+    interval is what other graphs would give.
     """
     situations: dict[Situation, dict[str, Sequence[float]]] = defaultdict(dict)
-    for row in rows:
+    for row in compared(rows):
         where = row["dataset"], row["missing_percent"], row["depth"]
         situations[where][row["remedy"]] = row["accuracies"]
-    most = max(map(len, situations.values()), default=0)
-    situations = {where: scores for where, scores in situations.items() if 2 * len(scores) >= most}
     full = list(situations.values())
     methods = [remedy for remedy in (full[0] if full else ()) if all(remedy in scores for scores in full)]
     if len(methods) < 2:

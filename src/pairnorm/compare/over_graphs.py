@@ -22,9 +22,10 @@ SITUATIONS: dict[str, Callable[[Row], bool]] = {
     "a larger graph": lambda row: row["dataset"] in LARGE,
 }
 CHOSEN = """\
-Means over graphs. On every graph validation chooses the depth of each; of those that were run on all, it then
-chooses by its mean. Beside it are those that are as good or not told apart from it over the runs of these
-graphs. All have few labels: 20 to 40 a class. The larger graphs have some 19,000 nodes.
+Means over graphs, of each model by itself, for not every one was run on the same graphs. On every graph
+validation chooses the depth of each remedy; of those that were run on all, it then chooses by its mean.
+Beside it are those that are as good or not told apart from it over the runs of these graphs. All have few
+labels: 20 to 40 a class. The larger graphs have some 19,000 nodes.
 """
 RANKING = """\
 Mean rank by test accuracy over {situations} situations (depths and missing rates of {graphs} graphs), 1 is
@@ -91,13 +92,14 @@ def over_graphs(rows: Sequence[Row], figures: dict[str, str]) -> Iterator[str]:
 def _by_situation(rows: Sequence[Row]) -> str:
     lines = []
     for situation, applies in SITUATIONS.items():
-        for (percent,), some in sorted(by(filter(applies, rows), "missing_percent").items()):
+        groups = by(filter(applies, rows), "missing_percent", "model")
+        for (percent, _), some in sorted(groups.items()):
             every = _contenders(some)
             if not every:
                 continue
             best = max(every, key=lambda one: one.validation)
             equal = [
-                f"{one.model} {one.remedy}"
+                one.remedy
                 for one in sorted(every, key=lambda one: -one.accuracy)
                 if one is not best and (one.accuracy >= best.accuracy or not one.told_apart(best))
             ]
@@ -109,15 +111,13 @@ def _by_situation(rows: Sequence[Row]) -> str:
 
 
 def _contenders(rows: Sequence[Row]) -> list[Contender]:
-    """Return the models and remedies that all graphs have, but for graphs that lack most of them."""
-    had = {graph: len(by(some, "model", "remedy")) for (graph,), some in by(rows, "dataset").items()}
-    graphs = {graph for graph, count in had.items() if 2 * count >= max(had.values())}
+    """Return the remedies of a model that all its graphs have, where there are several."""
+    graphs = {row["dataset"] for row in rows}
     found = []
     for (model, remedy), some in by(rows, "model", "remedy").items():
         best = {
             graph: max(here, key=lambda row: row["validation_accuracy"])
             for (graph,), here in by(some, "dataset").items()
-            if graph in graphs
         }
         if len(graphs) > 1 and len(best) == len(graphs):
             choices = [Choice(remedy, row["depth"], row["accuracies"]) for row in best.values()]

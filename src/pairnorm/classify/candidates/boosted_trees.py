@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -81,24 +82,38 @@ class BoostedTrees:
             train, held = (table.rows(mask) for mask in (fold.graph.train, fold.graph.validation))
             parts.append((fold, train, held))
         width = columns.features
-        # Fewer hops are the first columns, and those that come after all hops; directions are the last.
-        for directed, hops, leaves in product(self.directed, self.hops, self.leaves):
+
+        def grow(setting: tuple[bool, int, int]) -> list[Tensor]:
+            directed, hops, leaves = setting
+            # Fewer hops are the first columns, and those that come after all hops; directions are the last.
             taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns.width(directed)]
             found = [_stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts]
-            stages = [torch.cat(stage) for stage in zip(*found, strict=True)]
-            losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
-            best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
-            learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1, directed=directed)
-            setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {best + 1} rounds of {leaves} leaves"
-            setting += f", {DIRECTED}" if directed else ""
-            yield task.tried(Candidate(self.name, setting=setting), stages[best].unsqueeze(1), learn)
-            tick(f"{self.name}, {setting}")
+            return [torch.cat(stage) for stage in zip(*found, strict=True)]
+
+        settings = list(product(self.directed, self.hops, self.leaves))
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for (directed, hops, leaves), stages in zip(settings, pool.map(grow, settings), strict=True):
+                losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
+                best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
+                learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1, directed=directed)
+                setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {best + 1} rounds of {leaves} leaves"
+                setting += f", {DIRECTED}" if directed else ""
+                yield task.tried(Candidate(self.name, setting=setting), stages[best].unsqueeze(1), learn)
+                tick(f"{self.name}, {setting}")
 
 
-def _stages(task: Task, train: Any, held: Any, leaves: int) -> Iterator[Tensor]:
-    """Yield the logits of the rows held out after every round, [m, classes]."""
-    model = _boost(task, train, leaves)
-    return (_logits(raw, model, task.classes) for raw in model.staged_decision_function(held))
+def _stages(task: Task, train: Any, held: Any, leaves: int) -> list[Tensor]:
+    """Return the logits of the rows held out after every round, [m, classes]."""
+    with _alone():
+        model = _boost(task, train, leaves)
+        return [_logits(raw, model, task.classes) for raw in model.staged_decision_function(held)]
+
+
+def _alone() -> Any:
+    """Keep scikit-learn to one thread: beside other work its threads take ten times as long as one."""
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1, user_api="openmp")
 
 
 class _Columns(NamedTuple):
@@ -187,7 +202,8 @@ def _sampled(task: Task) -> Task:
 def _learn(task: Task, hops: int, leaves: int, iterations: int, directed: bool) -> Trees:
     columns, some = _Columns.of(task, hops, directed), _sampled(task)
     rows = columns(task.graph, task.features, task.device).rows(some.graph.train)
-    model = _boost(some, rows, leaves, iterations)
+    with _alone():
+        model = _boost(some, rows, leaves, iterations)
     return Trees(columns, *_arrays(model))
 
 
