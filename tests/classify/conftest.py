@@ -30,3 +30,16 @@ def small() -> Graph:
 def task(small: Graph) -> Task:
     """What candidates are trained on: the small graph, its features scaled."""
     return Task(small, Scaling.of(small)(small), "rw", torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def flow() -> Graph:
+    """The class says whether the nodes that edges lead to have more than those that edges come from."""
+    generator = torch.Generator().manual_seed(0)
+    amount = torch.randn(600, 1, generator=generator)
+    edges = torch.randint(600, (2, 3000), generator=generator)
+    edges = torch.cat([edges, edges[:, :100].flip(0)], 1)  # some go both ways
+    along = torch.zeros(600, 600).index_put_(tuple(edges), torch.ones(())).fill_diagonal_(0)
+    to, origin = (way @ amount / way.sum(1, keepdim=True).clamp(min=1) for way in (along, along.T))
+    labels = (to > origin).squeeze(1).long()
+    return Graph.from_edges(edges, amount, labels).with_split("per-class-100")

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from pairnorm.classify.candidates.base import Network
 from pairnorm.classify.findings import ALIKE, LATER, RANDOM, STEPS, Findings, Rival
 from pairnorm.classify.holdout import without
 from pairnorm.classify.search import rivals
+from pairnorm.classify.summary import write_report
 from pairnorm.data import Graph
 
 
@@ -66,6 +68,37 @@ def test_what_comes_later_is_labelled_without_retraining(small: Graph) -> None:
     assert torch.equal(kept.adjacency.to_dense(), dense[~small.test][:, ~small.test])
     assert torch.equal(kept.features.to_dense(), small.features.to_dense()[~small.test])
     assert torch.equal(kept.labels, small.labels[~small.test])
+
+
+def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> None:
+    classifier = NodeClassifier("boosted trees", refit=False).fit(flow)
+    assert classifier.held_out_ is not None
+    assert classifier.held_out_.accuracy > 0.85
+    findings = Findings.of(classifier, flow)
+    assert findings.checks[LATER].accuracy > 0.75  # directions were known of the nodes before, and after
+    assert flow.directed is not None
+    one_way = 2 * flow.num_edges - int(flow.directed.sum())
+    assert findings.direction is not None
+    assert findings.direction.startswith(f"edges are directed: {one_way:,} of {flow.num_edges:,} go one way")
+    assert findings.direction.endswith("chosen")
+    write_report(findings, tmp_path)
+    assert f"| direction | {findings.direction} |" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    plain = NodeClassifier("boosted trees", directed="no", refit=False).fit(flow)
+    assert plain.held_out_ is not None
+    assert plain.held_out_.accuracy < 0.65
+    assert Findings.of(plain, flow).direction is None
+
+
+def test_what_was_there_before_keeps_its_directions(flow: Graph) -> None:
+    before = without(flow, flow.test)
+    assert flow.directed is not None
+    assert before.directed is not None
+    kept = (~flow.test).nonzero().squeeze(1)
+    along = torch.zeros(600, 600, dtype=torch.bool)
+    along[tuple(flow.edge_index[:, flow.directed])] = True
+    found = torch.zeros(len(kept), len(kept), dtype=torch.bool)
+    found[tuple(before.edge_index[:, before.directed])] = True
+    assert torch.equal(found, along[kept][:, kept])
 
 
 def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(raises) -> None:

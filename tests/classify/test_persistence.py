@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from written import write_customers
 
-from pairnorm.classify import NodeClassifier
+from pairnorm.classify import ClassifierWarning, NodeClassifier
 from pairnorm.classify.persistence import Facts, holds_model
 from pairnorm.data import Graph, GraphWarning
 from pairnorm.errors import PairNormError
@@ -44,6 +44,16 @@ def test_what_is_loaded_predicts_the_same(small: Graph, tmp_path: Path, settings
     assert np.array_equal(loaded.held_out_.confusion, fitted.held_out_.confusion)
     assert (loaded.held_out_.auc, loaded.parts_) == (fitted.held_out_.auc, fitted.parts_)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_a_model_that_tells_directions_apart_is_loaded_as_one(flow: Graph, tmp_path: Path) -> None:
+    fitted = NodeClassifier("boosted trees", simple=True).fit(flow)
+    fitted.save(tmp_path)
+    loaded = NodeClassifier.load(tmp_path)
+    found = loaded.predict_proba(flow)
+    assert np.array_equal(found, fitted.predict_proba(flow))
+    with pytest.warns(ClassifierWarning, match="all edges of graph 'graph' go both ways"):
+        assert not np.array_equal(loaded.predict_proba(flow.replace(directed=None)), found)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,18 @@ def test_where_features_are_missing_fills_are_tried(blanked_cora: Graph) -> None
     assert sgc.fills == ("fp",)
 
 
+@pytest.mark.parametrize(("told", "mixed", "once"), [("auto", 2, 1), ("yes", 2, 2), ("no", 1, 1)])
+def test_directions_count_where_only_some_edges_go_both_ways_or_it_is_said(
+    flow: Graph, told: str, mixed: int, once: int
+) -> None:
+    """A list that has every edge once may be that of an undirected graph."""
+    source, target = flow.edge_index
+    graphs = {flow: mixed, flow.replace(directed=source < target): once, flow.replace(directed=None): 1}
+    for graph, expected in graphs.items():
+        (family,) = plan(NodeClassifier("boosted trees", directed=told), graph)
+        assert family.steps == 4 * expected
+
+
 @pytest.mark.parametrize("name", SIMPLE)
 def test_a_simple_method_may_be_the_model(small: Graph, name: str) -> None:
     (family,) = plan(NodeClassifier(name), small)

@@ -162,6 +162,18 @@ def test_blanked_cora_from_files(tmp_path: Path) -> None:
     assert found["features_missing"].sum() == 2568
 
 
+@pytest.mark.parametrize("told", ["auto", "yes"])
+def test_directions_of_edges_that_are_listed_once_count_where_it_is_said(tmp_path: Path, told: str) -> None:
+    files, out = write_customers(tmp_path, nodes=200, labelled=120), tmp_path / "run"
+    quick = ["--label", "risk", "--model", "boosted-trees", "--directed", told]
+    assert cli.main(["fit", *files.options, *quick, "--out", str(out)]) == 0
+    assert ("edges are directed" in (out / "report.md").read_text(encoding="utf-8")) == (told == "yes")
+    predictions = tmp_path / "predictions.csv"
+    assert cli.main(["predict", "--model", str(out), *files.options, "--out", str(predictions)]) == 0
+    found, before = (pandas.read_csv(one)["p_high"] for one in (predictions, out / "predictions.csv"))
+    np.testing.assert_allclose(found, before, atol=1e-6)
+
+
 def change(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert old in text
@@ -219,6 +231,7 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
     "bad depth": (lambda f: None, {"--depth": "2,x"}, "depth is 'x'"),
     "bad budget": (lambda f: None, {"--budget": "later"}, "budget is 'later'"),
     "bad device": (lambda f: None, {"--device": "gpu7"}, "device is 'gpu7'"),
+    "bad direction": (lambda f: None, {"--directed": "true"}, "directed is 'true'"),
     "bad scaling": (lambda f: None, {"--scaling": "row"}, "Did you mean 'rows'"),
 }
 

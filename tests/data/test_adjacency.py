@@ -6,7 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairnorm.data.adjacency import EdgeCounts, check_adjacency, check_csr, symmetric_adjacency
+from pairnorm.data.adjacency import (
+    EdgeCounts,
+    along_and_against,
+    check_adjacency,
+    check_csr,
+    listed_directions,
+    symmetric_adjacency,
+)
 
 Edges = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 9)), max_size=40)
 
@@ -31,6 +38,20 @@ def test_it_equals_a_dense_matrix_filled_by_hand(edges: list[tuple[int, int, int
         one_way=sum((b, a) not in directed for a, b in directed),
         isolated=7 - len({node for pair in directed for node in pair}),
     )
+
+
+@given(Edges)
+def test_directions_are_those_listed(edges: list[tuple[int, int, int]]) -> None:
+    listed = np.array(edges, dtype=np.int64).reshape(-1, 3)
+    adjacency, _ = symmetric_adjacency(*listed.T[:2], 7, listed[:, 2])
+    expected = np.zeros((7, 7), dtype=bool)
+    for a, b, _ in edges:
+        expected[a, b] = a != b
+    along, against = along_and_against(adjacency, listed_directions(adjacency, *listed.T[:2]))
+    dense = adjacency.to_dense().numpy()
+    np.testing.assert_array_equal(along.to_dense().numpy(), dense * expected)
+    np.testing.assert_array_equal(against.to_dense().numpy(), dense * expected.T)
+    np.testing.assert_array_equal(adjacency.to_dense().numpy(), dense)
 
 
 def test_columns_are_in_order_within_every_row() -> None:

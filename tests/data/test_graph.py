@@ -1,11 +1,13 @@
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
+import networkx
 import numpy as np
 import pytest
 import torch
 
-from pairnorm.data import Graph, Split
+from pairnorm.data import Graph, GraphWarning, Split
 from pairnorm.data import graph as graph_module
 
 
@@ -234,3 +236,58 @@ def test_other_names_need_another_encoder(small: Graph) -> None:
     assert named.replace(feature_names=None).encoder is None
     assert named.replace(feature_names=("x", "y", "z")).encoder.feature_names == ("x", "y", "z")
     assert named.with_split(small.split).encoder is named.encoder
+
+
+class TestDirections:
+    """Edges are undirected; which way they were listed is kept beside them."""
+
+    EDGES = torch.tensor([[0, 1, 2, 3, 3], [1, 0, 1, 2, 3]])
+
+    def listed(self, graph: Graph) -> set[tuple[int, int]]:
+        assert graph.directed is not None
+        return set(map(tuple, graph.edge_index[:, graph.directed].T.tolist()))
+
+    def test_they_are_kept_where_some_edge_goes_one_way(self) -> None:
+        graph = Graph.from_edges(self.EDGES, num_nodes=4)
+        assert self.listed(graph) == {(0, 1), (1, 0), (2, 1), (3, 2)}
+        assert Graph.from_edges(graph.edge_index).directed is None
+
+    def test_nothing_else_is_changed_by_them(self) -> None:
+        graph = Graph.from_edges(self.EDGES, num_nodes=4)
+        both = Graph.from_edges(graph.edge_index)
+        assert torch.equal(graph.edge_index, both.edge_index)
+        assert graph.fingerprint == both.fingerprint
+
+    def test_they_go_with_the_edges_they_are_of(self) -> None:
+        graph = Graph.from_edges(self.EDGES, num_nodes=4)
+        assert self.listed(graph.replace(name="other").to("cpu")) == self.listed(graph)
+        other = Graph.from_edges([[0, 1], [1, 2]], num_nodes=4).adjacency
+        assert graph.replace(adjacency=other).directed is None
+
+    @pytest.mark.parametrize("wrong", [torch.ones(2, dtype=torch.bool), torch.ones(6)])
+    def test_others_are_refused(self, wrong: torch.Tensor, raises: Callable) -> None:
+        with raises("wrong-type"):
+            Graph.from_edges(self.EDGES, num_nodes=4).replace(directed=wrong)
+
+    def test_they_are_read_from_files_and_other_libraries(self, tmp_path: Path) -> None:
+        from scipy.sparse import coo_array
+        from torch_geometric.data import Data
+
+        ends = self.EDGES.numpy()
+        (tmp_path / "nodes.csv").write_text("id,x\n0,1\n1,2\n2,3\n3,4\n")
+        (tmp_path / "edges.csv").write_text("source,target\n" + "\n".join(f"{a},{b}" for a, b in ends.T))
+        np.savez(tmp_path / "graph.npz", edge_index=ends, x=np.ones((4, 1), np.float32))
+        with pytest.warns(GraphWarning):
+            files = [
+                Graph.from_files(tmp_path / "nodes.csv", tmp_path / "edges.csv"),
+                Graph.from_files(tmp_path / "graph.npz"),
+            ]
+        matrix = coo_array((np.ones(5), ends), shape=(4, 4))
+        for graph in (
+            *files,
+            Graph.from_scipy(matrix),
+            Graph.from_pyg(Data(edge_index=self.EDGES, num_nodes=4)),
+            Graph.from_networkx(networkx.DiGraph(self.EDGES.T.tolist())),
+        ):
+            assert self.listed(graph) == {(0, 1), (1, 0), (2, 1), (3, 2)}
+        assert Graph.from_networkx(networkx.Graph(self.EDGES.T.tolist())).directed is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -14,9 +15,11 @@ from sklearn.base import BaseEstimator
 
 from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.base import Candidate, Task
+from pairnorm.classify.candidates.boosted_trees import DIRECTED
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import (
+    ClassifierWarning,
     complete_split,
     fingerprints,
     folds,
@@ -73,6 +76,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             that nothing that came later teaches what came before.
         scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
+        directed: ``"yes"`` tries boosted trees too that tell in- from out-neighbours, ``"no"`` does not;
+            ``"auto"`` does where some edges are listed both ways and some in one direction only.
         hidden: width of networks; 0 for the paper's.
         dropout: of networks.
         epochs: of networks.
@@ -107,6 +112,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         time: str | None = None,
         scaling: str = "auto",
         adjacency: Kind = "rw",
+        directed: str = "auto",
         hidden: int = 0,
         dropout: float = 0.6,
         epochs: int = 500,
@@ -119,7 +125,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         self.model, self.depth, self.norm, self.scale = model, depth, norm, scale
         self.fill, self.metric, self.class_weight = fill, metric, class_weight
         self.simple, self.refit, self.time = simple, refit, time
-        self.scaling, self.adjacency = scaling, adjacency
+        self.scaling, self.adjacency, self.directed = scaling, adjacency, directed
         self.hidden, self.dropout, self.epochs, self.seeds = hidden, dropout, epochs, seeds
         self.budget, self.checkpoints = budget, checkpoints
         self.device, self.random_state = device, random_state
@@ -159,6 +165,7 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         check_features(graph)
         one_of("metric", self.metric, METRICS)
         one_of("class_weight", self.class_weight, ("auto", "balanced"))
+        one_of("directed", self.directed, ("auto", "yes", "no"))
         given = graph.split
         split = complete_split(graph, self.random_state, self.time)
         families, done = plan(self, graph.with_split(split)), 0
@@ -237,6 +244,12 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         _check_graph(graph)
         graph = graph.aligned(self.encoder_, self.n_features_in_)
+        if graph.directed is None and any(one.setting.endswith(DIRECTED) for _, one in self.parts_):
+            warnings.warn(
+                f"the model tells in- from out-neighbours; all edges of graph {graph.name!r} go both ways.",
+                ClassifierWarning,
+                stacklevel=2,
+            )
         logits = self.model_.logits(graph, self.scaling_(graph), find_device(self.device))
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 

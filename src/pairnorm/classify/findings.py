@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import MOST_ROWS, Candidate, Family, Tick, is_large
+from pairnorm.classify.candidates.boosted_trees import DIRECTED
 from pairnorm.classify.candidates.sgc import PATIENCE
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
@@ -124,6 +125,19 @@ class Findings:
         if folds := len(self.classifier.task_.held_out):
             return f"labelled nodes that were held out in turn, in {folds} folds"
         return "validation nodes"
+
+    @property
+    def direction(self) -> str | None:
+        """What directions were good for, in words; None where no model was tried that tells them apart."""
+        told = [one for one in self.classifier.search_ if one.setting.endswith(DIRECTED)]
+        if not told or self.graph.directed is None:
+            return None
+        one_way = 2 * self.graph.num_edges - int(self.graph.directed.sum())
+        taken = any(one.setting.endswith(DIRECTED) for _, one in self.classifier.parts_)
+        return (
+            f"edges are directed: {one_way:,} of {self.graph.num_edges:,} go one way only. Boosted trees "
+            f"that tell in- from out-neighbours were tried, and {'chosen' if taken else 'brought nothing'}"
+        )
 
     @cached_property
     def predicted(self) -> NDArray[np.int64]:

@@ -417,6 +417,8 @@ def _depth(findings: Findings) -> Iterator[Text | Chart]:
 def _about(findings: Findings) -> Table:
     graph, classifier = findings.graph, findings.classifier
     rows = [*graph.describe(), ("scaling", classifier.scaling_.sentence)]
+    if findings.direction is not None:
+        rows.append(("direction", findings.direction))
     return Table([], [*rows, ("model", f"{classifier.best_.name}, adjacency {classifier.adjacency}")])
 
 

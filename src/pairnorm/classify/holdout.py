@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data import Graph, Split
+from pairnorm.data.adjacency import along_and_against, csr_matrix
 from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError, one_of, quoted
 
@@ -196,7 +197,8 @@ def without(graph: Graph, nodes: Tensor) -> Graph:
         nodes: bool [n].
     """
     kept = (~nodes).cpu().numpy()
-    adjacency, features = graph.to_scipy()
+    features = graph.to_scipy()[1]
+    adjacency = csr_matrix(along_and_against(graph.adjacency, graph.directed)[0])
     parts = {name: getattr(graph, name)[~nodes] for name in ("labels", "missing", *graph.split._fields)}
     names = {"class_names": graph.class_names, "node_names": graph.node_names[kept]}
     return Graph.from_scipy(adjacency[kept][:, kept], features[kept], **parts, **names).to(graph.device)

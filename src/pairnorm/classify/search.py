@@ -115,7 +115,7 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
     if sgc:
         over = tuple(fills or FILLS) if graph.missing.any() else ("zero",)
         families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, over))
-    families += _simple(models, scales or SCALES, chosen)
+    families += _simple(models, scales or SCALES, chosen, _directed(wanted, graph))
     if gnns:
         specs = _specs(wanted, gnns, norms, depths, scales)
         limit = inf if seconds is None else seconds
@@ -181,13 +181,24 @@ def rivals(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
     return found
 
 
-def _simple(models: Sequence[str], scales: Sequence[float], chosen: bool) -> list[Family]:
+def _directed(wanted: NodeClassifier, graph: Graph) -> bool:
+    """Say whether directions count: where some edges go both ways and some do not, unless it is said.
+
+    A list that has every edge once may well be that of an undirected graph.
+    """
+    if graph.directed is None or wanted.directed == "no":
+        return False
+    return wanted.directed == "yes" or int(graph.directed.sum()) > graph.num_edges
+
+
+def _simple(models: Sequence[str], scales: Sequence[float], chosen: bool, directed: bool) -> list[Family]:
     """Return the families that are asked for among ``SIMPLE``, with one setting where nothing chooses."""
     few = None if chosen else 1
+    directions = (False, True) if directed else (False,)
     found: dict[str, Family] = {
         "label propagation": LabelPropagation(ALPHAS[:few]),
         "logistic regression": LogisticRegression(scales),
-        "boosted trees": BoostedTrees(HOPS[:few], LEAVES[:few]),
+        "boosted trees": BoostedTrees(HOPS[:few], LEAVES[:few], directions[:few]),
         "most frequent class": MostFrequent(),
     }
     return [found[name] for name in SIMPLE if name in models]

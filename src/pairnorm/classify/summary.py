@@ -260,6 +260,8 @@ def _about(findings: Findings) -> str:
     if suggestion.unreachable:
         what = "of those have no path to a node with features: all of them get the same guess"
         rows.append(["out of reach", f"{suggestion.unreachable:,} {what}"])
+    if findings.direction is not None:
+        rows.append(["direction", findings.direction])
     rows += [
         ["features", f"{graph.num_features:,}; {classifier.scaling_.sentence}"],
         ["model", f"{classifier.best_.name}, adjacency {classifier.adjacency}"],

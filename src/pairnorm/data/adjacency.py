@@ -77,6 +77,39 @@ def symmetric_adjacency(
     return adjacency, EdgeCounts(self_loops, duplicates, 2 * len(pairs) - directed, isolated)
 
 
+def listed_directions(adjacency: Tensor, source: NDArray[Any], target: NDArray[Any]) -> Tensor:
+    """Return for each entry of a symmetric adjacency whether an edge from its row to its column was listed.
+
+    Args:
+        adjacency: what ``symmetric_adjacency`` made of the edges.
+        source: the first end of each.
+        target: the second.
+    """
+    from scipy.sparse import coo_array, csr_array
+
+    between, matrix = source != target, csr_matrix(adjacency)
+    ends = source[between], target[between]
+    listed = coo_array((np.ones(len(ends[0]), np.int8), ends), shape=matrix.shape).tocsr()
+    listed.data[:] = 1  # however often
+    every = csr_array((np.ones(matrix.nnz, np.int8), matrix.indices, matrix.indptr), shape=matrix.shape)
+    return torch.from_numpy((every + listed).data == 2)
+
+
+def along_and_against(adjacency: Tensor, directed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the weights of the edges from each row's node, and of those to it, [n, n] both.
+
+    Args:
+        adjacency: symmetric.
+        directed: bool, which of its entries are edges from row to column; None for all.
+    """
+    if directed is None:
+        return adjacency, adjacency
+    matrix = csr_matrix(adjacency).copy()
+    matrix.data *= directed.cpu().numpy()
+    matrix.eliminate_zeros()
+    return csr_tensor(matrix), csr_tensor(matrix.T.tocsr())
+
+
 def check_edges(ends: NDArray[Any], nodes: int, weights: NDArray[np.float32] | None) -> None:
     """Raise an error unless edges join nodes that there are, with weights that are positive and finite."""
     if ends.ndim != 2 or ends.shape[0] != 2 or not (np.issubdtype(ends.dtype, np.integer) or ends.size == 0):

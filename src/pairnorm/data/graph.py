@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.data import exchange, files
-from pairnorm.data.adjacency import check_adjacency, check_edges, most_empty, symmetric_adjacency
+from pairnorm.data.adjacency import (
+    check_adjacency,
+    check_edges,
+    listed_directions,
+    most_empty,
+    symmetric_adjacency,
+)
 from pairnorm.data.encoder import Column, Encoder, Options, align_features
 from pairnorm.data.features import (
     STRUCTURE,
@@ -70,6 +76,8 @@ class Graph:
         encoder: how a user's columns became features. Default: each named feature is a column of numbers.
         name: what to call the graph.
         notes: what was odd about the data and how it was handled, a sentence each.
+        directed: bool, for each entry of ``adjacency`` whether there is an edge from its row to its column;
+            None where every edge goes both ways.
     """
 
     adjacency: Tensor
@@ -85,6 +93,7 @@ class Graph:
     encoder: Encoder | None = None
     name: str = "graph"
     notes: tuple[str, ...] = ()
+    directed: Tensor | None = None
     # Whether the adjacency is known to be symmetric, as one that we made ourselves, or checked before.
     _checked: InitVar[bool] = False
 
@@ -189,6 +198,8 @@ class Graph:
         if "feature_names" in changes:
             changes.setdefault("encoder", None)  # it tells of those features only
         same = changes.get("adjacency", self.adjacency) is self.adjacency
+        if not same:
+            changes.setdefault("directed", None)  # it tells of those edges only
         return replace(self, _checked=changes.pop("_checked", same), **changes)
 
     def with_split(self, split: Split | str, seed: int = 0) -> Graph:
@@ -219,7 +230,10 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that tell this graph from another: its edges, features, labels and split."""
+        """16 hexadecimal digits that tell this graph from another: its edges, features, labels and split.
+
+        Directions do not count: no trial that is stored looks at them.
+        """
         digest = sha256()
         parts = (self.adjacency, self.features, self.labels, *self.split, self.missing)
         for part in parts:
@@ -311,6 +325,8 @@ class Graph:
         strengths = None if weights is None else torch.as_tensor(weights).cpu().float().numpy()
         check_edges(ends, nodes, strengths)
         adjacency, counts = symmetric_adjacency(ends[0], ends[1], nodes, strengths)
+        if counts.one_way:
+            parts.setdefault("directed", listed_directions(adjacency, ends[0], ends[1]).to(device))
         if features is None:
             features = torch.zeros(nodes, 0, device=device)
         notes = counts.notes() + notes
@@ -562,12 +578,17 @@ def _check_shapes(graph: Graph) -> None:
     }
     for part, mask in graph.split._asdict().items():
         kinds[part] = (mask.dtype == torch.bool and mask.dim() == 1, "bool of shape [n]")
+    of_nodes = (*kinds, "missing", "node_names")
+    if (directed := graph.directed) is not None:
+        entries = graph.adjacency.values().shape
+        fits = directed.dtype == torch.bool and directed.shape == entries
+        kinds["directed"] = (fits, f"bool of shape {list(entries)}, as the adjacency has entries")
     for what, (fits, expected) in kinds.items():
         if not fits:
             tensor = getattr(graph, what)
             problem = f"{what} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
             raise PairNormError(problem, code="wrong-type", value=str(tensor.dtype), expected=expected)
-    for what in (*kinds, "missing", "node_names"):
+    for what in of_nodes:
         found = getattr(graph, what).shape
         if len(found) == 0 or found[0] != nodes:
             problem = f"{what} has shape {tuple(found)}, but the graph has {nodes} nodes"

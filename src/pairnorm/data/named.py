@@ -260,7 +260,8 @@ def _read(name: str, root: str | PathLike[str] | None) -> Graph:
     fetch(folder, facts.files, facts.address)
     graph = _READERS[name]([verified_bytes(folder, file) for file in facts.files])
     note = f"{facts.listed_edges:,} edges are listed, {facts.edges:,} of them distinct and undirected"
-    return graph.replace(name=name, notes=(note,) if facts.listed_edges != facts.edges else ())
+    notes = (note,) if facts.listed_edges != facts.edges else ()
+    return graph.replace(name=name, notes=notes, directed=None)  # the paper's graphs are undirected
 
 
 def _read_cora(_: list[bytes]) -> Graph:

@@ -72,3 +72,33 @@ def test_damaged_trees_are_refused(table: Task) -> None:
         saved = Saved(Candidate("boosted trees"), settings, tensors | {name: wrong}, 3, 3)
         with pytest.raises((ValueError, RuntimeError)):
             module.Trees.restore(saved)
+
+
+def test_only_directions_tell_where_from_and_where_to(flow: Graph) -> None:
+    task = Task(flow, Scaling.of(flow)(flow), "rw", CPU)
+    plain, directed = BoostedTrees((1,), (4,), (False, True)).fit(task, lambda done: None)
+    assert plain.candidate.validation_accuracy < 0.65
+    assert directed.candidate.validation_accuracy > 0.85
+
+
+def test_directed_trees_are_saved_and_meet_other_edges(flow: Graph) -> None:
+    task = Task(flow, Scaling.of(flow)(flow), "rw", CPU)
+    ((candidate, *_, learn),) = BoostedTrees((1,), (4,), (True,)).fit(task, lambda done: None)
+    fitted = learn(task)
+    again = module.Trees.restore(Saved(candidate, *fitted.state(), 1, 2))
+    assert flow.directed is not None
+    changed = Graph.from_edges(flow.edge_index[:, flow.directed][:, 50:], flow.features, flow.labels)
+    for graph in (flow, changed, flow.replace(directed=None)):
+        found = again.logits(graph, task.features, CPU)
+        assert torch.equal(found, fitted.logits(graph, task.features, CPU))
+    assert not torch.equal(found, again.logits(flow, task.features, CPU))
+
+
+def test_undirected_graphs_have_the_candidates_they_had(table: Task) -> None:
+    """Directions that are there do not change trees that do not ask for them, nor what is saved."""
+    directed = torch.arange(table.graph.adjacency.values().numel()) % 5 > 0
+    other = Task(table.graph.replace(directed=directed), table.features, "rw", CPU)
+    first, second = (list(BoostedTrees((1, 3), (4,)).fit(one, lambda done: None)) for one in (table, other))
+    assert [one.candidate for one in first] == [one.candidate for one in second]
+    settings, _ = first[0].learn(table).state()
+    assert settings == {"hops": 1}

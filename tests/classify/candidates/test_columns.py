@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from pairnorm.classify.candidates.base import Known
-from pairnorm.classify.candidates.columns import feature_columns, label_columns
+from pairnorm.classify.candidates.columns import direction_columns, feature_columns, label_columns
 from pairnorm.data import Graph
 
 CPU = torch.device("cpu")
@@ -62,3 +62,36 @@ def test_labels_are_found_by_name_in_a_graph_that_has_grown(small: Graph) -> Non
     own = int(small.labels[small.train][0])
     assert columns[300, own] == 1
     assert columns[300, 2] == pytest.approx(np.log(2))
+
+
+@pytest.fixture
+def one_way(holed: Graph) -> Graph:
+    """The holed graph, a third of whose edges go both ways."""
+    source, target = holed.edge_index
+    kept = (source < target) | (torch.arange(len(source)) % 3 == 0)
+    parts = {name: getattr(holed, name) for name in ("features", "labels", "missing", "train")}
+    return Graph.from_edges(holed.edge_index[:, kept], num_nodes=300, **parts)
+
+
+def test_directions_are_the_means_and_labels_along_and_against_edges(one_way: Graph) -> None:
+    found = direction_columns(one_way, one_way.features, Known.of(one_way), 2)
+    assert one_way.directed is not None
+    listed = torch.zeros(300, 300, dtype=torch.bool)
+    listed[tuple(one_way.edge_index[:, one_way.directed])] = True
+    expected = torch.full((300, 2 * (4 + 2 + 2)), torch.nan)
+    for offset, neighbours in ((0, listed), (8, listed.T)):
+        for node in range(300):
+            near = neighbours[node].nonzero().squeeze(1)
+            known = torch.where(one_way.missing, torch.nan, one_way.features)[near]
+            labels = one_way.labels[near][one_way.train[near]]
+            row = [known.nanmean(0), torch.tensor([len(near)]).log1p()]
+            row += [(labels == number).float().mean().reshape(1) for number in (0, 1)]
+            expected[node, offset : offset + 8] = torch.cat([*row, torch.tensor([len(labels)]).log1p()])
+    torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-5, rtol=1e-4)
+
+
+def test_where_all_edges_go_both_ways_directions_tell_nothing_new(holed: Graph) -> None:
+    along, against = direction_columns(holed, holed.features, Known.of(holed), 2).chunk(2, 1)
+    assert torch.equal(along.nan_to_num(), against.nan_to_num())
+    around = feature_columns(holed, holed.features, 1)[1]
+    torch.testing.assert_close(along[:, :4], around, equal_nan=True, atol=0, rtol=0)

@@ -24,7 +24,7 @@ from pairnorm.classify.candidates.base import (
     check_size,
     fewer,
 )
-from pairnorm.classify.candidates.columns import feature_columns, label_columns
+from pairnorm.classify.candidates.columns import direction_columns, feature_columns, label_columns
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.regression import principal
 from pairnorm.data import Graph
@@ -41,6 +41,8 @@ MOST_HOPS = 10
 ENOUGH_ROWS = 10_000
 # How many steps down how many trees are taken at once: 64 MB of indices.
 AT_ONCE = 2**23
+# What the setting of trees says that tell directions apart.
+DIRECTED = "edges directed"
 # How many rows a kernel takes at once, for as many threads as there may be.
 ROWS_AT_ONCE = 2**16
 FIELDS = ("feature", "threshold", "missing_left", "left", "right", "value")
@@ -55,44 +57,47 @@ class BoostedTrees:
     Args:
         hops: how far around a node to look.
         leaves: the most leaves of a tree.
+        directed: whether to tell neighbours along edges from those against them.
         name: of the family.
     """
 
     hops: Sequence[int] = HOPS
     leaves: Sequence[int] = LEAVES
+    directed: Sequence[bool] = (False,)
     name: str = "boosted trees"
 
     @property
     def steps(self) -> int:
         """One for every setting."""
-        return len(self.hops) * len(self.leaves)
+        return len(self.hops) * len(self.leaves) * len(self.directed)
 
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every setting."""
         check_size(task.graph)
         widest, parts = max(self.hops), []
         for fold in task.folds:
-            table = _Columns.of(fold, widest)(fold.graph, fold.features, fold.device)
+            columns = _Columns.of(fold, widest, any(self.directed))
+            table = columns(fold.graph, fold.features, fold.device)
             fold = _sampled(fold)
             train, held = (table.rows(mask) for mask in (fold.graph.train, fold.graph.validation))
             parts.append((fold, train, held))
-        columns = train.shape[1]
-        width = (columns - 2 * task.classes - 2) // (widest + 1)
+        width = columns.features
 
-        def grow(setting: tuple[int, int]) -> list[Tensor]:
-            hops, leaves = setting
-            # Fewer hops are the first columns, and those that come after all hops.
-            taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns]
+        def grow(setting: tuple[bool, int, int]) -> list[Tensor]:
+            directed, hops, leaves = setting
+            # Fewer hops are the first columns, and those that come after all hops; directions are the last.
+            taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns.width(directed)]
             found = [_stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts]
             return [torch.cat(stage) for stage in zip(*found, strict=True)]
 
-        settings = list(product(self.hops, self.leaves))
+        settings = list(product(self.directed, self.hops, self.leaves))
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for (hops, leaves), stages in zip(settings, pool.map(grow, settings), strict=True):
+            for (directed, hops, leaves), stages in zip(settings, pool.map(grow, settings), strict=True):
                 losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
                 best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
-                learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1)
+                learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1, directed=directed)
                 setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {best + 1} rounds of {leaves} leaves"
+                setting += f", {DIRECTED}" if directed else ""
                 yield task.tried(Candidate(self.name, setting=setting), stages[best].unsqueeze(1), learn)
                 tick(f"{self.name}, {setting}")
 
@@ -117,23 +122,34 @@ class _Columns(NamedTuple):
     hops: int
     known: Known
     classes: int
+    features: int
     axes: Tensor | None
+    directed: bool = False
 
     @classmethod
-    def of(cls, task: Task, hops: int) -> Self:
+    def of(cls, task: Task, hops: int, directed: bool = False) -> Self:
         axes = None
         if task.features.shape[1] > MOST_FEATURES:
             rows = task.features.to_dense()[~task.graph.missing_vectors].double()
             axes = principal(rows)[0][:, -MOST_FEATURES:].float().cpu()
-        return cls(hops, Known.of(task.graph), task.classes, axes)
+        features = task.features.shape[1] if axes is None else axes.shape[1]
+        return cls(hops, Known.of(task.graph), task.classes, features, axes, directed)
+
+    def width(self, directed: bool) -> int:
+        """Return how many columns there are, those of directions counted or not."""
+        around = self.features * (self.hops + 1) + 1 + 2 * self.classes + 1
+        return around + (2 * (self.features + self.classes + 2) if directed else 0)
 
     def __call__(self, graph: Graph, features: Tensor, device: torch.device) -> _Table:
         features = features.to_dense().to(device)
         if self.axes is not None:
             features = features @ self.axes.to(device)
             graph = graph.replace(features=features, missing=graph.missing_vectors, feature_names=None)
-        columns = feature_columns(graph, features, self.hops)
-        return _Table([*columns, label_columns(graph, self.known, self.classes, device)])
+        columns = [*feature_columns(graph, features, self.hops)]
+        columns.append(label_columns(graph, self.known, self.classes, device))
+        if self.directed:
+            columns.append(direction_columns(graph, features, self.known, self.classes))
+        return _Table(columns)
 
 
 class _Table(NamedTuple):
@@ -183,8 +199,8 @@ def _sampled(task: Task) -> Task:
     return fewer(task, ENOUGH_ROWS) if has_many_nodes(task.graph) else task
 
 
-def _learn(task: Task, hops: int, leaves: int, iterations: int) -> Trees:
-    columns, some = _Columns.of(task, hops), _sampled(task)
+def _learn(task: Task, hops: int, leaves: int, iterations: int, directed: bool) -> Trees:
+    columns, some = _Columns.of(task, hops, directed), _sampled(task)
     rows = columns(task.graph, task.features, task.device).rows(some.graph.train)
     with _alone():
         model = _boost(some, rows, leaves, iterations)
@@ -274,7 +290,7 @@ class Trees:
         tensors |= {"names": self.columns.known.names, "labels": self.columns.known.labels}
         if self.columns.axes is not None:
             tensors["axes"] = self.columns.axes
-        return {"hops": self.columns.hops}, tensors
+        return {"hops": self.columns.hops} | ({"directed": True} if self.columns.directed else {}), tensors
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
@@ -283,8 +299,9 @@ class Trees:
         axes = saved.tensors.get("axes")
         if axes is not None and (len(axes) != saved.features or axes.shape[1] > MOST_FEATURES):
             raise ValueError(f"the axes are not those of {saved.features} features")
-        width = saved.features if axes is None else axes.shape[1]
-        width = width * (hops + 1) + 1 + 2 * saved.classes + 1
+        features = saved.features if axes is None else axes.shape[1]
+        directed = saved.settings.get("directed") is True
+        columns = _Columns(hops, Known.restore(saved), saved.classes, features, axes, directed)
         roots, learnt = saved.tensors["roots"], saved.tensors["learnt"]
         count = len(saved.tensors["feature"])
         nodes = {name: saved.tensor(name, count) for name in FIELDS}
@@ -293,11 +310,10 @@ class Trees:
         leaf = (left == here) & (right == here)
         down = (left > here) & (right > here) & (torch.maximum(left, right) < count)
         trees = 1 if len(learnt) == 2 else len(learnt)
-        if not (leaf | down).all() or not ((feature >= 0) & (feature < width)).all():
+        if not (leaf | down).all() or not ((feature >= 0) & (feature < columns.width(directed))).all():
             raise ValueError("the trees lead nowhere")
         if roots.shape[1:] != (trees,) or not ((roots >= 0) & (roots < count)).all():
             raise ValueError("the roots are not those of the trees")
         if not ((learnt >= 0) & (learnt < saved.classes)).all():
             raise ValueError(f"the trees are not those of {saved.classes} classes")
-        columns = _Columns(hops, Known.restore(saved), saved.classes, axes)
         return cls(columns, nodes, roots, saved.tensor("baseline", trees), learnt)

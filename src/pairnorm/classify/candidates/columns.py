@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from pairnorm.classify.candidates.base import Known
 from pairnorm.classify.candidates.shared_walks import LARGEST_KEPT, has_many_nodes, normalised
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
+from pairnorm.data.adjacency import along_and_against
+from pairnorm.data.features import stored_rows
 from pairnorm.fill.known import mask_of, observed
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.propagate import restart_walk
@@ -45,13 +47,39 @@ def feature_columns(graph: Graph, features: Tensor, hops: int) -> Sequence[Tenso
 
 def _feature_columns(graph: Graph, features: Tensor, hops: int) -> list[Tensor]:
     mask = mask_of(features, ~graph.missing.to(features.device))
-    matrix, degree = _walk(graph, features.device)
+    matrix, degree = _walk(graph.adjacency, features.device)
+    means = _means(matrix, features, mask, hops)
+    return [torch.where(mask, features, torch.nan), *means, degree.log1p().unsqueeze(1)]
+
+
+def _means(matrix: SparseMatrix, features: Tensor, mask: Tensor, hops: int) -> Iterator[Tensor]:
+    """Yield, for every hop, the mean of what is known; NaN for nothing."""
     values, mass = observed(features, mask), mask.float()
-    columns = [torch.where(mask, features, torch.nan)]
     for _ in range(hops):
         values, mass = matrix @ values, matrix @ mass
-        columns.append(torch.where(mass > 1e-12, values / mass.clamp(min=1e-12), torch.nan))
-    return [*columns, degree.log1p().unsqueeze(1)]
+        yield torch.where(mass > 1e-12, values / mass.clamp(min=1e-12), torch.nan)
+
+
+def direction_columns(graph: Graph, features: Tensor, known: Known, classes: int) -> Tensor:
+    """Return what is around a node along its edges, then against them: [n, 2 (d + classes + 2)].
+
+    Of each direction: the mean of what is known of the neighbours' features, the logarithm of 1 + degree, the
+    shares of classes among labelled neighbours, and the logarithm of 1 + how many those are.
+
+    Args:
+        graph: whose edges, and what it misses. Where all its edges go both ways, both directions are alike.
+        features: [n, d], dense.
+        known: the labels to be seen.
+        classes: how many there are.
+    """
+    device = features.device
+    mask, given = mask_of(features, ~graph.missing.to(device)), _given(known.labels_in(graph), classes)
+    columns: list[Tensor] = []
+    for adjacency in along_and_against(graph.adjacency, graph.directed):
+        matrix, degree = _walk(adjacency, device)
+        columns += _means(matrix, features, mask, 1)
+        columns += [degree.log1p().unsqueeze(1), *_near(matrix, degree, given.to(device))]
+    return torch.cat(columns, 1)
 
 
 def label_columns(graph: Graph, known: Known, classes: int, device: torch.device) -> Tensor:
@@ -77,16 +105,13 @@ def label_columns(graph: Graph, known: Known, classes: int, device: torch.device
 def _label_columns(graph: Graph, labels: Tensor, classes: int) -> Tensor:
     device = labels.device
     folds = torch.from_numpy(fingerprints(graph.node_names) % FOLDS).to(device).where(labels >= 0, FOLDS)
-    given = torch.nn.functional.one_hot(labels.clamp(min=0), classes).float() * (labels >= 0)[:, None]
-    matrix, degree = _walk(graph, device)
-    near = (matrix @ given) * degree[:, None]
+    given = _given(labels, classes)
     # A set of columns for every fold, from the labels outside it, and one from all labels, for the others.
     outside = (folds[:, None] != torch.arange(FOLDS + 1, device=device)).float()
     start = (outside[:, :, None] * given[:, None]).flatten(1)
     state = restart_walk(normalised(graph, "rw", device), start, [ALPHA], ROUNDS)
     far = state.view(len(given), FOLDS + 1, classes)[torch.arange(len(given), device=device), folds]
-    count = near.sum(1, keepdim=True)
-    return torch.cat([_shares(near), count.log1p(), _shares(far)], 1)
+    return torch.cat([*_near(*_walk(graph.adjacency, device), given), _shares(far)], 1)
 
 
 # By features: the graph they were last of, and what was made of them. By adjacency: likewise of labels.
@@ -94,16 +119,26 @@ _FEATURES: Any = WeakTensorKeyDictionary()
 _KEPT: Any = WeakTensorKeyDictionary()
 
 
+def _given(labels: Tensor, classes: int) -> Tensor:
+    return torch.nn.functional.one_hot(labels.clamp(min=0), classes).float() * (labels >= 0)[:, None]
+
+
+def _near(matrix: SparseMatrix, degree: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the shares of classes among labelled neighbours, and the logarithm of 1 + how many those are."""
+    near = (matrix @ given) * degree[:, None]
+    return _shares(near), near.sum(1, keepdim=True).log1p()
+
+
 def _shares(values: Tensor) -> Tensor:
     total = values.sum(1, keepdim=True)
     return torch.where(total > 1e-12, values / total.clamp(min=1e-12), torch.nan)
 
 
-def _walk(graph: Graph, device: torch.device) -> tuple[SparseMatrix, Tensor]:
+def _walk(adjacency: Tensor, device: torch.device) -> tuple[SparseMatrix, Tensor]:
     """Return D⁻¹A, without self-loops, and the degrees: of a node without edges both are zero."""
-    adjacency = graph.adjacency.to(device)
-    row, column = graph.edge_index.to(device)
-    weight = adjacency.values()
-    degree = weight.new_zeros(graph.num_nodes).index_add_(0, row, weight)
-    shares = sparse_csr(adjacency.crow_indices(), column, weight / degree[row], adjacency.shape)
+    adjacency = adjacency.to(device)
+    row, weight = stored_rows(adjacency), adjacency.values()
+    degree = weight.new_zeros(len(adjacency)).index_add_(0, row, weight)
+    pieces = adjacency.crow_indices(), adjacency.col_indices(), weight / degree[row]
+    shares = sparse_csr(*pieces, adjacency.shape)
     return SparseMatrix.from_torch(shares), degree
