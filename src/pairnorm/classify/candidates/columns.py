@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.classify.candidates.base import Known
-from pairnorm.classify.candidates.shared_walks import LARGEST_KEPT, has_many_nodes, normalised
+from pairnorm.classify.candidates.shared_walks import LARGEST_KEPT, has_many_nodes, kept_of, normalised
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import along_and_against
@@ -36,7 +36,7 @@ def feature_columns(graph: Graph, features: Tensor, hops: int) -> Sequence[Tenso
         features: [n, d], dense.
         hops: how far to look.
     """
-    kept: dict[str, tuple[Tensor, Tensor, list[Tensor]]] = _FEATURES.setdefault(features, {})
+    kept: dict[str, tuple[Tensor, Tensor, list[Tensor]]] = kept_of(features, _FEATURES)
     adjacency, missing, found = kept.get("all", (None, None, []))
     if adjacency is not graph.adjacency or missing is not graph.missing or len(found) < hops + 2:
         found = _feature_columns(graph, features, hops)

@@ -49,7 +49,7 @@ def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
     """
     if fill == "zero" or not graph.missing.any():
         return features
-    kept: dict[str, tuple[Tensor, Tensor, Tensor]] = _FILLED.setdefault(features, {})
+    kept: dict[str, tuple[Tensor, Tensor, Tensor]] = kept_of(features, _FILLED)
     if fill in kept and kept[fill][0] is graph.adjacency and kept[fill][1] is graph.missing:
         return kept[fill][2]
     known = ~graph.missing.to(features.device)
@@ -57,6 +57,20 @@ def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
     if result.nbytes <= LARGEST_KEPT and has_many_nodes(graph):
         kept[fill] = (graph.adjacency, graph.missing, result)
     return result
+
+
+def kept_of(features: Tensor, every: Any) -> dict[Any, Any]:
+    """Return what is kept of some features; what was kept of others is forgotten, lest memory fill up.
+
+    Args:
+        features: of which something is made.
+        every: what was made of features, by these.
+    """
+    if features not in every:
+        every.clear()
+        every[features] = {}
+    found: dict[Any, Any] = every[features]
+    return found
 
 
 class SharedWalk(NamedTuple):
@@ -90,7 +104,7 @@ class SharedWalk(NamedTuple):
     def keep(self, depth: int, state: Tensor) -> Tensor:
         """Keep the state of a depth, where there are many nodes, and return it."""
         if has_many_nodes(self.graph):
-            every = _STATES.setdefault(self.features, {})
+            every = kept_of(self.features, _STATES)
             every[self._key(depth)] = (self.graph.adjacency, self.graph.missing, state)
             while sum(one.nbytes for _, _, one in every.values()) > KEPT_STATES:
                 del every[next(iter(every))]
