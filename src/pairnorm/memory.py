@@ -67,7 +67,10 @@ def _field(path: Path, name: str) -> int:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Let Python not look for garbage meanwhile: among a million objects that are none, it takes long."""
+    """Let Python not look for garbage meanwhile.
+
+    Among a million objects that are none it takes long, and what it frees may not be freed here.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

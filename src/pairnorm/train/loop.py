@@ -1,12 +1,13 @@
 """The epoch loop that all models share: Adam, validation every epoch, the best epoch of every trial kept."""
 
-import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+
+from pairnorm.memory import without_collection
 
 # Replays of a captured epoch are queued; a stop now and then keeps the queue short and Ctrl-C prompt.
 EPOCHS_PER_SYNC = 25
@@ -131,7 +132,8 @@ class Loop:
                 self._adam.zero_grad(set_to_none=True)
                 captured = torch.cuda.CUDAGraph()
                 with (
-                    _without_garbage_collection(),
+                    # What other threads left is not freed here: to free a captured graph ends a capture.
+                    without_collection(),
                     torch.cuda.graph(captured, stream=self._stream, capture_error_mode="thread_local"),
                 ):
                     self._epoch()
@@ -209,18 +211,6 @@ class Loop:
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Make a CUDA device the current one: kernels and captures go to the current device's streams."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Keep what other threads left behind from being freed here: to free a captured graph ends a capture."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 @contextmanager
