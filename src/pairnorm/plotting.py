@@ -20,6 +20,7 @@ PARTS = {"train": BLUE, "validation": PURPLE, "test": VERMILLION}
 MARKERS = {"train": "s", "validation": "^", "test": "o"}
 PLAIN: Literal["dashed"] = "dashed"
 NORMALISED: Literal["solid"] = "solid"
+NORMS = {"none": VERMILLION, "PN": BLUE, "PN-SI": GREEN, "PN-SCS": PURPLE}
 DOTS_PER_INCH = 200
 
 _SETTINGS = {

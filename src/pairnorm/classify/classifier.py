@@ -27,7 +27,6 @@ from pairnorm.classify.holdout import (
     unseen,
     without_features,
 )
-from pairnorm.classify.persistence import load, save
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Choice, plan, search
 from pairnorm.data import Graph, Split
@@ -60,8 +59,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             the last four, networks, which come with a budget (only SGC where a depth, norm, scale or fill is
             given).
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
-        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: none, and the
-            paper's (PN for SGC, PN-SI for GCN and GAT).
+        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: none, PN
+            and PN-SI for SGC, none and PN-SI for GCN and GAT, as in the paper.
         scale: PairNorm's s, several, or ``"auto"``. For SGC it is also the strength of regularisation.
         fill: what stands in for missing features before an SGC: ``"zero"``, ``"fp"`` (feature propagation),
             ``"mass"`` (means of known values), several, or ``"auto"``: all.
@@ -337,6 +336,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         Args:
             folder: made if it is not there.
         """
+        from pairnorm.classify.persistence import save
+
         self._check_fitted()
         save(self, folder)
 
@@ -347,6 +348,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         Args:
             folder: the one saved to.
         """
+        from pairnorm.classify.persistence import load
+
         return load(cls, folder)
 
 

@@ -27,7 +27,7 @@ from pairnorm.page import (
     Text,
     Threshold,
 )
-from pairnorm.page.charts import BLUE, VERMILLION, Line, confusion, intervals, lines, reliability
+from pairnorm.page.charts import NORMS, Line, confusion, intervals, lines, reliability
 
 MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
 USUAL_RATE, CONFIDENT = 3, 0.9
@@ -124,12 +124,12 @@ def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
     charts = []
     for measure, (title, unit) in titles.items():
         found = []
-        for norm, name, colour in (("none", "without", VERMILLION), ("PN", "with PairNorm", BLUE)):
+        for norm, name in (("none", "without"), ("PN", "with PairNorm")):
             line = [row for row in rows if row.norm == norm]
             start = 1.0 if measure == "effective_rank" else max(getattr(line[0], measure), 1e-30) / 100
             values = [getattr(row, measure) / start for row in line]
             symbol = "square" if norm == "none" else "circle"
-            found.append(Line(name, [row.depth for row in line], values, colour, norm == "none", symbol))
+            found.append(Line(name, [row.depth for row in line], values, NORMS[norm], norm == "none", symbol))
         mark = (depth, f"depth {depth}") if depth else None
         charts.append(lines(title, found, "depth", unit, upright=mark, from_zero=True))
     what = Text(
@@ -407,8 +407,7 @@ def _depth(findings: Findings) -> Iterator[Text | Chart]:
                 accuracy[one.depth] = max(accuracy.get(one.depth, 0.0), 100 * one.validation_accuracy)
         depths, bare = sorted(accuracy), norm == "none"
         name, symbol = model if bare else f"{model}-{norm}", symbols[models.index(model) % len(symbols)]
-        colour = VERMILLION if bare else BLUE
-        found.append(Line(name, depths, [accuracy[depth] for depth in depths], colour, bare, symbol))
+        found.append(Line(name, depths, [accuracy[depth] for depth in depths], NORMS[norm], bare, symbol))
     if found:
         marks = [(best.depth, 100 * best.validation_accuracy, f"best: {best.name}")] if best.depth else []
         yield lines("Accuracy on validation nodes against depth", found, "depth", "right (%)", marks=marks)

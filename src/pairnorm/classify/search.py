@@ -92,10 +92,12 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         named = any(given is not None for given in (norms, depths, scales, fills))
         models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else NETWORKS)]
     gnns = [model for model in models if model in NETWORKS]
-    # Rows of D̃⁻¹Ã sum to one, so an SGC without PairNorm is an SGC-PN of another scale: a regression does not
-    # penalise its bias. Over many nodes one of the two will do.
-    alike = has_many_nodes(graph) and wanted.adjacency == "rw"
-    sgc = (norms or (["PN"] if alike else ["none", "PN"])) if "SGC" in models else []
+    usual: list[Norm] = ["none", "PN", "PN-SI"]
+    if has_many_nodes(graph):
+        # Rows of D̃⁻¹Ã sum to one, so an SGC without PairNorm is an SGC-PN of another scale: a regression does
+        # not penalise its bias.
+        usual = ["PN"] if wanted.adjacency == "rw" else ["none", "PN"]
+    sgc = (norms or usual) if "SGC" in models else []
     chosen = bool(graph.validation.any())
     if not chosen:
         if gnns:

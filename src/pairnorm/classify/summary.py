@@ -25,7 +25,7 @@ from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.escaping import markdown, spreadsheet, terminal
 from pairnorm.page import can_render, render
-from pairnorm.plotting import BLUE, GREY, VERMILLION, new_figure, style, whole_ticks
+from pairnorm.plotting import BLUE, GREY, NORMS, new_figure, style, whole_ticks
 from pairnorm.writing import change_folder, drafts_in, steady_folder
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-PLAIN, NORMED, MARK = VERMILLION, BLUE, "#000000"
+MARK = "#000000"
 MODEL_STYLES = {"SGC": "o", "GCN": "s", "GAT": "^", "GCNII": "D", "APPNP": "v"}
 ANNOTATED_CLASSES = 15
 
@@ -54,7 +54,7 @@ def draw_smoothing(rows: Sequence[Smoothing], depth: int | None = None) -> Figur
         "effective_rank": "effective rank: directions in use",
     }
     for axis, (measure, title) in zip(axes, titles.items(), strict=True):
-        for norm, colour, line_style in (("none", PLAIN, "s--"), ("PN", NORMED, "o-")):
+        for norm, line_style in (("none", "s--"), ("PN", "o-")):
             line = [row for row in rows if row.norm == norm]
             values = [getattr(row, measure) for row in line]
             # What is left of the start: the two have units of their own.
@@ -62,7 +62,7 @@ def draw_smoothing(rows: Sequence[Smoothing], depth: int | None = None) -> Figur
             label = "with PairNorm" if norm == "PN" else "without"
             shares = [value / start for value in values]
             axis.plot(
-                [row.depth for row in line], shares, line_style, color=colour, markersize=4, label=label
+                [row.depth for row in line], shares, line_style, color=NORMS[norm], markersize=4, label=label
             )
         axis.set_title(title, loc="left", fontsize=10)
         axis.set_xlabel("depth")
@@ -100,7 +100,7 @@ def draw_depths(tried: Sequence[Candidate], best: Candidate) -> Figure:
             [100 * value for value in accuracy.values()],
             marker=MODEL_STYLES[model],
             linestyle="--" if plain else "-",
-            color=PLAIN if plain else NORMED,
+            color=NORMS[norm],
             markersize=4.5,
             label=model if plain else f"{model}-{norm}",
         )
@@ -166,7 +166,7 @@ def draw_rivals(rivals: Mapping[str, Scores]) -> Figure:
     axis = figure.subplots()
     for place, scores in enumerate(rivals.values()):
         low, high = scores.interval
-        colour = NORMED if place == 0 else GREY
+        colour = BLUE if place == 0 else GREY
         axis.plot([100 * low, 100 * high], [place, place], color=colour, linewidth=2)
         axis.plot(100 * scores.accuracy, place, "o" if place == 0 else "s", color=colour, markersize=7)
         axis.annotate(

@@ -15,6 +15,7 @@ BLUE, VERMILLION, GREEN, PURPLE, GREY, INK = (
     "--blue", "--vermillion", "--green", "--purple", "--grey", "--ink"
 )  # fmt: skip
 COLOURS = {"train": BLUE, "validation": PURPLE, "test": VERMILLION}
+NORMS = {"none": VERMILLION, "PN": BLUE, "PN-SI": GREEN, "PN-SCS": PURPLE}
 SYMBOLS = {"train": "square", "validation": "triangle-up", "test": "circle"}
 LONGEST, ANNOTATED = 22, 15
 
