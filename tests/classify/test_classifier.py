@@ -98,8 +98,13 @@ def test_probabilities_sum_to_one_and_predict_names_the_largest(small: Graph, mo
 def test_progress_counts_up_to_the_end(small: Graph) -> None:
     told: list[tuple[int, int, str]] = []
     NodeClassifier(depth=(1, 2)).fit(small, progress=lambda *now: told.append(now))
-    assert [now[:2] for now in told] == [(step, 9) for step in range(1, 10)]
-    assert [now[2] for now in told[3:]] == ["SGC-PN, depth 2", "averaged", "judged", "learnt from all labels"]
+    assert [now[:2] for now in told] == [(step, 7) for step in range(1, 8)]
+    assert [now[2] for now in told[3:]] == [
+        "SGC-PN-SI, depth 2",
+        "averaged",
+        "judged",
+        "learnt from all labels",
+    ]
 
 
 def without_split(graph: Graph) -> Graph:

@@ -99,6 +99,19 @@ def test_a_large_scale_alone_is_as_good_as_after_smaller_ones(propagated: tuple[
     assert together == pytest.approx(apart, abs=1e-6)
 
 
+def test_where_divide_and_conquer_ends_nowhere_the_solution_is_the_same(monkeypatch) -> None:
+    features, labels = problem(12, 40)
+    (expected,) = regressions(features, labels, 3, (10.0,))
+
+    def fail(gram: Tensor) -> None:
+        raise torch.linalg.LinAlgError("the algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    (found,) = regressions(features, labels, 3, (10.0,))
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_rows_of_zeros_leave_the_frequencies_of_the_classes() -> None:
     ((_, weight, bias),) = regressions(torch.zeros(4, 3), torch.tensor([0, 1, 1, 1]), 2, (1.0,))
     assert not weight.any()

@@ -59,8 +59,8 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             the last four, networks, which come with a budget (only SGC where a depth, norm, scale or fill is
             given).
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
-        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: none, PN
-            and PN-SI for SGC, none and PN-SI for GCN and GAT, as in the paper.
+        norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: PN and
+            PN-SI for SGC (which without a norm is one of another scale), none and PN-SI for GCN and GAT.
         scale: PairNorm's s, several, or ``"auto"``. For SGC it is also the strength of regularisation.
         fill: what stands in for missing features before an SGC: ``"zero"``, ``"fp"`` (feature propagation),
             ``"mass"`` (means of known values), several, or ``"auto"``: all.

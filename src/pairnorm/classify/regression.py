@@ -153,12 +153,27 @@ def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
         rows: [m, d]; the work is that of the smaller number.
     """
     wide = rows.shape[0] < rows.shape[1]
-    values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    values, vectors = _eigen(rows @ rows.T if wide else rows.T @ rows)
     kept = values > 1e-14 * values.max().clamp(min=1e-300)
     values, vectors = values[kept], vectors[:, kept]
     if not wide:
         return vectors, rows @ vectors
     return rows.T @ (vectors / values.sqrt()), vectors * values.sqrt()
+
+
+def _eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and eigenvectors of a symmetric matrix.
+
+    LAPACK's usual way, divide and conquer, now and then ends nowhere where many eigenvalues are alike; the QR
+    algorithm is slow and sure.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(gram)
+    except torch.linalg.LinAlgError:
+        from scipy.linalg import eigh
+
+        values, vectors = (torch.from_numpy(part).to(gram) for part in eigh(gram.cpu().numpy(), driver="ev"))
+    return values, vectors
 
 
 def span(features: Tensor) -> tuple[Tensor | None, Tensor]:

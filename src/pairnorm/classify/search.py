@@ -92,11 +92,10 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         named = any(given is not None for given in (norms, depths, scales, fills))
         models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else NETWORKS)]
     gnns = [model for model in models if model in NETWORKS]
-    usual: list[Norm] = ["none", "PN", "PN-SI"]
-    if has_many_nodes(graph):
-        # Rows of D̃⁻¹Ã sum to one, so an SGC without PairNorm is an SGC-PN of another scale: a regression does
-        # not penalise its bias.
-        usual = ["PN"] if wanted.adjacency == "rw" else ["none", "PN"]
+    # Rows of D̃⁻¹Ã sum to one, so an SGC without PairNorm is an SGC-PN of another scale: a regression does not
+    # penalise its bias.
+    usual: list[Norm] = ["PN"] if wanted.adjacency == "rw" else ["none", "PN"]
+    usual += [] if has_many_nodes(graph) else ["PN-SI"]
     sgc = (norms or usual) if "SGC" in models else []
     chosen = bool(graph.validation.any())
     if not chosen:

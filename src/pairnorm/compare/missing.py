@@ -228,7 +228,7 @@ TABLES_80 = Protocol(
     "tables-80",
     "Graphs with columns such as users have; 80% of the labels are hidden, and vectors of any nodes",
     TABLES,
-    (0, 90),
+    (0, 50, 90),
     runs=2,
     kind="nodes",
     fills=(),

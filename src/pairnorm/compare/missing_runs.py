@@ -235,9 +235,10 @@ def _judge_all(
     progress: Report,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Judge what is lacking, in order, a process for each of some at a time."""
+    """Judge what is lacking, the first run of everything first, a process for each of some at a time."""
     found = Found.read(path)
     waiting = [(protocol, *job) for protocol in protocols for job in _to_judge(protocol, found)]
+    waiting.sort(key=lambda job: job[2])
     rows, total = dict(found.judged), len(waiting)
     if not waiting or should_stop():
         return
