@@ -12,7 +12,7 @@ from pairnorm.nn.norms.batch_norm import check_several
 from pairnorm.nn.ops.linear.plain import trial_linear
 
 ROWS_OF_SUMS = 512
-"""So many nodes are summed up at once: a GPU does sums over all of them, of few columns, one after the other."""
+"""So many nodes are summed up at once: a GPU takes long for one sum over all of them."""
 
 
 class DiffGroupNorm(ParametricNorm):
