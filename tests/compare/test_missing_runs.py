@@ -12,6 +12,7 @@ from pairnorm.compare.missing import FIT, REFITTED, SSNC, Cell, hide
 from pairnorm.compare.missing_runs import (
     Found,
     Judged,
+    _in_order,
     _to_judge,
     compare,
     count_lacking,
@@ -64,6 +65,12 @@ def test_it_trains_judges_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert row.cell == Cell("ssnc-mv", "cora", "", "label propagation", 100)
     assert compare([SMALL], path, Running("cpu", workers=1)) == 0
     assert file_beside(path).stat().st_mtime_ns == seconds
+
+
+def test_the_first_run_of_everything_is_judged_before_the_second_of_anything() -> None:
+    protocols = [replace(SMALL, missing=(80, 40)), replace(SMALL, missing=(20,), judged=("fit",))]
+    jobs = [(cell.missing_percent, seed) for _, cell, seed in _in_order(protocols, Found({}))]
+    assert jobs == [(80, 0), (40, 0), (20, 0), (80, 1), (40, 1), (20, 1)]
 
 
 def test_the_first_run_chooses_and_a_fingerprint_is_not_looked_at() -> None:

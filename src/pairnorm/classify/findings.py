@@ -100,8 +100,8 @@ class Findings:
         if has_many_nodes(graph):
             warnings.warn(
                 f"there are {graph.num_nodes:,} nodes: SGC's walks ended where {PATIENCE} depths in a row "
-                f"brought nothing, no SGC was tried with PN-SI, a model learnt from {MOST_ROWS:,} nodes at most, "
-                f"depths are shown up to {DEEP_ENOUGH}, and no GCN is compared with.",
+                f"brought nothing, no SGC was tried with PN-SI, a model learnt from {MOST_ROWS:,} nodes at "
+                f"most, depths are shown up to {DEEP_ENOUGH}, and no GCN is compared with.",
                 ClassifierWarning,
                 stacklevel=2,
             )

@@ -228,6 +228,12 @@ def _to_judge(protocol: Protocol, found: Found) -> Iterator[tuple[Cell, int]]:
             yield cell, seed
 
 
+def _in_order(protocols: Iterable[Protocol], found: Found) -> list[tuple[Protocol, Cell, int]]:
+    """Return what is to be judged, the first run of everything first: time may be up at any moment."""
+    jobs = [(protocol, *job) for protocol in protocols for job in _to_judge(protocol, found)]
+    return sorted(jobs, key=lambda job: job[2])
+
+
 def _judge_all(
     protocols: Sequence[Protocol],
     path: Path,
@@ -235,10 +241,9 @@ def _judge_all(
     progress: Report,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Judge what is lacking, the first run of everything first, a process for each of some at a time."""
+    """Judge what is lacking, in order, a process for each of some at a time."""
     found = Found.read(path)
-    waiting = [(protocol, *job) for protocol in protocols for job in _to_judge(protocol, found)]
-    waiting.sort(key=lambda job: job[2])
+    waiting = _in_order(protocols, found)
     rows, total = dict(found.judged), len(waiting)
     if not waiting or should_stop():
         return
