@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, check_size
-from pairnorm.classify.candidates.sgc import SCALES, fold_weights, held_products
+from pairnorm.classify.candidates.sgc import SCALES, fold_weights, held_products, until_overfitted
 from pairnorm.data import Graph
 from pairnorm.nn import pair_norm
 
@@ -30,7 +30,11 @@ class LogisticRegression:
     steps: int = 1
 
     def fit(self, task: Task, tick: Tick) -> Found:
-        """Yield one for every scale."""
+        """Yield one for every scale, where that takes long only for those that the labels can bear."""
+        yield from until_overfitted(task, self._tried(task))
+        tick(self.name)
+
+    def _tried(self, task: Task) -> Found:
         check_size(task.graph)
         rows = [pair_norm(one.features.to_dense().to(one.device)) for one in task.alike]
         weights = (fold_weights(one, own, self.scales) for one, own in zip(task.alike, rows, strict=True))
@@ -42,7 +46,6 @@ class LogisticRegression:
                 for one, own, (_, weight, bias) in zip(task.alike, rows, found, strict=True)
             ]
             yield task.tried(candidate, torch.cat(logits), partial(_learn, scale=scale))
-        tick(self.name)
 
 
 def _learn(task: Task, scale: float) -> Linear:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,11 +19,12 @@ from pairnorm.classify.candidates.base import (
     Network,
     Task,
     Tick,
+    Tried,
     check_size,
     fewer,
 )
 from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, normalised
-from pairnorm.classify.regression import GRADIENT, fold_regressions, span
+from pairnorm.classify.regression import GRADIENT, WORTH_A_THREAD, fold_regressions, span
 from pairnorm.nn import SGC, PairNorm, states
 from pairnorm.train.spec import Norm
 
@@ -34,6 +35,10 @@ ENOUGH = 4000
 PATIENCE = 3
 # Near enough to the end to compare candidates by; what is chosen is solved to the end.
 ROUGH = 1e-7
+# By this factor above the least loss, a scale is beyond what the labels can bear.
+MUCH_WORSE = 2.0
+
+Step = tuple[Tensor, Iterator[tuple[Candidate, Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -74,17 +79,7 @@ class SGCFamily:
                     _sweep(fewer(one, ENOUGH), fill, norm, self.depths, scales, ROUGH) for one in task.alike
                 ]
                 for place, steps in enumerate(zip(*walks, strict=True), 1):
-                    tried = []
-                    for found in zip(*(found for _, found in steps), strict=True):
-                        logits = [
-                            held_products(one, state, weight, bias)
-                            for one, (state, _), (_, weight, bias) in zip(
-                                task.alike, steps, found, strict=True
-                            )
-                        ]
-                        candidate = found[0][0]
-                        learn = partial(_learn, candidate=candidate)
-                        tried.append(task.tried(candidate, torch.cat(logits), learn))
+                    tried = list(until_overfitted(task, _tried(task, steps)))
                     yield from tried
                     tick(f"{name}, depth {self.depths[place - 1]}")
                     loss = min(one.candidate.validation_loss for one in tried)
@@ -96,6 +91,36 @@ class SGCFamily:
                         for depth in self.depths[place:]:
                             tick(f"{name}, depth {depth}: left out")
                         break
+
+
+def until_overfitted(task: Task, tried: Iterable[Tried]) -> Found:
+    """Yield candidates of larger and larger scales, where they are dear only until one is much worse.
+
+    The less a regression is constrained, the longer it takes.
+
+    Args:
+        task: whose size tells what is dear; other metrics than the loss may like what is too confident.
+        tried: from the smallest scale to the largest.
+    """
+    size = int(task.learnable.graph.train.sum()) * task.graph.num_features
+    sparing, least = size >= WORTH_A_THREAD and task.metric == "loss", inf
+    for one in tried:
+        yield one
+        loss = one.candidate.validation_loss
+        if sparing and loss > MUCH_WORSE * least:
+            break
+        least = min(least, loss)
+
+
+def _tried(task: Task, steps: Sequence[Step]) -> Found:
+    """Judge what the walks of a task's folds came to at one depth, a scale after the other."""
+    for found in zip(*(found for _, found in steps), strict=True):
+        candidate = found[0][0]
+        logits = [
+            held_products(one, state, weight, bias)
+            for one, (state, _), (_, weight, bias) in zip(task.alike, steps, found, strict=True)
+        ]
+        yield task.tried(candidate, torch.cat(logits), partial(_learn, candidate=candidate))
 
 
 def _walks(norm: Norm, scales: Sequence[float]) -> list[Sequence[float]]:
@@ -110,7 +135,7 @@ def _sweep(
     depths: Sequence[int],
     scales: Sequence[float],
     gradient: float = GRADIENT,
-) -> Iterator[tuple[Tensor, list[tuple[Candidate, Tensor, Tensor]]]]:
+) -> Iterator[Step]:
     """Yield, for every depth, its state, and (candidate, weights of every fold, biases) of every scale."""
     graph, device = task.graph, task.device
     start = filled(fill, graph, _reduced(task)[1])
@@ -121,12 +146,13 @@ def _sweep(
         if depth not in depths:
             continue
         factors = [scale / own for scale in scales]
+        found = fold_weights(task, state, factors, gradient)
         yield (
             state,
-            [
+            (
                 (Candidate("SGC", norm, depth, own * factor, fill=fill), factor * weight, bias)
-                for factor, weight, bias in fold_weights(task, state, factors, gradient)
-            ],
+                for factor, weight, bias in found
+            ),
         )
 
 
