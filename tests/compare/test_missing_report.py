@@ -63,7 +63,7 @@ def test_the_report_says_who_is_ahead_and_what_is_not_whole() -> None:
     assert f"| {FIT} | **0.800** |" in text
     assert f"| {REFITTED} | 0.810 |" in text  # is no rival
     assert "Ahead, or level, in 1 of 1 places" in text
-    assert "| ssnc-mv | Cora | 100% | 0.800 | SGC-PN, feature propagation | 0.750 | +0.050 |" in text
+    assert "| ssnc-mv | Cora | 100% | 0.800 | SGC-PN, feature propagation | 0.750 | 3 | +0.050 |" in text
 
 
 def test_where_fit_is_behind_the_report_says_so() -> None:
@@ -73,6 +73,15 @@ def test_where_fit_is_behind_the_report_says_so() -> None:
     ]
     assert "in 0 of 1 places" in report([ONE], some)
     assert "-0.050 |" in report([ONE], some)
+
+
+def test_what_is_published_is_a_rival_too() -> None:
+    some = [
+        Line(Cell("fp-vectors", "cora", "auto", FIT, 99.5), (0.74,)),
+        Line(Cell("fp-vectors", "cora", "pcfi", "GCN", 99.5), (0.736,), published=0.754),
+    ]
+    expected = "| fp-vectors | Cora | 99.5% | 0.740 | GCN, PCFI, as published | 0.754 | 1 | -0.014 |"
+    assert expected in report([FP_VECTORS], some)
 
 
 def test_published_numbers_stand_beside_ours() -> None:
