@@ -17,8 +17,8 @@ from pairnorm.escaping import markdown_code
 from pairnorm.memory import without_collection
 from pairnorm.page import can_render, render
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
-from pairnorm.paper.claims import STATUSES, Evidence, Verdict, verdicts
-from pairnorm.paper.experiments import EXPERIMENTS, NAMES, TABLE1_ROWS, Experiment, Selection
+from pairnorm.paper.claims import CASES, STATUSES, Evidence, Verdict, verdicts, wanted_again
+from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, NAMES, TABLE1_ROWS, Experiment, Selection
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
 from pairnorm.paper.paper_page import paper_page
 from pairnorm.paper.result_tables import TITLES, Table, csv_text, latex, markdown, markdown_rows
@@ -142,12 +142,12 @@ def write_report(
     outputs = write_outputs(names, results, layers, selection, folder)
     if own:
         outputs.write(OWN_FILE, own_csv(own))
-    decided = verdicts(Evidence(results, layers, selection))
+    decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
     tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
     path = folder / NOTES
     notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     takeaway, notes = _takeaway(notes)
-    ran = _what_was_run(stored, selection, Path(store).name)
+    ran = _what_was_run(stored, results, selection, Path(store).name)
     texts = partial(_texts, outputs.tables, results, selection, notes)
     sections = [
         f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
@@ -198,10 +198,12 @@ def _summary(tables: Sequence[Table], decided: Sequence[Verdict]) -> str:
     listed = ", ".join(f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status])
     failed = [verdict for verdict in decided if verdict.status == "fails" and len(verdict.run) >= MANY]
     narrow = sum(1 <= sum(case.holds is False for case in verdict.run) <= FEW for verdict in failed)
+    unsure = sum(bool(verdict.unsure) for verdict in decided)
     return (
         f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
         f"Of {len(decided)} claims of its text, {listed}"
         + (f", {narrow} of them in one to {FEW} cases of at least {MANY}" if narrow else "")
+        + (f"; {unsure} of these verdicts hang on less than the noise of the runs" if unsure else "")
         + ".\n"
     )
 
@@ -214,7 +216,9 @@ _ORIGINS = {
 }
 
 
-def _what_was_run(stored: Mapping[Spec, Sequence[Result]], selection: Selection, store: str) -> str:
+def _what_was_run(
+    stored: Mapping[Spec, Sequence[Result]], results: Results, selection: Selection, store: str
+) -> str:
     origins = {spec: {one.trial.seed: one.origin for one in some} for spec, some in stored.items()}
     ran = [origin for some in origins.values() for origin in some.values()]
     devices = sorted({one.device for one in ran})
@@ -223,7 +227,8 @@ def _what_was_run(stored: Mapping[Spec, Sequence[Result]], selection: Selection,
         narrowed = selection.narrow(experiment)
         if narrowed is None or experiment.name == "case-study":
             continue
-        wanted = narrowed.wanted()
+        again = experiment.name == CLAIMS_AGAIN.name
+        wanted = wanted_again(results, narrowed) if again else narrowed.wanted()
         done = [
             found[seed]
             for spec, seeds in wanted.items()
@@ -315,14 +320,15 @@ def _differences(tables: Sequence[Table]) -> str:
 def _claims(decided: Sequence[Verdict]) -> str:
     lines = [
         "## Claim by claim\n",
-        "A case that lacks some of its trials counts as not run.\n",
+        f"{CASES}\n",
         "| | Where | The paper says | Read as | Cases |",
         "|---|---|---|---|---|",
     ]
     for verdict in decided:
         claim = verdict.claim
         lines.append(
-            f"| **{verdict.status}** | {claim.place} | {claim.text} | {claim.reading} | {verdict.counts} |"
+            f"| **{verdict.status}**{verdict.hedge} | {claim.place} | {claim.text} | {claim.reading} | "
+            f"{verdict.counts} |"
         )
     for verdict in decided:
         if verdict.run:

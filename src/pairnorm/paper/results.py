@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
@@ -100,6 +100,12 @@ class Chosen:
         return self.best.std("test_accuracy")
 
     @property
+    def accuracy_variance(self) -> float:
+        """Variance of the mean test accuracy: infinite where there is one run."""
+        runs, spread = len(self.best.trials), self.accuracy_std
+        return inf if isnan(spread) else spread**2 / runs
+
+    @property
     def layers(self) -> int:
         """The depth."""
         return self.best.spec.depth
@@ -131,6 +137,10 @@ class Results:
         if not all(seed in found for seed in wanted):
             return None
         return Summary(spec, tuple(found[seed] for seed in wanted))
+
+    def every_run(self, spec: Spec) -> Summary:
+        """Return all runs of a spec."""
+        return Summary(spec, tuple(self._trials[spec].values()))
 
     def candidates(self, experiment: Experiment, place: Place) -> tuple[list[Summary], bool]:
         """Return the candidates of a place that have all runs, and whether these are all candidates.
