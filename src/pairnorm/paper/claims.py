@@ -49,7 +49,8 @@ class Evidence:
         results: the trials.
         layers: what the case study has measured.
         selection: how much of the experiments is wanted.
-        every_run: judge what validation chose by all its runs in the store, not by those of its table alone.
+        every_run: compare what validation chose by all the runs that the store has of both, not by those of
+            their table alone.
     """
 
     results: Results
@@ -65,7 +66,7 @@ class Evidence:
         found = self.results.chosen(narrowed, Place(dataset, method, percent))
         if found is None or not found.complete:
             return None
-        return replace(found, best=self.results.every_run(found.best.spec)) if self.every_run else found
+        return replace(found, every=self.results.every_run(found.best.spec)) if self.every_run else found
 
     def curve(self, experiment: str, dataset: str, method: str, percent: int) -> list[Summary] | None:
         """Return the best candidate of each depth at a place, with one scale for all of them in Figure 1."""
@@ -199,14 +200,14 @@ def compare(label: str, test: str, one: Chosen | None, *rivals: Chosen | None) -
     known = [rival for rival in rivals if rival is not None]
     if one is None or len(known) < len(rivals):
         return Case(label, None)
+    one, *known = (chosen.among((one, *known)) for chosen in (one, *known))
     other = max(known, key=lambda rival: rival.accuracy)
     gain, deeper = one.accuracy - other.accuracy, one.layers - other.layers
     noise = SURE * sqrt(sum(chosen.accuracy_variance for chosen in (one, other)))
     unsure = TESTS[test](gain - noise, deeper) != TESTS[test](gain + noise, deeper)
     shown = " against ".join(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (one, other))
-    runs = {len(chosen.best.trials) for chosen in (one, other)}
-    if max(runs) > max(TABLE1.missing.values()):  # the paper's number
-        shown += f", {' and '.join(map(str, sorted(runs)))} runs"
+    if (runs := len(one.best.trials)) > max(TABLE1.missing.values()):  # the paper's number
+        shown += f", {runs} runs"
     specs = tuple(chosen.best.spec for chosen in (one, *known))
     return Case(label, TESTS[test](gain, deeper), shown, specs if unsure else ())
 

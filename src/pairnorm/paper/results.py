@@ -88,6 +88,17 @@ class Chosen:
     best: Summary
     complete: bool
     """Whether all candidates had been trained."""
+    every: Summary | None = None
+    """All its runs, where there are more than those that are reported."""
+
+    def among(self, others: "Sequence[Chosen]") -> "Chosen":
+        """Return it with all the runs that there are of each of the others too."""
+        runs = [one.every or one.best for one in (self, *others)]
+        seeds = set.intersection(*({trial.seed for trial in one.trials} for one in runs))
+        if len(seeds) <= len(self.best.trials):
+            return self
+        shared = tuple(trial for trial in runs[0].trials if trial.seed in seeds)
+        return Chosen(Summary(self.best.spec, shared), self.complete)
 
     @property
     def accuracy(self) -> float:
