@@ -3,6 +3,7 @@ import torch
 from torch_geometric.nn import DiffGroupNorm as PeerDiffGroupNorm
 
 from pairnorm.nn.norms import DiffGroupNorm
+from pairnorm.nn.norms.diff_group_norm import ROWS_OF_SUMS
 
 
 def pair(groups, balance):
@@ -17,21 +18,26 @@ def pair(groups, balance):
     return ours, peer
 
 
+NODES = pytest.mark.parametrize("nodes", [12, 2 * ROWS_OF_SUMS, 2 * ROWS_OF_SUMS + 7])
+
+
+@NODES
 @pytest.mark.parametrize("groups", [1, 4])
-def test_equals_pyg_in_training_and_evaluation(groups, near):
+def test_equals_pyg_in_training_and_evaluation(groups, nodes, near):
     ours, peer = pair(groups, 0.3)
     for _ in range(3):
-        x = torch.randn(12, 5, dtype=torch.float64) * 2 + 3
+        x = torch.randn(nodes, 5, dtype=torch.float64) * 2 + 3
         near(ours(x), peer(x))
     near(ours.running_mean.flatten(), peer.norm.running_mean)
     near(ours.running_var.flatten(), peer.norm.running_var)
     near(ours.eval()(x), peer.eval()(x))
 
 
-def test_gradients_equal_pyg(near):
+@NODES
+def test_gradients_equal_pyg(nodes, near):
     ours, peer = pair(4, 0.3)
-    x = torch.randn(12, 5, dtype=torch.float64)
-    given, cotangent = [x.clone().requires_grad_() for _ in range(2)], torch.randn(12, 5).double()
+    x = torch.randn(nodes, 5, dtype=torch.float64)
+    given, cotangent = [x.clone().requires_grad_() for _ in range(2)], torch.randn(nodes, 5).double()
     for norm, states in zip((ours, peer), given, strict=True):
         norm(states).backward(cotangent)
     near(given[0].grad, given[1].grad)

@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numba import njit
@@ -5,8 +8,10 @@ from numba import njit
 from pairnorm.nn.ops.simd import (
     CODES,
     LANES,
+    LEAST_HUGE,
     activated,
     bits,
+    empty,
     exp,
     fill,
     load,
@@ -16,6 +21,7 @@ from pairnorm.nn.ops.simd import (
     widen,
 )
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 widths = pytest.mark.parametrize("width", [1, LANES - 1, LANES, LANES + 1, 3 * LANES + 5])
 
 
@@ -139,3 +145,15 @@ def test_what_no_activation_changes():
     for name in CODES:
         x = np.array([0.0, 1e-30, 1.0, 1e30, np.inf, np.nan], np.float32)
         np.testing.assert_array_equal(applied(activations, x, CODES[name]), x)
+
+
+@pytest.mark.skipif(not HUGE_PAGES.exists(), reason="the system has no huge pages")
+def test_large_room_is_on_huge_pages():
+    room = empty(LEAST_HUGE // 4, 2)
+    inside, flags = room.data_ptr() + room.nbytes // 2, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            found = int(span[1], 16) <= inside < int(span[2], 16)
+        elif found and line.startswith("VmFlags:"):
+            flags = line
+    assert "hg" in flags.split()

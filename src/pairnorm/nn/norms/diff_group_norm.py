@@ -9,6 +9,10 @@ from torch import Tensor, nn
 from pairnorm.errors import PairNormError, real_number, whole_number
 from pairnorm.nn.norms.base import ParametricNorm, widen
 from pairnorm.nn.norms.batch_norm import check_several
+from pairnorm.nn.ops.linear.plain import trial_linear
+
+ROWS_OF_SUMS = 512
+"""So many nodes are summed up at once: a GPU takes long for one sum over all of them."""
 
 
 class DiffGroupNorm(ParametricNorm):
@@ -95,13 +99,13 @@ class DiffGroupNorm(ParametricNorm):
                 tensor.to(wide.dtype).view(self.trials or 1, *tensor.shape[-2:])
                 for tensor in (self.assignment, self.weight, self.bias, self.running_mean, self.running_var)
             )
-            share = _product(wide, assignment).softmax(-1)
+            share = trial_linear(wide, assignment).softmax(-1)
             if self.training:
                 check_several(x)
                 normalised = self._in_training(wide, share, weight)
             else:
                 scale = weight * (running_var + self.eps).rsqrt()
-                normalised = wide * _product(share, scale) - (running_mean * scale).sum(1)
+                normalised = wide * trial_linear(share, scale) - (running_mean * scale).sum(1)
             return (wide + self.balance * (normalised + bias.sum(1))).view_as(x).to(x.dtype)
 
     def _in_training(self, x: Tensor, share: Tensor, weight: Tensor) -> Tensor:
@@ -109,11 +113,8 @@ class DiffGroupNorm(ParametricNorm):
         nodes, _, features = x.shape
         x_mean, share_mean = x.mean(0), share.mean(0).unsqueeze(-1)
         delta, upsilon = x - x_mean, share - share_mean.squeeze(-1)
-        moments: Tensor = torch.einsum(
-            "ntg,ntf->tgf",
-            torch.cat([upsilon, upsilon.square()], -1),
-            torch.cat([delta, delta.square()], -1),
-        ).div(nodes)
+        groups, states = (torch.cat([one, one.square()], -1) for one in (upsilon, delta))
+        moments = _sum_of_products(groups, states).div(nodes)
         first, second = moments.split(self.groups, 1)
         covariance, with_square = first.split(features, -1)
         of_square, squares = second.split(features, -1)
@@ -135,11 +136,14 @@ class DiffGroupNorm(ParametricNorm):
                 (self.running_var, variance * (nodes / (nodes - 1))),
             ):
                 running.lerp_(new.view_as(running).to(running.dtype), self.momentum)
-        by_feature, by_group = delta * _product(share, scale), x_mean * _product(upsilon, scale)
+        by_feature, by_group = delta * trial_linear(share, scale), x_mean * trial_linear(upsilon, scale)
         normalised: Tensor = by_feature + by_group - (covariance * scale).sum(1)
         return normalised
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    product: Tensor = torch.einsum("nti,tij->ntj", x, weight)
-    return product
+def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+    """Return Σ_n a_n b_nᵀ of every trial, ``[trials, columns of a, columns of b]``."""
+    whole = len(a) // ROWS_OF_SUMS * ROWS_OF_SUMS
+    parts = (one[:whole].unflatten(0, (-1, ROWS_OF_SUMS)) for one in (a, b))
+    rest: Tensor = torch.einsum("nti,ntj->tij", a[whole:], b[whole:])
+    return torch.einsum("pnti,pntj->ptij", *parts).sum(0) + rest

@@ -32,7 +32,7 @@ def choose(load: Callable[[str], K | None], x: Tensor, *others: Any) -> K | None
         x: the tensor that the operation is about.
         others: what else ``serves`` of these kernels looks at.
     """
-    if x.numel() == 0 or not installed(x.device.type) or is_transformed():
+    if derives_itself() or x.numel() == 0 or not installed(x.device.type):
         return None
     kernels = load(x.device.type)
     return kernels if kernels is not None and kernels.serves(x, *others) else None
@@ -48,6 +48,11 @@ def installed(device: str) -> bool:
 def is_transformed() -> bool:
     """Say whether torch.func or forward-mode differentiation is at work: kernels are opaque to them."""
     return bool(torch._C._are_functorch_transforms_active()) or torch.autograd.forward_ad._current_level >= 0
+
+
+def derives_itself() -> bool:
+    """Say whether whoever calls wants the formula alone: torch.compile, torch.func or forward mode."""
+    return torch.compiler.is_compiling() or is_transformed()
 
 
 def on_device(launch: Callable[P, R]) -> Callable[P, R]:

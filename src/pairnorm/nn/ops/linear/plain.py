@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pairnorm.nn.ops.double_backward import Compiled, Kernels
 from pairnorm.nn.ops.dropout.plain import dropout
-from pairnorm.nn.ops.kernels import choose
+from pairnorm.nn.ops.kernels import choose, derives_itself
 
 Two = tuple[Tensor, Tensor | None]
 
@@ -38,6 +38,8 @@ def trial_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | No
     result: Tensor
     if kernels is not None:
         result = Compiled.apply(kernels, _formula, (rate, keys), x, weight, None)[0]
+    elif derives_itself():
+        result = _formula(x, weight, None, rate, keys)[0]
     else:
         wide = x.to(torch.promote_types(x.dtype, weight.dtype))
         wide = wide if keys is None else dropout(wide, rate, keys)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pairnorm.nn.ops.kernels import choose, is_transformed
+from pairnorm.nn.ops.kernels import choose, derives_itself, is_transformed
 from pairnorm.nn.ops.moments import Groups
 from pairnorm.nn.ops.pair_norm import blocks
 
@@ -85,7 +85,7 @@ def _choose(x: Tensor, groups: Groups) -> Kernels | None:
 
 def centre_and_scale(x: Tensor, groups: Groups, scale: float, eps: float, individually: bool) -> Tensor:
     """Return s·c/r, where c is centred and r is the norm of every row, or of all rows together."""
-    if torch.compiler.is_compiling() or is_transformed():  # which derive the gradient themselves
+    if derives_itself():
         return _formula(x, groups, scale, eps, individually)[0]
     y: Tensor = _CentreAndScale.apply(x, groups, scale, eps, individually)[0]
     return y
@@ -93,7 +93,7 @@ def centre_and_scale(x: Tensor, groups: Groups, scale: float, eps: float, indivi
 
 def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> Tensor:
     """Return s·x/r, where r is the norm of every row, minus the mean of x."""
-    if torch.compiler.is_compiling() or is_transformed():
+    if derives_itself():
         return _scale_and_centre(x, groups, scale, eps)[0]
     y: Tensor = _ScaleAndCentre.apply(x, groups, scale, eps)
     return y
