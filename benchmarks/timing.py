@@ -63,7 +63,7 @@ def cpu_rates(numbers: int, size: int = 1024) -> tuple[float, float]:
         "multiply": lambda: torch.mm(matrix, matrix, out=product),
         "copy": lambda: [target.copy_(source) for _ in range(100)],
     }
-    seconds = {name: times.best for name, times in interleave(tasks, rounds=9).items()}
+    seconds = {name: times.best for name, times in interleave(tasks, rounds=40).items()}
     torch.set_num_threads(threads)
     return 2 * size**3 / seconds["multiply"], 200 * source.nbytes / seconds["copy"]
 
