@@ -1,11 +1,11 @@
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pytest
 
-from pairnorm import plotting
 from pairnorm.plotting import Save, Saving, new_figure, save, style, whole_ticks
 
 
@@ -63,10 +63,11 @@ def test_another_process_saves_the_same_bytes(tmp_path: Path, processes: int) ->
 def test_what_no_other_process_can_save_is_saved_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Any
 ) -> None:
-    monkeypatch.setattr(plotting.sys, "executable", shutil.which("false"))
-    with Saving(2) as there:
-        files = draw(tmp_path, there)
-    assert all(path.stat().st_size for path in files)
+    for number, executable in enumerate((shutil.which("false"), "/no/such/python", "")):
+        monkeypatch.setattr(sys, "executable", executable)
+        with Saving(2) as there:
+            files = draw(tmp_path / str(number), there)
+        assert all(path.stat().st_size for path in files)
     (tmp_path / "file").touch()
     with raises("not-writable"), Saving(1) as there:  # the error is that of saving here
         draw(tmp_path / "file" / "folder", there)

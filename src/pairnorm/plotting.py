@@ -5,7 +5,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from subprocess import DEVNULL, PIPE, Popen
@@ -116,10 +116,11 @@ class Saving:
     def __init__(self, processes: int) -> None:
         command = [sys.executable, "-P", "-c", "from pairnorm.plotting import serve; serve()"]
         paths = os.pathsep.join(filter(None, sys.path))
-        self._helpers = [
-            Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env={**os.environ, "PYTHONPATH": paths})
-            for _ in range(processes)
-        ]
+        self._helpers: list[Popen[bytes]] = []
+        environment = {**os.environ, "PYTHONPATH": paths}
+        with suppress(OSError):  # where no process may be started, all are saved here
+            for _ in range(processes if sys.executable else 0):
+                self._helpers.append(Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment))
         self._idle: SimpleQueue[Popen[bytes]] = SimpleQueue()
         for helper in self._helpers:
             self._idle.put(helper)
