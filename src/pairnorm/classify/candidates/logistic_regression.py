@@ -10,8 +10,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, check_size
-from pairnorm.classify.candidates.sgc import SCALES, fold_weights, held_products
+from pairnorm.classify.candidates.base import (
+    MOST_ROWS,
+    Candidate,
+    Found,
+    Saved,
+    State,
+    Task,
+    Tick,
+    check_size,
+    fewer,
+)
+from pairnorm.classify.candidates.sgc import ENOUGH, ROUGH, SCALES, fold_weights, held_products
+from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.data import Graph
 from pairnorm.nn import pair_norm
 
@@ -30,10 +41,13 @@ class LogisticRegression:
     steps: int = 1
 
     def fit(self, task: Task, tick: Tick) -> Found:
-        """Yield one for every scale."""
+        """Yield one for every scale; of many training nodes, some decide."""
         check_size(task.graph)
         rows = [pair_norm(one.features.to_dense().to(one.device)) for one in task.alike]
-        weights = (fold_weights(one, own, self.scales) for one, own in zip(task.alike, rows, strict=True))
+        weights = (
+            fold_weights(fewer(one, ENOUGH), own, self.scales, ROUGH)
+            for one, own in zip(task.alike, rows, strict=True)
+        )
         for found in zip(*weights, strict=True):
             scale = found[0][0]
             candidate = Candidate(self.name, scale=scale, setting=f"scale {scale:g}")
@@ -47,7 +61,8 @@ class LogisticRegression:
 
 def _learn(task: Task, scale: float) -> Linear:
     rows = pair_norm(task.features.to_dense().to(task.device))
-    ((_, weight, bias),) = fold_weights(task, rows, [scale])
+    few = fewer(task, MOST_ROWS) if has_many_nodes(task.graph) else task
+    ((_, weight, bias),) = fold_weights(few, rows, [scale])
     return Linear(scale * weight[0], bias[0])
 
 
