@@ -139,16 +139,17 @@ def write_report(
     """
     selection, folder = selection or Selection(), Path(out)
     stored: dict[Spec, list[Result]] = defaultdict(list)
-    with Saving(2 if _is_large(Path(store)) else 0) as save:
+    with Saving(2 if _gains_by_processes(Path(store)) else 0) as save:
         with opened(store) as found:
             for spec, some in groupby(found.results(), attrgetter("spec")):
                 stored[spec] += some
         return _write(stored, Path(store), folder, selection, save)
 
 
-def _is_large(store: Path) -> bool:
-    """Say whether to start processes for the figures is worth while."""
-    return store.is_file() and store.stat().st_size > LARGE_STORE and (os.cpu_count() or 1) > 1
+def _gains_by_processes(store: Path) -> bool:
+    """Say whether figures get processes of their own: there are many, and a core has nothing to do."""
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return (os.cpu_count() or 1) - busy >= 1 and store.is_file() and store.stat().st_size > LARGE_STORE
 
 
 def _write(
