@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.bounds import BYTES, layer_bytes
 from benchmarks.report import Row
 from benchmarks.timing import copy_bandwidth
 from pairnorm.data import Graph, csbm, load
@@ -32,24 +33,11 @@ GOALS = {
     "GCN": {"cora": 3.5, "pubmed": 20.0, "coauthor-cs": 20.0},
     "GAT": {"cora": 9.0, "pubmed": 48.0, "coauthor-cs": 48.0},
 }
-BYTES = {"float32": 4, "bfloat16": 2}
 # How large the graphs are that stand in for those whose files are not at hand.
 SIZES = {
     "pubmed": {"nodes": 19_717, "classes": 3, "degree": 4.5, "features": 500, "words": 50},
     "coauthor-cs": {"nodes": 18_333, "classes": 15, "degree": 8.93, "features": 6805, "words": 61},
 }
-
-# Passes over a state [nodes, hidden] in a layer that touches memory as little as can be: everything that can
-# be fused is, and what neighbours share is read once.
-#   forward: linear map with dropout (read, write), exchange with bias and activation (read, write),
-#            PairNorm (read, read, write); attention reads the mapped state once more for its scores
-#   backward: PairNorm (5: gradient and output twice, write), activation (read), exchange (read, write),
-#            linear map (gradient and input read for the weight; gradient read and write for the input);
-#            attention reads gradient and state for its weights and adds to the state (read, write)
-# An epoch is two forward passes, for training and validation, and a backward pass.
-STATE_PASSES = {"GCN": 7 + 12 + 7, "GAT": 8 + 16 + 8}
-# Attention also writes and reads a weight per edge: twice forward, and three times backward.
-EDGE_PASSES = {"GCN": 0, "GAT": 2 + 3 + 2}
 
 
 def measure() -> list[Row]:
@@ -92,13 +80,6 @@ def _microseconds(graph: Graph, spec: Spec, trials: int) -> float:
     return 1e6 * spent / sum(job.cost for job in jobs)
 
 
-def _bound(graph: Graph, spec: Spec, bandwidth: float) -> float:
-    """Return the microseconds per layer, epoch and trial that the passes alone would take."""
-    state, edges = graph.num_nodes * spec.hidden, 2 * graph.num_edges + graph.num_nodes
-    moved = BYTES[spec.precision] * STATE_PASSES[spec.model] * state + 4 * EDGE_PASSES[spec.model] * edges
-    return 1e6 * moved / bandwidth
-
-
 def _cost(graph: Graph, name: str, model: str, bandwidth: float, precision: Any) -> Row:
     spec = Spec(name, model, DEPTH, norm="PN-SI", epochs=EPOCHS, precision=precision)
     torch.cuda.empty_cache()
@@ -110,7 +91,7 @@ def _cost(graph: Graph, name: str, model: str, bandwidth: float, precision: Any)
         part="cuda",
         work=f"{model} with PN-SI, {name}{stand_in}, {precision}, depth {DEPTH}, {TRIALS} trials, {PER}",
         ours=f"{reached:.2f} µs, {memory:.1f} GiB",
-        peer=f"bandwidth: {_bound(graph, spec, bandwidth):.2f} µs",
+        peer=f"bandwidth: {1e6 * layer_bytes(graph, spec) / bandwidth:.2f} µs",
         result=reached,
         unit="µs",
         goal=GOALS[model][name],

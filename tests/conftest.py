@@ -7,14 +7,15 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+# Before numpy and torch come, and for the processes of tests: threads that wait for a busy core are slow.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
-import torch
 
 from pairnorm.errors import PairNormError
 from pairnorm.sparse import quieten
 
 quieten()  # tests make CSR tensors of their own
-torch.set_num_threads(1)  # threads that wait for a busy core make small tensors slow
 
 Raises = Callable[..., AbstractContextManager[pytest.ExceptionInfo[PairNormError]]]
 

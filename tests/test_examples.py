@@ -12,7 +12,6 @@ def run(name: str, *words: str) -> str:
         [sys.executable, "-W", "ignore", EXAMPLES / name, *words],
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -51,7 +50,7 @@ def test_ranks_go_on_from_their_checkpoint_to_what_one_run_gives(tmp_path: Path)
             [*launcher, EXAMPLES / "ranks.py", *words],
             capture_output=True,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

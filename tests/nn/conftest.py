@@ -20,15 +20,6 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small tensors are done sooner by one thread, above all where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[None]]:
     """A context in which every operation takes its plain torch form, which defines it."""

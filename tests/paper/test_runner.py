@@ -17,7 +17,7 @@ from pairnorm.paper.experiments import CASE_STUDY, TUNED, Experiment, Selection
 from pairnorm.paper.report import write_outputs
 from pairnorm.paper.results import Results
 from pairnorm.paper.runner import Outcome, count_lacking, reproduce
-from pairnorm.train import Spec, Store
+from pairnorm.train import Spec, Store, run
 from pairnorm.train.schedule import Running
 
 SMALL = {"datasets": ("cora",), "runs": 2, "epochs": 30, "depths": (1,), "missing": (0, 100)}
@@ -171,3 +171,18 @@ print(json.dumps([name for name in heavy if name in sys.modules]))
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert json.loads(printed) == []
+
+
+def test_claims_that_hang_on_noise_get_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec("cora", "SGC", 1, epochs=2)
+
+    def wanted(results: Results, experiment: Experiment) -> dict[Spec, range]:
+        assert results.every_run(spec).trials[0].seed == 0  # it sees what the store has
+        return {spec: experiment.seeds(0)}
+
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        run([(spec, 0)], store, device="cpu")
+    monkeypatch.setattr(module, "wanted_again", wanted)
+    [asked] = Selection(("claims",), runs=3).experiments()
+    assert train(path, asked) == Outcome(trained=2, left=0)

@@ -1,5 +1,7 @@
 import copy
 import pickle
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, fields
 from hashlib import sha256
 from typing import Any
@@ -202,3 +204,14 @@ def test_replace(raises: Any) -> None:
         spec.replace(depths=3)
     with pytest.raises(FrozenInstanceError):
         spec.depth = 3  # type: ignore[misc]
+
+
+def test_a_spec_that_was_hashed_elsewhere_is_found_here() -> None:
+    spec = Spec("cora", "GCN", 10, norm="PN-SI")
+    program = (
+        f"import pickle, sys\nfrom pairnorm.train import Spec\nspec = Spec.parse({spec.text!r})\nhash(spec)\n"
+    )
+    program += "sys.stdout.buffer.write(pickle.dumps(spec))"
+    # Every process hashes texts in its own way.
+    sent = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE).stdout
+    assert pickle.loads(sent) in {spec}

@@ -411,7 +411,6 @@ class _Pass(TorchFunctionMode):
         return y
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # to be run, not traced
 def _warn_of_unused(name: str) -> bool:
     warnings.warn(
         f"{name!r} has an integer for each node and was not used: PairNorm takes all nodes for one graph. If "
@@ -419,6 +418,10 @@ def _warn_of_unused(name: str) -> bool:
         stacklevel=2,
     )
     return True
+
+
+# To be run, not traced: as torch.compiler.assume_constant_result, which takes 1.5 s to import the compiler.
+_warn_of_unused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _counts(value: Any, kind: str, x: Tensor) -> bool:

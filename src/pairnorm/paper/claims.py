@@ -1,36 +1,62 @@
 """The paper's claims, in its words, each with the test that decides whether it holds in our runs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from math import sqrt
 from typing import Concatenate, ParamSpec
 
 from pairnorm.paper.case_study import Layers, studied
-from pairnorm.paper.experiments import CASE_STUDY, DATASETS, EXPERIMENTS, Place, Selection
+from pairnorm.paper.experiments import CASE_STUDY, DATASETS, EXPERIMENTS, TABLE1, Experiment, Place, Selection
 from pairnorm.paper.result_tables import TITLES
 from pairnorm.paper.results import Chosen, Results, Summary
 from pairnorm.train import Spec
 
 COMPARABLE = 0.02
 """Accuracies that differ by no more than this count as similar; a notable gain is larger."""
+SURE = 2.3
+"""So many standard errors a difference of two means of five runs must be, for 95% (Student's t)."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One graph, model or rate that a claim speaks about: whether it holds there, None where not run."""
+    """One graph, model or rate that a claim speaks about.
+
+    Args:
+        label: names it.
+        holds: whether the claim does there, None where not run.
+        evidence: the numbers that say so.
+        unsure: where they would say the opposite but for the noise of their runs, the specs of these.
+    """
 
     label: str
     holds: bool | None
     evidence: str = ""
+    unsure: tuple[Spec, ...] = ()
+
+
+CASES = (
+    "A case that lacks some of its trials counts as not run. Where a verdict hung on less than the noise of "
+    "the paper's number of runs, more were made of what validation had chosen, and decide."
+)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything a claim may look at; what was not run, or not completely, is None."""
+    """Everything a claim may look at; what was not run, or not completely, is None.
+
+    Args:
+        results: the trials.
+        layers: what the case study has measured.
+        selection: how much of the experiments is wanted.
+        every_run: compare what validation chose by all the runs that the store has of both, not by those of
+            their table alone.
+    """
 
     results: Results
     layers: Mapping[Spec, Layers]
     selection: Selection
+    every_run: bool = True
 
     def chosen(self, experiment: str, dataset: str, method: str, percent: int) -> Chosen | None:
         """Return what is reported at a place of an experiment."""
@@ -38,7 +64,9 @@ class Evidence:
         if narrowed is None or dataset not in narrowed.datasets or percent not in narrowed.missing:
             return None
         found = self.results.chosen(narrowed, Place(dataset, method, percent))
-        return found if found is not None and found.complete else None
+        if found is None or not found.complete:
+            return None
+        return replace(found, every=self.results.every_run(found.best.spec)) if self.every_run else found
 
     def curve(self, experiment: str, dataset: str, method: str, percent: int) -> list[Summary] | None:
         """Return the best candidate of each depth at a place, with one scale for all of them in Figure 1."""
@@ -115,10 +143,25 @@ class Verdict:
         absent = len(self.cases) - len(self.run)
         return f"{passed} of {len(self.run)}" + (f", {absent} not run" if absent else "")
 
+    @property
+    def unsure(self) -> list[Case]:
+        """The cases within noise that decide the verdict: with all of them the other way it would change."""
+        holds = self.status == "holds"
+        cases = [case for case in self.run if case.unsure and case.holds is holds]
+        turned = [replace(case, holds=not holds) if case in cases else case for case in self.cases]
+        changes = Verdict(self.claim, turned).status != self.status
+        return cases if self.status in ("holds", "fails") and changes else []
+
+    @property
+    def hedge(self) -> str:
+        """What follows the status: that it may be due to noise."""
+        return ", within noise" if self.unsure else ""
+
 
 P = ParamSpec("P")
 Cases = Callable[[Evidence], Iterable[Case]]
-Test = Callable[[Chosen, Chosen], bool]
+Test = Callable[[float, int], bool]
+"""Of one method against another: how much more accurate it is, and how many layers deeper."""
 Decision = tuple[bool, str]
 """Whether a test passes, and the numbers that say so."""
 
@@ -141,25 +184,32 @@ def decide(label: str, test: Callable[..., Decision], *found: object) -> Case:
 
 
 TESTS: dict[str, Test] = {
-    "better": lambda one, other: one.accuracy > other.accuracy,
-    "worse": lambda one, other: one.accuracy < other.accuracy,
-    "notably better": lambda one, other: one.accuracy > other.accuracy + COMPARABLE,
-    "not notably better": lambda one, other: not one.accuracy > other.accuracy + COMPARABLE,
-    "not worse": lambda one, other: one.accuracy >= other.accuracy - COMPARABLE,
-    "deeper": lambda one, other: one.layers > other.layers,
-    "not shallower": lambda one, other: not other.layers > one.layers,
+    "better": lambda gain, deeper: gain > 0,
+    "worse": lambda gain, deeper: gain < 0,
+    "notably better": lambda gain, deeper: gain > COMPARABLE,
+    "not notably better": lambda gain, deeper: gain <= COMPARABLE,
+    "not worse": lambda gain, deeper: gain >= -COMPARABLE,
+    "deeper": lambda gain, deeper: deeper > 0,
+    "not shallower": lambda gain, deeper: deeper >= 0,
 }
 """What may be said of one method against another."""
 
 
-def compare(label: str, test: str, one: Chosen | None, other: Chosen | None) -> Case:
-    """Return the case in which one of the ``TESTS`` must pass."""
-
-    def decision(one: Chosen, other: Chosen) -> Decision:
-        shown = [f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (one, other)]
-        return TESTS[test](one, other), " against ".join(shown)
-
-    return decide(label, decision, one, other)
+def compare(label: str, test: str, one: Chosen | None, *rivals: Chosen | None) -> Case:
+    """Return the case in which one of the ``TESTS`` must pass, against the most accurate of the rivals."""
+    known = [rival for rival in rivals if rival is not None]
+    if one is None or len(known) < len(rivals):
+        return Case(label, None)
+    one, *known = (chosen.among((one, *known)) for chosen in (one, *known))
+    other = max(known, key=lambda rival: rival.accuracy)
+    gain, deeper = one.accuracy - other.accuracy, one.layers - other.layers
+    noise = SURE * sqrt(sum(chosen.accuracy_variance for chosen in (one, other)))
+    unsure = TESTS[test](gain - noise, deeper) != TESTS[test](gain + noise, deeper)
+    shown = " against ".join(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (one, other))
+    if (runs := len(one.best.trials)) > max(TABLE1.missing.values()):  # the paper's number
+        shown += f", {runs} runs"
+    specs = tuple(chosen.best.spec for chosen in (one, *known))
+    return Case(label, TESTS[test](gain, deeper), shown, specs if unsure else ())
 
 
 @cases
@@ -190,12 +240,9 @@ def pairs_of(
             return evidence.chosen(experiment or TABLE[method.split("-")[0]], dataset, method, percent)
 
         method, rivals = one.replace("*", model), other.replace("*", model)
-        found = [chosen(rival) for rival in rivals.split(", ")]
-        known = [rival for rival in found if rival is not None]
-        top = max(known, key=lambda rival: rival.accuracy) if len(known) == len(found) else None
-        shown = f"best of {rivals}" if len(found) > 1 else rivals
+        shown = f"best of {rivals}" if ", " in rivals else rivals
         label = f"{method} / {shown}, {TITLES[dataset]}, {percent}%"
-        yield compare(label, test, chosen(method), top)
+        yield compare(label, test, chosen(method), *map(chosen, rivals.split(", ")))
 
 
 @cases
@@ -469,3 +516,20 @@ CLAIMS = (
 def verdicts(evidence: Evidence) -> Sequence[Verdict]:
     """Decide every claim."""
     return [Verdict(claim, tuple(claim.cases(evidence))) for claim in CLAIMS]
+
+
+def wanted_again(results: Results, experiment: Experiment) -> dict[Spec, range]:
+    """Return what more runs are wanted of: where the paper's number of them leaves a verdict to the noise.
+
+    Args:
+        results: what has been run.
+        experiment: ``CLAIMS_AGAIN``, or as much of it as is asked for.
+    """
+    decided = verdicts(Evidence(results, {}, Selection(), every_run=False))
+    specs = dict.fromkeys(spec for one in decided for case in one.unsure for spec in case.unsure)
+    rates = {percent / 100: percent for percent in experiment.missing}
+    return {
+        spec: experiment.seeds(rates[spec.missing_rate])
+        for spec in specs
+        if spec.dataset in experiment.datasets and spec.missing_rate in rates
+    }

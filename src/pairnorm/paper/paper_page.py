@@ -9,7 +9,7 @@ from typing import Any
 from pairnorm.page import Chart, Choices, Details, Document, Markdown, Section, Text
 from pairnorm.page import Table as Shown
 from pairnorm.page.charts import COLOURS, GREY, SYMBOLS, Line, lines
-from pairnorm.paper.claims import STATUSES, Verdict
+from pairnorm.paper.claims import CASES, STATUSES, Verdict
 from pairnorm.paper.experiments import EXPERIMENTS, Experiment, Place, Selection
 from pairnorm.paper.result_tables import PARTIAL, TITLES, Entry, Table
 from pairnorm.paper.results import Results, Summary
@@ -127,7 +127,10 @@ def _line(curve: Sequence[Summary], metric: str, name: str, colour: str, symbol:
 
 def _claims(decided: Sequence[Verdict]) -> Section:
     marks = {True: "yes", False: "no", None: "not run"}
-    rows = [[one.status, one.claim.place, one.claim.text, one.claim.reading, one.counts] for one in decided]
+    rows = [
+        [one.status + one.hedge, one.claim.place, one.claim.text, one.claim.reading, one.counts]
+        for one in decided
+    ]
     evidence = [
         Details(
             f"{one.claim.text} ({one.status}: {one.counts})",
@@ -143,10 +146,7 @@ def _claims(decided: Sequence[Verdict]) -> Section:
     ]
     headings = ["Status", "Where", "The paper says", "Read as", "Cases"]
     blocks = [
-        Text(
-            "A case that lacks some of its trials counts as not run. Below the table, the evidence for each "
-            "claim."
-        ),
+        Text(f"{CASES} Below the table, the evidence for each claim."),
         Shown(headings, rows, "Claims of the paper", search=True),
         *evidence,
     ]

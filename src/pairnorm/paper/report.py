@@ -17,8 +17,8 @@ from pairnorm.escaping import markdown_code
 from pairnorm.memory import without_collection
 from pairnorm.page import can_render, render
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
-from pairnorm.paper.claims import STATUSES, Evidence, Verdict, verdicts
-from pairnorm.paper.experiments import EXPERIMENTS, NAMES, TABLE1_ROWS, Experiment, Selection
+from pairnorm.paper.claims import CASES, STATUSES, Evidence, Verdict, verdicts, wanted_again
+from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, NAMES, TABLE1_ROWS, Experiment, Selection
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
 from pairnorm.paper.paper_page import paper_page
 from pairnorm.paper.result_tables import TITLES, Table, csv_text, latex, markdown, markdown_rows
@@ -33,7 +33,7 @@ from pairnorm.paper.sections import (
     own_trials,
     scaling_section,
 )
-from pairnorm.plotting import save
+from pairnorm.plotting import Save, Saving, save
 from pairnorm.train import Spec
 from pairnorm.train.result import Origin, Result
 from pairnorm.writing import whole_file
@@ -47,6 +47,7 @@ class Outputs:
     """What has been written: tables by name, captions of figures by file name, and all files."""
 
     out: Path
+    save: Save = save
     tables: dict[str, Table] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Outputs:
         for name, caption, figure in () if self.note else drawings:
             if figure is not None:
                 self.captions[name] = caption
-                self.files += save(figure, self.out / FIGURES, name)
+                self.files += self.save(figure, self.out / FIGURES, name)
 
     def write(self, name: str, text: str) -> Path:
         """Write a text file."""
@@ -81,10 +82,15 @@ class Outputs:
 
 
 def write_outputs(
-    what: Iterable[str], results: Results, layers: dict[Spec, Layers], selection: Selection, out: Path
+    what: Iterable[str],
+    results: Results,
+    layers: dict[Spec, Layers],
+    selection: Selection,
+    out: Path,
+    save: Save = save,
 ) -> Outputs:
     """Write what belongs to the named experiments, without ``all``, and has been run."""
-    outputs, names = Outputs(out), list(what)
+    outputs, names = Outputs(out, save), list(what)
     for name in names:
         if name == "figure2":
             outputs.add_figures(two_steps())
@@ -112,6 +118,8 @@ FEW, MANY = 3, 7
 """A claim that fails in so few of so many cases is said to."""
 LARGE = 0.05
 """A difference from the paper that is listed."""
+LARGE_STORE = 2**20
+"""From so many bytes on figures are saved in processes of their own; each takes a second to start."""
 
 
 @without_collection()
@@ -131,26 +139,39 @@ def write_report(
     """
     selection, folder = selection or Selection(), Path(out)
     stored: dict[Spec, list[Result]] = defaultdict(list)
-    with opened(store) as found:
-        for spec, some in groupby(found.results(), attrgetter("spec")):
-            stored[spec] += some
+    with Saving(2 if _gains_by_processes(Path(store)) else 0) as save:
+        with opened(store) as found:
+            for spec, some in groupby(found.results(), attrgetter("spec")):
+                stored[spec] += some
+        return _write(stored, Path(store), folder, selection, save)
+
+
+def _gains_by_processes(store: Path) -> bool:
+    """Say whether figures get processes of their own: there are many, and a core has nothing to do."""
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return (os.cpu_count() or 1) - busy >= 1 and store.is_file() and store.stat().st_size > LARGE_STORE
+
+
+def _write(
+    stored: Mapping[Spec, Sequence[Result]], store: Path, folder: Path, selection: Selection, save: Save
+) -> Outputs:
     cells = {spec: [one.trial for one in some] for spec, some in stored.items()}
     results, layers = Results(cells), read_layers(file_beside(store))
     own = own_trials(cells, selection)
     alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
     names = [name for name in NAMES if name != "all" and not alone]
-    outputs = write_outputs(names, results, layers, selection, folder)
+    outputs = write_outputs(names, results, layers, selection, folder, save)
     if own:
         outputs.write(OWN_FILE, own_csv(own))
-    decided = verdicts(Evidence(results, layers, selection))
+    decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
     tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
     path = folder / NOTES
     notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     takeaway, notes = _takeaway(notes)
-    ran = _what_was_run(stored, selection, Path(store).name)
+    ran = _what_was_run(stored, results, selection, store.name)
     texts = partial(_texts, outputs.tables, results, selection, notes)
     sections = [
-        f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
+        f"# Trials of {markdown_text(store.name)}\n" if alone else "# The paper, reproduced\n",
         "" if alone else _summary(tables, decided) + takeaway,
         own_section(own),
         ran,
@@ -198,10 +219,12 @@ def _summary(tables: Sequence[Table], decided: Sequence[Verdict]) -> str:
     listed = ", ".join(f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status])
     failed = [verdict for verdict in decided if verdict.status == "fails" and len(verdict.run) >= MANY]
     narrow = sum(1 <= sum(case.holds is False for case in verdict.run) <= FEW for verdict in failed)
+    unsure = sum(bool(verdict.unsure) for verdict in decided)
     return (
         f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
         f"Of {len(decided)} claims of its text, {listed}"
         + (f", {narrow} of them in one to {FEW} cases of at least {MANY}" if narrow else "")
+        + (f"; {unsure} of these verdicts hang on less than the noise of the runs" if unsure else "")
         + ".\n"
     )
 
@@ -214,16 +237,20 @@ _ORIGINS = {
 }
 
 
-def _what_was_run(stored: Mapping[Spec, Sequence[Result]], selection: Selection, store: str) -> str:
+def _what_was_run(
+    stored: Mapping[Spec, Sequence[Result]], results: Results, selection: Selection, store: str
+) -> str:
     origins = {spec: {one.trial.seed: one.origin for one in some} for spec, some in stored.items()}
     ran = [origin for some in origins.values() for origin in some.values()]
+    distinct = {id(one): one for one in ran}.values()  # trials that were trained side by side share theirs
     devices = sorted({one.device for one in ran})
     rows = []
     for experiment in EXPERIMENTS.values():
         narrowed = selection.narrow(experiment)
         if narrowed is None or experiment.name == "case-study":
             continue
-        wanted = narrowed.wanted()
+        again = experiment.name == CLAIMS_AGAIN.name
+        wanted = wanted_again(results, narrowed) if again else narrowed.wanted()
         done = [
             found[seed]
             for spec, seeds in wanted.items()
@@ -248,7 +275,7 @@ def _what_was_run(stored: Mapping[Spec, Sequence[Result]], selection: Selection,
         lines += [
             "",
             *(
-                f"- {name}: {markdown_text(_listed(getattr(one, column) for one in ran))}"
+                f"- {name}: {markdown_text(_listed(getattr(one, column) for one in distinct))}"
                 for name, column in _ORIGINS.items()
             ),
             f"- Trials in the store: {len(ran):,}, of which diverged: {diverged:,}",
@@ -315,14 +342,15 @@ def _differences(tables: Sequence[Table]) -> str:
 def _claims(decided: Sequence[Verdict]) -> str:
     lines = [
         "## Claim by claim\n",
-        "A case that lacks some of its trials counts as not run.\n",
+        f"{CASES}\n",
         "| | Where | The paper says | Read as | Cases |",
         "|---|---|---|---|---|",
     ]
     for verdict in decided:
         claim = verdict.claim
         lines.append(
-            f"| **{verdict.status}** | {claim.place} | {claim.text} | {claim.reading} | {verdict.counts} |"
+            f"| **{verdict.status}**{verdict.hedge} | {claim.place} | {claim.text} | {claim.reading} | "
+            f"{verdict.counts} |"
         )
     for verdict in decided:
         if verdict.run:

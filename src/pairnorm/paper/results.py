@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
@@ -88,6 +88,17 @@ class Chosen:
     best: Summary
     complete: bool
     """Whether all candidates had been trained."""
+    every: Summary | None = None
+    """All its runs, where there are more than those that are reported."""
+
+    def among(self, others: "Sequence[Chosen]") -> "Chosen":
+        """Return it with all the runs that there are of each of the others too."""
+        runs = [one.every or one.best for one in (self, *others)]
+        seeds = set.intersection(*({trial.seed for trial in one.trials} for one in runs))
+        if len(seeds) <= len(self.best.trials):
+            return self
+        shared = tuple(trial for trial in runs[0].trials if trial.seed in seeds)
+        return Chosen(Summary(self.best.spec, shared), self.complete)
 
     @property
     def accuracy(self) -> float:
@@ -98,6 +109,12 @@ class Chosen:
     def accuracy_std(self) -> float:
         """Standard deviation of the test accuracy over the runs."""
         return self.best.std("test_accuracy")
+
+    @property
+    def accuracy_variance(self) -> float:
+        """Variance of the mean test accuracy: infinite where there is one run."""
+        runs, spread = len(self.best.trials), self.accuracy_std
+        return inf if isnan(spread) else spread**2 / runs
 
     @property
     def layers(self) -> int:
@@ -131,6 +148,10 @@ class Results:
         if not all(seed in found for seed in wanted):
             return None
         return Summary(spec, tuple(found[seed] for seed in wanted))
+
+    def every_run(self, spec: Spec) -> Summary:
+        """Return all runs of a spec."""
+        return Summary(spec, tuple(self._trials[spec].values()))
 
     def candidates(self, experiment: Experiment, place: Place) -> tuple[list[Summary], bool]:
         """Return the candidates of a place that have all runs, and whether these are all candidates.

@@ -1,12 +1,13 @@
 """Training what experiments lack, on a machine that has little but torch; it goes on where it stopped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from pairnorm.data import load
 from pairnorm.paper.case_study import file_beside, lacking, measure_layers, read_layers, write_layers
-from pairnorm.paper.experiments import CASE_STUDY, Experiment
+from pairnorm.paper.claims import wanted_again
+from pairnorm.paper.experiments import CASE_STUDY, CLAIMS_AGAIN, Experiment
 from pairnorm.paper.results import Results
 from pairnorm.train import Progress, Spec, Store, run
 from pairnorm.train.engine import find_device
@@ -47,9 +48,9 @@ def reproduce(
         pairs = (pair for experiment in some for pair in experiment.pairs())
         trained += train(pairs=pairs, measures=measures, progress=partial(progress, stage))
     for experiment in stored:
-        if experiment.search_runs is not None and not should_stop():
-            best = Results.of(store, experiment).second_stage(experiment)
-            trained += train(pairs=best, progress=partial(progress, f"{experiment.name}, the best again"))
+        if _has_later(experiment) and not should_stop():
+            stage = f"{experiment.name}, the best again"
+            trained += train(pairs=_later(experiment, store), progress=partial(progress, stage))
     for study in studies:
         trained += _study(study, store, running, progress, should_stop)
     return Outcome(trained, count_lacking(experiments, store))
@@ -62,11 +63,23 @@ def count_lacking(experiments: Sequence[Experiment], store: Store) -> int:
     for experiment in stored:
         for spec, seed in experiment.pairs():
             wanted.setdefault(spec, set()).add(seed)
-        if experiment.search_runs is not None:
-            for spec, seed in Results.of(store, experiment).second_stage(experiment):
-                wanted.setdefault(spec, set()).add(seed)
+        for spec, seed in _later(experiment, store) if _has_later(experiment) else ():
+            wanted.setdefault(spec, set()).add(seed)
     trials = sum(len(store.missing(spec, seeds)) for spec, seeds in wanted.items())
     return trials + sum(len(lacking(_studied(study), file_beside(store.path))) for study in studies)
+
+
+def _has_later(experiment: Experiment) -> bool:
+    return experiment.search_runs is not None or experiment.name == CLAIMS_AGAIN.name
+
+
+def _later(experiment: Experiment, store: Store) -> Iterator[tuple[Spec, int]]:
+    """Yield what an experiment wants beyond its grid, which results in the store decide."""
+    if experiment.name != CLAIMS_AGAIN.name:
+        yield from Results.of(store, experiment).second_stage(experiment)
+        return
+    for spec, seeds in wanted_again(Results(store.cells()), experiment).items():
+        yield from ((spec, seed) for seed in seeds)
 
 
 def _kinds(experiments: Sequence[Experiment]) -> tuple[list[Experiment], list[Experiment]]:

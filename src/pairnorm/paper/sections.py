@@ -163,9 +163,9 @@ def _recommendation(found: dict[Place, Chosen], model: str, percents: Sequence[i
 
 def own_trials(cells: Mapping[Spec, Sequence[Trial]], selection: Selection) -> list[Summary]:
     """Return the runs of every spec that no experiment asks for, as the paper has it or as it is selected."""
-    experiments = [
+    experiments = {
         one for found in EXPERIMENTS.values() for one in (found, selection.narrow(found)) if one is not None
-    ]
+    }
     known = {spec for one in experiments for place in one.places() for spec in one.candidates(place)}
     return [Summary(spec, tuple(trials)) for spec, trials in cells.items() if spec not in known and trials]
 

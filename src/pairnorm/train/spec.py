@@ -141,6 +141,17 @@ class Spec:
         values |= _remedied(values)
         values |= _without_meaning(values)
 
+    def __hash__(self) -> int:
+        """Return the hash of all fields, computed once: a report looks a million specs up."""
+        return self._hashed
+
+    @cached_property
+    def _hashed(self) -> int:
+        return hash(tuple(vars(self)[name] for name in _HINTS))
+
+    def __getstate__(self) -> dict[str, Any]:  # another process hashes texts otherwise
+        return {name: value for name, value in vars(self).items() if name != "_hashed"}
+
     @property
     def mode(self) -> Mode | None:
         """PairNorm's mode, None without a norm."""

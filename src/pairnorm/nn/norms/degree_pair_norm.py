@@ -1,5 +1,6 @@
 """PairNorm for the symmetric adjacency: centred about the state that it falls towards, √degree."""
 
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from pairnorm.errors import PairNormError, one_of, real_number
 from pairnorm.nn.norms.base import BaseNorm, widen
 from pairnorm.nn.ops.moments import Groups, check_states
+from pairnorm.nn.ops.pair_norm.plain import centre_and_scale
 
 MODES = ("PN", "PN-SI")
 
@@ -88,23 +90,31 @@ class DegreePairNorm(BaseNorm):
                 remedy="Call .bind(degree) with those of this graph.",
             )
         self.degree = self.degree.to(x.device)
-        groups, centred = Groups.of(x, batch, batch_size), widen(x)
-        root = self.degree.to(centred).sqrt().view(-1, *[1] * (x.dim() - 1))
-        share = root / groups.mean_of_each(root.square())
-        centred = torch.addcmul(centred, share, _projection(groups, root, centred), value=-1)
-        with torch.no_grad():  # as in Groups.centre, a second projection: it is the rounding of the first
-            rest = share * _projection(groups, root, centred)
-        centred = centred - rest
-        if self.mode == "PN":
-            square = groups.spread(groups.mean(centred.square()).sum(-1, keepdim=True))
-        else:
-            square = centred.square().sum(-1, keepdim=True)
-        return (centred * (self.scale * (square + self.eps).rsqrt())).to(x.dtype)
+        one = Groups.of(x, batch, batch_size)
+        groups = _Weighted(one.num_nodes, one.batch, one.size, self.degree.to(widen(x).dtype).sqrt())
+        return centre_and_scale(x, groups, self.scale, self.eps, self.mode == "PN-SI")
 
 
-def _projection(groups: Groups, root: Tensor, x: Tensor) -> Tensor:
-    """The mean of root · x over the nodes of each graph, in what fits ``x``."""
-    if groups.batch is not None:
-        return groups.mean_of_each(root * x)
-    # A product of matrices, which makes no tensor of the size of x.
-    return (root.view(1, -1) @ x.flatten(1)).view(1, *x.shape[1:]) / max(groups.num_nodes, 1)
+@dataclass(frozen=True)
+class _Weighted(Groups):
+    """Graphs that are centred by the projection onto the root of the degrees, which is its own adjoint."""
+
+    root: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def has_kernels(self) -> bool:
+        return False
+
+    def centre(self, x: Tensor) -> Tensor:
+        """Subtract the projection, twice: the second is what rounding left of the first."""
+        root = self.root.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+        share = root / self.mean_of_each(root.square())
+        x = torch.addcmul(x, share, self._projection(root, x), value=-1)
+        return x.addcmul_(share, self._projection(root, x), value=-1)
+
+    def _projection(self, root: Tensor, x: Tensor) -> Tensor:
+        """The mean of root · x over the nodes of each graph, in what fits ``x``."""
+        if self.batch is not None:
+            return self.mean_of_each(root * x)
+        # A product of matrices, which makes no tensor of the size of x.
+        return (root.view(1, -1) @ x.flatten(1)).view(1, *x.shape[1:]) / max(self.num_nodes, 1)

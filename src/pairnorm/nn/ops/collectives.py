@@ -11,6 +11,11 @@ from torch import Tensor
 
 from pairnorm.errors import PairNormError
 
+if dist.is_available():
+    # Its functions have the group of the moment they are imported in as a default, and would keep one alive,
+    # threads and all, that torch's compiler met by then: Python would abort as it ends.
+    import torch.distributed.nn.functional
+
 ANSWER_SECONDS = 3.0
 """How long a rank that lost another waits for those that are left."""
 FAILED = "pairnorm/failed"

@@ -123,6 +123,11 @@ class Groups:
             batch_size = limit
         return cls(x.size(0), batch, batch_size or 0)
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether it is what kernels do: all nodes are one graph, centred by their mean."""
+        return self.batch is None
+
     def sum(self, x: Tensor) -> Tensor:
         """Sum ``[nodes, ...]`` over the nodes of each graph: ``[graphs, ...]``."""
         if self.batch is None:

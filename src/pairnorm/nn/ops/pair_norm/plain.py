@@ -76,7 +76,7 @@ def _load_large(device: str) -> Kernels:
 
 
 def _choose(x: Tensor, groups: Groups) -> Kernels | None:
-    if groups.batch is not None or is_transformed():
+    if not groups.has_kernels or is_transformed():
         return None
     if not blocks.serves(x):
         return choose(_load, x)
@@ -136,7 +136,7 @@ def formula_gradient(
         pull = groups.mean_of_each(pull)
     if grad_norm is not None:
         pull = pull + (grad_norm if individually else groups.mean_of_each(grad_norm))
-    result = grad * (scale / norm) + y_wide * (pull / scale)
+    result = torch.addcmul(grad * (scale / norm), y_wide, pull / scale)
     return groups.centre(result).to(y.dtype)
 
 
