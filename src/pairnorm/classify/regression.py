@@ -169,7 +169,7 @@ def _eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
     """
     try:
         values, vectors = torch.linalg.eigh(gram)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         from scipy.linalg import eigh
 
         values, vectors = (torch.from_numpy(part).to(gram) for part in eigh(gram.cpu().numpy(), driver="ev"))
