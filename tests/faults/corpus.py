@@ -32,7 +32,7 @@ from pairnorm.paper.case_study import (
     write_layers,
 )
 from pairnorm.paper.experiments import Selection
-from pairnorm.paper.results import opened
+from pairnorm.paper.results import Results, opened
 from pairnorm.train import Spec, Store, Trial
 from pairnorm.train.result import Result
 
@@ -107,7 +107,7 @@ def _store(name: str) -> Callable[[Path], object]:
             stored: dict[Spec, list[Result]] = {}
             for one in store.results():
                 stored.setdefault(one.spec, []).append(one)
-        return report._what_was_run(stored, Selection(("table1",)), name)
+        return report._what_was_run(stored, Results({}), Selection(("table1",)), name)
 
     return read
 

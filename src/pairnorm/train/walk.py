@@ -46,7 +46,7 @@ WIDEST = 64
 # A cache line holds 16 columns: narrower blocks waste it.
 LINE = 16
 # Python, torch and numba with its kernels.
-BASE = 270 * 10**6
+BASE = 225 * 10**6
 
 Tick = Callable[[str], None]
 Array = NDArray[np.float32]

@@ -30,6 +30,7 @@ from pairnorm.classify.candidates.sgc import (
     until_overfitted,
 )
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
+from pairnorm.classify.regression import GRADIENT
 from pairnorm.data import Graph
 from pairnorm.nn import pair_norm
 
@@ -55,8 +56,9 @@ class LogisticRegression:
     def _tried(self, task: Task) -> Found:
         check_size(task.graph)
         rows = [pair_norm(one.features.to_dense().to(one.device)) for one in task.alike]
+        gradient = ROUGH if has_many_nodes(task.graph) else GRADIENT
         weights = (
-            fold_weights(fewer(one, ENOUGH), own, self.scales, ROUGH)
+            fold_weights(fewer(one, ENOUGH), own, self.scales, gradient)
             for one, own in zip(task.alike, rows, strict=True)
         )
         for found in zip(*weights, strict=True):

@@ -49,7 +49,7 @@ class DegreePairNorm(BaseNorm):
     Example:
         >>> import torch
         >>> degree = torch.tensor([1.0, 4.0])
-        >>> DegreePairNorm().bind(degree)(degree.sqrt().unsqueeze(1))
+        >>> DegreePairNorm().bind(degree)(degree.sqrt().unsqueeze(1)).round(decimals=6)
         tensor([[0.],
                 [0.]])
     """
