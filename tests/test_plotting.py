@@ -1,15 +1,12 @@
-import shutil
-import sys
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import pytest
 
-from pairnorm.plotting import Save, Saving, new_figure, save, style, whole_ticks
+from pairnorm.plotting import new_figure, save, style, whole_ticks
 
 
-def draw(folder: Path, save: Save = save) -> list[Path]:
+def draw(folder: Path) -> list[Path]:
     with style():
         figure = new_figure(3, 2)
         axis = figure.subplots()
@@ -46,41 +43,3 @@ def test_ticks_are_whole_numbers() -> None:
     whole_ticks(axis)
     assert all(float(tick).is_integer() for tick in axis.get_xticks())
     assert axis.get_xlim()[0] == 0
-
-
-@pytest.mark.parametrize("processes", [0, 1, 2])
-def test_another_process_saves_the_same_bytes(tmp_path: Path, processes: int) -> None:
-    here = draw(tmp_path / "here")
-    with Saving(processes) as there:
-        both = [draw(tmp_path / name, there) for name in "ab"]
-        helpers = list(there._helpers)
-    assert len(helpers) == processes
-    assert all(helper.poll() is not None for helper in helpers)
-    for files in both:
-        assert [path.read_bytes() for path in files] == [path.read_bytes() for path in here]
-
-
-def test_what_no_other_process_can_save_is_saved_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Any
-) -> None:
-    for number, executable in enumerate((shutil.which("false"), "/no/such/python", "")):
-        monkeypatch.setattr(sys, "executable", executable)
-        with Saving(2) as there:
-            files = draw(tmp_path / str(number), there)
-        assert all(path.stat().st_size for path in files)
-    (tmp_path / "file").touch()
-    with raises("not-writable"), Saving(1) as there:  # the error is that of saving here
-        draw(tmp_path / "file" / "folder", there)
-
-
-def test_an_error_meanwhile_ends_the_processes(tmp_path: Path) -> None:
-    there = Saving(1)
-
-    def fail() -> None:
-        with there:
-            draw(tmp_path, there)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert there._helpers[0].poll() is not None

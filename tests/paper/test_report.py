@@ -1,6 +1,5 @@
 import csv
 import gzip
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -102,8 +101,7 @@ def test_the_committed_store_gives_the_committed_tables_and_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Figures and the page are left out: their bits may differ where another library draws them."""
-    unsaved = nullcontext(lambda figure, folder, name: [])
-    monkeypatch.setattr(report, "Saving", lambda processes: unsaved)
+    monkeypatch.setattr(report, "save", lambda figure, folder, name: [])
     monkeypatch.setattr(report, "can_render", lambda: False)
     (tmp_path / "notes.md").write_bytes((RESULTS / "notes.md").read_bytes())
     write_report(RESULTS / "store.sqlite", tmp_path)
@@ -173,18 +171,3 @@ def test_a_store_without_anything_still_makes_a_report(tmp_path: Path) -> None:
     assert "0 stand beside ours" in text
     assert "35 have not been run" in text
     assert [table for table in outputs.tables if table] == []
-
-
-@pytest.mark.parametrize(
-    ("cores", "load", "size", "processes"),
-    [(2, 0.5, 2**21, 2), (2, 1.5, 2**21, 0), (1, 0.1, 2**21, 0), (2, 0.5, 9, 0)],
-)
-def test_figures_have_processes_of_their_own_where_a_core_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, load: float, size: int, processes: int
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
-    monkeypatch.setattr("os.getloadavg", lambda: (load, 9.0, 9.0), raising=False)
-    store = tmp_path / "store.sqlite"
-    store.write_bytes(bytes(size))
-    assert report._gains_by_processes(store) is bool(processes)
-    assert not report._gains_by_processes(tmp_path / "absent.sqlite")

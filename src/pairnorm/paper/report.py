@@ -33,7 +33,7 @@ from pairnorm.paper.sections import (
     own_trials,
     scaling_section,
 )
-from pairnorm.plotting import Save, Saving, save
+from pairnorm.plotting import save
 from pairnorm.train import Spec
 from pairnorm.train.result import Origin, Result
 from pairnorm.writing import whole_file
@@ -47,7 +47,6 @@ class Outputs:
     """What has been written: tables by name, captions of figures by file name, and all files."""
 
     out: Path
-    save: Save = save
     tables: dict[str, Table] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
@@ -70,7 +69,7 @@ class Outputs:
         for name, caption, figure in () if self.note else drawings:
             if figure is not None:
                 self.captions[name] = caption
-                self.files += self.save(figure, self.out / FIGURES, name)
+                self.files += save(figure, self.out / FIGURES, name)
 
     def write(self, name: str, text: str) -> Path:
         """Write a text file."""
@@ -82,15 +81,10 @@ class Outputs:
 
 
 def write_outputs(
-    what: Iterable[str],
-    results: Results,
-    layers: dict[Spec, Layers],
-    selection: Selection,
-    out: Path,
-    save: Save = save,
+    what: Iterable[str], results: Results, layers: dict[Spec, Layers], selection: Selection, out: Path
 ) -> Outputs:
     """Write what belongs to the named experiments, without ``all``, and has been run."""
-    outputs, names = Outputs(out, save), list(what)
+    outputs, names = Outputs(out), list(what)
     for name in names:
         if name == "figure2":
             outputs.add_figures(two_steps())
@@ -118,8 +112,6 @@ FEW, MANY = 3, 7
 """A claim that fails in so few of so many cases is said to."""
 LARGE = 0.05
 """A difference from the paper that is listed."""
-LARGE_STORE = 2**20
-"""From so many bytes on figures are saved in processes of their own; each takes a second to start."""
 
 
 @without_collection()
@@ -139,28 +131,15 @@ def write_report(
     """
     selection, folder = selection or Selection(), Path(out)
     stored: dict[Spec, list[Result]] = defaultdict(list)
-    with Saving(2 if _gains_by_processes(Path(store)) else 0) as save:
-        with opened(store) as found:
-            for spec, some in groupby(found.results(), attrgetter("spec")):
-                stored[spec] += some
-        return _write(stored, Path(store), folder, selection, save)
-
-
-def _gains_by_processes(store: Path) -> bool:
-    """Say whether figures get processes of their own: there are many, and a core has nothing to do."""
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return (os.cpu_count() or 1) - busy >= 1 and store.is_file() and store.stat().st_size > LARGE_STORE
-
-
-def _write(
-    stored: Mapping[Spec, Sequence[Result]], store: Path, folder: Path, selection: Selection, save: Save
-) -> Outputs:
+    with opened(store) as found:
+        for spec, some in groupby(found.results(), attrgetter("spec")):
+            stored[spec] += some
     cells = {spec: [one.trial for one in some] for spec, some in stored.items()}
     results, layers = Results(cells), read_layers(file_beside(store))
     own = own_trials(cells, selection)
     alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
     names = [name for name in NAMES if name != "all" and not alone]
-    outputs = write_outputs(names, results, layers, selection, folder, save)
+    outputs = write_outputs(names, results, layers, selection, folder)
     if own:
         outputs.write(OWN_FILE, own_csv(own))
     decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
@@ -168,10 +147,10 @@ def _write(
     path = folder / NOTES
     notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     takeaway, notes = _takeaway(notes)
-    ran = _what_was_run(stored, results, selection, store.name)
+    ran = _what_was_run(stored, results, selection, Path(store).name)
     texts = partial(_texts, outputs.tables, results, selection, notes)
     sections = [
-        f"# Trials of {markdown_text(store.name)}\n" if alone else "# The paper, reproduced\n",
+        f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
         "" if alone else _summary(tables, decided) + takeaway,
         own_section(own),
         ran,
@@ -242,7 +221,6 @@ def _what_was_run(
 ) -> str:
     origins = {spec: {one.trial.seed: one.origin for one in some} for spec, some in stored.items()}
     ran = [origin for some in origins.values() for origin in some.values()]
-    distinct = {id(one): one for one in ran}.values()  # trials that were trained side by side share theirs
     devices = sorted({one.device for one in ran})
     rows = []
     for experiment in EXPERIMENTS.values():
@@ -275,7 +253,7 @@ def _what_was_run(
         lines += [
             "",
             *(
-                f"- {name}: {markdown_text(_listed(getattr(one, column) for one in distinct))}"
+                f"- {name}: {markdown_text(_listed(getattr(one, column) for one in ran))}"
                 for name, column in _ORIGINS.items()
             ),
             f"- Trials in the store: {len(ran):,}, of which diverged: {diverged:,}",

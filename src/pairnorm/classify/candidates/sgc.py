@@ -31,7 +31,7 @@ from pairnorm.train.spec import Norm
 SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
 # A depth can be chosen by this many training nodes; the model is then fitted on all of them.
 ENOUGH = 4000
-# After so many depths that brought no smaller loss, a walk over many nodes ends.
+# After so many depths that brought no smaller loss, a walk over many nodes, or to dear regressions, ends.
 PATIENCE = 3
 # Near enough to the end to compare candidates by; what is chosen is solved to the end.
 ROUGH = 1e-7
@@ -68,10 +68,11 @@ class SGCFamily:
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield an SGC for every fill, norm, depth and scale; of many training nodes, some decide.
 
-        Where there are many nodes, a walk ends when some depths in a row have brought nothing.
+        Where there are many nodes, or regressions are dear, a walk ends when some depths in a row have
+        brought nothing.
         """
         check_size(task.graph)
-        many = has_many_nodes(task.graph)
+        impatient = has_many_nodes(task.graph) or _is_dear(task)
         for fill, norm in product(self.fills, self.norms):
             for scales in _walks(norm, self.scales):
                 least, waited, name = inf, 0, f"SGC{'' if norm == 'none' else '-' + norm}"
@@ -87,7 +88,7 @@ class SGCFamily:
                     if not waited and norm != "PN-SCS" and task.hidden is None:
                         # The best so far is likely to be learnt.
                         _walk(task, fill, norm).keep(self.depths[place - 1], steps[0][0])
-                    if waited == PATIENCE and many:
+                    if waited == PATIENCE and impatient:
                         for depth in self.depths[place:]:
                             tick(f"{name}, depth {depth}: left out")
                         break
@@ -102,14 +103,18 @@ def until_overfitted(task: Task, tried: Iterable[Tried]) -> Found:
         task: whose size tells what is dear; other metrics than the loss may like what is too confident.
         tried: from the smallest scale to the largest.
     """
-    size = int(task.learnable.graph.train.sum()) * task.graph.num_features
-    sparing, least = size >= WORTH_A_THREAD and task.metric == "loss", inf
+    sparing, least = task.metric == "loss" and _is_dear(task), inf
     for one in tried:
         yield one
         loss = one.candidate.validation_loss
         if sparing and loss > MUCH_WORSE * least:
             break
         least = min(least, loss)
+
+
+def _is_dear(task: Task) -> bool:
+    """Say whether a regression on the training nodes takes long."""
+    return int(task.learnable.graph.train.sum()) * task.graph.num_features >= WORTH_A_THREAD
 
 
 def _tried(task: Task, steps: Sequence[Step]) -> Found:
