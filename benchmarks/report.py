@@ -107,6 +107,8 @@ def write_readme(folder: Path = FOLDER) -> None:
     sections = []
     for path in sorted((folder / "results").glob("*.json")):
         found = json.loads(path.read_text())
+        if "rows" not in found:  # the figures of ``benchmarks.large``, whose tables are in docs/large.md
+            continue
         where, rows = found["machine"], [Row(**row) for row in found["rows"]]
         sections.append(
             f"### {where['device']}\n\n{where['cores']} cores, {where['system']}, Python "
