@@ -22,10 +22,8 @@ EDGE_PASSES = {"GCN": 0, "GAT": 2 + 3 + 2}
 
 def layer_bytes(graph: Graph, spec: Spec) -> int:
     """Return the bytes that a hidden layer moves."""
-    state = graph.num_nodes * spec.hidden
-    return BYTES[spec.precision] * STATE_PASSES[spec.model] * state + 4 * EDGE_PASSES[spec.model] * _edges(
-        graph
-    )
+    states = STATE_PASSES[spec.model] * graph.num_nodes * spec.hidden
+    return BYTES[spec.precision] * states + 4 * EDGE_PASSES[spec.model] * _edges(graph)
 
 
 def layer_flops(graph: Graph, spec: Spec) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of, real_number
-from pairnorm.nn.norms.base import BaseNorm, widen
+from pairnorm.nn.norms.base import BaseNorm
 from pairnorm.nn.ops.moments import Groups, check_states
 from pairnorm.nn.ops.pair_norm.plain import centre_and_scale
 
@@ -91,7 +91,7 @@ class DegreePairNorm(BaseNorm):
             )
         self.degree = self.degree.to(x.device)
         one = Groups.of(x, batch, batch_size)
-        groups = _Weighted(one.num_nodes, one.batch, one.size, self.degree.to(widen(x).dtype).sqrt())
+        groups = _Weighted(one.num_nodes, one.batch, one.size, degree=self.degree)
         return centre_and_scale(x, groups, self.scale, self.eps, self.mode == "PN-SI")
 
 
@@ -99,7 +99,7 @@ class DegreePairNorm(BaseNorm):
 class _Weighted(Groups):
     """Graphs that are centred by the projection onto the root of the degrees, which is its own adjoint."""
 
-    root: Tensor = field(default_factory=lambda: torch.empty(0))
+    degree: Tensor = field(kw_only=True)
 
     @property
     def has_kernels(self) -> bool:
@@ -107,7 +107,7 @@ class _Weighted(Groups):
 
     def centre(self, x: Tensor) -> Tensor:
         """Subtract the projection, twice: the second is what rounding left of the first."""
-        root = self.root.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+        root = self.degree.to(x.dtype).sqrt().view(-1, *[1] * (x.dim() - 1))
         share = root / self.mean_of_each(root.square())
         x = torch.addcmul(x, share, self._projection(root, x), value=-1)
         return x.addcmul_(share, self._projection(root, x), value=-1)
