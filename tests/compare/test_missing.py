@@ -5,6 +5,8 @@ import torch
 from pairnorm.compare.missing import (
     FIT,
     FP_VECTORS,
+    FSD_CAP,
+    FSD_CAP_RELEASED,
     PROTOCOLS,
     SSNC,
     TRAINED,
@@ -41,6 +43,17 @@ def test_no_run_is_there_twice_and_a_candidate_keeps_its_place_in_every_run(prot
 def test_where_nothing_is_missing_nothing_is_filled() -> None:
     fills = {cell.fill for cell in SSNC.trained_cells() if cell.missing_percent == 0}
     assert fills == {"zero"}
+
+
+def test_fsd_cap_is_judged_where_whole_vectors_are_missing() -> None:
+    cells = [cell for protocol in PROTOCOLS.values() for cell in protocol.judged_cells()]
+    own = {cell[:2] + cell[3:] for cell in cells if cell.model in (FSD_CAP, FSD_CAP_RELEASED)}
+    assert own == {
+        ("fp-vectors", dataset, model, percent)
+        for dataset in ("cora", "citeseer", "pubmed")
+        for model in (FSD_CAP, FSD_CAP_RELEASED)
+        for percent in (99.5, 90, 50)
+    }
 
 
 def test_what_has_no_seed_is_run_once_where_all_masks_are_alike() -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from pairnorm.classify import NodeClassifier
-from pairnorm.compare.missing import FIT, REFITTED, SSNC, Cell, hide
+from pairnorm.compare import missing
+from pairnorm.compare.fsd_cap import fsd_cap
+from pairnorm.compare.missing import FIT, FSD_CAP, FSD_CAP_RELEASED, REFITTED, SSNC, Cell, Protocol, hide
 from pairnorm.compare.missing_runs import (
     Found,
     Judged,
@@ -21,7 +23,7 @@ from pairnorm.compare.missing_runs import (
     read_judged,
     write_judged,
 )
-from pairnorm.data import load, missing_vectors
+from pairnorm.data import csbm, load, missing_nodes, missing_vectors
 from pairnorm.train import Spec, Store, Trial, train
 from pairnorm.train.schedule import Running
 
@@ -117,6 +119,23 @@ def test_a_method_is_judged_by_the_test_nodes_of_a_graph_that_lacks_what_is_miss
     else:
         counts = torch.bincount(graph.labels[graph.test])
         assert row.accuracy > float(counts.max() / counts.sum()) + 0.1
+
+
+@pytest.mark.parametrize("model", [FSD_CAP, FSD_CAP_RELEASED])
+def test_fsd_cap_sees_validation_labels_by_name(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(missing.FSD_CAP_GCN, "epochs", 5)
+    protocol = replace(SMALL, datasets=("cora-small",), missing=(90,), judged=(model,), kind="nodes")
+    graph = csbm(200, classes=3, seed=3).with_split("per-class-10-of-100@0")
+    graph = graph.replace(features=graph.features.to_dense())
+    monkeypatch.setattr(Protocol, "graph", lambda *_: graph)
+    [cell] = protocol.judged_cells()
+    [row] = judge(protocol, cell, 1)
+    hidden = hide(graph, missing_nodes(graph, 0.9, seed=1))
+    spec = Spec(graph.name, **missing.FSD_CAP_GCN)
+    chances = fsd_cap(hidden, spec, 1, validation_labels=model == FSD_CAP_RELEASED)
+    right = (chances.argmax(1) == graph.labels)[graph.test].float().mean()
+    assert row.cell == cell == Cell("ssnc-mv", "cora-small", "fsd-cap", model, 90)
+    assert row.accuracy == pytest.approx(float(right), abs=1e-6)
 
 
 def test_what_fit_tries_is_judged_along_with_it_as_if_alone() -> None:

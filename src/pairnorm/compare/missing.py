@@ -50,7 +50,12 @@ PUBLISHED_GCN: Settings = {
     "scaling": "none",
     "epochs": 500,
 }
+# As FSD-CAP's released code trains it, with the same exception.
+FSD_CAP_GCN: Settings = {**PUBLISHED_GCN, "learning_rate": 0.01}
 FIT, REFITTED = "fit", "fit, refitted on all labels"
+FSD_CAP, FSD_CAP_RELEASED = "FSD-CAP", "FSD-CAP with validation labels"
+MORE_LABELS = (REFITTED, FSD_CAP_RELEASED)
+"""Those that see the labels of validation nodes not only to choose: they are shown, but no rivals."""
 ALONE = ("SGC alone", "label propagation", "logistic regression", "boosted trees", "most frequent class")
 TABLES = ("amherst41", "german", "reed98")
 REACHED = "citeseer-reached"
@@ -88,7 +93,7 @@ class Protocol:
         kind: of what is missing, as in ``Spec``.
         fills: what stands in for it before a model that is trained by epochs.
         trained: these models by name.
-        judged: the models that ``pairnorm fit`` consists of, and ``fit`` itself, which need no GPU.
+        judged: the models that ``pairnorm fit`` consists of, ``fit`` itself, and others that need no GPU.
         split: its name, in which ``{seed}`` stands for that of a run.
         graphs: which graph a dataset's name means: itself, its ``largest`` component, or a ``table``.
     """
@@ -117,8 +122,10 @@ class Protocol:
     def judged_cells(self) -> Iterator[Cell]:
         """Yield the cells of the others: those of a percentage on all graphs before those of the next."""
         for percent, dataset, model in product(self.missing, self.datasets, self.judged):
-            if dataset != REACHED:  # is judged with Citeseer
-                yield Cell(self.name, dataset, FILL_OF.get(model, ""), model, percent)
+            fill = FILL_OF.get(model, "")
+            nothing_to_fill = fill == "fsd-cap" and percent == 0  # it is a GCN then
+            if dataset != REACHED and not nothing_to_fill:  # the former is judged with Citeseer
+                yield Cell(self.name, dataset, fill, model, percent)
 
     def seeds(self, cell: Cell) -> range:
         """Return the seeds of a cell."""
@@ -160,6 +167,8 @@ FILL_OF = {
     "Correct & Smooth": "zero",
     FIT: "auto",
     REFITTED: "auto",
+    FSD_CAP: "fsd-cap",
+    FSD_CAP_RELEASED: "fsd-cap",
     "SGC alone": "auto",
     "boosted trees": "none",
 }
@@ -213,7 +222,7 @@ FP_VECTORS = Protocol(
     kind="nodes",
     fills=("zero", "fp", "pcfi"),
     trained={"GCN": PUBLISHED_GCN},
-    judged=("label propagation", FIT),
+    judged=("label propagation", FSD_CAP, FSD_CAP_RELEASED, FIT),
     split="per-class-20-of-1500@{seed}",
     graphs="largest",
 )
@@ -223,6 +232,7 @@ FP_ENTRIES = replace(
     title="The same protocol with single entries missing",
     missing=(99.5, 90, 50),
     kind="entries",
+    judged=("label propagation", FIT),
 )
 TABLES_80 = Protocol(
     "tables-80",
@@ -251,7 +261,7 @@ PROTOCOLS = {
     for protocol in (SSNC, FP_VECTORS, FP_ENTRIES, TABLES_80, TABLES_95, BY_CLASS, BY_DEGREE, BY_VALUE)
 }
 GROUPS = ("fp", "tables", "by")
-MODELS = (*TRAINED, "Correct & Smooth", *ALONE, FIT)
+MODELS = (*TRAINED, "Correct & Smooth", FSD_CAP, FSD_CAP_RELEASED, *ALONE, FIT)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.compare.correct_and_smooth import correct_and_smooth
+from pairnorm.compare.fsd_cap import fsd_cap
 from pairnorm.compare.missing import (
     ALONE,
     FILL_OF,
     FIT,
+    FSD_CAP_GCN,
+    FSD_CAP_RELEASED,
     REACHED,
     REFITTED,
     SSNC,
@@ -288,6 +291,7 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
         graph = protocol.hidden(whole, cell.missing_percent, seed)
         settings: dict[str, Any] = {"device": "cpu", "random_state": seed}
         alone = {"simple": True, "refit": False, **settings}
+        classifier: NodeClassifier | None = None
         if cell.model == FIT:
             classifier = NodeClassifier(**settings).fit(graph)
             found = {FIT: classifier.judged_}
@@ -297,6 +301,9 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
         elif cell.model == "Correct & Smooth":
             classifier = NodeClassifier("SGC", norm="none", fill=cell.fill, **alone).fit(graph)
             found = {cell.model: _corrected(graph, torch.from_numpy(classifier.judged_)).numpy()}
+        elif cell.fill == "fsd-cap":
+            spec, released = Spec(graph.name, **FSD_CAP_GCN), cell.model == FSD_CAP_RELEASED
+            found = {cell.model: fsd_cap(graph, spec, seed, validation_labels=released).numpy()}
         else:
             classifier = NodeClassifier(cell.model.removesuffix(" alone"), **alone).fit(graph)
             found = {cell.model: classifier.judged_}
@@ -308,7 +315,7 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
     for model, chances in found.items():
         for dataset, test in tests.items():
             mask, labels = test.numpy(), graph.labels.numpy()
-            predicted = classifier.decide(chances)
+            predicted = chances.argmax(1) if classifier is None else classifier.decide(chances)
             scores = Scores.of(labels[mask], predicted[mask], graph.num_classes, chances[mask])
             rows.append(
                 Judged(
