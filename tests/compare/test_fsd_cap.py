@@ -94,10 +94,11 @@ def test_class_means_weigh_nodes_by_the_entropy_around_them(graph: Graph) -> Non
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # shares have single precision
 
 
-def test_labels_of_test_nodes_are_never_seen_and_those_of_validation_nodes_where_asked_for() -> None:
+@pytest.mark.parametrize("rate", [0.5, 0.99], ids=["dense", "sparse"])
+def test_labels_of_test_nodes_are_never_seen_and_of_validation_nodes_where_asked_for(rate: float) -> None:
     graph = csbm(300, classes=3, seed=3).with_split("per-class-10-of-150@0")
     graph = graph.replace(features=graph.features.to_dense())
-    graph = hide(graph, missing_nodes(graph, 0.9, seed=1))
+    graph = hide(graph, missing_nodes(graph, rate, seed=1))
     spec = Spec(graph.name, "GCN", 2, hidden=8, adjacency="sym", scaling="none", epochs=1)
 
     def predicted(given: Graph, validation_labels: bool) -> Tensor:

@@ -41,6 +41,8 @@ def fsd_cap(graph: Graph, spec: Spec, seed: int, *, validation_labels: bool) -> 
 
 
 def _logits(graph: Graph, features: Tensor, spec: Spec, seed: int) -> Tensor:
+    if 4 * features.count_nonzero() < features.numel():  # columns that no known vector has stay empty
+        features = features.to_sparse_csr()
     whole = graph.replace(features=features, missing=torch.zeros_like(graph.missing))
     with torch.enable_grad():
         model = fit(whole, spec, [seed], "cpu")
@@ -137,6 +139,6 @@ def class_aware(adjacency: Tensor, features: Tensor, classes: Tensor, confidence
     tiny = torch.finfo(features.dtype).tiny
     weight = 1 - entropy / degrees(adjacency).to(features).log().clamp(min=tiny)
     weighted = members * weight.unsqueeze(1)
-    means = (weighted.t() @ features) / weighted.sum(0).clamp(min=tiny).unsqueeze(1)
+    means: Tensor = (weighted.t() @ features) / weighted.sum(0).clamp(min=tiny).unsqueeze(1)
     confidence = confidence.unsqueeze(1)
     return confidence * features + (1 - confidence) * means[classes]
