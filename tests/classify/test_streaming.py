@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from test_walk import packed_graph
 
-from pairnorm.classify.streaming import Rows, Streaming, _sample
+from pairnorm.classify.streaming import Rows, Streaming
 
 
 def test_as_in_memory(tmp_path):
@@ -51,14 +51,6 @@ def test_rows_are_a_split_of_the_labelled(tmp_path):
     parts = np.concatenate([rows.train, rows.validation, rows.test])
     assert sorted(parts) == np.flatnonzero(packed.labels >= 0).tolist()
     assert np.array_equal(np.flatnonzero(rows.taught >= 0), np.sort(rows.train))
-
-
-def test_samples_have_every_class():
-    labels = np.array([0] * 5000 + [1] * 5 + [2])
-    chosen = labels[_sample(labels, 100)]
-    assert len(chosen) <= 100
-    assert set(chosen) == {0, 1, 2}
-    assert len(_sample(labels, 10_000)) == len(labels)
 
 
 @pytest.mark.parametrize(("name", "code"), [("features-0000", "file-damaged"), ("weight", "not-finite")])

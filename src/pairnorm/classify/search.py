@@ -30,11 +30,12 @@ from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation
 from pairnorm.classify.candidates.logistic_regression import LogisticRegression
 from pairnorm.classify.candidates.most_frequent import MostFrequent
-from pairnorm.classify.candidates.sgc import SCALES, SGCFamily
+from pairnorm.classify.candidates.sgc import SGCFamily
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.evaluation import mean_probabilities
+from pairnorm.classify.sparing import SCALES
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.train.remedies import REMEDIES
