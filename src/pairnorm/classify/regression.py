@@ -86,7 +86,7 @@ def _newton(
     objective falls enough. All folds go side by side, [d, folds, classes]: one that has arrived stays.
     """
     squares = rows.square()
-    most = weight[:, 0].numel() // PER_PRODUCT if factorise else INNER_STEPS
+    most, stalled = weight[:, 0].numel() // PER_PRODUCT if factorise else INNER_STEPS, False
 
     def objective(weight: Tensor) -> tuple[Tensor, Tensor]:
         logarithms = _product(rows, weight).log_softmax(2)
@@ -106,9 +106,11 @@ def _newton(
             return _product(rows.T, change) + penalty * direction
 
         diagonal = _product(squares.T, weighted * (1 - chances)) + penalty + 1e-15
-        step, arrived = _conjugate_gradients(hessian, -gradient * moving, diagonal, most)
-        if factorise and not arrived:
-            step = _factorised(rows, chances, shares, penalty, -gradient * moving, step)
+        goal = -gradient * moving
+        step = _factorised(rows, chances, shares, penalty, goal) if stalled else None
+        if step is None:
+            step, arrived = _conjugate_gradients(hessian, goal, diagonal, most)
+            stalled = factorise and not arrived
         descent, share = _sum(gradient * step), moving.to(rows)
         while float(share.max()) > 1e-10:
             new_value, new_chances = objective(weight + share * step)
@@ -149,12 +151,12 @@ def _conjugate_gradients(
 
 
 def _factorised(
-    rows: Tensor, chances: Tensor, shares: Tensor, penalty: Tensor, goal: Tensor, otherwise: Tensor
-) -> Tensor:
-    """Return x with Hessian · x = goal of every fold, by Cholesky; otherwise where rounding allows none."""
-    columns, _, classes = goal.shape
-    every, solution = range(classes), otherwise.clone()
-    for fold in range(goal.shape[1]):
+    rows: Tensor, chances: Tensor, shares: Tensor, penalty: Tensor, goal: Tensor
+) -> Tensor | None:
+    """Return x with Hessian · x = goal of every fold, by Cholesky; None where rounding allows no factor."""
+    columns, folds, classes = goal.shape
+    every, solution = range(classes), torch.empty_like(goal)
+    for fold in range(folds):
         hessian = rows.new_zeros(classes * columns, classes * columns)
         blocks = hessian.view(classes, columns, classes, columns)
         blocks[every, :, every] = penalty.flatten().diag()
@@ -167,9 +169,10 @@ def _factorised(
             outer = ((share.sqrt() * chance).unsqueeze(2) * some.unsqueeze(1)).flatten(1)
             hessian.addmm_(outer.T, outer, alpha=-1)
         factor, failed = torch.linalg.cholesky_ex(hessian)
-        if not failed:
-            found = torch.cholesky_solve(goal[:, fold].T.reshape(-1, 1), factor)
-            solution[:, fold] = found.view(classes, columns).T
+        if failed:
+            return None
+        found = torch.cholesky_solve(goal[:, fold].T.reshape(-1, 1), factor)
+        solution[:, fold] = found.view(classes, columns).T
     return solution
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.regression import WORTH_A_THREAD
+from pairnorm.nn import Kind
+from pairnorm.train.spec import Norm
 
 SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
 # A depth can be chosen by this many training nodes; the model is then fitted on all of them.
@@ -101,6 +103,16 @@ class Sparing:
                 break
 
 
+def usual_norms(adjacency: Kind, many_nodes: bool) -> list[Norm]:
+    """Return the norms that an SGC is tried with, where none is asked for.
+
+    Rows of D̃⁻¹Ã sum to one, so there an SGC without PairNorm is an SGC-PN of another scale: a regression does
+    not penalise its bias.
+    """
+    usual: list[Norm] = ["PN"] if adjacency == "rw" else ["none", "PN"]
+    return usual if many_nodes else [*usual, "PN-SI"]
+
+
 def evenly(labels: Tensor, most: int) -> Tensor:
     """Return the places of some labels, rising: evenly spaced among those of a class, and the first of each.
 
@@ -114,4 +126,5 @@ def evenly(labels: Tensor, most: int) -> Tensor:
     by_class = labels[order]
     first = torch.cat([by_class.new_ones(1, dtype=torch.bool), by_class[1:] != by_class[:-1]])
     spaced = torch.linspace(0, len(labels) - 1, most, device=labels.device).long()
-    return torch.cat([order[spaced.clamp(max=len(labels) - 1)], order[first]]).unique()
+    chosen = torch.cat([order[spaced.clamp(max=len(labels) - 1)], order[first]])
+    return chosen.sort().values.unique_consecutive()

@@ -17,7 +17,7 @@ from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabili
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.regression import GRADIENT, regressions
 from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
-from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES, Sparing, evenly
+from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES, Sparing, evenly, usual_norms
 from pairnorm.classify.summary import write_rows
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
@@ -29,7 +29,6 @@ from pairnorm.train.trainers import part_accuracies, part_losses
 from pairnorm.train.walk import LINE, WIDEST, Plan, Walk, label_propagation
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-NORMS = ("none", "PN")
 MOST_VALIDATED = 10_000
 ALPHA, ROUNDS = 0.9, 50
 LEFT_OUT = (
@@ -198,7 +197,7 @@ class Streaming:
         work: a folder for what is finished, so that a killed search goes on.
         memory: bytes that may be taken.
         depths: of SGC.
-        norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``.
+        norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``usual_norms``.
         scales: PairNorm's s.
         fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``.
         seed: of a split that is drawn.
@@ -214,7 +213,7 @@ class Streaming:
         memory: int,
         *,
         depths: Sequence[int] = DEPTHS,
-        norms: Sequence[str] = NORMS,
+        norms: Sequence[str] | None = None,
         scales: Sequence[float] = SCALES,
         fills: Sequence[str] = FILLS,
         seed: int = 0,
@@ -242,15 +241,18 @@ class Streaming:
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
         for fill in fills:
             one_of("fill", fill, FILLS)
-        methods = [("zero", norm) for norm in norms if "zero" in fills or not whole]
+        many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
+        self._sparing = Sparing(many, numbers, metric="accuracy")
+        usual = norms or usual_norms("rw", many)
+        methods = [("zero", norm) for norm in usual if "zero" in fills or not whole]
         if whole:
-            methods += [("mass", "none")] if "none" in norms and "mass" in fills else []
-            methods += [("fp", norm) for norm in norms if norm != "none" and "fp" in fills]
-        numbers = len(self.rows.train) * graph.facts.features
-        self._sparing = Sparing(graph.facts.nodes >= MANY_NODES, numbers, metric="accuracy")
+            methods += [("mass", "none")] if "none" in (norms or ["none"]) and "mass" in fills else []
+            methods += [("fp", norm) for norm in usual if norm != "none" and "fp" in fills]
         self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
             self.left_out += ("the mass fill and feature propagation, as single features are missing",)
+        if many and norms is None:
+            self.left_out += ("PN-SI, whose states lie on disk: there are many nodes",)
         self.walks = [
             Walk(graph, work, kept, tuple(depths), self.plan.width, fill, norm, tell)
             for fill, norm in (methods if graph.facts.features else [])
