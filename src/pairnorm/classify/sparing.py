@@ -126,5 +126,7 @@ def evenly(labels: Tensor, most: int) -> Tensor:
     by_class = labels[order]
     first = torch.cat([by_class.new_ones(1, dtype=torch.bool), by_class[1:] != by_class[:-1]])
     spaced = torch.linspace(0, len(labels) - 1, most, device=labels.device).long()
-    chosen = torch.cat([order[spaced.clamp(max=len(labels) - 1)], order[first]])
-    return chosen.sort().values.unique_consecutive()
+    chosen = torch.zeros_like(labels, dtype=torch.bool)
+    chosen[order[spaced.clamp(max=len(labels) - 1)]] = True
+    chosen[order[first]] = True
+    return chosen.nonzero().squeeze(1)

@@ -28,6 +28,7 @@ from pairnorm.train.schedule import PLACES
 from pairnorm.train.trainers import part_accuracies, part_losses
 from pairnorm.train.walk import LINE, WIDEST, Plan, Walk, label_propagation
 
+# Fewer than in memory: a walk goes to the last of them before any is judged.
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 MOST_VALIDATED = 10_000
 ALPHA, ROUNDS = 0.9, 50

@@ -25,7 +25,8 @@ from pairnorm.train.jobs import Job, Pair
 from pairnorm.train.remedies import learn
 from pairnorm.train.result import Origin, Result, Trial
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 Told = int | list[Result]
 """What a job tells while it runs: units of work that are done, or results."""
 
