@@ -19,11 +19,12 @@ from pairnorm.nn.ops.kernels import STATES, on_device, shares
 LARGEST = 64 * 64
 MOST_ENDS = 16
 ROWS = 64
-# A program keeps its weight for several tiles of rows.
+# A program keeps its weight for several tiles of rows. Of narrow ones it loads the next while it multiplies.
 PROGRAMS = 1600
+NARROW = 32 * 32
 # Gradients hold more at once, so that small programs let more of them run beside one another.
 ROWS_OF_SUMS = 32
-PROGRAMS_OF_SUMS = 2112
+PROGRAMS_OF_SUMS = 1056
 
 
 def serves(x: Tensor, weight: Tensor, ends: Tensor | None = None) -> bool:
@@ -46,10 +47,12 @@ def forward(
     result = x.new_empty(nodes, trials, out)
     scores = weight.new_empty(nodes, trials, count) if count else None
     programs, share = shares(nodes, trials, ROWS, PROGRAMS)
+    half, padded = _padded(width, out)
+    narrow = 2 * half * padded <= NARROW
     _forward[(trials, programs)](
         x, weight, ends, x if keys is None else keys, result, result if scores is None else scores, share,
-        nodes, trials, dropped, dropped > 0, count, x.dtype == torch.float32, ROWS, width, out,
-        *_padded(width, out), num_warps=4,
+        nodes, trials, dropped, dropped > 0, count, x.dtype == torch.float32, 3 if narrow else 1, ROWS,
+        width, out, half, padded, num_warps=4,
     )  # fmt: skip
     return (result, scores), (x, weight, ends, *([result] if count else []))
 
@@ -76,19 +79,20 @@ def _gradients(
     grad = x.new_zeros(nodes, trials, out) if grad is None else grad.contiguous()
     grad_scores = grad if grad_scores is None else grad_scores.contiguous()
     grad_x = torch.empty_like(x) if needed[0] else None
+    precision = "tf32x3" if x.dtype == torch.float32 else "tf32"
     programs, share = shares(nodes, trials, ROWS_OF_SUMS, PROGRAMS_OF_SUMS)
     sums = weight.new_empty(programs, trials, width, out)
     _backward[(trials, programs)](
         x, grad, grad_scores, weight, ends, keys, x if grad_x is None else grad_x, sums, share, nodes,
-        trials, dropped, needed[0], dropped > 0, count, x.dtype == torch.float32, ROWS_OF_SUMS, width, out,
-        *_padded(width, out), num_warps=2,
+        trials, dropped, needed[0], dropped > 0, count, precision, ROWS_OF_SUMS, width, out,
+        *_padded(width, out), num_warps=2, num_stages=1,
     )  # fmt: skip
     grad_weight, grad_ends = sums.sum(0), None
     if needed[2] and count:
         sums = weight.new_empty(programs, trials, out, count)
-        _backward_ends[(trials, programs, count)](
-            result, grad_scores, sums, share, nodes, trials, out, count, ROWS_OF_SUMS,
-            _padded(width, out)[1], num_warps=4,
+        _backward_ends[(trials, programs)](
+            result, grad_scores, sums, share, nodes, trials, count, precision, ROWS_OF_SUMS, out,
+            _padded(width, out)[1], MOST_ENDS, num_warps=4, num_stages=1,
         )  # fmt: skip
         grad_ends = sums.sum(0)
     return grad_x, grad_weight, grad_ends
@@ -107,9 +111,10 @@ def _rounded(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _add_product(total, a, b, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return total + a·b; to be exact, with what rounding takes off a and b.
+    """Return total + a·b; to be exact, with what rounding takes off a and off b.
 
-    As Triton's tf32x3, but for infinities, which become NaN: to look for them took a fifth of the time.
+    As Triton's tf32x3, but without its look for infinities, which become NaN, and for short sums only: the
+    matrix units do not round what they add up, but cut it off.
     """
     if EXACT:
         large_a, large_b = _rounded(a), _rounded(b)
@@ -121,11 +126,10 @@ def _add_product(total, a, b, EXACT: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _inside(known, entry, HAVE: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which entries of known rows there are. Widths are constants, for else nothing wider than a number is loaded."""
-    if HAVE == PADDED:
-        return known
-    else:
-        return known & (entry < HAVE)[None, :]
+    """Which entries of known rows there are; widths are constants, so that loads take several at once."""
+    if HAVE != PADDED:
+        known = known & (entry < HAVE)[None, :]
+    return known
 
 
 @triton.jit
@@ -167,8 +171,8 @@ def _load_end(ends, number, outof, COUNT: tl.constexpr, OUT: tl.constexpr):  # t
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     x, weight, ends, keys, result, scores, share, nodes, trials, dropped,
-    DROPOUT: tl.constexpr, COUNT: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr, OUT: tl.constexpr, HALF: tl.constexpr, OUT_PADDED: tl.constexpr,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, HALF: tl.constexpr, OUT_PADDED: tl.constexpr,
 ):  # fmt: skip
     WORDS: tl.constexpr = (WIDTH + 1) // 2
     first = tl.program_id(1) * share
@@ -179,7 +183,7 @@ def _forward(  # type: ignore[no-untyped-def]
         key, factor = tl.load(keys + tl.program_id(0)), factor_of(dropped)
         low_weight, high_weight = low_weight * factor, high_weight * factor
     across, out_across = _places(line, entry, trials, WIDTH), _places(line, outof, trials, OUT)
-    for start in range(first, last, ROWS):
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row, known = _row(start, trials), (start + line < last)[:, None]
         low, high = _load_halves(x + row * WIDTH + across, known, WIDTH, HALF)
         if DROPOUT:
@@ -196,7 +200,7 @@ def _forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     x, grad, grad_scores, weight, ends, keys, result, sums, share, nodes, trials, dropped,
-    WANTS_X: tl.constexpr, DROPOUT: tl.constexpr, COUNT: tl.constexpr, EXACT: tl.constexpr,
+    WANTS_X: tl.constexpr, DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, HALF: tl.constexpr, OUT_PADDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a program's rows, and its share of xᵀ grad, summed up as its transpose: both halves of
@@ -223,21 +227,19 @@ def _backward(  # type: ignore[no-untyped-def]
             score = tl.load(place, start + line < last, other=0.0)
             gradient += score[:, None] * _load_end(ends, number, outof, COUNT, OUT)[None, :]
         low, high = _load_halves(x + row * WIDTH + across, known, WIDTH, HALF)
+        to_low = tl.dot(gradient, low_weight, input_precision=PRECISION)
+        to_high = tl.dot(gradient, high_weight, input_precision=PRECISION)
         if DROPOUT:
             keep_low, keep_high = keeps((start + line)[:, None] * WORDS + entry[None, :], key, dropped)
             low, high = tl.where(keep_low, low, 0.0), tl.where(keep_high, high, 0.0)
+            to_low, to_high = tl.where(keep_low, to_low, 0.0), tl.where(keep_high, to_high, 0.0)
         if WANTS_X:
-            zero = tl.zeros([ROWS, HALF], tl.float32)
-            to_low = _add_product(zero, gradient, low_weight, EXACT)
-            to_high = _add_product(zero, gradient, high_weight, EXACT)
-            if DROPOUT:
-                to_low, to_high = tl.where(keep_low, to_low, 0.0), tl.where(keep_high, to_high, 0.0)
             target = result + row * WIDTH + across
             tl.store(target, to_low, _inside(known, entry, WORDS, HALF))
             tl.store(target + WORDS, to_high, _inside(known, entry, WIDTH - WORDS, HALF))
         turned = tl.trans(gradient)
-        low_sum = _add_product(low_sum, turned, low, EXACT)
-        high_sum = _add_product(high_sum, turned, high, EXACT)
+        low_sum = tl.dot(turned, low, low_sum, input_precision=PRECISION)
+        high_sum = tl.dot(turned, high, high_sum, input_precision=PRECISION)
     place = (tl.program_id(1) * trials + tl.program_id(0)).to(tl.int64) * WIDTH * OUT
     target = sums + place + entry[None, :] * OUT + outof[:, None]
     known = (outof < OUT)[:, None]
@@ -247,18 +249,21 @@ def _backward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward_ends(  # type: ignore[no-untyped-def]
-    result, grad_scores, sums, share, nodes, trials, out, COUNT: tl.constexpr, ROWS: tl.constexpr,
-    OUT: tl.constexpr,
+    result, grad_scores, sums, share, nodes, trials, COUNT: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, OUT_PADDED: tl.constexpr, COUNT_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A program's share of resultᵀ grad_scores, for one of the scores."""
+    """A program's share of resultᵀ grad_scores."""
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, nodes)
-    line, outof, number = tl.arange(0, ROWS), tl.arange(0, OUT), tl.program_id(2)
-    total = tl.zeros([ROWS, OUT], tl.float32)
+    line, outof, number = tl.arange(0, ROWS), tl.arange(0, OUT_PADDED), tl.arange(0, COUNT_PADDED)
+    across, score_across = _places(line, outof, trials, OUT), _places(line, number, trials, COUNT)
+    total = tl.zeros([OUT_PADDED, COUNT_PADDED], tl.float32)
     for start in range(first, last, ROWS):
-        row = _row(start, trials) + line * trials
-        known = (start + line < last)[:, None] & (outof < out)[None, :]
-        value = tl.load(result + (row * out)[:, None] + outof[None, :], known, other=0.0).to(tl.float32)
-        total += value * tl.load(grad_scores + row * COUNT + number, start + line < last, other=0.0)[:, None]
-    place = (tl.program_id(1) * trials + tl.program_id(0)).to(tl.int64) * out
-    tl.store(sums + (place + outof) * COUNT + number, tl.sum(total, 0), outof < out)
+        row, known = _row(start, trials), (start + line < last)[:, None]
+        value = tl.load(result + row * OUT + across, _inside(known, outof, OUT, OUT_PADDED), other=0.0)
+        inside = _inside(known, number, COUNT, COUNT_PADDED)
+        score = tl.load(grad_scores + row * COUNT + score_across, inside, other=0.0)
+        total = tl.dot(tl.trans(value.to(tl.float32)), score, total, input_precision=PRECISION)
+    place = (tl.program_id(1) * trials + tl.program_id(0)).to(tl.int64) * OUT
+    inside = _inside((outof < OUT)[:, None], number, COUNT, COUNT_PADDED)
+    tl.store(sums + (place + outof[:, None]) * COUNT + number[None, :], total, inside)
