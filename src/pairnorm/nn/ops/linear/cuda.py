@@ -19,9 +19,8 @@ from pairnorm.nn.ops.kernels import STATES, on_device, shares
 LARGEST = 64 * 64
 MOST_ENDS = 16
 ROWS = 64
-# A program keeps its weight for several tiles of rows. Of narrow ones it loads the next while it multiplies.
+# A program keeps its weight for several tiles of rows.
 PROGRAMS = 1600
-NARROW = 32 * 32
 # Gradients hold more at once, so that small programs let more of them run beside one another.
 ROWS_OF_SUMS = 32
 PROGRAMS_OF_SUMS = 1056
@@ -47,12 +46,10 @@ def forward(
     result = x.new_empty(nodes, trials, out)
     scores = weight.new_empty(nodes, trials, count) if count else None
     programs, share = shares(nodes, trials, ROWS, PROGRAMS)
-    half, padded = _padded(width, out)
-    narrow = 2 * half * padded <= NARROW
     _forward[(trials, programs)](
         x, weight, ends, x if keys is None else keys, result, result if scores is None else scores, share,
-        nodes, trials, dropped, dropped > 0, count, x.dtype == torch.float32, 3 if narrow else 1, ROWS,
-        width, out, half, padded, num_warps=4,
+        nodes, trials, dropped, dropped > 0, count, _precision(x), ROWS, width, out, *_padded(width, out),
+        num_warps=4,
     )  # fmt: skip
     return (result, scores), (x, weight, ends, *([result] if count else []))
 
@@ -79,49 +76,32 @@ def _gradients(
     grad = x.new_zeros(nodes, trials, out) if grad is None else grad.contiguous()
     grad_scores = grad if grad_scores is None else grad_scores.contiguous()
     grad_x = torch.empty_like(x) if needed[0] else None
-    precision = "tf32x3" if x.dtype == torch.float32 else "tf32"
     programs, share = shares(nodes, trials, ROWS_OF_SUMS, PROGRAMS_OF_SUMS)
     sums = weight.new_empty(programs, trials, width, out)
     _backward[(trials, programs)](
         x, grad, grad_scores, weight, ends, keys, x if grad_x is None else grad_x, sums, share, nodes,
-        trials, dropped, needed[0], dropped > 0, count, precision, ROWS_OF_SUMS, width, out,
+        trials, dropped, needed[0], dropped > 0, count, _precision(x), ROWS_OF_SUMS, width, out,
         *_padded(width, out), num_warps=2, num_stages=1,
     )  # fmt: skip
     grad_weight, grad_ends = sums.sum(0), None
     if needed[2] and count:
         sums = weight.new_empty(programs, trials, out, count)
         _backward_ends[(trials, programs)](
-            result, grad_scores, sums, share, nodes, trials, count, precision, ROWS_OF_SUMS, out,
+            result, grad_scores, sums, share, nodes, trials, count, _precision(x), ROWS_OF_SUMS, out,
             _padded(width, out)[1], MOST_ENDS, num_warps=4, num_stages=1,
         )  # fmt: skip
         grad_ends = sums.sum(0)
     return grad_x, grad_weight, grad_ends
 
 
+def _precision(x: Tensor) -> str:
+    """As exact as float32; states that come in fewer digits do with the matrix units' own."""
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+
+
 def _padded(width: int, out: int) -> tuple[int, int]:
     """Sizes that tensor cores take, of half a row that comes in and of a row that goes out."""
     return max(16, triton.next_power_of_2((width + 1) // 2)), max(16, triton.next_power_of_2(out))
-
-
-@triton.jit
-def _rounded(x):  # type: ignore[no-untyped-def]
-    """The nearest number of tf32, the matrix units' own type, which has 10 of the 23 binary digits."""
-    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _add_product(total, a, b, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return total + a·b; to be exact, with what rounding takes off a and off b.
-
-    As Triton's tf32x3, but without its look for infinities, which become NaN, and for short sums only: the
-    matrix units do not round what they add up, but cut it off.
-    """
-    if EXACT:
-        large_a, large_b = _rounded(a), _rounded(b)
-        total = tl.dot(a - large_a, large_b, total, input_precision="tf32")
-        total = tl.dot(large_a, b - large_b, total, input_precision="tf32")
-        a, b = large_a, large_b
-    return tl.dot(a, b, total, input_precision="tf32")
 
 
 @triton.jit
@@ -171,8 +151,8 @@ def _load_end(ends, number, outof, COUNT: tl.constexpr, OUT: tl.constexpr):  # t
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     x, weight, ends, keys, result, scores, share, nodes, trials, dropped,
-    DROPOUT: tl.constexpr, COUNT: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, HALF: tl.constexpr, OUT_PADDED: tl.constexpr,
+    DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, OUT: tl.constexpr, HALF: tl.constexpr, OUT_PADDED: tl.constexpr,
 ):  # fmt: skip
     WORDS: tl.constexpr = (WIDTH + 1) // 2
     first = tl.program_id(1) * share
@@ -183,14 +163,14 @@ def _forward(  # type: ignore[no-untyped-def]
         key, factor = tl.load(keys + tl.program_id(0)), factor_of(dropped)
         low_weight, high_weight = low_weight * factor, high_weight * factor
     across, out_across = _places(line, entry, trials, WIDTH), _places(line, outof, trials, OUT)
-    for start in tl.range(first, last, ROWS, num_stages=STAGES):
+    for start in tl.range(first, last, ROWS, num_stages=3):  # the next tiles are loaded meanwhile
         row, known = _row(start, trials), (start + line < last)[:, None]
         low, high = _load_halves(x + row * WIDTH + across, known, WIDTH, HALF)
         if DROPOUT:
             keep_low, keep_high = keeps((start + line)[:, None] * WORDS + entry[None, :], key, dropped)
             low, high = tl.where(keep_low, low, 0.0), tl.where(keep_high, high, 0.0)
-        product = _add_product(tl.zeros([ROWS, OUT_PADDED], tl.float32), low, low_weight, EXACT)
-        product = _add_product(product, high, high_weight, EXACT)
+        product = tl.dot(low, low_weight, input_precision=PRECISION)
+        product = tl.dot(high, high_weight, product, input_precision=PRECISION)
         tl.store(result + row * OUT + out_across, product, _inside(known, outof, OUT, OUT_PADDED))
         for number in tl.static_range(COUNT):
             score = tl.sum(product * _load_end(ends, number, outof, COUNT, OUT)[None, :], 1)

@@ -114,7 +114,7 @@ class _Plan:
     ) -> None:
         columns = triton.next_power_of_2(features)
         # Of wide rows a few too, for every tile leaves a row of sums.
-        rows = max(elements // columns, min(16, MOMENTS_TILE // columns), 1)
+        rows = max(elements // columns, min(32, MOMENTS_TILE // columns), 1)
         self.tile = (min(rows, triton.next_power_of_2(nodes)), columns)
         self.warps = 4 if rows * columns <= 2 * TILE else 8
         processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
@@ -272,7 +272,9 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
     grad, y, norm, centre, sums, products, share, nodes, trials, features, scale,
     INDIVIDUALLY: tl.constexpr, CODE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    program, trial = _program(trials)
+    # One trial after the other: with all at once, as elsewhere, it took a quarter longer.
+    programs = tl.num_programs(0) // trials
+    program, trial = tl.program_id(0) % programs, tl.program_id(0) // programs
     first = program * share
     last = tl.minimum(first + share, nodes)
     columns = tl.arange(0, COLUMNS)
