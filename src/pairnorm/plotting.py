@@ -85,7 +85,7 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
 
     paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
     digest = _digest(figure)
-    if all(path.is_file() and digest.encode() in path.read_bytes() for path in paths):
+    if all(_shows(path, digest) for path in paths):
         return paths
     # The canvases themselves: figure.savefig draws everything twice, the first time for nothing.
     with style():
@@ -98,6 +98,13 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
             named = {"CreationDate": None, "Creator": None, "Producer": None, "Keywords": digest}
             FigureCanvasPdf(figure).print_pdf(draft, metadata=named)  # type: ignore[no-untyped-call]
     return paths
+
+
+def _shows(path: Path, digest: str) -> bool:
+    try:
+        return digest.encode() in path.read_bytes()
+    except OSError:
+        return False
 
 
 def _digest(figure: "Figure") -> str:

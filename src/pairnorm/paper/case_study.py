@@ -230,8 +230,7 @@ def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
         counts = histograms[number]
         levels = [height + 0.92 * count / max(counts) for count in counts]
         # Not axis.stairs, which looks at every corner for limits that are set below.
-        looks = {"fill": True, "color": COLOURS[kind], "linewidth": 0}
-        axis.add_artist(StepPatch(levels, edges, baseline=height, **looks))
+        axis.add_artist(StepPatch(levels, edges, baseline=height, color=COLOURS[kind], linewidth=0))
         axis.axhline(height, color="#dddddd", linewidth=0.8, zorder=0)
     axis.set_yticks([row + 0.4 for row in range(len(shown))], [str(row + 1) for row in reversed(shown)])
     axis.set(xlim=(edges[0], edges[-1]), ylim=(0, len(shown)))
