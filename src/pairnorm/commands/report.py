@@ -1,6 +1,5 @@
 """``pairnorm report``: all tables and figures and the report, from the store alone."""
 
-import gc
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, option
 from pairnorm.commands.reproduce import SELECTION, WRITING, selection
 from pairnorm.errors import PairNormError
-from pairnorm.memory import without_collection
 
 if TYPE_CHECKING:
     from pairnorm.paper.experiments import Selection
@@ -29,7 +27,6 @@ def add(commands: Any) -> None:
     parser.group("Selection", *SELECTION)
 
 
-@without_collection()
 def run(options: Namespace) -> None:
     """Write every table and figure, report.md and report.html, from results.
 
@@ -48,7 +45,6 @@ def run(options: Namespace) -> None:
         console.show(f"{table.name}: {table.filled} of {len(table.entries)} places filled")
     console.show(f"{len(outputs.files)} files in {safe(options.out)}")
     console.show(f"\nNext: read [bold]{safe(outputs.files[-1])}[/]")
-    gc.freeze()  # the process ends with its command: to look through all this once more takes a second
 
 
 def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
