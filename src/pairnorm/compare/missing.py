@@ -229,7 +229,7 @@ TABLES_80 = Protocol(
     "Graphs with columns such as users have; 80% of the labels are hidden, and vectors of any nodes",
     TABLES,
     (0, 50, 90),
-    runs=2,
+    runs=10,
     kind="nodes",
     fills=(),
     trained={},
