@@ -109,14 +109,17 @@ def _shows(path: Path, digest: str) -> bool:
 
 def _digest(figure: "Figure") -> str:
     """Return what tells a figure from all others: the SHA-256 of all that it, or our style, says to draw."""
+    from matplotlib.path import Path as Outline
     from matplotlib.transforms import TransformNode
+
+    # A transform knows its parents by their addresses; all rectangles share one path, which bars change.
+    of_process = {"_parents", "_interpolation_steps"}
 
     class FigurePickler(pickle.Pickler):
         def reducer_override(self, part: Any) -> Any:
-            if not isinstance(part, TransformNode):
+            if not isinstance(part, TransformNode | Outline):
                 return NotImplemented
-            # Without those that refer to it, which go by their addresses in this process.
-            state = {name: value for name, value in vars(part).items() if name != "_parents"}
+            state = {name: value for name, value in vars(part).items() if name not in of_process}
             return object.__new__, (type(part),), state
 
     pickled = io.BytesIO()
