@@ -14,7 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, normalised
+from pairnorm.classify.candidates.shared_walks import (
+    SharedWalk,
+    filled,
+    has_many_nodes,
+    is_dear,
+    normalised,
+)
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.classify.regression import span
@@ -381,14 +387,18 @@ class Network:
         """Return the logits of every node, [n, trials, classes]."""
         module, features = self.module.to(device).eval(), features.to(device)
         mode = getattr(getattr(module, "norm", None), "mode", None)
-        if isinstance(module, SGC) and has_many_nodes(graph) and mode != "PN-SCS":  # scales differ in walks
-            return self._walked(graph, features)
+        shared = isinstance(module, SGC) and mode != "PN-SCS"  # whose scales have walks of their own
+        if shared and has_many_nodes(graph):
+            return self._walked(graph, features.to_dense())
         matrix = normalised(graph, module.adjacency, device)
         if isinstance(module, SGC) and graph.missing.dim() == 1:  # few rows span few dimensions to walk in
             basis, features = span(features.to_dense())
-            walk = states(filled(self.fill, graph, features), matrix, module.norm)
-            weight = module.weight if basis is None else basis.T @ module.weight
-            return (next(islice(walk, module.depth, None)) @ weight).transpose(0, 1) + module.bias
+            if basis is not None:
+                walk = states(filled(self.fill, graph, features), matrix, module.norm)
+                state = next(islice(walk, module.depth, None))
+                return (state @ (basis.T @ module.weight)).transpose(0, 1) + module.bias
+        if shared and is_dear(graph, features):
+            return self._walked(graph, features.to_dense())
         found: Tensor = module(filled(self.fill, graph, features), matrix)
         return found
 
@@ -396,7 +406,7 @@ class Network:
         """Return an SGC's logits of a walk that others may have gone: PairNorm's scale comes afterwards."""
         module, norm = self.module, self.module.norm
         mode, scale = (None, 1.0) if norm is None else (norm.mode, norm.scale)
-        state = SharedWalk(graph, features.to_dense(), self.fill, module.adjacency, mode).state(module.depth)
+        state = SharedWalk(graph, features, self.fill, module.adjacency, mode).state(module.depth)
         logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * module.weight) + module.bias
         return logits
 
