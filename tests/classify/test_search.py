@@ -78,6 +78,17 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph) -> None:
     assert Lesson.of(replace(task, graph=everyone), chances) is None
 
 
+def test_where_labels_mean_nothing_one_of_every_kind_is_averaged(small: Graph) -> None:
+    """Else the most frequent class would be chosen, which ranks nobody."""
+    order = torch.randperm(small.num_nodes, generator=torch.Generator().manual_seed(1))
+    without_meaning = small.replace(labels=small.labels[order].where(small.labels >= 0, -1))
+    classifier = NodeClassifier(device="cpu").fit(without_meaning)
+    models = [one.model for _, one in classifier.parts_]
+    assert {weight for weight, _ in classifier.parts_} == {1}
+    assert sorted(models) == ["SGC", "boosted trees", "label propagation", "logistic regression"]
+    assert classifier.best_.setting.startswith("4 models, one of every kind: ")
+
+
 def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
     sgc, *_, gnn = plan(NodeClassifier(budget="2m", seeds=3, random_state=7), small)
     assert isinstance(sgc, SGCFamily)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.average import Average, choose, choose_smooth, gains
+from pairnorm.classify.candidates.average import (
+    Average,
+    choose,
+    choose_smooth,
+    gains,
+    one_of_every_kind,
+    tells,
+)
 from pairnorm.classify.candidates.base import (
     Candidate,
     Family,
@@ -61,6 +69,8 @@ GNN_NORM: Norm = "PN-SI"
 # Where nothing is left to choose by.
 USUAL_SCALE = 30.0
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+# Said of an average where nothing else chose.
+EVERY_KIND = "one of every kind"
 RIVAL_EPOCHS, RIVAL_SEEDS = 200, 3
 RIVAL_RATES, RIVAL_DROPOUTS = (0.005, 0.02), (0.6, 0.2)
 
@@ -268,26 +278,37 @@ def search(
         families: what to try.
         tick: is told of every step done.
         simple: choose one, not an average; among several families, an average may be smoothed too, and learn
-            from itself.
+            from itself, or, where what is held out tells nothing, be that of one of every kind.
     """
     by_family = [(family, list(family.fit(task, tick))) for family in families]
     tried = [one for _, some in by_family for one in some]
     first = max(range(len(tried)), key=lambda place: tried[place].rank)
-    counts = {first: 1} if simple or not len(task.held) else choose(task, tried)
-    parts = [(weight, tried[place]) for place, weight in counts.items()]
-    chances = torch.stack([weight * one.chances for weight, one in parts]).sum(0) / sum(counts.values())
-    choice = Choice(tried, parts, tried[first].candidate, chances, task.guess, by_family=by_family)
-    if not simple and len(task.held) and len(families) > 1:
+    several = not simple and len(task.held) > 0
+    choice = _chosen(task, by_family, choose(task, tried) if several else Counter([first]))
+    told = not several or len(families) == 1 or tells(task, choice.chances)
+    if not told:
+        choice = _chosen(task, by_family, one_of_every_kind(tried))
+    elif several and len(families) > 1:
         choice = _refined(task, choice)
+    parts = choice.parts
     if len(parts) == 1 and choice.smooths == (None,):
         return choice
     how = ", smoothed over the graph" if any(choice.smooths) else ""
+    how += "" if told else f", {EVERY_KIND}"
     how += ", learnt once more from its own predictions" if len(choice.smooths) > 1 else ""
     names = "; ".join(one.candidate.name for _, one in parts)
     setting = f"{len(parts)} {'model' if len(parts) == 1 else 'models'}{how}: {names}"
     logits = choice.chances.log().unsqueeze(1)
     best = task.tried(Candidate("average", setting=setting), logits, parts[0][1].learn)
     return choice._replace(best=best.candidate)
+
+
+def _chosen(task: Task, by_family: Sequence[tuple[Family, Sequence[Tried]]], counts: Counter[int]) -> Choice:
+    """Return the choice that takes each of those tried so often; the first of them is named."""
+    tried = [one for _, some in by_family for one in some]
+    parts = [(weight, tried[place]) for place, weight in counts.items()]
+    chances = torch.stack([weight * one.chances for weight, one in parts]).sum(0) / counts.total()
+    return Choice(tried, parts, parts[0][1].candidate, chances, task.guess, by_family=by_family)
 
 
 def _refined(task: Task, choice: Choice) -> Choice:

@@ -20,7 +20,7 @@ from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.classify.fit_page import fit_page, numbers, percent
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
-from pairnorm.classify.search import RIVAL_EPOCHS, RIVAL_SEEDS
+from pairnorm.classify.search import EVERY_KIND, RIVAL_EPOCHS, RIVAL_SEEDS
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.escaping import markdown, spreadsheet, terminal
@@ -320,10 +320,10 @@ def _tuning(findings: Findings) -> str:
 def _parts(findings: Findings) -> Iterator[str]:
     classifier = findings.classifier
     yield "## What it consists of"
-    yield (
-        f"Of {len(classifier.search_):,} models tried, those were taken that together do best on "
-        f"{findings.judges}, by {classifier.metric}: probabilities are averaged. What each reaches alone:"
-    )
+    taken = f"those were taken that together do best on {findings.judges}, by {classifier.metric}"
+    if EVERY_KIND in classifier.best_.setting:
+        taken = f"{findings.judges} tell none from the classes' shares; the best of every kind was taken"
+    yield f"Of {len(classifier.search_):,} models tried, {taken}: probabilities are averaged. Each alone:"
     named = [*classifier.parts_, (sum(weight for weight, _ in classifier.parts_), classifier.best_)]
     yield _table(
         ["", "taken", "validation accuracy", "validation loss"],

@@ -3,7 +3,7 @@ from dataclasses import replace
 import torch
 
 from pairnorm.classify.candidates import Average, Candidate, SGCFamily, Task, Tried
-from pairnorm.classify.candidates.average import choose
+from pairnorm.classify.candidates.average import choose, one_of_every_kind, tells
 from pairnorm.classify.candidates.base import Known, lost
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
@@ -48,6 +48,33 @@ def test_the_metric_decides_who_is_taken(task: Task) -> None:
     for metric, expected in (("accuracy", 0), ("loss", 1)):
         now = replace(task, metric=metric)
         assert choose(now, [tried(now, unsure), tried(now, sure)]).most_common(1)[0][0] == expected
+
+
+def test_what_is_held_out_tells_what_gains_more_than_two_standard_errors(task: Task) -> None:
+    """Held against the paired differences of losses by the textbook."""
+    truth = torch.nn.functional.one_hot(task.held, 2).float()
+    noise = torch.rand(len(truth), generator=torch.Generator().manual_seed(0))[:, None]
+    for strength in (0.0, 0.02, 0.05, 0.1, 0.2, 0.5):
+        chances = (1 - strength) * torch.cat([noise, 1 - noise], 1) + strength * truth
+        losses = [
+            -torch.log(p[torch.arange(len(truth)), task.held]) for p in (chances, task.prior.expand_as(truth))
+        ]
+        gains = (losses[1] - losses[0]).double().numpy()
+        expected = gains.mean() / (gains.std(ddof=1) / len(gains) ** 0.5) > 2
+        assert tells(task, chances) == expected, strength
+    assert tells(task, 0.9 * truth + 0.05)
+    assert not tells(task, task.prior.expand_as(truth))
+
+
+def test_one_of_every_kind_is_the_best_of_each_but_the_constant(task: Task) -> None:
+    truth = torch.nn.functional.one_hot(task.held, 2).float()
+    some = [
+        task.tried(Candidate(model), (share * truth + (1 - share) / 2).log().unsqueeze(1), lambda task: None)
+        for model, share in [
+            ("SGC", 0.2), ("most frequent class", 0.9), ("SGC", 0.4), ("boosted trees", 0.1), ("SGC", 0.3)
+        ]
+    ]  # fmt: skip
+    assert dict(one_of_every_kind(some)) == {2: 1, 3: 1}
 
 
 def test_of_whom_nothing_is_known_the_most_frequent_of_those_held_out_is_guessed(task: Task) -> None:

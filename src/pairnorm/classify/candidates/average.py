@@ -18,6 +18,8 @@ from pairnorm.data import Graph
 ROUNDS, SHORTLIST = 20, 100
 # Of a validation score, what is too little to tell.
 GAIN = 1e-4
+# By so many standard errors an average gains on the shares of the classes, or what is held out tells nothing.
+TELLING = 2.0
 Part = tuple[int, Candidate, Fitted]
 
 
@@ -42,6 +44,32 @@ def choose(task: Task, tried: Sequence[Tried]) -> Counter[int]:
         chosen[place] += 1
         total, best = total + tried[place].chances, values[place]
     return chosen
+
+
+def tells(task: Task, chances: Tensor) -> bool:
+    """Say whether what is held out tells some probabilities from the shares of the classes.
+
+    Where labels are few, chance chooses among hundreds of candidates, and often one that gives all nodes the
+    same.
+
+    Args:
+        task: with validation nodes or folds.
+        chances: [m, classes], chosen by them.
+    """
+    gain = (chances.clamp(min=1e-30) / task.prior).log().gather(1, task.held.unsqueeze(1))
+    return bool(gain.mean() > TELLING * gain.std() / len(gain) ** 0.5)
+
+
+def one_of_every_kind(tried: Sequence[Tried]) -> Counter[int]:
+    """Take the best of every model once, but the most frequent class, which says nothing of a node.
+
+    Args:
+        tried: to choose from.
+    """
+    order = sorted(range(len(tried)), key=lambda place: tried[place].rank)
+    best = {tried[place].candidate.model: place for place in order}
+    best.pop("most frequent class", None)
+    return Counter(best.values())
 
 
 def _value(task: Task, chances: Tensor) -> tuple[float, float]:
