@@ -75,6 +75,18 @@ def test_where_fit_is_behind_the_report_says_so() -> None:
     assert "-0.050 |" in report([ONE], some)
 
 
+def test_what_is_behind_by_less_than_two_standard_errors_is_within_the_noise() -> None:
+    """Differences of -0.03, -0.01 and +0.01: a mean of -0.01 with a standard error of 0.02 / √3."""
+    ours, theirs = {0: 0.70, 1: 0.72, 2: 0.71, 3: 0.9}, {0: 0.73, 1: 0.73, 2: 0.70}
+    some = [
+        Line(Cell("ssnc-mv", "cora", fill, model, 80), tuple(runs.values())[:3], decisive=runs)
+        for fill, model, runs in (("auto", FIT, ours), ("fp", "GCN", theirs))
+    ]
+    text = report([ONE], some)
+    assert "in 0 of 1 places, and behind by less\nthan the noise in 1 more" in text
+    assert "| GCN, feature propagation | 0.720 | 1 | -0.010 ± 0.023 |" in text
+
+
 def test_what_is_published_is_a_rival_too() -> None:
     some = [
         Line(Cell("fp-vectors", "cora", "auto", FIT, 99.5), (0.74,)),

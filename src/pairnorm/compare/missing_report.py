@@ -2,7 +2,7 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
@@ -61,13 +61,23 @@ version of it without these labels for this table.
 
 
 class Line(NamedTuple):
-    """A row of the comparison: means over the runs, NaN where not known."""
+    """A row of the comparison: means over the runs, NaN where not known.
+
+    Args:
+        cell: what it is of.
+        accuracies: on the test nodes, of every run.
+        macro_f1: their mean.
+        auc: their mean.
+        published: the accuracy that a paper reports.
+        decisive: by seed, what decides who is ahead, see ``_decisive``.
+    """
 
     cell: Cell
     accuracies: tuple[float, ...]
     macro_f1: float = nan
     auc: float = nan
     published: float = nan
+    decisive: Mapping[int, float] = {}
 
     @property
     def accuracy(self) -> float:
@@ -94,10 +104,11 @@ def lines(protocols: Sequence[Protocol], found: Found) -> list[Line]:
 
 def _lines(protocol: Protocol, found: Found) -> Iterator[Line]:
     for cell in protocol.trained_cells():
-        accuracies = tuple(trial.test_accuracy for trial in found.runs(protocol, cell))
+        runs = {trial.seed: trial.test_accuracy for trial in found.runs(protocol, cell)}
         numbers = PUBLISHED.get((cell.protocol, cell.fill, cell.model, cell.missing_percent))
         place = PROTOCOLS[protocol.name].datasets.index(cell.dataset)
-        yield Line(cell, accuracies, published=nan if numbers is None else numbers[place])
+        published = nan if numbers is None else numbers[place]
+        yield Line(cell, tuple(runs.values()), published=published, decisive=runs)
     for cell in protocol.judged_cells():
         for dataset in (cell.dataset, REACHED) if cell.dataset == "citeseer" else (cell.dataset,):
             for model in (FIT, REFITTED) if cell.model == FIT else (cell.model,):
@@ -107,7 +118,8 @@ def _lines(protocol: Protocol, found: Found) -> Iterator[Line]:
                 if rows:
                     accuracies = tuple(row.accuracy for row in rows)
                     macro_f1, auc = fmean(row.macro_f1 for row in rows), fmean(row.auc for row in rows)
-                    yield Line(own, accuracies, macro_f1, auc)
+                    decisive = {row.seed: getattr(row, _decisive(dataset)) for row in rows}
+                    yield Line(own, accuracies, macro_f1, auc, decisive=decisive)
 
 
 def write_csv(found: Sequence[Line], path: Path) -> None:
@@ -172,12 +184,15 @@ def _table(protocol: Protocol, found: Sequence[Line]) -> str:
     return "\n".join(text)
 
 
-def _main(line: Line) -> float:
+def _decisive(dataset: str) -> str:
     """What decides who is ahead: on tables AUC for two classes and macro F1 for more, else accuracy."""
-    value = line.accuracy
-    if line.cell.dataset in TABLES:
-        value = line.auc if line.cell.dataset == "german" else line.macro_f1
-    return round(value, 3)
+    if dataset not in TABLES:
+        return "accuracy"
+    return "auc" if dataset == "german" else "macro_f1"
+
+
+def _main(line: Line) -> float:
+    return round(float(getattr(line, _decisive(line.cell.dataset))), 3)
 
 
 def _ranked(found: Sequence[Line], dataset: str) -> list[Line]:
@@ -204,35 +219,49 @@ def _standing(found: Sequence[Line]) -> str:
     places: dict[tuple[str, str, float], list[Line]] = defaultdict(list)
     for line in found:
         places[line.cell.protocol, line.cell.dataset, line.cell.missing_percent].append(line)
-    rows = []
+    rows, ahead, level = [], 0, 0
     for (protocol, dataset, percent), some in places.items():
         ranked = _ranked(some, dataset)
-        ours = [line for line in ranked if line.cell.model == FIT]
-        others = [(_main(line), line.method) for line in ranked if line.cell.model != FIT]
-        published = [
-            (line.published, f"{line.method}, as published") for line in some if not isnan(line.published)
+        ours = next((line for line in ranked if line.cell.model == FIT), None)
+        others = [(_main(line), line.method, line.decisive) for line in ranked if line.cell.model != FIT]
+        number = len(others)
+        if ours is None:
+            continue
+        others += [
+            (line.published, f"{line.method}, as published", dict.fromkeys(ours.decisive, line.published))
+            for line in some
+            if not isnan(line.published)
         ]
-        if ours and (others or published):
-            value, best = max([*others, *published])
-            gap = _main(ours[0]) - value
-            rows.append(
-                f"| {protocol} | {TITLES.get(dataset, dataset)} | {percent:g}% | {_main(ours[0]):.3f} | "
-                f"{best} | {value:.3f} | {len(others)} | {gap:+.3f} |"
-            )
+        if not others:
+            continue
+        value, best, runs = max(others, key=lambda other: other[:2])
+        gap, noise = round(_main(ours) - value, 3), _noise(ours.decisive, runs)
+        ahead += gap >= 0
+        level += -noise <= gap < 0
+        rows.append(
+            f"| {protocol} | {TITLES.get(dataset, dataset)} | {percent:g}% | {_main(ours):.3f} | {best} | "
+            f"{value:.3f} | {number} | {gap:+.3f}{'' if isnan(noise) else f' ± {noise:.3f}'} |"
+        )
     if not rows:
         return "`fit` has not been run beside others yet."
-    ahead = sum(not row.rsplit("|", 2)[1].strip().startswith("-") for row in rows)
     return "\n".join(
         [
-            f"## Where `fit` stands\n\nAhead, or level, in {ahead} of {len(rows)} places. The best other is",
-            "picked by its *test* result, so that luck is on its side: of those that were run, few in some",
-            "places, and of what is published for the protocol. On tables the numbers are AUC (two classes)",
-            "or macro F1.\n",
+            f"## Where `fit` stands\n\nAhead, or level, in {ahead} of {len(rows)} places, and behind by less",
+            f"than the noise in {level} more. The best other is picked by its *test* result, so that luck is",
+            "on its side: of those that were run, few in some places, and of what is published for the",
+            "protocol. On tables the numbers are AUC (two classes) or macro F1. The noise, behind ±, is two",
+            "standard errors of the difference over the runs that both have; a single run has none.\n",
             "| Protocol | Graph | Missing | `fit` | Best other | Its result | Others run | Difference |",
             "|---|---|---|---|---|---|---|---|",
             *rows,
         ]
     )
+
+
+def _noise(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    """Return two standard errors of the mean difference over the runs that both have; NaN for less than 2."""
+    differences = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
+    return 2 * stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else nan
 
 
 def draw(found: Sequence[Line], folder: Path) -> list[Path]:
