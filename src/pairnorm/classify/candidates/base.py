@@ -37,6 +37,8 @@ from pairnorm.train.trainers import part_accuracies, part_losses
 LARGEST_STATE = 8 * 2**30
 # Of the nodes without a label, at most so many are learnt from, their probabilities to this power.
 PUPILS, SHARPER = 4000, 1.5
+# A regression on more columns than this would take long on so many: it takes fewer.
+MANY_COLUMNS, FEWER_PUPILS = 2000, 1000
 # Of more training nodes, where there are many nodes, a model learns from so many, of every class its share.
 MOST_ROWS = 20_000
 
@@ -224,11 +226,13 @@ class Lesson(NamedTuple):
         nodes: int64 [m].
         target: [m, classes], the probability of every class.
         counts: [m], how much each counts; the known ones as much as all others together.
+        known: how many have a label: the first ones. The others are in random order.
     """
 
     nodes: Tensor
     target: Tensor
     counts: Tensor
+    known: int
 
     @classmethod
     def of(cls, task: Task, chances: Tensor) -> Lesson | None:
@@ -248,7 +252,20 @@ class Lesson(NamedTuple):
         sharpened = chances.cpu()[others] ** SHARPER
         target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
         counts = torch.cat([torch.full((len(one),), 1 / len(one)) for one in (known, others)])
-        return cls(torch.cat([known, others]), target, counts)
+        return cls(torch.cat([known, others]), target, counts, len(known))
+
+    def on(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rows, target and counts for a regression; on many columns, of fewer nodes without a label.
+
+        The work grows with the cube of the smaller number, of rows or columns.
+
+        Args:
+            state: [n, d], the columns of every node.
+        """
+        end = len(self.nodes) if state.shape[1] <= MANY_COLUMNS else self.known + FEWER_PUPILS
+        nodes, target, counts = (part[:end].to(state.device) for part in self[:3])
+        counts[self.known :] /= counts[self.known :].sum()
+        return state[nodes], target, counts
 
 
 class Fitted(Protocol):

@@ -205,8 +205,8 @@ def fold_weights(
         gradient: as of ``fold_regressions``.
     """
     if task.lesson is not None:
-        nodes, target, counts = (part.to(state.device) for part in task.lesson)
-        return fold_regressions(state[nodes], target, scales, counts.unsqueeze(0), gradient)
+        rows, target, counts = task.lesson.on(state)
+        return fold_regressions(rows, target, scales, counts.unsqueeze(0), gradient)
     train = task.learnable.graph.train
     folds = torch.stack([fold.graph.train[train] for fold in task.folds]).to(state.device)
     target = one_hot(task.graph.labels[train], task.classes).to(state.device)
