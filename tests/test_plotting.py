@@ -1,19 +1,27 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import matplotlib
 import pytest
 
+from pairnorm import plotting
 from pairnorm.plotting import new_figure, save, style, whole_ticks
 
 
-def draw(folder: Path) -> list[Path]:
+def draw(folder: Path, height: float = 0.2, colour: str = "red") -> list[Path]:
     with style():
         figure = new_figure(3, 2)
-        axis = figure.subplots()
-        axis.plot([1, 2, 60], [0.1, 0.5, 0.2], label="α ± 1")
+        axis, _ = figure.subplots(1, 2, sharey=True)
+        axis.plot([1, 2, 60], [0.1, 0.5, height], label="α ± 1", color=colour)
         axis.legend()
         whole_ticks(axis)
     return save(figure, folder, "one")
+
+
+def written(paths: list[Path]) -> list[int]:
+    return [path.stat().st_mtime_ns for path in paths]
 
 
 def test_the_same_figure_is_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +36,34 @@ def test_the_same_figure_is_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert b"CreationDate" not in first[1].read_bytes()
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"one.png", "one.pdf"}
+
+
+def test_a_figure_that_is_there_is_not_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = draw(tmp_path)
+    before = written(paths)
+    new_figure(3, 2).subplots().bar([1], [2])  # which changes what matplotlib shares among all figures
+    assert written(draw(tmp_path)) == before
+    paths[1].unlink()
+    assert draw(tmp_path)[1].is_file()
+    paths[0].write_bytes(b"no figure of ours")
+    assert draw(tmp_path)[0].read_bytes().startswith(b"\x89PNG")
+    before = written(paths)
+    assert not set(written(draw(tmp_path, height=0.2000001))) & set(before)
+    before = written(paths)
+    assert not set(written(draw(tmp_path, height=0.2000001, colour="blue"))) & set(before)
+    before = written(paths)
+    monkeypatch.setattr(plotting, "DOTS_PER_INCH", 100)
+    assert not set(written(draw(tmp_path, height=0.2000001, colour="blue"))) & set(before)
+
+
+def test_another_process_knows_the_figure_again(tmp_path: Path) -> None:
+    before = written(draw(tmp_path))
+    code = f"from pathlib import Path; from test_plotting import draw; draw(Path({str(tmp_path)!r}))"
+    for seed in ("1", "2"):
+        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+        assert written([tmp_path / "one.png", tmp_path / "one.pdf"]) == before
 
 
 def test_the_users_settings_come_back() -> None:

@@ -4,6 +4,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from pairnorm.classify import regression
 from pairnorm.classify.regression import fold_regressions, regressions, span
 from pairnorm.data import Graph, row_normalise
 from pairnorm.nn import pair_norm, propagation
@@ -42,10 +43,15 @@ def test_a_scale_does_not_depend_on_those_before_it() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(60, 5), (20, 40)], ids=["tall", "wide"])
-def test_folds_side_by_side_are_each_the_regression_on_its_rows(rows: int, columns: int) -> None:
+@pytest.mark.parametrize("factorise", [False, True])
+def test_folds_side_by_side_are_each_the_regression_on_its_rows(
+    rows: int, columns: int, monkeypatch, factorise: bool
+) -> None:
+    monkeypatch.setattr(regression, "PER_PRODUCT", 10)
     features, labels = problem(rows, columns)
     folds = torch.stack([torch.arange(rows) % 3 != number for number in range(3)])
-    for scale, weight, bias in fold_regressions(features, one_hot(labels, 3), (0.5, 30.0), folds):
+    target, scales = one_hot(labels, 3), (0.5, 30.0)
+    for scale, weight, bias in fold_regressions(features, target, scales, folds, factorise=factorise):
         for fold, own, constant in zip(folds, weight, bias, strict=True):
             assert gradient(features[fold], labels[fold], scale, own, constant).abs().max() < 1e-5
 
@@ -97,6 +103,32 @@ def test_a_large_scale_alone_is_as_good_as_after_smaller_ones(propagated: tuple[
         objective(rows, labels, 300.0, *found) for found in ((weight, bias), (alone, alone_bias))
     )
     assert together == pytest.approx(apart, abs=1e-6)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_factorisation_finds_what_conjugate_gradients_find(
+    propagated: tuple[Tensor, Tensor], monkeypatch, fails: bool
+) -> None:
+    rows, labels = propagated
+    scales, called, cholesky = (1.0, 30.0), [], torch.linalg.cholesky_ex
+
+    def factor(hessian: Tensor) -> tuple[Tensor, Tensor]:
+        called.append(hessian)
+        found, failed = cholesky(hessian)
+        return found, failed + fails
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", factor)
+    everyone = torch.ones(1, len(rows))
+    expected = [*fold_regressions(rows, one_hot(labels, 7), scales, everyone)]
+    assert not called
+    monkeypatch.setattr(regression, "PER_PRODUCT", 200)  # of conjugate gradients, too few to arrive
+    for (scale, weight, bias), (_, wanted, _) in zip(
+        regressions(rows, labels, 7, scales), expected, strict=True
+    ):
+        assert gradient(rows, labels, scale, weight, bias).abs().max() < 1e-5
+        torch.testing.assert_close(weight, wanted[0], atol=1e-5, rtol=1e-3)
+    assert called
+    torch.testing.assert_close(called[0], called[0].T)
 
 
 def test_where_divide_and_conquer_ends_nowhere_the_solution_is_the_same(monkeypatch) -> None:

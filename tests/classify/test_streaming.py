@@ -15,17 +15,18 @@ pytest.importorskip("numba")
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from test_walk import packed_graph
 
-from pairnorm.classify.streaming import Rows, Streaming, _sample
+from pairnorm.classify import streaming
+from pairnorm.classify.sparing import PATIENCE
+from pairnorm.classify.streaming import Rows, Streaming
 
 
 def test_as_in_memory(tmp_path):
     packed = packed_graph(tmp_path / "graph", nodes=600, degree=8)
-    search = Streaming(
-        packed, tmp_path / "work", 10**9, depths=(1, 3), norms=("none", "PN"), scales=(1.0, 30.0)
-    )
+    norms = ("none", "PN", "PN-SI")
+    search = Streaming(packed, tmp_path / "work", 10**9, depths=(1, 3), norms=norms, scales=(1.0, 30.0))
     outcome = search.run()
     assert {(one.setting, one.norm) for one in outcome.tried if one.model == "SGC"} == {
-        ("", "none"), ("", "PN"), ("fill mass", "none"), ("fill fp", "PN")
+        *(("", norm) for norm in norms), ("fill mass", "none"), ("fill fp", "PN"), ("fill fp", "PN-SI")
     }  # fmt: skip
     masks = {}
     for part in ("train", "validation", "test"):
@@ -33,10 +34,10 @@ def test_as_in_memory(tmp_path):
         masks[part][getattr(search.rows, part)] = True
     graph = Graph.from_packed(packed).replace(**masks)
     task = Task(graph, Scaling.of(graph, "columns")(graph), "rw", torch.device("cpu"))
-    family = SGCFamily(("none", "PN"), (1, 3), (1.0, 30.0))
+    family = SGCFamily(norms, (1, 3), (1.0, 30.0))
     expected = [one for one, *_ in family.fit(task, lambda done: None)]
     found = {(one.norm, one.depth, one.scale): one for one in outcome.tried if not one.setting}
-    assert len(expected) == 8
+    assert len(expected) == 12
     for one in expected:
         same = found[one.norm, one.depth, one.scale]
         assert same.validation_loss == pytest.approx(one.validation_loss, rel=1e-3)
@@ -45,20 +46,36 @@ def test_as_in_memory(tmp_path):
     assert outcome.scores.count == int(masks["test"].sum())
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch, many):
+    packed = packed_graph(tmp_path / "graph", nodes=600)
+    monkeypatch.setattr(streaming, "MANY_NODES", 600 if many else 601)
+    told = []
+    search = Streaming(packed, tmp_path / "work", 10**9, depths=range(1, 30), scales=[10.0], tell=told.append)
+    over = [("zero", "PN"), ("zero", "PN-SI"), ("mass", "none"), ("fp", "PN"), ("fp", "PN-SI")]
+    assert [(walk.fill, walk.norm) for walk in search.walks] == [
+        one for one in over if not many or one[1] != "PN-SI"
+    ]
+    assert any("PN-SI" in what for what in search.left_out) == many
+    tried = search.run().tried
+    assert sum("SGC" in what for what in told) == 29 * len(search.walks)
+    for walk in search.walks:
+        losses = {
+            one.depth: one.validation_loss
+            for one in tried
+            if one.model == "SGC" and (one.norm, one.setting == "") == (walk.norm, walk.fill == "zero")
+        }
+        best = min(losses, key=lambda depth: losses[depth])
+        assert (max(losses) == 29) or (many and max(losses) == best + PATIENCE)
+    assert any("left out" in what for what in told) == many
+
+
 def test_rows_are_a_split_of_the_labelled(tmp_path):
     packed = packed_graph(tmp_path / "graph", nodes=600)
     rows = Rows.of(packed, 0)
     parts = np.concatenate([rows.train, rows.validation, rows.test])
     assert sorted(parts) == np.flatnonzero(packed.labels >= 0).tolist()
     assert np.array_equal(np.flatnonzero(rows.taught >= 0), np.sort(rows.train))
-
-
-def test_samples_have_every_class():
-    labels = np.array([0] * 5000 + [1] * 5 + [2])
-    chosen = labels[_sample(labels, 100)]
-    assert len(chosen) <= 100
-    assert set(chosen) == {0, 1, 2}
-    assert len(_sample(labels, 10_000)) == len(labels)
 
 
 @pytest.mark.parametrize(("name", "code"), [("features-0000", "file-damaged"), ("weight", "not-finite")])

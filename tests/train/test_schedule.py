@@ -16,6 +16,7 @@ import torch
 from pairnorm.data import Graph, csbm
 from pairnorm.train import Progress, Spec, Store, run, train
 from pairnorm.train.jobs import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
+from pairnorm.train.pools import Workers
 from pairnorm.train.schedule import Running
 
 PROGRAM = """
@@ -395,9 +396,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_says_what_helps(
     with raises("worker-died", options={"workers": 1}):
         run(long, store, device="cpu", graphs={"csbm": graph}, workers=2, progress=kill)
     assert len(children) == 2
-    for child in multiprocessing.active_children():
-        child.join(20)
-    assert not multiprocessing.active_children()
+    assert children_are_gone()
 
 
 def test_a_trial_has_the_origin_of_its_worker(
@@ -443,6 +442,14 @@ def wait_for_long_jobs(process: subprocess.Popen[str], *, under_way: bool) -> No
     raise AssertionError(process.stderr and process.stderr.read())
 
 
+def children_are_gone(seconds: float = 20) -> bool:
+    """Asked again and again: where a thread of the executor waits for it too, a child may seem to live."""
+    end = time.monotonic() + seconds
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.05)
+    return not multiprocessing.active_children()
+
+
 def group_is_gone(group: int, seconds: float = 20) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -485,6 +492,39 @@ def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(graph: Grap
         assert (
             run(pairs_of_run(wanted, range(2)), store, device="cpu", graphs={"csbm": graph}, workers=1) == 2
         )
+
+
+def test_workers_of_any_kind_end_with_a_parent_that_is_killed() -> None:
+    program = """
+import time
+from pairnorm.train.pools import Workers
+with Workers(2) as pool:
+    pool.submit(print, "working", flush=True).result()
+    for _ in range(2):
+        pool.submit(time.sleep, 600)
+    print("begun", flush=True)
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["working\n", "begun\n"]
+        os.kill(process.pid, signal.SIGKILL)
+    assert group_is_gone(process.pid)
+
+
+def test_workers_finish_but_end_at_once_where_there_was_an_error() -> None:
+    with Workers(1) as pool:
+        done = pool.submit(torch.get_num_threads)
+    assert done.result() == 1
+
+    def fail() -> None:
+        with Workers(1) as pool:
+            pool.submit(time.sleep, 600)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert children_are_gone()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -330,6 +330,9 @@ def test_cells_are_sorted_and_narrowed(raises: Any, store: Store) -> None:
     assert list(store.cells(depth=10)) == specs[2:]
     assert list(store.cells(depth=[2, 10], norm="PN", missing_rate=0)) == specs[::2]
     assert store.cells(seed=1, depth=2, norm="PN") == {specs[0]: [a_trial(1)]}
+    grouped = store.results_by_spec(depth=10)
+    assert {spec: [one.trial for one in some] for spec, some in grouped.items()} == store.cells(depth=10)
+    assert [one for some in grouped.values() for one in some] == store.results(depth=10)
     assert store.cells(dataset="citeseer") == {}
     with raises("unknown-choice", value="dept"):
         store.cells(dept=2)

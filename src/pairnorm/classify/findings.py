@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import MOST_ROWS, Candidate, Family, Tick, is_large
+from pairnorm.classify.candidates.base import Candidate, Family, Tick, is_large
 from pairnorm.classify.candidates.boosted_trees import DIRECTED
-from pairnorm.classify.candidates.sgc import PATIENCE
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
@@ -23,6 +22,7 @@ from pairnorm.classify.evaluation import Scores, mean_probabilities, paired_diff
 from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without, without_features
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import NETWORKS, RIVAL_DROPOUTS, RIVAL_RATES, rivals, search
+from pairnorm.classify.sparing import MOST_ROWS, PATIENCE
 from pairnorm.data import Graph, Split
 from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError

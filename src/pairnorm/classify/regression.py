@@ -13,19 +13,33 @@ GRADIENT, STEPS, INNER_STEPS = 1e-10, 100, 500
 SUFFICIENT = 1e-4
 # Below this many numbers, waking a second thread takes longer than the work it would share.
 WORTH_A_THREAD = 2**20
+# To make the Hessian of n weights takes as long as n / 4 products with it; of more weights it is too dear.
+PER_PRODUCT, MOST_WEIGHTS = 4, 1500
+# It is made of so many rows at a time.
+ROWS = 2**11
 
 
 def regressions(
     rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], gradient: float = GRADIENT
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Yield (s, W, b) for every scale; see ``fold_regressions``, of which this is one fold of all rows."""
+    """Yield (s, W, b) for every scale; see ``fold_regressions``, of which this is one fold of all rows.
+
+    Of few weights, a Newton step that conjugate gradients do not reach soon is solved by factorisation.
+    """
     everyone = torch.ones(1, len(rows), device=rows.device)
-    for scale, weight, bias in fold_regressions(rows, one_hot(labels, classes), scales, everyone, gradient):
+    few, target = min(rows.shape) * classes <= MOST_WEIGHTS, one_hot(labels, classes)
+    for scale, weight, bias in fold_regressions(rows, target, scales, everyone, gradient, factorise=few):
         yield scale, weight[0], bias[0]
 
 
 def fold_regressions(
-    rows: Tensor, target: Tensor, scales: Sequence[float], folds: Tensor, gradient: float = GRADIENT
+    rows: Tensor,
+    target: Tensor,
+    scales: Sequence[float],
+    folds: Tensor,
+    gradient: float = GRADIENT,
+    *,
+    factorise: bool = False,
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     r"""Yield (s, W, b) for every scale s, from small to large: the logistic regression on rows s·x.
 
@@ -43,6 +57,7 @@ def fold_regressions(
         scales: PairNorm's s, each above 0.
         folds: [folds, m], how much each row counts in the mean of a fold: W is [folds, d, classes].
         gradient: where its largest number is below this, the end is reached.
+        factorise: whether to solve by factorisation where conjugate gradients would take longer.
     """
     basis, rows = principal(rows.double())
     # The solver stops at a small gradient: it is given rows of norm one on average, whatever their unit.
@@ -56,20 +71,22 @@ def fold_regressions(
         penalty = torch.full_like(weight[:, :1, :1], 1 / (scale * unit) ** 2)
         penalty[-1] = 0  # the bias
         with _threads(rows.numel()):
-            weight = _newton(rows, target.unsqueeze(1), shares, penalty, weight, gradient)
+            weight = _newton(rows, target.unsqueeze(1), shares, penalty, weight, gradient, factorise)
         found = torch.einsum("dr,rkc->kdc", basis, weight[:-1])
         yield scale, found.float() / (scale * unit), weight[-1].float()
 
 
 def _newton(
-    rows: Tensor, target: Tensor, shares: Tensor, penalty: Tensor, weight: Tensor, enough: float
-) -> Tensor:
+    rows: Tensor, target: Tensor, shares: Tensor, penalty: Tensor, weight: Tensor, enough: float,
+    factorise: bool,
+) -> Tensor:  # fmt: skip
     """Return the weights of the least mean cross-entropy + Σ penalty · weight² / 2 (Nocedal & Wright, 7.1).
 
     Every Newton step is solved by conjugate gradients, more exactly the nearer the goal, and halved until the
     objective falls enough. All folds go side by side, [d, folds, classes]: one that has arrived stays.
     """
     squares = rows.square()
+    most, stalled = weight[:, 0].numel() // PER_PRODUCT if factorise else INNER_STEPS, False
 
     def objective(weight: Tensor) -> tuple[Tensor, Tensor]:
         logarithms = _product(rows, weight).log_softmax(2)
@@ -89,7 +106,11 @@ def _newton(
             return _product(rows.T, change) + penalty * direction
 
         diagonal = _product(squares.T, weighted * (1 - chances)) + penalty + 1e-15
-        step = _conjugate_gradients(hessian, -gradient * moving, diagonal)
+        goal = -gradient * moving
+        step = _factorised(rows, chances, shares, penalty, goal) if stalled else None
+        if step is None:
+            step, arrived = _conjugate_gradients(hessian, goal, diagonal, most)
+            stalled = factorise and not arrived
         descent, share = _sum(gradient * step), moving.to(rows)
         while float(share.max()) > 1e-10:
             new_value, new_chances = objective(weight + share * step)
@@ -103,15 +124,20 @@ def _newton(
     return weight
 
 
-def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], goal: Tensor, diagonal: Tensor) -> Tensor:
-    """Return x with matrix(x) ≈ goal, by conjugate gradients with the diagonal as preconditioner."""
+def _conjugate_gradients(
+    matrix: Callable[[Tensor], Tensor], goal: Tensor, diagonal: Tensor, most: int
+) -> tuple[Tensor, bool]:
+    """Return x with matrix(x) ≈ goal, and whether it is near enough after so many steps at most.
+
+    These are conjugate gradients with the diagonal as preconditioner.
+    """
     solution, residual = torch.zeros_like(goal), goal
     direction = scaled = residual / diagonal
     size = _sum(residual * scaled)
     enough = size.sqrt().clamp(max=0.01) * size
-    for _ in range(INNER_STEPS):
+    for _ in range(most):
         if not (wanting := size > enough).any():
-            break
+            return solution, True
         product = matrix(direction)
         curvature = _sum(direction * product)
         # Of a convex function, a curvature of nothing is rounding.
@@ -121,6 +147,32 @@ def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], goal: Tensor, diago
         scaled = residual / diagonal
         size, before = torch.where(length > 0, _sum(residual * scaled), 0), size
         direction = scaled + size / before.clamp(min=1e-300) * direction
+    return solution, False
+
+
+def _factorised(
+    rows: Tensor, chances: Tensor, shares: Tensor, penalty: Tensor, goal: Tensor
+) -> Tensor | None:
+    """Return x with Hessian · x = goal of every fold, by Cholesky; None where rounding allows no factor."""
+    columns, folds, classes = goal.shape
+    every, solution = range(classes), torch.empty_like(goal)
+    for fold in range(folds):
+        hessian = rows.new_zeros(classes * columns, classes * columns)
+        blocks = hessian.view(classes, columns, classes, columns)
+        blocks[every, :, every] = penalty.flatten().diag()
+        # A bias that all classes share changes nothing: in its direction, any curvature will do.
+        blocks[:, -1, :, -1] += 1 / classes
+        for some, chance, share in zip(
+            *(part.split(ROWS) for part in (rows, chances[:, fold], shares[:, fold])), strict=True
+        ):
+            blocks[every, :, every] += (some.T * (share * chance).T.unsqueeze(1)) @ some
+            outer = ((share.sqrt() * chance).unsqueeze(2) * some.unsqueeze(1)).flatten(1)
+            hessian.addmm_(outer.T, outer, alpha=-1)
+        factor, failed = torch.linalg.cholesky_ex(hessian)
+        if failed:
+            return None
+        found = torch.cholesky_solve(goal[:, fold].T.reshape(-1, 1), factor)
+        solution[:, fold] = found.view(classes, columns).T
     return solution
 
 

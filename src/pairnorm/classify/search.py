@@ -38,11 +38,12 @@ from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation
 from pairnorm.classify.candidates.logistic_regression import LogisticRegression
 from pairnorm.classify.candidates.most_frequent import MostFrequent
-from pairnorm.classify.candidates.sgc import SCALES, SGCFamily
+from pairnorm.classify.candidates.sgc import SGCFamily
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.evaluation import mean_probabilities
+from pairnorm.classify.sparing import SCALES, usual_norms
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.train.remedies import REMEDIES
@@ -102,11 +103,7 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         named = any(given is not None for given in (norms, depths, scales, fills))
         models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else NETWORKS)]
     gnns = [model for model in models if model in NETWORKS]
-    # Rows of D̃⁻¹Ã sum to one, so an SGC without PairNorm is an SGC-PN of another scale: a regression does not
-    # penalise its bias.
-    usual: list[Norm] = ["PN"] if wanted.adjacency == "rw" else ["none", "PN"]
-    usual += [] if has_many_nodes(graph) else ["PN-SI"]
-    sgc = (norms or usual) if "SGC" in models else []
+    sgc = (norms or usual_norms(wanted.adjacency, has_many_nodes(graph))) if "SGC" in models else []
     chosen = bool(graph.validation.any())
     if not chosen:
         if gnns:

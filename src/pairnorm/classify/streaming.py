@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.classify.candidates.base import Candidate
-from pairnorm.classify.candidates.sgc import ENOUGH, SCALES
+from pairnorm.classify.candidates.shared_walks import MANY_NODES
 from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabilities
 from pairnorm.classify.holdout import complete_split
-from pairnorm.classify.regression import regressions
+from pairnorm.classify.regression import GRADIENT, regressions
 from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
+from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES, Sparing, evenly, usual_norms
 from pairnorm.classify.summary import write_rows
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
@@ -28,9 +28,9 @@ from pairnorm.train.schedule import PLACES
 from pairnorm.train.trainers import part_accuracies, part_losses
 from pairnorm.train.walk import LINE, WIDEST, Plan, Walk, label_propagation
 
+# Fewer than in memory: a walk goes to the last of them before any is judged.
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-NORMS = ("none", "PN")
-MOST_TAUGHT, MOST_VALIDATED = 20_000, 10_000
+MOST_VALIDATED = 10_000
 ALPHA, ROUNDS = 0.9, 50
 LEFT_OUT = (
     "GCN, GAT, GCNII and APPNP, which keep a state per layer for their gradients",
@@ -46,8 +46,8 @@ class Rows:
     """The nodes that a model learns from, is chosen by and is judged on.
 
     Args:
-        train: int64, at most 20,000, of every class its share.
-        validation: int64, at most 10,000.
+        train: int64, about 20,000 at most, of every class its share.
+        validation: int64, likewise, about 10,000.
         test: int64, all of them.
         taught: int32 [n], the labels of all training nodes, -1 elsewhere.
     """
@@ -77,21 +77,10 @@ class Rows:
         taught = np.full(graph.facts.nodes, -1, np.int32)
         taught[labelled[parts[0]]] = labels[parts[0]]
         learnt, held = (
-            labelled[part][_sample(labels[part], most)]
-            for part, most in zip(parts, (MOST_TAUGHT, MOST_VALIDATED), strict=False)
+            labelled[part][evenly(torch.from_numpy(labels[part]), most)]
+            for part, most in zip(parts, (MOST_ROWS, MOST_VALIDATED), strict=False)
         )
         return cls(learnt, held, labelled[parts[2]], taught)
-
-
-def _sample(labels: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return at most so many places, evenly spaced among the nodes of a class, and the first of each."""
-    if len(labels) <= most:
-        return np.arange(len(labels))
-    order = labels.argsort(kind="stable")
-    first = np.unique(labels[order], return_index=True)[1]
-    return np.unique(
-        order[np.concatenate([np.linspace(0, len(order) - 1, most - len(first)).astype(int), first])]
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +155,7 @@ class Outcome:
         scores, rows = self.scores, self.rows
         low, high = scores.interval
         best: dict[tuple[str, ...], Candidate] = {}  # of every method
-        for one in sorted(self.tried, key=_rank, reverse=True):
+        for one in sorted(self.tried, key=lambda one: one.rank, reverse=True):
             best.setdefault((one.model, one.norm, one.setting), one)
         lines = [
             f"# {markdown(self.graph.folder.name)}", "",
@@ -178,7 +167,7 @@ class Outcome:
             "## Chosen", "",
             f"{self.best.name}{f' ({self.best.setting})' if self.best.setting else ''}, by its accuracy on "
             f"{len(rows.validation):,} validation nodes; learnt from {len(rows.train):,} of "
-            f"{np.count_nonzero(rows.taught >= 0):,} training nodes (at most {MOST_TAUGHT:,}, of every class "
+            f"{np.count_nonzero(rows.taught >= 0):,} training nodes (at most {MOST_ROWS:,}, of every class "
             f"its share; candidates were compared on {min(ENOUGH, len(rows.train)):,}).", "",
             "| candidate | setting | validation accuracy | loss |", "| --- | --- | ---: | ---: |",
             *(f"| {one.name} | {one.setting} | {one.validation_accuracy:.1%} | {one.validation_loss:.3f} |"
@@ -209,7 +198,7 @@ class Streaming:
         work: a folder for what is finished, so that a killed search goes on.
         memory: bytes that may be taken.
         depths: of SGC.
-        norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``.
+        norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``usual_norms``.
         scales: PairNorm's s.
         fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``.
         seed: of a split that is drawn.
@@ -225,7 +214,7 @@ class Streaming:
         memory: int,
         *,
         depths: Sequence[int] = DEPTHS,
-        norms: Sequence[str] = NORMS,
+        norms: Sequence[str] | None = None,
         scales: Sequence[float] = SCALES,
         fills: Sequence[str] = FILLS,
         seed: int = 0,
@@ -253,13 +242,18 @@ class Streaming:
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
         for fill in fills:
             one_of("fill", fill, FILLS)
-        methods = [("zero", norm) for norm in norms if "zero" in fills or not whole]
+        many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
+        self._sparing = Sparing(many, numbers, metric="accuracy")
+        usual = norms or usual_norms("rw", many)
+        methods = [("zero", norm) for norm in usual if "zero" in fills or not whole]
         if whole:
-            methods += [("mass", "none")] if "none" in norms and "mass" in fills else []
-            methods += [("fp", norm) for norm in norms if norm != "none" and "fp" in fills]
+            methods += [("mass", "none")] if "none" in (norms or ["none"]) and "mass" in fills else []
+            methods += [("fp", norm) for norm in usual if norm != "none" and "fp" in fills]
         self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
             self.left_out += ("the mass fill and feature propagation, as single features are missing",)
+        if many and norms is None:
+            self.left_out += ("PN-SI, whose states lie on disk: there are many nodes",)
         self.walks = [
             Walk(graph, work, kept, tuple(depths), self.plan.width, fill, norm, tell)
             for fill, norm in (methods if graph.facts.features else [])
@@ -280,11 +274,11 @@ class Streaming:
             walk.run()
             for candidate in self._candidates(walk):
                 tried.append(candidate)
-                if best is None or _rank(candidate) > _rank(best[0]):
+                if best is None or candidate.rank > best[0].rank:
                     best = candidate, walk
         spread, candidate = self._spread()
         tried.append(candidate)
-        if best is None or _rank(candidate) > _rank(best[0]):
+        if best is None or candidate.rank > best[0].rank:
             best = candidate, None
         logits = spread if best[1] is None else self._logits(best[1], best[0])
         held = torch.from_numpy(logits[self.rows.validation])[:, None]
@@ -299,26 +293,28 @@ class Streaming:
         labels = self._labels(self.rows.validation)
         return float(part_accuracies(logits, labels)), float(part_losses(logits, labels))
 
-    def _candidates(self, walk: Walk) -> list[Candidate]:
-        count, classes = len(self.rows.train), len(self.graph.facts.classes)
-        labels = self._labels(self.rows.train)
-        few = torch.from_numpy(_sample(labels.numpy(), ENOUGH))
-        found = []
-        for depth in walk.depths:
-            state = torch.from_numpy(walk.state(depth))
-            _check_finite(self.graph, state)
-            for scale, weight, bias in regressions(state[:count][few], labels[few], classes, self.scales):
-                judged = self._judge(scale * state[count:] @ weight + bias)
-                setting = "" if walk.fill == "zero" else f"fill {walk.fill}"
-                found.append(Candidate("SGC", walk.norm, depth, scale, *judged, setting))  # type: ignore[arg-type]
-            self.tell(f"SGC-{walk.norm}, {walk.fill}, depth {depth}")
-        return found
+    def _candidates(self, walk: Walk) -> Iterator[Candidate]:
+        """Yield an SGC for every depth and scale that ``Sparing`` does not leave out."""
+        steps = ((None, self._tried(walk, depth)) for depth in walk.depths)
+        name = f"SGC-{walk.norm}, {walk.fill}"
+        for _, _, tried, _ in self._sparing.depths(walk.depths, steps, self.tell, name):
+            yield from tried
+
+    def _tried(self, walk: Walk, depth: int) -> Iterator[Candidate]:
+        """Yield an SGC for every scale, from small to large; of many training nodes, some decide."""
+        state, labels = torch.from_numpy(walk.state(depth)), self._labels(self.rows.train)
+        _check_finite(self.graph, state)
+        some, held, classes = evenly(labels, ENOUGH), state[len(labels) :], len(self.graph.facts.classes)
+        setting = "" if walk.fill == "zero" else f"fill {walk.fill}"
+        for scale, weight, bias in regressions(state[some], labels[some], classes, self.scales, ROUGH):
+            judged = self._judge(scale * held @ weight + bias)
+            yield Candidate("SGC", walk.norm, depth, scale, *judged, setting)  # type: ignore[arg-type]
 
     def _logits(self, walk: Walk, best: Candidate) -> NDArray[np.float32]:
-        count, classes = len(self.rows.train), len(self.graph.facts.classes)
-        state = torch.from_numpy(walk.state(best.depth)[:count])
-        labels = self._labels(self.rows.train)
-        ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale])
+        labels, classes = self._labels(self.rows.train), len(self.graph.facts.classes)
+        state = torch.from_numpy(walk.state(best.depth)[: len(labels)])
+        gradient = ROUGH if self._sparing.many_nodes else GRADIENT
+        ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale], gradient)
         return walk.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
 
     def _spread(self) -> tuple[NDArray[np.float32], Candidate]:
@@ -343,10 +339,3 @@ def _check_finite(graph: PackedGraph, state: torch.Tensor) -> None:
             value=str(graph.folder),
             remedy="Pack the graph again with smaller weights.",
         )
-
-
-def _rank(candidate: Candidate) -> tuple[float, float, int]:
-    """What the best candidate has most of: accuracy; then a small loss; then few layers."""
-    known = (candidate.validation_accuracy, -candidate.validation_loss)
-    accuracy, loss = (-inf if isnan(value) else value for value in known)
-    return accuracy, loss, -candidate.depth

@@ -5,9 +5,8 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from math import isnan
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +31,7 @@ from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.nn import propagation
 from pairnorm.train import Progress, Spec, Store, Trial, run
+from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin
 from pairnorm.train.schedule import Running
 from pairnorm.writing import whole_file
@@ -249,25 +249,20 @@ def _judge_all(
         return
     pending: set[Future[list[Judged]]] = set()
     workers = running.workers or os.cpu_count() or 1
-    # Not forked: threads of torch would not live in the child.
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        try:
-            while True:
-                while waiting and len(pending) < workers and not should_stop():
-                    protocol, cell, seed = waiting.pop(0)
-                    pending.add(pool.submit(judge, protocol, cell, seed, running.root))
-                    done = total - len(waiting) - len(pending)
-                    label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
-                    progress(f"{protocol.name}, without epochs", Progress(done, total, total, label))
-                if not pending:
-                    break
-                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    rows |= {(row.cell, row.seed): row for row in future.result()}
-                write_judged(file_beside(path), rows.values())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with Workers(workers) as pool:
+        while True:
+            while waiting and len(pending) < workers and not should_stop():
+                protocol, cell, seed = waiting.pop(0)
+                pending.add(pool.submit(judge, protocol, cell, seed, running.root))
+                done = total - len(waiting) - len(pending)
+                label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
+                progress(f"{protocol.name}, without epochs", Progress(done, total, total, label))
+            if not pending:
+                break
+            finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in finished:
+                rows |= {(row.cell, row.seed): row for row in future.result()}
+            write_judged(file_beside(path), rows.values())
 
 
 def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -> list[Judged]:

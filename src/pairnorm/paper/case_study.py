@@ -221,13 +221,16 @@ def distributions(found: dict[str, Layers], model: str) -> "Figure | None":
 
 def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
     """Draw a histogram for some of the layers, the first on top, each as high as there is room."""
+    from matplotlib.patches import StepPatch
+
     histograms, edges = layers.histograms[kind], layers.edges[kind]
     step = -(-len(histograms) // RIDGES)
     shown = list(range(0, len(histograms), step))
     for height, number in enumerate(reversed(shown)):
         counts = histograms[number]
         levels = [height + 0.92 * count / max(counts) for count in counts]
-        axis.stairs(levels, edges, baseline=height, fill=True, color=COLOURS[kind])
+        # Not axis.stairs, which looks at every corner for limits that are set below.
+        axis.add_artist(StepPatch(levels, edges, baseline=height, color=COLOURS[kind], linewidth=0))
         axis.axhline(height, color="#dddddd", linewidth=0.8, zorder=0)
     axis.set_yticks([row + 0.4 for row in range(len(shown))], [str(row + 1) for row in reversed(shown)])
     axis.set(xlim=(edges[0], edges[-1]), ylim=(0, len(shown)))

@@ -1,13 +1,12 @@
 """The report, from the store alone: what was run, tables, claims, whose the gain is, figures."""
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
 from importlib.util import find_spec
-from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -130,10 +129,8 @@ def write_report(
         selection: how much of the experiments is wanted. Default: the paper's.
     """
     selection, folder = selection or Selection(), Path(out)
-    stored: dict[Spec, list[Result]] = defaultdict(list)
     with opened(store) as found:
-        for spec, some in groupby(found.results(), attrgetter("spec")):
-            stored[spec] += some
+        stored = found.results_by_spec()
     cells = {spec: [one.trial for one in some] for spec, some in stored.items()}
     results, layers = Results(cells), read_layers(file_beside(store))
     own = own_trials(cells, selection)
@@ -253,7 +250,7 @@ def _what_was_run(
         lines += [
             "",
             *(
-                f"- {name}: {markdown_text(_listed(getattr(one, column) for one in ran))}"
+                f"- {name}: {markdown_text(_listed(set(map(attrgetter(column), ran))))}"
                 for name, column in _ORIGINS.items()
             ),
             f"- Trials in the store: {len(ran):,}, of which diverged: {diverged:,}",

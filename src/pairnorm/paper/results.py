@@ -144,10 +144,10 @@ class Results:
     def summary(self, spec: Spec, seeds: Iterable[int]) -> Summary | None:
         """Return the runs of a spec with these seeds, or None if one is lacking."""
         found = self._trials.get(spec, {})
-        wanted = list(seeds)
-        if not all(seed in found for seed in wanted):
+        try:
+            return Summary(spec, tuple([found[seed] for seed in seeds]))
+        except KeyError:
             return None
-        return Summary(spec, tuple(found[seed] for seed in wanted))
 
     def every_run(self, spec: Spec) -> Summary:
         """Return all runs of a spec."""

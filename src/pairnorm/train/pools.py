@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -24,6 +25,8 @@ from pairnorm.train.jobs import Job, Pair
 from pairnorm.train.remedies import learn
 from pairnorm.train.result import Origin, Result, Trial
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Told = int | list[Result]
 """What a job tells while it runs: units of work that are done, or results."""
 
@@ -146,25 +149,62 @@ class Streams(Pool):
         self._told.put(told)
 
 
+class Workers(ProcessPoolExecutor):
+    """Processes of one thread each, which do not outlive this one; left by an error, they end at once.
+
+    Args:
+        count: how many.
+        told: where what ``_work`` does tells.
+    """
+
+    def __init__(self, count: int, told: Any = None) -> None:
+        # Not forked: threads of torch would not live in the child.
+        super().__init__(count, multiprocessing.get_context("spawn"), _start_worker, (told,))
+
+    def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Send work to a process."""
+        with _interrupts_held_back():
+            return super().submit(function, *args, **kwargs)
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """Those that were started."""
+        return list((self._processes or {}).values())
+
+    def end(self, last: Callable[[], None] = lambda: None) -> None:
+        """End all at once, after something that needs them."""
+        processes = self.processes
+        self.shutdown(wait=False, cancel_futures=True)
+        try:
+            last()
+        finally:
+            for process in processes:
+                process.terminate()
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        """Wait for the work, unless there was an error."""
+        if kind is None:
+            self.shutdown()
+        else:
+            self.end()
+
+
 class Processes(Pool):
-    """Processes of one thread each, one for each core."""
+    """Workers, one for each core."""
 
     def __init__(self, workers: int, hear: Callable[[Told], None]) -> None:
         super().__init__(workers, hear)
-        context = multiprocessing.get_context("spawn")
-        self._told = context.SimpleQueue()
-        self._pool = ProcessPoolExecutor(workers, context, _start_worker, (self._told,))
+        self._told = multiprocessing.get_context("spawn").SimpleQueue()
+        self._pool = Workers(workers, self._told)
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         """Send a job to a process."""
-        with _interrupts_held_back():
-            return self._pool.submit(_work, graph, job, options)
+        return self._pool.submit(_work, graph, job, options)
 
     def listen(self, *, results_only: bool = False) -> None:
         """Hear the workers, and see that they live: the executor misses the end of one it has just begun."""
         super().listen(results_only=results_only)
-        processes = list((self._pool._processes or {}).values())
-        if not results_only and any(process.exitcode is not None for process in processes):
+        if not results_only and any(process.exitcode is not None for process in self._pool.processes):
             raise BrokenProcessPool("a process has ended")
 
     def close(self) -> None:
@@ -173,13 +213,7 @@ class Processes(Pool):
 
     def abandon(self) -> None:
         """Hear what was told before the end of a worker could cut it off, then end them all."""
-        processes = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        try:
-            self.listen(results_only=True)
-        finally:
-            for process in processes:
-                process.terminate()
+        self._pool.end(lambda: self.listen(results_only=True))
 
 
 @contextmanager

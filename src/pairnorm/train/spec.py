@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import sha256
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pairnorm.data.features import SCALINGS
@@ -135,11 +136,10 @@ class Spec:
 
     def __post_init__(self) -> None:
         values = vars(self)  # written to as such: a report makes a hundred thousand specs
-        for name, value in values.items():
-            plain = type(value) in (str, int, float) and name != "remedy"  # whose version may change
-            values[name] = (_check if plain else _check.__wrapped__)(name, value)
-        values |= _remedied(values)
-        values |= _without_meaning(values)
+        others = [values[name] for name in _OTHERS]
+        plain = self.remedy == "none" and {*map(type, others)} <= {str, int, float}
+        values |= (_settled if plain else _settled.__wrapped__)(*others)
+        values["depth"] = _check("depth", self.depth)
 
     def __hash__(self) -> int:
         """Return the hash of all fields, computed once: a report looks a million specs up."""
@@ -147,7 +147,7 @@ class Spec:
 
     @cached_property
     def _hashed(self) -> int:
-        return hash(tuple(vars(self)[name] for name in _HINTS))
+        return hash(_values(self))
 
     def __getstate__(self) -> dict[str, Any]:  # another process hashes texts otherwise
         return {name: value for name, value in vars(self).items() if name != "_hashed"}
@@ -239,9 +239,20 @@ _HINTS: dict[str, Any] = {
 }
 
 
-@lru_cache(4096, typed=True)  # a store has tens of thousands of specs, made of the same few values
+_OTHERS = tuple(name for name in _HINTS if name != "depth")
+_values = attrgetter(*_HINTS)
+
+
 def _check(name: str, value: Any) -> Any:
     return _HINTS[name].__metadata__[0](name, value)
+
+
+@lru_cache(8192, typed=True)  # a store has tens of thousands of specs, which differ in depth above all
+def _settled(*others: Any) -> dict[str, Any]:
+    """Return all fields but the depth, checked, each that cannot change the result with its one value."""
+    values = {name: _check(name, value) for name, value in zip(_OTHERS, others, strict=True)}
+    values |= _remedied(values)
+    return values | _without_meaning(values)
 
 
 def _malformed(text: str, problem: str) -> PairNormError:

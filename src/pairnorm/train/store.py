@@ -347,11 +347,18 @@ class Store:
 
     def results(self, **where: Any) -> list[Result]:
         """Return all results, sorted by spec and seed; ``where`` as in ``cells``."""
+        return [result for some in self.results_by_spec(**where).values() for result in some]
+
+    def results_by_spec(self, **where: Any) -> dict[Spec, list[Result]]:
+        """Return the results of every spec, sorted; ``where`` as in ``cells``."""
         cells = list(self._read(where))
         found = self._query(f"SELECT id, {_names(ORIGIN)} FROM origins")
         try:
             origins = {number: Origin(**dict(zip(ORIGIN, values, strict=True))) for number, *values in found}
-            return [Result(spec, trial, origins[key]) for spec, trials in cells for trial, key in trials]
+            results: dict[Spec, list[Result]] = defaultdict(list)
+            for spec, trials in cells:  # of an older store, several may be the same spec by now
+                results[spec] += [Result(spec, trial, origins[key]) for trial, key in trials]
+            return results
         except UNEXPECTED as error:
             raise _fault(self.path, error) from error
 

@@ -3,10 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pairnorm.classify import Scaling
-from pairnorm.classify.candidates import Candidate, SGCFamily, Task, Tried, base, shared_walks
+from pairnorm.classify import Scaling, sparing
+from pairnorm.classify.candidates import SGCFamily, Task, base, shared_walks
 from pairnorm.classify.candidates import sgc as module
-from pairnorm.classify.candidates.sgc import _learn, until_overfitted
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 from pairnorm.fill import fill_missing
@@ -108,7 +107,7 @@ def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monk
         assert losses == pytest.approx(expected, abs=1e-5)
     depths = range(1, len(losses) + 1)
     least = [min(one.validation_loss for one in short if one.depth == depth) for depth in depths]
-    assert min(least) == min(least[: -module.PATIENCE])
+    assert min(least) == min(least[: -sparing.PATIENCE])
 
 
 def test_over_many_nodes_features_are_filled_once(blanked_cora: Graph, monkeypatch) -> None:
@@ -129,17 +128,3 @@ def test_over_many_nodes_features_are_filled_once(blanked_cora: Graph, monkeypat
     other = replace(task, graph=task.graph.replace(adjacency=task.graph.adjacency.clone()))
     found[-1].learn(other)
     assert calls == ["mass", "mass"]
-
-
-@pytest.mark.parametrize(
-    ("dear", "metric", "last"), [(1, "loss", 1.1), (1, "accuracy", 3.0), (10**9, "loss", 3.0)]
-)
-def test_scales_that_only_overfit_are_left_out_where_they_are_dear(
-    small: Graph, monkeypatch, dear: int, metric: str, last: float
-) -> None:
-    monkeypatch.setattr(module, "WORTH_A_THREAD", dear)
-    losses = iter([1.0, 0.5, 0.9, 1.1, 3.0])
-    given = (Tried(Candidate("SGC", validation_loss=loss), torch.ones(1), 0.0, _learn) for loss in losses)
-    *_, found = until_overfitted(replace(on(small), metric=metric), given)
-    assert found.candidate.validation_loss == last
-    assert next(losses, None) == (3.0 if last == 1.1 else None)  # what is left out is not even solved

@@ -24,6 +24,7 @@ from pairnorm.classify.candidates.shared_walks import (
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.classify.regression import span
+from pairnorm.classify.sparing import Sparing, evenly
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.data.features import without_rows
@@ -39,8 +40,6 @@ LARGEST_STATE = 8 * 2**30
 PUPILS, SHARPER = 4000, 1.5
 # A regression on more columns than this would take long on so many: it takes fewer.
 MANY_COLUMNS, FEWER_PUPILS = 2000, 1000
-# Of more training nodes, where there are many nodes, a model learns from so many, of every class its share.
-MOST_ROWS = 20_000
 
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -138,6 +137,12 @@ class Task:
         """The share of every class among the training nodes, [classes]; one more of each is imagined."""
         counts = torch.bincount(self.graph.labels[self.graph.train].cpu(), minlength=self.classes) + 1.0
         return counts / counts.sum()
+
+    @property
+    def sparing(self) -> Sparing:
+        """What is left out because of the task's size."""
+        numbers = int(self.learnable.graph.train.sum()) * self.graph.num_features
+        return Sparing(has_many_nodes(self.graph), numbers, self.metric)
 
     @cached_property
     def learnable(self) -> Task:
@@ -360,9 +365,14 @@ class Tried(NamedTuple):
     learn: Learn
 
     @property
+    def validation_loss(self) -> float:
+        """That of the candidate."""
+        return self.candidate.validation_loss
+
+    @property
     def rank(self) -> tuple[float, float, int]:
         """What the best has most of: score; then a small loss; then few layers."""
-        score, loss = (-inf if isnan(one) else one for one in (self.score, -self.candidate.validation_loss))
+        score, loss = (-inf if isnan(one) else one for one in (self.score, -self.validation_loss))
         return score, loss, -self.candidate.depth
 
 
@@ -459,23 +469,12 @@ class Network:
 
 
 def fewer(task: Task, most: int) -> Task:
-    """Return the task with at most so many training nodes, of every class its share.
-
-    Args:
-        task: the task.
-        most: how many; the first of each class come on top of them.
-    """
+    """Return the task with some of its training nodes, as ``evenly`` takes them."""
     nodes = task.graph.train.nonzero().squeeze(1)
     if len(nodes) <= most:
         return task
-    by_class = nodes[task.graph.labels[nodes].argsort(stable=True)]
-    # Evenly spaced among the nodes of a class, and the first of each, however rare.
-    labels = task.graph.labels[by_class]
-    first = torch.cat([labels.new_ones(1, dtype=torch.bool), labels[1:] != labels[:-1]])
-    spaced = torch.linspace(0, len(by_class) - 1, most, device=nodes.device).long()
     train = torch.zeros_like(task.graph.train)
-    train[by_class[spaced]] = True
-    train[by_class[first]] = True
+    train[nodes[evenly(task.graph.labels[nodes], most)]] = True
     return replace(task, graph=task.graph.replace(train=train))
 
 

@@ -10,27 +10,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import (
-    MOST_ROWS,
-    Candidate,
-    Found,
-    Saved,
-    State,
-    Task,
-    Tick,
-    check_size,
-    fewer,
-)
-from pairnorm.classify.candidates.sgc import (
-    ENOUGH,
-    ROUGH,
-    SCALES,
-    fold_weights,
-    held_products,
-    until_overfitted,
-)
+from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, check_size, fewer
+from pairnorm.classify.candidates.sgc import fold_weights, held_products
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.regression import GRADIENT
+from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES
 from pairnorm.data import Graph
 from pairnorm.nn import pair_norm
 
@@ -50,7 +34,7 @@ class LogisticRegression:
 
     def fit(self, task: Task, tick: Tick) -> Found:
         """Yield one for every scale; of many training nodes, some decide."""
-        yield from until_overfitted(task, self._tried(task))
+        yield from task.sparing.scales(self._tried(task))
         tick(self.name)
 
     def _tried(self, task: Task) -> Found:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from math import inf
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pairnorm.classify.candidates.base import (
-    MOST_ROWS,
-    Candidate,
-    Found,
-    Network,
-    Task,
-    Tick,
-    Tried,
-    check_size,
-    fewer,
-)
+from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, check_size, fewer
 from pairnorm.classify.candidates.shared_walks import (
     SharedWalk,
     filled,
@@ -30,19 +19,10 @@ from pairnorm.classify.candidates.shared_walks import (
     is_dear,
     normalised,
 )
-from pairnorm.classify.regression import GRADIENT, WORTH_A_THREAD, fold_regressions, span
+from pairnorm.classify.regression import GRADIENT, fold_regressions, span
+from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES
 from pairnorm.nn import SGC, PairNorm, states
 from pairnorm.train.spec import Norm
-
-SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
-# A depth can be chosen by this many training nodes; the model is then fitted on all of them.
-ENOUGH = 4000
-# After so many depths that brought no smaller loss, a walk over many nodes, or to dear regressions, ends.
-PATIENCE = 3
-# Near enough to the end to compare candidates by; what is chosen is solved to the end.
-ROUGH = 1e-7
-# By this factor above the least loss, a scale is beyond what the labels can bear.
-MUCH_WORSE = 2.0
 
 Step = tuple[Tensor, Iterator[tuple[Candidate, Tensor, Tensor]]]
 
@@ -72,55 +52,18 @@ class SGCFamily:
         return walks * len(self.depths) * len(self.fills)
 
     def fit(self, task: Task, tick: Tick) -> Found:
-        """Yield an SGC for every fill, norm, depth and scale; of many training nodes, some decide.
-
-        Where there are many nodes, or regressions are dear, a walk ends when some depths in a row have
-        brought nothing.
-        """
+        """Yield an SGC for every fill, norm, depth and scale that ``Sparing`` does not leave out."""
         check_size(task.graph)
-        impatient = has_many_nodes(task.graph) or _is_dear(task)
         for fill, norm in product(self.fills, self.norms):
             for scales in _walks(norm, self.scales):
-                least, waited, name = inf, 0, f"SGC{'' if norm == 'none' else '-' + norm}"
-                walks = [
-                    _sweep(fewer(one, ENOUGH), fill, norm, self.depths, scales, ROUGH) for one in task.alike
-                ]
-                for place, steps in enumerate(zip(*walks, strict=True), 1):
-                    tried = list(until_overfitted(task, _tried(task, steps)))
+                depths, name = sorted(self.depths), f"SGC{'' if norm == 'none' else '-' + norm}"
+                walks = [_sweep(fewer(one, ENOUGH), fill, norm, depths, scales, ROUGH) for one in task.alike]
+                walk = ((steps[0][0], _tried(task, steps)) for steps in zip(*walks, strict=True))
+                for depth, state, tried, better in task.sparing.depths(depths, walk, tick, name):
                     yield from tried
-                    tick(f"{name}, depth {self.depths[place - 1]}")
-                    loss = min(one.candidate.validation_loss for one in tried)
-                    least, waited = (loss, 0) if loss < least else (least, waited + 1)
-                    if not waited and norm != "PN-SCS" and task.hidden is None:
+                    if better and norm != "PN-SCS" and task.hidden is None:
                         # The best so far is likely to be learnt.
-                        _walk(task, fill, norm).keep(self.depths[place - 1], steps[0][0])
-                    if waited == PATIENCE and impatient:
-                        for depth in self.depths[place:]:
-                            tick(f"{name}, depth {depth}: left out")
-                        break
-
-
-def until_overfitted(task: Task, tried: Iterable[Tried]) -> Found:
-    """Yield candidates of larger and larger scales, where they are dear only until one is much worse.
-
-    The less a regression is constrained, the longer it takes.
-
-    Args:
-        task: whose size tells what is dear; other metrics than the loss may like what is too confident.
-        tried: from the smallest scale to the largest.
-    """
-    sparing, least = task.metric == "loss" and _is_dear(task), inf
-    for one in tried:
-        yield one
-        loss = one.candidate.validation_loss
-        if sparing and loss > MUCH_WORSE * least:
-            break
-        least = min(least, loss)
-
-
-def _is_dear(task: Task) -> bool:
-    """Say whether a regression on the training nodes takes long."""
-    return int(task.learnable.graph.train.sum()) * task.graph.num_features >= WORTH_A_THREAD
+                        _walk(task, fill, norm).keep(depth, state)
 
 
 def _tried(task: Task, steps: Sequence[Step]) -> Found:

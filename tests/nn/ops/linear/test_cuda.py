@@ -19,7 +19,7 @@ def serves(weight, ends=None):
     return cuda.serves(torch.empty(1, device="meta"), weight, ends)
 
 
-@pytest.mark.parametrize(("width", "out"), [(1, 1), (16, 5), (33, 40)])
+@pytest.mark.parametrize(("width", "out"), [(1, 1), (16, 5), (33, 40), (32, 32)])
 @pytest.mark.parametrize("rate", [None, 0.5])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("count", [0, 2])

@@ -45,7 +45,7 @@ def forward(
     words = (pattern.num_entries + 1) // 2
     _weights[_grid(pattern, z)](
         pattern.crow, pattern.column, scores, scores if keys is None else keys, weights, kept,
-        z.size(1), negative_slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=1,
+        z.size(1), negative_slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=2,
     )  # fmt: skip
     y = sparse_product.forward(pattern, kept.t(), z, bias, activation)
     if norm is None:
@@ -88,10 +88,10 @@ def _backward(
     join(schedule, grad_z)
     _score_gradient[_grid(pattern, z)](
         pattern.crow, pattern.column, scores, weights, kept, change, grad_scores,
-        trials, negative_slope, ENTRIES, _block(z), num_warps=1,
+        trials, negative_slope, ENTRIES, _block(z), num_warps=2,
     )  # fmt: skip
     _sum_rows[_grid(transposed, z)](
-        transposed.crow, pattern.order, change, grad_scores, trials, ENTRIES, _block(z), num_warps=1
+        transposed.crow, pattern.order, change, grad_scores, trials, ENTRIES, _block(z), num_warps=2
     )
     return grad_scores, grad_z[:nodes].view_as(z), grad_bias if learns_bias else None
 

@@ -32,8 +32,8 @@ def forward(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
 
 
 @triton.jit
-def keep_factors(position, key, dropped):  # type: ignore[no-untyped-def]
-    """Return 0, or 1 / (1 - rate), for both 16-bit words of the hash of (key, position)."""
+def keeps(position, key, dropped):  # type: ignore[no-untyped-def]
+    """Say which entries stay, for both 16-bit words of the hash of (key, position)."""
     first: tl.constexpr = 0x7FEB352D
     second: tl.constexpr = 0x846CA68B
     bits = position.to(tl.uint32) + 1
@@ -43,17 +43,21 @@ def keep_factors(position, key, dropped):  # type: ignore[no-untyped-def]
     bits = bits * first
     bits = (bits ^ (bits >> 15)) * second
     bits = bits ^ (bits >> 16)
-    kept = 65536.0 / (65536 - dropped)
-    low = tl.where((bits & 0xFFFF).to(tl.int32) >= dropped, kept, 0.0)
-    high = tl.where((bits >> 16).to(tl.int32) >= dropped, kept, 0.0)
-    return low, high
+    least = (dropped + tl.zeros([], tl.int32)).to(tl.uint32) << 16
+    return (bits << 16) >= least, bits >= least
+
+
+@triton.jit
+def factor_of(dropped):  # type: ignore[no-untyped-def]
+    """What kept entries are multiplied by, 1 / (1 - rate)."""
+    return 65536.0 / (65536 - dropped)
 
 
 @triton.jit
 def keep_factor(position, key, half, dropped):  # type: ignore[no-untyped-def]
-    """Return the factor of word ``half`` alone."""
-    low, high = keep_factors(position, key, dropped)
-    return tl.where(half == 0, low, high)
+    """Return 0, or 1 / (1 - rate), for word ``half`` alone."""
+    low, high = keeps(position, key, dropped)
+    return tl.where(tl.where(half == 0, low, high), factor_of(dropped), 0.0)
 
 
 @triton.jit

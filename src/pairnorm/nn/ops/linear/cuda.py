@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pairnorm.nn.ops.double_backward import Saved
-from pairnorm.nn.ops.dropout.cuda import keep_factors
+from pairnorm.nn.ops.dropout.cuda import factor_of, keeps
 from pairnorm.nn.ops.dropout.keys import dropped_levels
 from pairnorm.nn.ops.kernels import STATES, on_device, shares
 
@@ -23,7 +23,7 @@ ROWS = 64
 PROGRAMS = 1600
 # Gradients hold more at once, so that small programs let more of them run beside one another.
 ROWS_OF_SUMS = 32
-PROGRAMS_OF_SUMS = 2112
+PROGRAMS_OF_SUMS = 1056
 
 
 def serves(x: Tensor, weight: Tensor, ends: Tensor | None = None) -> bool:
@@ -46,10 +46,10 @@ def forward(
     result = x.new_empty(nodes, trials, out)
     scores = weight.new_empty(nodes, trials, count) if count else None
     programs, share = shares(nodes, trials, ROWS, PROGRAMS)
-    _forward[(programs, trials)](
+    _forward[(trials, programs)](
         x, weight, ends, x if keys is None else keys, result, result if scores is None else scores, share,
-        nodes, trials, width, out, dropped, dropped > 0, count, _precision(x), ROWS, *_padded(width, out),
-        num_warps=4, num_stages=1,
+        nodes, trials, dropped, dropped > 0, count, _precision(x), ROWS, width, out, *_padded(width, out),
+        num_warps=4,
     )  # fmt: skip
     return (result, scores), (x, weight, ends, *([result] if count else []))
 
@@ -78,17 +78,17 @@ def _gradients(
     grad_x = torch.empty_like(x) if needed[0] else None
     programs, share = shares(nodes, trials, ROWS_OF_SUMS, PROGRAMS_OF_SUMS)
     sums = weight.new_empty(programs, trials, width, out)
-    _backward[(programs, trials)](
+    _backward[(trials, programs)](
         x, grad, grad_scores, weight, ends, keys, x if grad_x is None else grad_x, sums, share, nodes,
-        trials, width, out, dropped, needed[0], dropped > 0, count, _precision(x), ROWS_OF_SUMS,
+        trials, dropped, needed[0], dropped > 0, count, _precision(x), ROWS_OF_SUMS, width, out,
         *_padded(width, out), num_warps=2, num_stages=1,
     )  # fmt: skip
     grad_weight, grad_ends = sums.sum(0), None
     if needed[2] and count:
         sums = weight.new_empty(programs, trials, out, count)
-        _backward_ends[(programs, trials, count)](
-            result, grad_scores, sums, share, nodes, trials, out, count, ROWS_OF_SUMS,
-            _padded(width, out)[1], num_warps=4,
+        _backward_ends[(trials, programs)](
+            result, grad_scores, sums, share, nodes, trials, count, _precision(x), ROWS_OF_SUMS, out,
+            _padded(width, out)[1], MOST_ENDS, num_warps=4, num_stages=1,
         )  # fmt: skip
         grad_ends = sums.sum(0)
     return grad_x, grad_weight, grad_ends
@@ -105,134 +105,145 @@ def _padded(width: int, out: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _halves(width, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The entries of half a row, the length of the first half, and which entries both halves have."""
+def _inside(known, entry, HAVE: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which entries of known rows there are; widths are constants, so that loads take several at once."""
+    if HAVE != PADDED:
+        known = known & (entry < HAVE)[None, :]
+    return known
+
+
+@triton.jit
+def _load_weight(weight, entry, outof, WIDTH: tl.constexpr, OUT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of a trial's weight, at ``entry`` along one axis and ``outof`` along the other."""
+    WORDS: tl.constexpr = (WIDTH + 1) // 2
+    place = weight + (tl.program_id(0) * WIDTH + entry) * OUT + outof
+    low = tl.load(place, (entry < WORDS) & (outof < OUT), other=0.0)
+    return low, tl.load(place + WORDS * OUT, (entry < WIDTH - WORDS) & (outof < OUT), other=0.0)
+
+
+@triton.jit
+def _row(start, trials):  # type: ignore[no-untyped-def]
+    """Where a tile of rows begins, in rows of one trial."""
+    return (start + tl.zeros([], tl.int64)) * trials + tl.program_id(0)
+
+
+@triton.jit
+def _places(line, entry, trials, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The entries of a tile of rows, from where it begins."""
+    return (line * (trials * WIDTH))[:, None] + entry[None, :]
+
+
+@triton.jit
+def _load_halves(place, known, WIDTH: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of a tile of rows."""
+    WORDS: tl.constexpr = (WIDTH + 1) // 2
     entry = tl.arange(0, HALF)
-    words = (width + 1) // 2
-    return entry, words, entry < words, entry < width - words
+    low = tl.load(place, _inside(known, entry, WORDS, HALF), other=0.0)
+    high = tl.load(place + WORDS, _inside(known, entry, WIDTH - WORDS, HALF), other=0.0)
+    return low.to(tl.float32), high.to(tl.float32)
 
 
 @triton.jit
-def _place(x, row, column, trials, width):  # type: ignore[no-untyped-def]
-    return x + (row.to(tl.int64) * trials + tl.program_id(1))[:, None] * width + column[None, :]
-
-
-@triton.jit
-def _load_masked(x, keys, row, nodes, trials, width, dropped, DROPOUT: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves of a tile of rows, after dropout, and the factors by which it multiplied them."""
-    entry, words, here, there = _halves(width, HALF)
-    place, known = _place(x, row, entry, trials, width), (row < nodes)[:, None]
-    low = tl.load(place, known & here[None, :], other=0.0).to(tl.float32)
-    high = tl.load(place + words, known & there[None, :], other=0.0).to(tl.float32)
-    keep_low, keep_high = 1.0, 1.0
-    if DROPOUT:
-        key = tl.load(keys + tl.program_id(1))
-        keep_low, keep_high = keep_factors(row[:, None] * words + entry[None, :], key, dropped)
-    return low * keep_low, high * keep_high, keep_low, keep_high
-
-
-@triton.jit
-def _load_end(ends, number, outof, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.load(ends + (tl.program_id(1) * out + outof) * COUNT + number, outof < out, other=0.0)
-
-
-@triton.jit
-def _load_score(scores, number, row, nodes, trials, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    offset = (row.to(tl.int64) * trials + tl.program_id(1)) * COUNT + number
-    return tl.load(scores + offset, row < nodes, other=0.0)
-
-
-@triton.jit
-def _load_gradient(grad, grad_scores, ends, row, outof, nodes, trials, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The gradient of the product: what comes directly, and what comes by way of the scores."""
-    known = (row < nodes)[:, None] & (outof < out)[None, :]
-    gradient = tl.load(_place(grad, row, outof, trials, out), known, other=0.0).to(tl.float32)
-    for number in tl.static_range(COUNT):
-        score = _load_score(grad_scores, number, row, nodes, trials, COUNT)
-        gradient += score[:, None] * _load_end(ends, number, outof, out, COUNT)[None, :]
-    return gradient
+def _load_end(ends, number, outof, COUNT: tl.constexpr, OUT: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(ends + (tl.program_id(0) * OUT + outof) * COUNT + number, outof < OUT, other=0.0)
 
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    x, weight, ends, keys, result, scores, share, nodes, trials, width, out, dropped,
+    x, weight, ends, keys, result, scores, share, nodes, trials, dropped,
     DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
-    HALF: tl.constexpr, OUT: tl.constexpr,
+    WIDTH: tl.constexpr, OUT: tl.constexpr, HALF: tl.constexpr, OUT_PADDED: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0) * share
+    WORDS: tl.constexpr = (WIDTH + 1) // 2
+    first = tl.program_id(1) * share
     last = tl.minimum(first + share, nodes)
-    outof = tl.arange(0, OUT)
-    entry, words, here, there = _halves(width, HALF)
-    place, known = weight + (tl.program_id(1) * width + entry[:, None]) * out + outof[None, :], outof < out
-    low_weight = tl.load(place, here[:, None] & known[None, :], other=0.0)
-    high_weight = tl.load(place + words * out, there[:, None] & known[None, :], other=0.0)
-    for start in range(first, last, ROWS):
-        row = start + tl.arange(0, ROWS)
-        low, high, _, _ = _load_masked(x, keys, row, last, trials, width, dropped, DROPOUT, HALF)
+    line, entry, outof = tl.arange(0, ROWS), tl.arange(0, HALF), tl.arange(0, OUT_PADDED)
+    low_weight, high_weight = _load_weight(weight, entry[:, None], outof[None, :], WIDTH, OUT)
+    if DROPOUT:  # what is kept is multiplied here, once
+        key, factor = tl.load(keys + tl.program_id(0)), factor_of(dropped)
+        low_weight, high_weight = low_weight * factor, high_weight * factor
+    across, out_across = _places(line, entry, trials, WIDTH), _places(line, outof, trials, OUT)
+    for start in tl.range(first, last, ROWS, num_stages=3):  # the next tiles are loaded meanwhile
+        row, known = _row(start, trials), (start + line < last)[:, None]
+        low, high = _load_halves(x + row * WIDTH + across, known, WIDTH, HALF)
+        if DROPOUT:
+            keep_low, keep_high = keeps((start + line)[:, None] * WORDS + entry[None, :], key, dropped)
+            low, high = tl.where(keep_low, low, 0.0), tl.where(keep_high, high, 0.0)
         product = tl.dot(low, low_weight, input_precision=PRECISION)
         product = tl.dot(high, high_weight, product, input_precision=PRECISION)
-        tl.store(_place(result, row, outof, trials, out), product, (row < last)[:, None] & known[None, :])
+        tl.store(result + row * OUT + out_across, product, _inside(known, outof, OUT, OUT_PADDED))
         for number in tl.static_range(COUNT):
-            score = tl.sum(product * _load_end(ends, number, outof, out, COUNT)[None, :], 1)
-            offset = (row.to(tl.int64) * trials + tl.program_id(1)) * COUNT + number
-            tl.store(scores + offset, score, row < last)
+            score = tl.sum(product * _load_end(ends, number, outof, COUNT, OUT)[None, :], 1)
+            tl.store(scores + (row + line * trials) * COUNT + number, score, start + line < last)
 
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    x, grad, grad_scores, weight, ends, keys, result, sums, share, nodes, trials, width, out, dropped,
+    x, grad, grad_scores, weight, ends, keys, result, sums, share, nodes, trials, dropped,
     WANTS_X: tl.constexpr, DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, HALF: tl.constexpr, OUT: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, HALF: tl.constexpr, OUT_PADDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a program's rows, and its share of xᵀ grad, summed up as its transpose: both halves of
     a row take the same factor there.
     """
-    first = tl.program_id(0) * share
+    WORDS: tl.constexpr = (WIDTH + 1) // 2
+    first = tl.program_id(1) * share
     last = tl.minimum(first + share, nodes)
-    outof = tl.arange(0, OUT)
-    entry, words, here, there = _halves(width, HALF)
-    known = outof < out
-    place = weight + (tl.program_id(1) * width + entry[None, :]) * out + outof[:, None]
-    low_weight = tl.load(place, here[None, :] & known[:, None], other=0.0)
-    high_weight = tl.load(place + words * out, there[None, :] & known[:, None], other=0.0)
-    low_sum = tl.zeros([OUT, HALF], tl.float32)
-    high_sum = tl.zeros([OUT, HALF], tl.float32)
+    line, entry, outof = tl.arange(0, ROWS), tl.arange(0, HALF), tl.arange(0, OUT_PADDED)
+    low_weight, high_weight = _load_weight(weight, entry[None, :], outof[:, None], WIDTH, OUT)
+    factor = 1.0
+    if DROPOUT:
+        key, factor = tl.load(keys + tl.program_id(0)), factor_of(dropped)
+        low_weight, high_weight = low_weight * factor, high_weight * factor
+    across, out_across = _places(line, entry, trials, WIDTH), _places(line, outof, trials, OUT)
+    low_sum = tl.zeros([OUT_PADDED, HALF], tl.float32)
+    high_sum = tl.zeros([OUT_PADDED, HALF], tl.float32)
     for start in range(first, last, ROWS):
-        row = start + tl.arange(0, ROWS)
-        gradient = _load_gradient(grad, grad_scores, ends, row, outof, last, trials, out, COUNT)
-        low, high, keep_low, keep_high = _load_masked(
-            x, keys, row, last, trials, width, dropped, DROPOUT, HALF
-        )
+        row, known = _row(start, trials), (start + line < last)[:, None]
+        inside = _inside(known, outof, OUT, OUT_PADDED)
+        gradient = tl.load(grad + row * OUT + out_across, inside, other=0.0).to(tl.float32)
+        for number in tl.static_range(COUNT):  # what comes by way of the scores
+            place = grad_scores + (row + line * trials) * COUNT + number
+            score = tl.load(place, start + line < last, other=0.0)
+            gradient += score[:, None] * _load_end(ends, number, outof, COUNT, OUT)[None, :]
+        low, high = _load_halves(x + row * WIDTH + across, known, WIDTH, HALF)
+        to_low = tl.dot(gradient, low_weight, input_precision=PRECISION)
+        to_high = tl.dot(gradient, high_weight, input_precision=PRECISION)
+        if DROPOUT:
+            keep_low, keep_high = keeps((start + line)[:, None] * WORDS + entry[None, :], key, dropped)
+            low, high = tl.where(keep_low, low, 0.0), tl.where(keep_high, high, 0.0)
+            to_low, to_high = tl.where(keep_low, to_low, 0.0), tl.where(keep_high, to_high, 0.0)
         if WANTS_X:
-            inside = (row < last)[:, None]
-            target = _place(result, row, entry, trials, width)
-            to_low = tl.dot(gradient, low_weight, input_precision=PRECISION) * keep_low
-            tl.store(target, to_low, inside & here[None, :])
-            to_high = tl.dot(gradient, high_weight, input_precision=PRECISION) * keep_high
-            tl.store(target + words, to_high, inside & there[None, :])
+            target = result + row * WIDTH + across
+            tl.store(target, to_low, _inside(known, entry, WORDS, HALF))
+            tl.store(target + WORDS, to_high, _inside(known, entry, WIDTH - WORDS, HALF))
         turned = tl.trans(gradient)
         low_sum = tl.dot(turned, low, low_sum, input_precision=PRECISION)
         high_sum = tl.dot(turned, high, high_sum, input_precision=PRECISION)
-    place = (tl.program_id(0) * trials + tl.program_id(1)).to(tl.int64) * width * out
-    target = sums + place + entry[None, :] * out + outof[:, None]
-    tl.store(target, low_sum, known[:, None] & here[None, :])
-    tl.store(target + words * out, high_sum, known[:, None] & there[None, :])
+    place = (tl.program_id(1) * trials + tl.program_id(0)).to(tl.int64) * WIDTH * OUT
+    target = sums + place + entry[None, :] * OUT + outof[:, None]
+    known = (outof < OUT)[:, None]
+    tl.store(target, low_sum * factor, _inside(known, entry, WORDS, HALF))
+    tl.store(target + WORDS * OUT, high_sum * factor, _inside(known, entry, WIDTH - WORDS, HALF))
 
 
 @triton.jit
 def _backward_ends(  # type: ignore[no-untyped-def]
-    result, grad_scores, sums, share, nodes, trials, out, COUNT: tl.constexpr, ROWS: tl.constexpr,
-    OUT: tl.constexpr,
+    result, grad_scores, sums, share, nodes, trials, COUNT: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, OUT_PADDED: tl.constexpr, COUNT_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A program's share of resultᵀ grad_scores, for one of the scores."""
-    first = tl.program_id(0) * share
+    """A program's share of resultᵀ grad_scores."""
+    first = tl.program_id(1) * share
     last = tl.minimum(first + share, nodes)
-    outof, number = tl.arange(0, OUT), tl.program_id(2)
-    total = tl.zeros([ROWS, OUT], tl.float32)
+    line, outof, number = tl.arange(0, ROWS), tl.arange(0, OUT_PADDED), tl.arange(0, COUNT_PADDED)
+    across, score_across = _places(line, outof, trials, OUT), _places(line, number, trials, COUNT)
+    total = tl.zeros([OUT_PADDED, COUNT_PADDED], tl.float32)
     for start in range(first, last, ROWS):
-        row = start + tl.arange(0, ROWS)
-        known = (row < last)[:, None] & (outof < out)[None, :]
-        value = tl.load(_place(result, row, outof, trials, out), known, other=0.0).to(tl.float32)
-        total += value * _load_score(grad_scores, number, row, last, trials, COUNT)[:, None]
-    place = (tl.program_id(0) * trials + tl.program_id(1)).to(tl.int64) * out
-    tl.store(sums + (place + outof) * COUNT + number, tl.sum(total, 0), outof < out)
+        row, known = _row(start, trials), (start + line < last)[:, None]
+        value = tl.load(result + row * OUT + across, _inside(known, outof, OUT, OUT_PADDED), other=0.0)
+        inside = _inside(known, number, COUNT, COUNT_PADDED)
+        score = tl.load(grad_scores + row * COUNT + score_across, inside, other=0.0)
+        total = tl.dot(tl.trans(value.to(tl.float32)), score, total, input_precision=PRECISION)
+    place = (tl.program_id(1) * trials + tl.program_id(0)).to(tl.int64) * OUT
+    inside = _inside((outof < OUT)[:, None], number, COUNT, COUNT_PADDED)
+    tl.store(sums + (place + outof[:, None]) * COUNT + number[None, :], total, inside)

@@ -1,0 +1,132 @@
+"""What ``fit`` leaves out where nodes are many or regressions dear, in memory and packed alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from pairnorm.classify.regression import WORTH_A_THREAD
+from pairnorm.nn import Kind
+from pairnorm.train.spec import Norm
+
+SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
+# A depth can be chosen by this many training nodes; the model is then fitted on all of them.
+ENOUGH = 4000
+# Of more training nodes, where there are many nodes, a model learns from so many, of every class its share.
+MOST_ROWS = 20_000
+# After so many depths that brought no smaller loss, a walk over many nodes, or to dear regressions, ends.
+PATIENCE = 3
+# Near enough to the end to compare candidates by; what is chosen is solved to the end.
+ROUGH = 1e-7
+# By this factor above the least loss, a scale is beyond what the labels can bear.
+MUCH_WORSE = 2.0
+
+
+class Judged(Protocol):
+    """What was tried, and is compared by its loss."""
+
+    @property
+    def validation_loss(self) -> float:
+        """Mean cross-entropy."""
+
+
+One = TypeVar("One", bound=Judged)
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Sparing:
+    """How sparing a search is.
+
+    Args:
+        many_nodes: whether there are so many that walks are long.
+        numbers: that a regression learns from: training nodes times columns.
+        metric: what candidates are compared by; others than the loss may like what is too confident.
+    """
+
+    many_nodes: bool
+    numbers: int
+    metric: str = "loss"
+
+    @property
+    def dear(self) -> bool:
+        """Whether a regression takes long."""
+        return self.numbers >= WORTH_A_THREAD
+
+    def scales(self, tried: Iterable[One]) -> Iterator[One]:
+        """Yield candidates of larger and larger scales, where they are dear only until one is much worse.
+
+        The less a regression is constrained, the longer it takes.
+
+        Args:
+            tried: from the smallest scale to the largest.
+        """
+        least = inf
+        for one in tried:
+            yield one
+            if self.dear and self.metric == "loss" and one.validation_loss > MUCH_WORSE * least:
+                break
+            least = min(least, one.validation_loss)
+
+    def depths(
+        self,
+        depths: Sequence[int],
+        walk: Iterable[tuple[State, Iterable[One]]],
+        tick: Callable[[str], None],
+        name: str,
+    ) -> Iterator[tuple[int, State, list[One], bool]]:
+        """Yield (depth, state, what was tried, whether the loss is the least so far) of a walk.
+
+        Over many nodes, or to dear regressions, it ends when some depths in a row have brought nothing.
+
+        Args:
+            depths: where it stops.
+            walk: the state of every depth, and candidates from the smallest scale to the largest.
+            tick: is told of every depth, also of those left out.
+            name: of the walk.
+        """
+        least, waited = inf, 0
+        for place, (depth, (state, found)) in enumerate(zip(depths, walk, strict=False), 1):
+            tried = list(self.scales(found))
+            tick(f"{name}, depth {depth}")
+            loss = min(one.validation_loss for one in tried)
+            least, waited = (loss, 0) if loss < least else (least, waited + 1)
+            yield depth, state, tried, not waited
+            if waited == PATIENCE and (self.many_nodes or self.dear):
+                for left in depths[place:]:
+                    tick(f"{name}, depth {left}: left out")
+                break
+
+
+def usual_norms(adjacency: Kind, many_nodes: bool) -> list[Norm]:
+    """Return the norms that an SGC is tried with, where none is asked for.
+
+    Rows of D̃⁻¹Ã sum to one, so there an SGC without PairNorm is an SGC-PN of another scale: a regression does
+    not penalise its bias.
+    """
+    usual: list[Norm] = ["PN"] if adjacency == "rw" else ["none", "PN"]
+    return usual if many_nodes else [*usual, "PN-SI"]
+
+
+def evenly(labels: Tensor, most: int) -> Tensor:
+    """Return the places of some labels, rising: evenly spaced among those of a class, and the first of each.
+
+    Args:
+        labels: int64 [m].
+        most: how many, where there are more; the first of each class come on top of them.
+    """
+    if len(labels) <= most:
+        return torch.arange(len(labels), device=labels.device)
+    order = labels.argsort(stable=True)
+    by_class = labels[order]
+    first = torch.cat([by_class.new_ones(1, dtype=torch.bool), by_class[1:] != by_class[:-1]])
+    spaced = torch.linspace(0, len(labels) - 1, most, device=labels.device).long()
+    chosen = torch.zeros_like(labels, dtype=torch.bool)
+    chosen[order[spaced.clamp(max=len(labels) - 1)]] = True
+    chosen[order[first]] = True
+    return chosen.nonzero().squeeze(1)
