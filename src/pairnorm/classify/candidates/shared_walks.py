@@ -114,8 +114,8 @@ class SharedWalk(NamedTuple):
         return self.keep(depth, _after(depth - start - 1, matrix @ kept[start], matrix, norm))
 
     def keep(self, depth: int, state: Tensor) -> Tensor:
-        """Keep the state of a depth, where steps are dear, and return it."""
-        if is_dear(self.graph, self.features):
+        """Keep the state of a depth, where steps are dear, and return it; not one in other coordinates."""
+        if is_dear(self.graph, self.features) and state.shape == self.features.shape:
             every = kept_of(self.features, _STATES)
             every[self._key(depth)] = (self.graph.adjacency, self.graph.missing, state)
             while sum(one.nbytes for _, _, one in every.values()) > KEPT_STATES:
