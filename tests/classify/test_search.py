@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pairnorm.classify import NodeClassifier, Scaling
-from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, shared_walks
-from pairnorm.classify.candidates.base import Lesson
+from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, base, shared_walks
+from pairnorm.classify.candidates.base import MANY_COLUMNS, Lesson
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, parse_budget, plan, rivals, search
 from pairnorm.data import Graph
@@ -51,7 +51,7 @@ def test_a_simple_method_may_be_the_model(small: Graph, name: str) -> None:
     assert one.steps <= 1
 
 
-def test_an_average_learns_from_itself_where_that_gains(small: Graph) -> None:
+def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatch) -> None:
     """Few labels on a graph of many nodes; then as from labels that count for as much as all others do."""
     graph = small.with_split("per-class-3")
     task = Task(graph, Scaling.of(graph)(graph), "rw", torch.device("cpu"))
@@ -72,6 +72,13 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph) -> None:
     known = lesson.counts[: int(graph.train.sum())].sum()
     torch.testing.assert_close(known, lesson.counts.sum() / 2)
     assert torch.equal(lesson.target[: int(graph.train.sum())].argmax(1), graph.labels[graph.train])
+    rows, target, counts = lesson.on(task.features.to_dense())
+    assert len(rows) == len(target) == len(counts) == len(lesson.nodes)
+    wide = torch.rand(small.num_nodes, MANY_COLUMNS + 1)
+    monkeypatch.setattr(base, "FEWER_PUPILS", 7)
+    rows, target, counts = lesson.on(wide)
+    assert torch.equal(rows, wide[lesson.nodes[: lesson.known + 7]])
+    torch.testing.assert_close(counts[: lesson.known].sum(), counts[lesson.known :].sum())
     everyone = graph.replace(
         train=torch.ones_like(graph.train), validation=graph.train & False, test=graph.train & False
     )

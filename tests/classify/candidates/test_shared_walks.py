@@ -70,13 +70,25 @@ def test_an_adjacency_is_normalised_once(small: Graph) -> None:
 
 
 @pytest.mark.parametrize("norm", ["none", "PN", "PN-SI", "PN-SCS"])
-def test_what_shares_walks_predicts_the_same(gaps: Graph, monkeypatch, norm) -> None:
+@pytest.mark.parametrize("limit", ["MANY_NODES", "DEAR_STEP"])
+@pytest.mark.parametrize("entries", [False, True])
+@pytest.mark.parametrize("every", [3, 40])
+def test_what_shares_walks_predicts_the_same(gaps: Graph, monkeypatch, norm, limit, entries, every) -> None:
+    """Also where few rows are known, and span fewer columns than there are."""
+    missing = torch.arange(gaps.num_nodes) % every == 0
+    missing = missing if every == 3 else ~missing & ~gaps.train
+    gaps = gaps.replace(
+        features=gaps.features * ~missing[:, None],
+        missing=missing[:, None].expand(gaps.features.shape) if entries else missing,
+    )
     task = Task(gaps, Scaling.of(gaps)(gaps), "rw", CPU)
     found = []
     for most in (10**9, 1):
-        monkeypatch.setattr(shared_walks, "MANY_NODES", most)
+        monkeypatch.setattr(shared_walks, limit, most)
         ((*_, learn),) = SGCFamily([norm], (4,), (10.0,), ("fp",)).fit(task, lambda what: None)
-        found.append(learn(task).logits(gaps, task.features, CPU))
+        network = learn(task)
+        assert network.module.weight.shape[1] == gaps.num_features
+        found.append(network.logits(gaps, task.features, CPU))
     assert torch.allclose(*found, atol=1e-3)
 
 

@@ -14,7 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, normalised
+from pairnorm.classify.candidates.shared_walks import (
+    SharedWalk,
+    filled,
+    has_many_nodes,
+    is_dear,
+    normalised,
+)
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.classify.regression import span
@@ -32,6 +38,8 @@ from pairnorm.train.trainers import part_accuracies, part_losses
 LARGEST_STATE = 8 * 2**30
 # Of the nodes without a label, at most so many are learnt from, their probabilities to this power.
 PUPILS, SHARPER = 4000, 1.5
+# A regression on more columns than this would take long on so many: it takes fewer.
+MANY_COLUMNS, FEWER_PUPILS = 2000, 1000
 
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -223,11 +231,13 @@ class Lesson(NamedTuple):
         nodes: int64 [m].
         target: [m, classes], the probability of every class.
         counts: [m], how much each counts; the known ones as much as all others together.
+        known: how many have a label: the first ones. The others are in random order.
     """
 
     nodes: Tensor
     target: Tensor
     counts: Tensor
+    known: int
 
     @classmethod
     def of(cls, task: Task, chances: Tensor) -> Lesson | None:
@@ -247,7 +257,20 @@ class Lesson(NamedTuple):
         sharpened = chances.cpu()[others] ** SHARPER
         target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
         counts = torch.cat([torch.full((len(one),), 1 / len(one)) for one in (known, others)])
-        return cls(torch.cat([known, others]), target, counts)
+        return cls(torch.cat([known, others]), target, counts, len(known))
+
+    def on(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rows, target and counts for a regression; on many columns, of fewer nodes without a label.
+
+        The work grows with the cube of the smaller number, of rows or columns.
+
+        Args:
+            state: [n, d], the columns of every node.
+        """
+        end = len(self.nodes) if state.shape[1] <= MANY_COLUMNS else self.known + FEWER_PUPILS
+        nodes, target, counts = (part[:end].to(state.device) for part in self[:3])
+        counts[self.known :] /= counts[self.known :].sum()
+        return state[nodes], target, counts
 
 
 class Fitted(Protocol):
@@ -391,14 +414,18 @@ class Network:
         """Return the logits of every node, [n, trials, classes]."""
         module, features = self.module.to(device).eval(), features.to(device)
         mode = getattr(getattr(module, "norm", None), "mode", None)
-        if isinstance(module, SGC) and has_many_nodes(graph) and mode != "PN-SCS":  # scales differ in walks
-            return self._walked(graph, features)
+        shared = isinstance(module, SGC) and mode != "PN-SCS"  # whose scales have walks of their own
+        if shared and has_many_nodes(graph):
+            return self._walked(graph, features.to_dense())
         matrix = normalised(graph, module.adjacency, device)
         if isinstance(module, SGC) and graph.missing.dim() == 1:  # few rows span few dimensions to walk in
             basis, features = span(features.to_dense())
-            walk = states(filled(self.fill, graph, features), matrix, module.norm)
-            weight = module.weight if basis is None else basis.T @ module.weight
-            return (next(islice(walk, module.depth, None)) @ weight).transpose(0, 1) + module.bias
+            if basis is not None:
+                walk = states(filled(self.fill, graph, features), matrix, module.norm)
+                state = next(islice(walk, module.depth, None))
+                return (state @ (basis.T @ module.weight)).transpose(0, 1) + module.bias
+        if shared and is_dear(graph, features):
+            return self._walked(graph, features.to_dense())
         found: Tensor = module(filled(self.fill, graph, features), matrix)
         return found
 
@@ -406,7 +433,7 @@ class Network:
         """Return an SGC's logits of a walk that others may have gone: PairNorm's scale comes afterwards."""
         module, norm = self.module, self.module.norm
         mode, scale = (None, 1.0) if norm is None else (norm.mode, norm.scale)
-        state = SharedWalk(graph, features.to_dense(), self.fill, module.adjacency, mode).state(module.depth)
+        state = SharedWalk(graph, features, self.fill, module.adjacency, mode).state(module.depth)
         logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * module.weight) + module.bias
         return logits
 

@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, check_size, fewer
-from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, normalised
+from pairnorm.classify.candidates.shared_walks import (
+    SharedWalk,
+    filled,
+    has_many_nodes,
+    is_dear,
+    normalised,
+)
 from pairnorm.classify.regression import GRADIENT, fold_regressions, span
 from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES
 from pairnorm.nn import SGC, PairNorm, states
@@ -107,15 +113,17 @@ def _sweep(
 def _learn(task: Task, candidate: Candidate) -> Network:
     """Learn one SGC from all training nodes."""
     depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
-    if has_many_nodes(task.graph) and norm != "PN-SCS":
-        state, few = _walk(task, candidate.fill, norm).state(depth), fewer(task, MOST_ROWS)
-        ((_, weight, bias),) = fold_weights(few, state, [scale], ROUGH)
-        weight, basis = weight * scale, None
+    # What is not known exactly need not be solved to the end.
+    gradient = GRADIENT if task.lesson is None else ROUGH
+    if has_many_nodes(task.graph):
+        task, gradient = fewer(task, MOST_ROWS), ROUGH
+    basis, features = _reduced(task)
+    if norm != "PN-SCS" and basis is None and is_dear(task.graph, features):
+        state = _walk(task, candidate.fill, norm).state(depth)
+        ((_, weight, bias),) = fold_weights(task, state, [scale], gradient)
+        weight = weight * scale
     else:
-        # What is not known exactly need not be solved to the end.
-        gradient = GRADIENT if task.lesson is None else ROUGH
         _, ((_, weight, bias),) = next(_sweep(task, candidate.fill, norm, [depth], [scale], gradient))
-        basis = _reduced(task)[0]
     # Without a norm an SGC has no scale of its own, and its weights keep it; PN-SCS has it in its state.
     weight = weight if norm in ("none", "PN-SCS") else weight / scale
     weight = weight if basis is None else basis @ weight
@@ -140,8 +148,8 @@ def fold_weights(
         gradient: as of ``fold_regressions``.
     """
     if task.lesson is not None:
-        nodes, target, counts = (part.to(state.device) for part in task.lesson)
-        return fold_regressions(state[nodes], target, scales, counts.unsqueeze(0), gradient)
+        rows, target, counts = task.lesson.on(state)
+        return fold_regressions(rows, target, scales, counts.unsqueeze(0), gradient)
     train = task.learnable.graph.train
     folds = torch.stack([fold.graph.train[train] for fold in task.folds]).to(state.device)
     target = one_hot(task.graph.labels[train], task.classes).to(state.device)

@@ -14,15 +14,27 @@ from pairnorm.fill import fill_missing
 from pairnorm.nn import Kind, Mode, PairNorm, SparseMatrix, propagation, states
 
 MANY_NODES = 100_000
+# So many products make a step dear: what comes of one is then kept, for those who need it again.
+DEAR_STEP = 2**26
 # Features up to this size, filled, are kept as long as they are: feature propagation takes 40 steps.
 LARGEST_KEPT = 2**30
-# States of a walk over many nodes: the oldest make room for new ones.
+# States of walks with dear steps: the oldest make room for new ones.
 KEPT_STATES = 2 * 2**30
 
 
 def has_many_nodes(graph: Graph) -> bool:
     """Say whether a graph has so many nodes that ``fit`` must be sparing with its steps."""
     return graph.num_nodes >= MANY_NODES
+
+
+def is_dear(graph: Graph, features: Tensor) -> bool:
+    """Say whether a step over some columns takes so long that what comes of it is kept.
+
+    Args:
+        graph: whose edges.
+        features: [n, d].
+    """
+    return has_many_nodes(graph) or 2 * graph.num_edges * features.shape[1] >= DEAR_STEP
 
 
 def normalised(graph: Graph, kind: Kind, device: torch.device) -> SparseMatrix:
@@ -54,7 +66,7 @@ def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
         return kept[fill][2]
     known = ~graph.missing.to(features.device)
     result = fill_missing(fill, graph.adjacency.to(features.device), features, known)
-    if result.nbytes <= LARGEST_KEPT and has_many_nodes(graph):
+    if result.nbytes <= LARGEST_KEPT and is_dear(graph, features):
         kept[fill] = (graph.adjacency, graph.missing, result)
     return result
 
@@ -91,7 +103,7 @@ class SharedWalk(NamedTuple):
     mode: Mode | None
 
     def state(self, depth: int) -> Tensor:
-        """Return the state of a depth; over many nodes it is kept, and walks go on from the deepest kept."""
+        """Return the state of a depth; where steps are dear it is kept, and walks go on from the deepest."""
         norm = None if self.mode is None else PairNorm(1.0, self.mode)
         matrix, kept = normalised(self.graph, self.kind, self.features.device), self._kept()
         start = max((known for known in kept if known <= depth), default=None)
@@ -102,8 +114,8 @@ class SharedWalk(NamedTuple):
         return self.keep(depth, _after(depth - start - 1, matrix @ kept[start], matrix, norm))
 
     def keep(self, depth: int, state: Tensor) -> Tensor:
-        """Keep the state of a depth, where there are many nodes, and return it."""
-        if has_many_nodes(self.graph):
+        """Keep the state of a depth, where steps are dear, and return it; not one in other coordinates."""
+        if is_dear(self.graph, self.features) and state.shape == self.features.shape:
             every = kept_of(self.features, _STATES)
             every[self._key(depth)] = (self.graph.adjacency, self.graph.missing, state)
             while sum(one.nbytes for _, _, one in every.values()) > KEPT_STATES:
