@@ -113,8 +113,7 @@ def _sweep(
 def _learn(task: Task, candidate: Candidate) -> Network:
     """Learn one SGC from all training nodes."""
     depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
-    # What is not known exactly need not be solved to the end.
-    gradient = GRADIENT if task.lesson is None else ROUGH
+    gradient = GRADIENT
     if has_many_nodes(task.graph):
         task, gradient = fewer(task, MOST_ROWS), ROUGH
     basis, features = _reduced(task)
@@ -149,7 +148,8 @@ def fold_weights(
     """
     if task.lesson is not None:
         rows, target, counts = task.lesson.on(state)
-        return fold_regressions(rows, target, scales, counts.unsqueeze(0), gradient)
+        # What is not known exactly need not be solved to the end.
+        return fold_regressions(rows, target, scales, counts.unsqueeze(0), max(gradient, ROUGH))
     train = task.learnable.graph.train
     folds = torch.stack([fold.graph.train[train] for fold in task.folds]).to(state.device)
     target = one_hot(task.graph.labels[train], task.classes).to(state.device)
