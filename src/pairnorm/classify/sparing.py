@@ -45,7 +45,7 @@ class Sparing:
 
     Args:
         many_nodes: whether there are so many that walks are long.
-        numbers: that a regression learns from: training nodes times columns.
+        numbers: that a regression learns from: training nodes times columns, in every fold.
         metric: what candidates are compared by; others than the loss may like what is too confident.
     """
 

@@ -141,7 +141,7 @@ class Task:
     @property
     def sparing(self) -> Sparing:
         """What is left out because of the task's size."""
-        numbers = int(self.learnable.graph.train.sum()) * self.graph.num_features
+        numbers = int(self.learnable.graph.train.sum()) * self.graph.num_features * len(self.folds)
         return Sparing(has_many_nodes(self.graph), numbers, self.metric)
 
     @cached_property
