@@ -415,8 +415,6 @@ class Network:
         module, features = self.module.to(device).eval(), features.to(device)
         mode = getattr(getattr(module, "norm", None), "mode", None)
         shared = isinstance(module, SGC) and mode != "PN-SCS"  # whose scales have walks of their own
-        if shared and has_many_nodes(graph):
-            return self._walked(graph, features.to_dense())
         matrix = normalised(graph, module.adjacency, device)
         if isinstance(module, SGC) and graph.missing.dim() == 1:  # few rows span few dimensions to walk in
             basis, features = span(features.to_dense())
