@@ -1,9 +1,13 @@
 """What the tests of the core share: seeds, random graphs, and a switch to the plain torch forms."""
 
+import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -43,16 +47,24 @@ def either_form(request: pytest.FixtureRequest, without_kernels: Callable) -> It
         yield request.param
 
 
-@pytest.fixture
-def check_ranks() -> Callable[[str, int], None]:
+@pytest.fixture(scope="session")
+def check_ranks() -> Iterator[Callable[[str, int], None]]:
     """Have processes of one gloo group check something; see ``ranks.py``."""
+    program = [sys.executable, "-W", "error", str(Path(__file__).with_name("ranks.py"))]
+    server = subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, start_new_session=True
+    )
 
     def check(name: str, size: int) -> None:
-        program = [sys.executable, "-W", "error", str(Path(__file__).with_name("ranks.py")), name, str(size)]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+        server.stdin.write(f"{name} {size}\n")
+        answers, *_ = select.select([server.stdout], [], [], 120)
+        assert answers, "the ranks hang"
+        assert json.loads(server.stdout.readline()) == ""
 
-    return check
+    yield check
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.communicate()
 
 
 @pytest.fixture

@@ -1,7 +1,12 @@
-"""Run as a program, ``ranks.py CHECK SIZE``: processes of one gloo group, each of which checks its part."""
+"""Run as a program: for every line ``CHECK SIZE`` that it is given, processes of one gloo group check their parts.
+
+They are forks of this process, which has imported once what each would import for seconds.
+"""
 
 import copy
 import gc
+import importlib
+import json
 import os
 import socket
 import struct
@@ -10,6 +15,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import product
@@ -316,24 +322,34 @@ def work(rank, size, check, store):
         assert not [name for name in names if "gloo" in name]
 
 
-if __name__ == "__main__":
-    name, ranks = sys.argv[1], int(sys.argv[2])
-    torch.set_num_threads(1)
-    if name != "local":
-        warnings.filterwarnings("ignore", "PairNorm without process_group")
-    with tempfile.TemporaryDirectory() as folder:
+def complaints(name, size):
+    """Have so many ranks check something, and return what they say where one fails."""
+    with tempfile.TemporaryDirectory() as folder, open(f"{folder}/said", "w+") as said:
         children = []
-        for rank in range(ranks):
+        for rank in range(size):
             child = os.fork()
             if child == 0:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
                 try:
-                    work(rank, ranks, globals()[f"check_{name}"], f"{folder}/store")
+                    if name != "local":
+                        warnings.filterwarnings("ignore", "PairNorm without process_group")
+                    work(rank, size, globals()[f"check_{name}"], f"{folder}/store")
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)
                 os._exit(0)
             children.append(child)
         codes = [os.waitpid(child, 0)[1] for child in children]
-    if name == "death":
-        assert codes.pop(1) == 9
-    sys.exit(any(codes))
+        died = codes.pop(1) if name == "death" else 9
+        return f"{codes}, {died}\n{Path(said.name).read_text()}" if any(codes) or died != 9 else ""
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for late in ("numba", "torch._dynamo", "torch.distributed.tensor"):
+        with suppress(ImportError):
+            importlib.import_module(late)
+    for line in sys.stdin:
+        check, ranks = line.split()
+        print(json.dumps(complaints(check, int(ranks))), flush=True)

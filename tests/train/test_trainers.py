@@ -147,10 +147,10 @@ def filled_by_hand(fill: str, graph: Graph, values: Tensor, known: Tensor, kind:
         for _ in range(40):
             found = torch.where(known, values, root[:, None] * looped * root @ found)
         return found
-    hops = torch.where(known, 0.0, torch.inf).double()
-    for _ in range(graph.num_nodes):
+    hops, before = torch.where(known, 0.0, torch.inf).double(), None
+    while before is None or not torch.equal(hops, before):
         nearest = torch.where(looped.bool()[:, :, None], hops[None], torch.inf).amin(1)
-        hops = torch.minimum(hops, nearest + 1)
+        hops, before = torch.minimum(hops, nearest + 1), hops
     confidence = 0.9**hops
     found = shown
     for _ in range(100):
