@@ -1,13 +1,37 @@
 import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name: str, *words: str) -> str:
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run an example here, where all that it imports has been imported before, and return what it prints."""
+
+    def here(name: str, *words: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        with warnings.catch_warnings(), torch.random.fork_rng():
+            warnings.simplefilter("ignore")
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return here
+
+
+def run_alone(name: str, *words: str) -> str:
+    """Run in a process of its own an example that has workers, or registers something."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", EXAMPLES / name, *words],
         capture_output=True,
@@ -21,19 +45,19 @@ def accuracies(text: str) -> list[float]:
     return [float(share) for share in re.findall(r"([\d.]+)% of the test papers right", text)]
 
 
-def test_a_deep_model_learns_with_pair_norm_only() -> None:
+def test_a_deep_model_learns_with_pair_norm_only(run: Run) -> None:
     without, with_pair_norm = accuracies(run("plain_pytorch.py", "40"))
     assert with_pair_norm > without + 10
 
 
-def test_a_pyg_model_learns_with_pair_norm_only_and_the_probe_sees_each_layer() -> None:
+def test_a_pyg_model_learns_with_pair_norm_only_and_the_probe_sees_each_layer(run: Run) -> None:
     text = run("pyg_model.py", "25")
     without, with_pair_norm = accuracies(text)
     assert with_pair_norm > without + 10
     assert len(re.findall(r"^ +\d+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)) == 2 * 15
 
 
-def test_a_users_files_get_labels(tmp_path: Path) -> None:
+def test_a_users_files_get_labels(run: Run, tmp_path: Path) -> None:
     text = run("own_csv.py", str(tmp_path))
     assert "labelled   150 (50%)" in text
     share = re.search(r"Right on (\d+)% of held-out customers", text)
@@ -44,26 +68,30 @@ def test_a_users_files_get_labels(tmp_path: Path) -> None:
 
 
 def test_ranks_go_on_from_their_checkpoint_to_what_one_run_gives(tmp_path: Path) -> None:
-    def launch(ranks: int, *words: str) -> str:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+    def train(*words: str, launcher: list[str] = launcher, **environment: str) -> str:
         done = subprocess.run(
-            [*launcher, EXAMPLES / "ranks.py", *words],
+            [sys.executable, *launcher, EXAMPLES / "ranks.py", *words],
             capture_output=True,
             text=True,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    whole = launch(1, "6")
-    launch(2, "3", str(tmp_path / "checkpoint.pt"))
-    rest = launch(2, "6", str(tmp_path / "checkpoint.pt"))
+    whole = train("6", launcher=[], **alone)
+    train("3", str(tmp_path / "checkpoint.pt"))
+    rest = train("6", str(tmp_path / "checkpoint.pt"))
+    assert whole.startswith("1 ranks, 6 epochs")
     assert rest.startswith("2 ranks, 3 epochs")
     losses = [float(re.search(r"loss ([\d.]+)", text)[1]) for text in (whole, rest)]
     assert abs(losses[0] - losses[1]) < 1e-4 * losses[0]
 
 
-def test_nodes_that_come_later_without_features_are_labelled() -> None:
+def test_nodes_that_come_later_without_features_are_labelled(run: Run) -> None:
     text = run("new_nodes.py")
     share = re.search(r"and on (\d+)% of the 100 who came later", text)
     assert share is not None
@@ -71,13 +99,13 @@ def test_nodes_that_come_later_without_features_are_labelled() -> None:
 
 
 def test_a_remedy_of_ones_own_is_trained_by_workers_beside_the_others() -> None:
-    text = run("own_remedy.py", "30")
+    text = run_alone("own_remedy.py", "30")
     none, pair_norm, whiten = accuracies(text)
     assert min(pair_norm, whiten) > none + 10
     assert "remedy=Whiten@1 strength=1.0" in text
 
 
-def test_calibrated_batches_give_what_the_whole_graph_gives() -> None:
+def test_calibrated_batches_give_what_the_whole_graph_gives(run: Run) -> None:
     text = run("batches.py", "3")
     assert accuracies(text)[0] > 40
     difference = re.search(r"from the whole graph: (\S+)", text)
@@ -86,4 +114,4 @@ def test_calibrated_batches_give_what_the_whole_graph_gives() -> None:
 
 
 def test_a_model_of_ones_own_learns() -> None:
-    assert min(accuracies(run("own_model.py", "30"))) > 50
+    assert min(accuracies(run_alone("own_model.py", "30"))) > 50

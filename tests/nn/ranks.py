@@ -1,4 +1,4 @@
-"""Run as a program: for every line ``CHECK SIZE`` that it is given, processes of one gloo group check their parts.
+"""Run as a program: for every line ``CHECK SIZE`` that is given, ranks of one gloo group check their parts.
 
 They are forks of this process, which has imported once what each would import for seconds.
 """
