@@ -17,6 +17,12 @@ from pairnorm.sparse import quieten
 
 quieten()  # tests make CSR tensors of their own
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a cluster comes first: work is stolen from the end, so one worker starts the one cluster."""
+    items.sort(key=lambda item: "cluster" not in getattr(item, "fixturenames", ()))
+
+
 Raises = Callable[..., AbstractContextManager[pytest.ExceptionInfo[PairNormError]]]
 
 

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -23,7 +24,7 @@ from pairnorm.compare.missing_runs import (
     read_judged,
     write_judged,
 )
-from pairnorm.data import csbm, load, missing_nodes, missing_vectors
+from pairnorm.data import Graph, csbm, load, missing_nodes, missing_vectors
 from pairnorm.train import Spec, Store, Trial, train
 from pairnorm.train.schedule import Running
 
@@ -138,29 +139,45 @@ def test_fsd_cap_sees_validation_labels_by_name(model: str, monkeypatch: pytest.
     assert row.accuracy == pytest.approx(float(right), abs=1e-6)
 
 
-def test_what_fit_tries_is_judged_along_with_it_as_if_alone() -> None:
-    names = ("SGC alone", "label propagation", "boosted trees")
-    protocol = replace(SMALL, datasets=("csbm",), missing=(90,), judged=(*names, FIT), runs=1)
-    *others, cell = protocol.judged_cells()
-    assert list(_to_judge(protocol, Found({}))) == [(cell, 0)]
-    rows = {row.cell: row for row in judge(protocol, cell, 0)}
-    assert list(_to_judge(protocol, Found({}, [rows[cell]]))) == [(other, 0) for other in others]
+TRIED = ("SGC alone", "label propagation", "boosted trees")
+OF_FIT = replace(SMALL, datasets=("small",), missing=(90,), judged=(*TRIED, FIT), runs=1)
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Graph]:
+    """The one graph of a protocol, on which `fit` takes seconds."""
+    graph = csbm(300, seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Protocol, "graph", lambda *_: graph)
+        yield graph
+
+
+@pytest.fixture(scope="module")
+def rows(small: Graph) -> dict[Cell, Judged]:
+    """What comes of `fit`, and of all that it tries."""
+    *_, cell = OF_FIT.judged_cells()
+    return {row.cell: row for row in judge(OF_FIT, cell, 0)}
+
+
+def test_what_fit_tries_is_judged_along_with_it_as_if_alone(rows: dict[Cell, Judged]) -> None:
+    *others, cell = OF_FIT.judged_cells()
+    assert list(_to_judge(OF_FIT, Found({}))) == [(cell, 0)]
+    assert list(_to_judge(OF_FIT, Found({}, [rows[cell]]))) == [(other, 0) for other in others]
     for other in others:
-        [alone] = judge(protocol, other, 0)
+        [alone] = judge(OF_FIT, other, 0)
         assert rows[other][6:9] == pytest.approx(alone[6:9], abs=2e-6)
 
 
-def test_fit_learns_from_training_labels_and_what_more_labels_add_is_another_row() -> None:
-    protocol = replace(SMALL, datasets=("csbm",), missing=(90,), judged=(FIT,))
-    [cell] = protocol.judged_cells()
-    rows = judge(protocol, cell, 0)
-    assert [row.model for row in rows] == [FIT, REFITTED]
-    graph = load("csbm")
-    classifier = NodeClassifier(device="cpu").fit(hide(graph, missing_vectors(graph, 0.9, seed=0)))
-    assert rows[0].accuracy == pytest.approx(classifier.held_out_.accuracy, abs=1e-6)
-    test = graph.test.numpy()
+def test_fit_learns_from_training_labels_and_what_more_labels_add_is_another_row(
+    small: Graph, rows: dict[Cell, Judged]
+) -> None:
+    found = {row.model: row.accuracy for row in rows.values()}
+    assert found.keys() == {FIT, REFITTED, *TRIED}
+    classifier = NodeClassifier(device="cpu").fit(hide(small, missing_vectors(small, 0.9, seed=0)))
+    assert found[FIT] == pytest.approx(classifier.held_out_.accuracy, abs=1e-6)
+    test = small.test.numpy()
     predicted = classifier.probabilities_.argmax(1)[test]
-    assert rows[1].accuracy == pytest.approx((predicted == graph.labels.numpy()[test]).mean(), abs=1e-6)
+    assert found[REFITTED] == pytest.approx((predicted == small.labels.numpy()[test]).mean(), abs=1e-6)
 
 
 def test_it_needs_little_but_torch(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Run as a program: commands that are killed at random moments, and what is then found on the disk.
 
-Everything is imported once; a command is a fork of this process.
+Everything is imported once, also what commands import late; a command is a fork of this process.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -244,5 +245,7 @@ def campaign(corpus: Path, scratch: Path, seed: str, seconds: float) -> dict[str
 
 
 if __name__ == "__main__":
+    for late in ("torch._dynamo", "numba", "matplotlib.pyplot", "sklearn.metrics", "sklearn.preprocessing"):
+        importlib.import_module(late)
     where, work, seed, limit = sys.argv[1:]
     print(json.dumps(campaign(Path(where), Path(work), seed, float(limit))))
