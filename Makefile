@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tests start many processes: each would compile the package anew where nothing compiled may be kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all fuzz bench lint format lock clean
 

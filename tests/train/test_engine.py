@@ -18,7 +18,7 @@ from pairnorm.train.loop import Loop
 from pairnorm.train.trainers import GNNTrainer, Problem
 
 CPU = torch.device("cpu")
-NORM = {"norm": "PN-SI", "epochs": 30}
+NORM = {"norm": "PN-SI", "epochs": 15}
 METRICS = [f"{part}_{what}" for part in ("train", "validation", "test") for what in ("loss", "accuracy")]
 
 
@@ -80,7 +80,7 @@ def test_the_best_epoch_is_the_first_of_the_best_and_counts_from_one(graph: Grap
         assert trial.best_epoch == accuracies.index(max(accuracies)) + 1
         assert trial.validation_accuracy == pytest.approx(max(accuracies))
         assert set(trial.curves) == {"train_loss", "validation_accuracy"}
-        assert len(accuracies) == len(trial.curves["train_loss"]) == 30
+        assert len(accuracies) == len(trial.curves["train_loss"]) == 15
     assert train(graph, Spec("csbm", "GCN", 3, **NORM), [0], "cpu")[0].curves is None
 
 

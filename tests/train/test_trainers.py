@@ -237,7 +237,7 @@ CPU_gnn = torch.device("cpu")
 
 
 def spec_of(model: str, depth: int, **options: Any) -> Spec:
-    return Spec("csbm", model, depth, **{"epochs": 50, "dropout": 0, "hidden": 16} | options)
+    return Spec("csbm", model, depth, **{"epochs": 30, "dropout": 0, "hidden": 16} | options)
 
 
 def farthest(left: Any, right: Any) -> float:
@@ -271,7 +271,7 @@ def test_training_equals_a_plain_pyg_loop(
     for trial in train(graph, spec, seeds, "cpu", curves=True):
         plain = plain_fit(graph, spec, trial.seed)
         losses, accuracies = trial.curves["train_loss"], trial.curves["validation_accuracy"]
-        assert len(losses) == len(accuracies) == 50
+        assert len(losses) == len(accuracies) == 30
         assert farthest(losses[:5], plain.losses[:5]) < 1e-5
         assert farthest(losses, plain.losses) < 0.02
         assert farthest(accuracies, plain.accuracies) < 0.1
@@ -303,7 +303,7 @@ def test_kept_weights_give_the_metrics_of_the_best_epoch(graph: Graph, model: st
         best = int(run.loop.best_epoch[number])
         assert best == accuracies.index(max(accuracies))  # the first of the best
         assert float(validation[number]) == accuracies[best]
-    assert int(run.loop.best_epoch.min()) < 49, "only last epochs are kept, which would be so anyway"
+    assert int(run.loop.best_epoch.min()) < 29, "only last epochs are kept, which would be so anyway"
     for number, seed in enumerate(range(3)):  # trained no longer than to its best epoch, a trial is the same
         until = spec.replace(epochs=int(run.loop.best_epoch[number]) + 1)
         alone = GNNTrainer(graph, [(until, seed)], CPU_gnn)
