@@ -4,6 +4,8 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -45,11 +47,11 @@ class Job:
 
         A trial that wants fewer than another has its last repeated.
         """
-        wanted: dict[Pair, set[Pair]] = defaultdict(set)
-        for spec, seed in self.pairs:
-            wanted[_trial((spec, seed))].add((spec.replace(depth=1), seed))
+        wanted: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
+        for pair in self.pairs:
+            wanted[_trial(pair)][_variant(pair)] = pair
         most = max(map(len, wanted.values()))
-        found = [sorted(own, key=_variant) for own in wanted.values()]
+        found = [sorted(own.values(), key=_variant) for own in wanted.values()]
         return [own + own[-1:] * (most - len(own)) for own in found]
 
     @property
@@ -85,12 +87,7 @@ def plan(
     cuda = device is not None and device.type == "cuda"
     groups: dict[Spec, list[Pair]] = defaultdict(list)
     for spec, seed in sorted(pairs, key=_variant) if cuda else pairs:
-        shared = _architecture(spec)
-        if cuda:
-            # A GPU is hardly busy with a few trials. On a CPU products of another size and steps of other
-            # slices differ in their last digits: there a trial is the same to the bit in any company.
-            shared = shared.replace(learning_rate=1.0, weight_decay=0.0)
-        groups[shared].append((spec, check_seed(seed)))
+        groups[_architecture(spec, cuda)].append((spec, check_seed(seed)))
     jobs = []
     for shared, group in groups.items():
         for variants, some in _by_variants(group).items() if cuda else [(1, group)]:
@@ -112,20 +109,34 @@ def _by_variants(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
     return parts
 
 
-def _architecture(spec: Spec) -> Spec:
-    """What pairs must agree on to train side by side: all but what is missing; for SGC, depth and scale."""
-    kind = "entries" if spec.missing_kind in ENTRIES else "vectors"
-    shared = spec.replace(missing_rate=1.0, missing_kind=kind)
-    if spec.model != "SGC":
-        return shared
-    return shared.replace(depth=1, scale=spec.scale if spec.norm == "PN-SCS" else 1.0)
+@lru_cache(2**16)  # a grid asks for the same with every seed
+def _architecture(spec: Spec, cuda: bool) -> Spec:
+    """What pairs must agree on to train side by side: all but what is missing; for SGC, depth and scale.
+
+    On CUDA, nor the optimiser: a GPU is hardly busy with a few trials. On a CPU products of another size and
+    steps of other slices differ in their last digits; there a trial is the same to the bit in any company.
+    """
+    own: dict[str, Any] = {
+        "missing_rate": 1.0,
+        "missing_kind": "entries" if spec.missing_kind in ENTRIES else "vectors",
+    }
+    if cuda:
+        own |= {"learning_rate": 1.0, "weight_decay": 0.0}
+    if spec.model == "SGC":
+        own |= {"depth": 1, "scale": spec.scale if spec.norm == "PN-SCS" else 1.0}
+    return spec.replace(**own)
 
 
 def _trial(pair: Pair) -> Pair:
     spec, seed = pair
+    return _walk(spec), seed
+
+
+@lru_cache(2**16)
+def _walk(spec: Spec) -> Spec:
     if spec.model != "SGC":
-        return pair
-    return spec.replace(depth=1, scale=1.0, learning_rate=1.0, weight_decay=0.0), seed
+        return spec
+    return spec.replace(depth=1, scale=1.0, learning_rate=1.0, weight_decay=0.0)
 
 
 def _variant(pair: Pair) -> tuple[float, ...]:
