@@ -19,7 +19,7 @@ quieten()  # tests make CSR tensors of their own
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a cluster comes first: work is stolen from the end, so one worker starts the one cluster."""
+    """What needs a cluster comes first: work is stolen from the end, so no two workers start one each."""
     items.sort(key=lambda item: "cluster" not in getattr(item, "fixturenames", ()))
 
 
