@@ -18,9 +18,12 @@ from pairnorm.sparse import quieten
 quieten()  # tests make CSR tensors of their own
 
 
+DEAR = {"cluster", "check_ranks", "corpus", "postgresql", "wheel"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a cluster comes first: work is stolen from the end, so no two workers start one each."""
-    items.sort(key=lambda item: "cluster" not in getattr(item, "fixturenames", ()))
+    """What needs a dear fixture comes first: work is stolen from the end, so no two workers make one each."""
+    items.sort(key=lambda item: DEAR.isdisjoint(getattr(item, "fixturenames", ())))
 
 
 Raises = Callable[..., AbstractContextManager[pytest.ExceptionInfo[PairNormError]]]
