@@ -16,8 +16,9 @@ from pairnorm.commands.options import Command, Parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-NOTES = ROOT / "results/notes.md"
-WRITTEN = [*ROOT.glob("*.md"), *PAGES, *(ROOT / "results").glob("*.md"), ROOT / "benchmarks/README.md"]
+WRITTEN = sorted(
+    [*ROOT.glob("*.md"), *PAGES, *(ROOT / "results").glob("*.md"), ROOT / "benchmarks/README.md"]
+)
 ROOMS = ["pairnorm", *(f"pairnorm.{room}" for room in ("data", "nn", "fill", "measure", "train", "classify"))]
 # A Python block, and the text block that may follow it: what the block prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
@@ -90,7 +91,8 @@ def reported(section):
 
 @pytest.mark.parametrize("method", ["SGC", "SGC-PN"])
 def test_the_table_of_missing_vectors_is_that_of_our_report(method):
-    accuracies, layers, _ = (" | ".join(row) for row in zip(*reported("Table 1")["Cora", method], strict=True))
+    places = reported("Table 1")["Cora", method]
+    accuracies, layers, _ = (" | ".join(row) for row in zip(*places, strict=True))
     page = (ROOT / "docs/missing-vectors.md").read_text(encoding="utf-8")
     assert f"| {method} | {accuracies} |\n| at layers | {layers} |\n" in page
 
@@ -124,10 +126,11 @@ def test_links_lead_to_files_and_headings_that_there_are(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        assert target.exists(), link
         # Our notes are a part of the report, whose headings they mean.
-        assert not anchor or anchor in anchors(page.with_name("report.md") if target == NOTES else target), link
+        here = page.with_name("report.md") if page.name == "notes.md" else page
+        target = page.parent / path if path else here
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
