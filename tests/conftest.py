@@ -17,7 +17,6 @@ from pairnorm.sparse import quieten
 
 quieten()  # tests make CSR tensors of their own
 
-
 DEAR = {"cluster", "check_ranks", "corpus", "postgresql", "wheel"}
 
 

@@ -337,7 +337,7 @@ def test_names_are_checked(raises: Any, graph: Graph) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.6])
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
 def test_cuda_trains_as_the_cpu_does(graph: Graph, model: str, dropout: float) -> None:
-    spec = Spec("csbm", model, 3, missing_rate=0.5, dropout=dropout, **NORM)
+    spec = Spec("csbm", model, 3, missing_rate=0.5, dropout=dropout, **NORM | {"epochs": 30})
     here = train(graph, spec, range(4), "cpu", curves=True)
     there = train(graph, spec, range(4), "cuda", curves=True)
     assert train(graph, spec, range(4), "cuda", curves=True) == there
