@@ -13,7 +13,10 @@ def main() -> int:
         from pairnorm.cli import main as run
 
         code = run()
-        gc.freeze()  # a process that ends need not look for garbage: among what a report read, that took a second
+        # A process that ends need not look for garbage: after torch that takes half a second, after a report
+        # one. But Triton complains of all that is not collected.
+        if "triton" not in sys.modules:
+            gc.freeze()
         return code
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped.\n")

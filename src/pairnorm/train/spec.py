@@ -236,7 +236,10 @@ class Spec:
     def at(self, depth: int) -> Self:
         """Return the spec with another depth, soon: nothing else is checked again."""
         spec = object.__new__(type(self))
-        vars(spec).update(self.__getstate__(), depth=_check("depth", depth))
+        values = vars(spec)
+        values |= vars(self) | {"depth": _check("depth", depth)}
+        for name in ("hash", "_hashed"):
+            values.pop(name, None)
         return spec
 
 
