@@ -197,7 +197,7 @@ def test_the_ablation_is_complete() -> None:
 
 
 def test_names_of_experiments() -> None:
-    assert set(EXPERIMENTS) | {"figure2", "all"} == set(NAMES)
+    assert set(EXPERIMENTS) | {"figure2", "paper", "all"} == set(NAMES)
     assert all(name == experiment.name for name, experiment in EXPERIMENTS.items())
     assert TUNED.datasets == FIGURE1.datasets == DATASETS
 
@@ -206,6 +206,13 @@ def test_all_is_everything() -> None:
     assert [found.name for found in Selection(["all"]).experiments()] == list(EXPERIMENTS)
     assert "figure2" in Selection(["all"]).names()
     assert "all" not in Selection(["all"]).names()
+
+
+def test_paper_is_what_the_paper_shows_and_its_models_tuned() -> None:
+    names = Selection(["paper"]).names()
+    assert {"table1", "table2", "table3", "figure1", "figure2", "figure3", "figure4", "bars"} < set(names)
+    assert set(Selection(["all"]).names()) - set(names) == {"scaling", "claims"}
+    assert Selection(["claims", "paper", "table1"]).names() == ["claims", *names]  # each once
 
 
 def test_all_leaves_out_what_a_choice_leaves_nothing_of() -> None:

@@ -65,6 +65,51 @@ def test_a_trial_is_the_same_alone_and_beside_other_seeds_and_rates(
     assert len({trial.test_loss for trial in together.values()}) == len(pairs)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "SGC", "norm": "PN", "dropout": 0.6},
+        {"model": "SGC", "norm": "PN", "dropout": 0.0},
+        {"model": "SGC", "norm": "PN-SCS", "scale": 5.0, "dropout": 0.6},
+        {"model": "GCN", "norm": "PN-SI", "dropout": 0.6},
+    ],
+    ids=str,
+)
+def test_a_trial_is_the_same_alone_and_beside_other_optimisers(
+    graph: Graph, settings: dict[str, Any]
+) -> None:
+    """Of the last trial, one optimiser is not wanted, and at one depth one more."""
+    specs = [
+        Spec(
+            "csbm",
+            depth=depth,
+            missing_rate=missing,
+            learning_rate=rate,
+            weight_decay=decay,
+            epochs=40,
+            **own,
+        )
+        for missing in (0.5, 1)
+        for depth in ((1, 3) if settings["model"] == "SGC" else (3,))
+        for own in (
+            [{**settings, "scale": scale} for scale in (1, 10)] if settings["norm"] == "PN" else [settings]
+        )
+        for rate in (0.005, 0.2)
+        for decay in (0.0, 5e-2)
+    ]
+    pairs = [(spec, 4) for spec in specs]
+    pairs = [*pairs[:-4], *pairs[-3:]]
+    together = train_job(graph, Job(tuple(pairs)), CPU, curves=True, measures=["row_diff"])
+    assert set(together) == set(pairs)
+    assert len({trial.test_loss for trial in together.values()}) == len(pairs)
+    for pair in pairs:
+        alone = train_job(graph, Job((pair,)), CPU, curves=True, measures=["row_diff"])[pair]
+        assert agree(together[pair], alone, tolerance=1e-5)
+        assert together[pair].measures == pytest.approx(dict(alone.measures), rel=1e-5)
+        for name, curve in (alone.curves or {}).items():
+            assert together[pair].curves[name] == pytest.approx(curve, abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["nodes", "entries"])
 def test_other_kinds_of_missing_train_alone_as_beside_others(graph: Graph, kind: str) -> None:
     spec = Spec("csbm", "GCN", 2, missing_kind=kind, missing_rate=0.7, **NORM)
@@ -313,6 +358,23 @@ def test_replays_at_other_depths_are_runs_of_their_own(graph: Graph, epochs: int
     for spec in specs:
         alone = train_job(graph, Job(((spec, 0), (spec, 1))), torch.device("cuda"), curves=True)
         assert alone == {pair: together[pair] for pair in alone}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+def test_optimisers_share_captured_epochs(graph: Graph, model: str) -> None:
+    specs = [
+        Spec("csbm", model, depth, norm="PN", dropout=0.6, learning_rate=rate, weight_decay=decay, epochs=40)
+        for depth in ((1, 4) if model == "SGC" else (2,))
+        for rate in (0.005, 0.05)
+        for decay in (0.0, 5e-2)
+    ]
+    pairs = [(spec, seed) for spec in specs for seed in range(2)]
+    (job,) = plan(graph, pairs, torch.device("cuda"))
+    together = train_job(graph, job, torch.device("cuda"), curves=True)
+    for pair in pairs:
+        alone = train_job(graph, Job((pair,)), torch.device("cuda"), curves=True)[pair]
+        assert together[pair].curves["train_loss"] == pytest.approx(alone.curves["train_loss"], abs=1e-3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

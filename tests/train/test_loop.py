@@ -162,12 +162,13 @@ def test_tiny_numbers_are_zero_while_training_and_only_then() -> None:
     assert not is_zero()
 
 
-def test_a_loop_goes_on_from_the_state_of_another() -> None:
+@pytest.mark.parametrize("rate", [0.1, [0.1, 0.3]], ids=str)
+def test_a_loop_goes_on_from_the_state_of_another(rate: float | list[float]) -> None:
     def accuracy(model: int, epoch: int) -> float:
         return [0.1, 0.9, 0.2, 0.9, 0.3, 0.8, 0.95, 0.1][epoch] - model * epoch / 10
 
     whole, first, second = (Bowls([1.0, -3.0], accuracy) for _ in range(3))
-    expected, begun, loop = whole.loop(), first.loop(), second.loop()
+    expected, begun, loop = (bowls.loop(learning_rate=rate) for bowls in (whole, first, second))
     expected.train(8)
     begun.train(5)
     saved = {name: value.clone() for name, value in begun.state().items()}
@@ -179,11 +180,39 @@ def test_a_loop_goes_on_from_the_state_of_another() -> None:
         torch.testing.assert_close(loop.state()[name], value, rtol=0, atol=0)
 
 
-def test_every_model_may_have_a_learning_rate_of_its_own() -> None:
-    rates = [0.1, 0.02, 0.3]
-    bowls = Bowls([1.0, -3.0, 0.5], lambda model, epoch: epoch)
-    bowls.loop(learning_rate=rates).train(30)
-    for model, (rate, centre) in enumerate(zip(rates, [1.0, -3.0, 0.5], strict=True)):
-        alone = Bowls([centre], lambda model, epoch: epoch)
-        alone.loop(learning_rate=rate).train(30)
-        torch.testing.assert_close(bowls.place[model], alone.place[0], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("decays", [0.02, [0.0, 0.02, 0.02, 0.5, 0.5, 0.0]], ids=str)
+@pytest.mark.parametrize("rates", [0.1, [0.1, 0.3, 0.3, 0.02, 0.1, 0.1]], ids=str)
+def test_every_model_may_have_an_optimiser_of_its_own(
+    rates: float | list[float], decays: float | list[float]
+) -> None:
+    """As in SGC: [trials, variants · 4, 5] weights and [trials, variants] biases; 2 trials x 3 variants."""
+    generator = torch.Generator().manual_seed(0)
+    start, centre = torch.randn(2, 6, 4, 5, dtype=torch.float64, generator=generator)
+    weight = start.reshape(2, 12, 5).clone().requires_grad_()
+    bias = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+
+    def loss(weight: Tensor, bias: Tensor, centre: Tensor) -> Tensor:
+        return (weight - centre).square().sum((-2, -1)) + (bias - centre.mean((-2, -1))).pow(4)
+
+    loop = Loop(
+        [weight, bias],
+        [weight.view(2, 3, 4, 5), bias],
+        lambda epoch: loss(weight.view(2, 3, 4, 5), bias, centre.view(2, 3, 4, 5)),
+        lambda: torch.zeros(2, 3),
+        learning_rate=rates,
+        weight_decay=decays,
+    )
+    loop.train(30)
+    for model in range(6):
+        own = [
+            start[model].clone().requires_grad_(),
+            torch.zeros((), dtype=torch.float64, requires_grad=True),
+        ]
+        rate, decay = (given[model] if isinstance(given, list) else given for given in (rates, decays))
+        adam = torch.optim.Adam(own, lr=rate, weight_decay=decay, foreach=False)
+        for _ in range(30):
+            adam.zero_grad()
+            loss(*own, centre[model]).backward()
+            adam.step()
+        torch.testing.assert_close(weight.view(6, 4, 5)[model], own[0], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(bias.view(6)[model], own[1], rtol=1e-10, atol=1e-12)

@@ -97,7 +97,6 @@ def test_pairs_of_one_architecture_run_side_by_side_whatever_is_missing(
         {"skip": 1},
         {"dropout": 0.5},
         {"adjacency": "sym"},
-        {"weight_decay": 0.1},
         {"epochs": 7},
         {"missing_kind": "entries", "missing_rate": 0.5},
     ],
@@ -111,12 +110,56 @@ def test_different_architectures_and_protocols_are_jobs_of_their_own(
     assert len(jobs) == 2
 
 
-@pytest.mark.parametrize(("model", "device", "count"), [("GCN", CUDA, 1), ("GCN", CPU, 2), ("SGC", CUDA, 2)])
-def test_learning_rates_share_a_job_of_a_network_on_cuda(
-    graph: Graph, memory: list[int], model: str, device: torch.device, count: int
+@pytest.mark.parametrize("model", ["GCN", "SGC"])
+@pytest.mark.parametrize("change", [{"learning_rate": 0.1}, {"weight_decay": 0.1}], ids=str)
+@pytest.mark.parametrize(("device", "count"), [(CUDA, 1), (CPU, 2), (None, 2)], ids=str)
+def test_optimisers_share_a_job_on_cuda(
+    graph: Graph,
+    memory: list[int],
+    model: str,
+    change: dict[str, float],
+    device: torch.device | None,
+    count: int,
 ) -> None:
     spec = Spec("csbm", model, 2, norm="PN")
-    assert len(plan(graph, [(spec, 0), (spec.replace(learning_rate=0.1), 0)], device)) == count
+    assert len(plan(graph, [(spec, 0), (spec.replace(**change), 0)], device, cores=1)) == count
+
+
+def test_every_trial_of_an_sgc_has_just_its_own_optimisers(graph: Graph, memory: list[int]) -> None:
+    def pairs_at(rate: float, rates: tuple[float, ...], seed: int) -> list[Pair]:
+        specs = [
+            Spec("csbm", "SGC", depth, norm="PN", scale=scale, missing_rate=rate, learning_rate=learning_rate)
+            for depth in (3, 5)
+            for scale in (0.1, 10)
+            for learning_rate in rates
+        ]
+        return [(spec, seed) for spec in specs]
+
+    search = [*pairs_at(0, (0.2, 0.05), 0), *pairs_at(1, (0.2, 0.05), 0)]
+    best = [*pairs_at(0, (0.2,), 1), *pairs_at(1, (0.05,), 2)]
+    jobs = plan(graph, search + best, CUDA)
+    check_covers(jobs, search + best)
+    assert {frozenset(job.pairs) for job in jobs} == {frozenset(search), frozenset(best)}
+    (job,) = (job for job in jobs if set(job.pairs) == set(best))
+    own = [[(spec.learning_rate, spec.scale, seed) for spec, seed in variants] for variants in job.variants]
+    assert own == [[(0.05, 0.1, 2), (0.05, 10, 2)], [(0.2, 0.1, 1), (0.2, 10, 1)]]
+
+
+def test_a_trial_that_wants_fewer_variants_has_its_last_repeated() -> None:
+    specs = [Spec("csbm", "SGC", 2, norm="PN", scale=scale) for scale in (0.1, 10)]
+    job = Job(((specs[1], 0), (specs[0].replace(depth=4), 0), (specs[0], 1)))
+    scales = [[(spec.scale, seed) for spec, seed in own] for own in job.variants]
+    assert scales == [[(0.1, 0), (10, 0)], [(0.1, 1), (0.1, 1)]]
+
+
+def test_the_weights_of_many_variants_take_room_from_trials(graph: Graph, memory: list[int]) -> None:
+    spec = Spec("csbm", "SGC", 2, norm="PN")
+    memory[0] = 2**26
+    counts = []
+    for variants in (1, 8, 64):
+        specs = [spec.replace(learning_rate=0.01 * (number + 1)) for number in range(variants)]
+        counts.append(max(len(job.trials) for job in plan(graph, pairs_of(specs, range(200)), CUDA)))
+    assert counts[0] > counts[1] > counts[2]
 
 
 def test_all_depths_and_scales_of_an_sgc_share_a_job_and_a_propagation(
@@ -131,7 +174,8 @@ def test_all_depths_and_scales_of_an_sgc_share_a_job_and_a_propagation(
     pairs = pairs_of(specs, range(2))
     [job] = plan(graph, pairs, CUDA)
     assert len(job.pairs) == len(pairs) == 24
-    assert (job.depths, job.scales, len(job.trials)) == ([1, 5, 9], [0.1, 10.0], 4)
+    assert (job.depths, len(job.trials)) == ([1, 5, 9], 4)
+    assert [[spec.scale for spec, _ in own] for own in job.variants] == [[0.1, 10.0]] * 4
     scs = [Spec("csbm", "SGC", 2, norm="PN-SCS", scale=scale) for scale in (0.1, 10)]
     assert len(plan(graph, pairs_of(scs, range(2)), CUDA)) == 2
 

@@ -359,7 +359,8 @@ DEPTHS, SCALES, SEEDS = (1, 2, 6), (0.1, 1.0, 10.0), (4, 9)
 
 
 def fit(graph: Graph, spec: Spec, scales: tuple[float, ...] = SCALES) -> dict[int, Fitted]:
-    run = SGCTrainer(graph, [(spec, seed) for seed in SEEDS], DEPTHS, scales, CPU_sgc, curves=True)
+    variants = [[(spec.replace(scale=scale), seed) for scale in scales] for seed in SEEDS]
+    run = SGCTrainer(graph, variants, DEPTHS, CPU_sgc, curves=True)
     # One loop serves all depths: it is copied as each leaves it.
     return {fitted.depth: replace(fitted, loop=deepcopy(fitted.loop)) for fitted in run.fit()}
 
@@ -479,8 +480,8 @@ def test_training_equals_a_plain_pyg_loop_that_propagates_every_epoch(
 
 
 def test_pn_scs_does_not_commute_with_its_scale_and_is_propagated_with_it(graph: Graph) -> None:
-    spec = Spec("csbm", "SGC", 1, norm="PN-SCS", epochs=3, dropout=0)
-    run = SGCTrainer(graph, [(spec, 0)], [3], [5.0], CPU_sgc)
+    spec = Spec("csbm", "SGC", 1, norm="PN-SCS", scale=5, epochs=3, dropout=0)
+    run = SGCTrainer(graph, [[(spec, 0)]], [3], CPU_sgc)
     [fitted] = run.fit()
     x = graph.features.to_dense()
     x = x / x.sum(1, keepdim=True)
@@ -489,7 +490,7 @@ def test_pn_scs_does_not_commute_with_its_scale_and_is_propagated_with_it(graph:
     for _ in range(3):
         h = pair_norm(looped @ h / looped.sum(1, keepdim=True), 5.0, "PN-SCS")
     torch.testing.assert_close(fitted.state[:, 0], h, rtol=1e-4, atol=1e-5)
-    assert run.factors == [1.0]
+    assert run.factors == [[1.0]]
 
 
 def test_the_propagation_is_done_once(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,9 +270,13 @@ EXPERIMENTS = {
         SCALING, CLAIMS_AGAIN,
     )
 }  # fmt: skip
-NAMES = ("table1", "table1-rows", "table2", "table3", "figure1", "figure2", "figure3", "figure4", "bars",
-         "case-study", "tuned", "ablation", "scaling", "claims", "all")  # fmt: skip
-"""What can be reproduced. Figure 2 is an illustration: nothing is trained for it."""
+ALL = ("table1", "table1-rows", "table2", "table3", "figure1", "figure2", "figure3", "figure4", "bars",
+       "case-study", "tuned", "ablation", "scaling", "claims")  # fmt: skip
+"""Every experiment. Figure 2 is an illustration: nothing is trained for it."""
+GROUPS = {"paper": tuple(name for name in ALL if name not in ("scaling", "claims")), "all": ALL}
+"""The paper, with its models tuned and its choices varied; and what looks into differences from it, too."""
+NAMES = (*ALL, *GROUPS)
+"""What can be reproduced."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +284,7 @@ class Selection:
     """What to reproduce, and how much of it.
 
     Args:
-        what: names of experiments; ``all`` for every one.
+        what: names of experiments; ``paper`` for those of the paper, ``all`` for every one.
         datasets: only these graphs.
         runs: so many runs instead of the paper's.
         epochs: so many epochs instead of the paper's.
@@ -303,7 +307,7 @@ class Selection:
         """Return the experiments; complain if nothing of what was asked for by name is left."""
         for name in self.what:
             one_of("what to reproduce", name, NAMES)
-        asked = [EXPERIMENTS[name] for name in dict.fromkeys(self.names()) if name in EXPERIMENTS]
+        asked = [EXPERIMENTS[name] for name in self.names() if name in EXPERIMENTS]
         found = [small for experiment in asked if (small := self.narrow(experiment))]
         rates = sorted({percent for experiment in asked for percent in experiment.missing})
         for percent in self.missing or ():
@@ -325,8 +329,8 @@ class Selection:
         return found
 
     def names(self) -> list[str]:
-        """Return what was asked for, ``all`` spelt out."""
-        return [name for name in NAMES if name != "all"] if "all" in self.what else list(self.what)
+        """Return what was asked for, groups spelt out."""
+        return list(dict.fromkeys(name for given in self.what for name in GROUPS.get(given, (given,))))
 
     def narrow(self, experiment: Experiment) -> Experiment | None:
         """Return an experiment as small as asked for, None if nothing of it is left."""

@@ -90,8 +90,8 @@ def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> Model
 
 def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
     spec = pairs[0][0]
-    (fitted,) = SGCTrainer(graph, pairs, [spec.depth], [spec.scale], device).fit()
-    weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # of the scales, there is one
+    (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], device).fit()
+    weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # of the variants, there is one
     model = SGC.from_weights(weight, bias, **sgc_settings(spec, len(pairs)))
     bound(model, graph, device)
     return model.to(device).eval()
@@ -194,18 +194,16 @@ def _train_gnn(
 def _train_sgc(
     graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
 ) -> Results:
-    trials, scales, wanted = job.trials, job.scales, set(job.pairs)
-    trainer = SGCTrainer(graph, trials, job.depths, scales, device, curves)
+    variants, wanted = job.variants, set(job.pairs)
+    trainer = SGCTrainer(graph, variants, job.depths, device, curves)
     factors = torch.tensor(trainer.factors, device=device)
     measures = [name for name in measures if name in MEASURES]
-    for fitted in trainer.fit(lambda epochs: tick(epochs * len(trials))):
+    for fitted in trainer.fit(lambda epochs: tick(epochs * len(variants))):
         values = {
             name: MEASURES[name].function(fitted.state).unsqueeze(-1) * factors ** MEASURES[name].degree
             for name in measures
         }
-        pairs = [
-            (spec.replace(depth=fitted.depth, scale=scale), seed) for spec, seed in trials for scale in scales
-        ]
+        pairs = [(spec.replace(depth=fitted.depth), seed) for own in variants for spec, seed in own]
         found = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), values)
         yield {pair: trial for pair, trial in zip(pairs, found, strict=True) if pair in wanted}
 

@@ -4,6 +4,8 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -31,7 +33,7 @@ class Job:
 
     @property
     def trials(self) -> list[Pair]:
-        """The trials side by side. Depths and scales of SGC are no trials: they share a propagation."""
+        """The trials side by side. Depths and variants of SGC are no trials: they share a propagation."""
         return list(dict.fromkeys(map(_trial, self.pairs)))
 
     @property
@@ -40,9 +42,17 @@ class Job:
         return sorted({spec.depth for spec, _ in self.pairs})
 
     @property
-    def scales(self) -> list[float]:
-        """The scales, rising."""
-        return sorted({spec.scale for spec, _ in self.pairs})
+    def variants(self) -> list[list[Pair]]:
+        """For every trial of SGC, its scales and optimisers: pairs of any depth, rising, as many for each.
+
+        A trial that wants fewer than another has its last repeated.
+        """
+        wanted: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
+        for pair in self.pairs:
+            wanted[_trial(pair)][_variant(pair)] = pair
+        most = max(map(len, wanted.values()))
+        found = [sorted(own.values(), key=_variant) for own in wanted.values()]
+        return [own + own[-1:] * (most - len(own)) for own in found]
 
     @property
     def cost(self) -> int:
@@ -74,35 +84,65 @@ def plan(
         raise PairNormError(
             f"graph {graph.name!r} has no features", code="no-features", value=0, expected="at least one"
         )
+    cuda = device is not None and device.type == "cuda"
     groups: dict[Spec, list[Pair]] = defaultdict(list)
-    for spec, seed in pairs:
-        shared = _architecture(spec)
-        if device is not None and device.type == "cuda" and spec.model != "SGC":
-            # A GPU is hardly busy with a few trials. Steps of several rates differ from those of one in their
-            # last digits, so a CPU does not mix them: there a trial is the same to the bit in any company.
-            shared = shared.replace(learning_rate=1.0)
-        groups[shared].append((spec, check_seed(seed)))
+    for spec, seed in sorted(pairs, key=_variant) if cuda else pairs:
+        groups[_architecture(spec, cuda)].append((spec, check_seed(seed)))
     jobs = []
-    for spec, group in groups.items():
-        size = len(group) if device is None else _side_by_side(graph, spec, device)
-        if device is None or device.type != "cuda":  # no core should wait while another has all the trials
-            size = min(size, -(-len(Job(tuple(group)).trials) // (cores or os.cpu_count() or 1)))
-        jobs += _cut(group, size)
+    for shared, group in groups.items():
+        for variants, some in _by_variants(group).items() if cuda else [(1, group)]:
+            size = len(some) if device is None else _side_by_side(graph, shared, device, variants)
+            if not cuda:  # no core should wait while another has all the trials
+                size = min(size, -(-len(Job(tuple(some)).trials) // (cores or os.cpu_count() or 1)))
+            jobs += _cut(some, size)
     return sorted(jobs, key=lambda job: -job.cost)
 
 
-def _architecture(spec: Spec) -> Spec:
-    """What pairs must agree on to train side by side: all but what is missing; for SGC, depth and scale."""
-    kind = "entries" if spec.missing_kind in ENTRIES else "vectors"
-    shared = spec.replace(missing_rate=1.0, missing_kind=kind)
-    if spec.model != "SGC":
-        return shared
-    return shared.replace(depth=1, scale=spec.scale if spec.norm == "PN-SCS" else 1.0)
+def _by_variants(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
+    """Part pairs by how many variants their trial has: side by side with more, some would be in vain."""
+    variants: dict[Pair, set[tuple[float, ...]]] = defaultdict(set)
+    for pair in pairs:
+        variants[_trial(pair)].add(_variant(pair))
+    parts: dict[int, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        parts[len(variants[_trial(pair)])].append(pair)
+    return parts
+
+
+@lru_cache(2**16)  # a grid asks for the same with every seed
+def _architecture(spec: Spec, cuda: bool) -> Spec:
+    """What pairs must agree on to train side by side: all but what is missing; for SGC, depth and scale.
+
+    On CUDA, nor the optimiser: a GPU is hardly busy with a few trials. On a CPU products of another size and
+    steps of other slices differ in their last digits; there a trial is the same to the bit in any company.
+    """
+    own: dict[str, Any] = {
+        "missing_rate": 1.0,
+        "missing_kind": "entries" if spec.missing_kind in ENTRIES else "vectors",
+    }
+    if cuda:
+        own |= {"learning_rate": 1.0, "weight_decay": 0.0}
+    if spec.model == "SGC":
+        own |= {"depth": 1, "scale": spec.scale if spec.norm == "PN-SCS" else 1.0}
+    return spec.replace(**own)
 
 
 def _trial(pair: Pair) -> Pair:
     spec, seed = pair
-    return (spec.replace(depth=1, scale=1.0), seed) if spec.model == "SGC" else pair
+    return _walk(spec), seed
+
+
+@lru_cache(2**16)
+def _walk(spec: Spec) -> Spec:
+    if spec.model != "SGC":
+        return spec
+    return spec.replace(depth=1, scale=1.0, learning_rate=1.0, weight_decay=0.0)
+
+
+def _variant(pair: Pair) -> tuple[float, ...]:
+    """Variants of one optimiser lie together: a step takes them at once."""
+    spec, _ = pair
+    return spec.learning_rate, spec.weight_decay, spec.scale
 
 
 def _cut(pairs: Sequence[Pair], size: int) -> list[Job]:
@@ -116,8 +156,8 @@ def _cut(pairs: Sequence[Pair], size: int) -> list[Job]:
     return [Job(tuple(part)) for part in parts.values()]
 
 
-def _side_by_side(graph: Graph, spec: Spec, device: torch.device) -> int:
-    """How many trials one job should have."""
+def _side_by_side(graph: Graph, spec: Spec, device: torch.device, variants: int) -> int:
+    """How many trials one job should have, each with so many variants."""
     width = graph.num_features if spec.model == "SGC" else spec.hidden
     state = 4 * graph.num_nodes * width
     filled = 0 if spec.fill == "zero" else 4 * graph.num_nodes * graph.num_features
@@ -128,5 +168,7 @@ def _side_by_side(graph: Graph, spec: Spec, device: torch.device) -> int:
     kept *= 1 if spec.remedy == "none" else 2  # what is not made of kernels keeps more
     features = 12 * (graph.features.values().numel() if graph.features.layout == torch.sparse_csr else 0)
     features += 6 * filled  # while they are filled, and while dropout falls on them
+    if spec.model == "SGC":  # weights, first, kept, gradients and Adam's; logits on the way to their losses
+        features += 4 * variants * graph.num_classes * (8 * graph.num_features + 5 * graph.num_nodes)
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, int(CUDA_SHARE * free) // (kept * state + features))

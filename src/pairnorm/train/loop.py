@@ -1,8 +1,10 @@
 """The epoch loop that all models share: Adam, validation every epoch, the best epoch of every trial kept."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -31,8 +33,9 @@ class Loop:
             may set the gradients of the parameters itself: then the loss it gives requires none. It must not
             refer to the loop, whose captured epoch, and all its memory on the device, would outlive it.
         accuracy: gives the validation accuracy of every model; likewise.
-        learning_rate: of Adam; several for one of each entry along the first axis of the parameters.
-        weight_decay: the L2 penalty, as Adam has it.
+        learning_rate: of Adam; several for one of each model. The models then lie one after the other in the
+            parameters too.
+        weight_decay: the L2 penalty, as Adam has it; likewise.
         curves: record loss and accuracy of every epoch.
     """
 
@@ -44,28 +47,23 @@ class Loop:
         accuracy: Callable[[], Tensor],
         *,
         learning_rate: float | Sequence[float],
-        weight_decay: float,
+        weight_decay: float | Sequence[float],
         curves: bool = False,
     ) -> None:
         self._parameters = list(parameters)
         self._models, self._loss, self._accuracy = [model.detach() for model in models], loss, accuracy
         self._device = device = parameters[0].device
         self.cuda = device.type == "cuda"
-        rates = [learning_rate] if isinstance(learning_rate, float) else learning_rate
-        self._adam = torch.optim.Adam(
-            parameters, lr=max(rates), weight_decay=weight_decay, fused=True, capturable=self.cuda
-        )
-        # Adam's step is proportional to its rate: who has a smaller one goes a part of the way.
-        shares = torch.tensor(rates, device=device) / max(rates)
-        self._shares = (
-            []
-            if len(set(rates)) == 1
-            else [shares.view(-1, *[1] * (one.dim() - 1)).expand_as(one).contiguous() for one in parameters]
-        )
         self._epoch_number = torch.zeros((), dtype=torch.int32, device=device)
         self.kept = [model.clone() for model in self._models]
         with torch.no_grad(), on_device(device):
             shape = accuracy().shape
+        rates, decays = (
+            list(given) if isinstance(given, Sequence) else [given] * shape.numel()
+            for given in (learning_rate, weight_decay)
+        )
+        self._slices: list[tuple[Tensor, Tensor, slice]] = []
+        self._adam = self._optimiser(list(zip(rates, decays, strict=True)))
         self.best_accuracy = torch.full(shape, -1.0, device=device)
         self.best_epoch = torch.zeros(shape, dtype=torch.int32, device=device)
         self.diverged = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -73,6 +71,25 @@ class Loop:
         self.curves: list[Tensor] | None = [] if curves else None
         self._stream: torch.cuda.Stream | None = None
         self._captured: torch.cuda.CUDAGraph | None = None
+
+    def _optimiser(self, settings: Sequence[tuple[float, float]]) -> torch.optim.Adam:
+        """Return an Adam with the learning rate and weight decay of every model."""
+        groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
+        if len({*settings}) == 1:
+            groups[settings[0]] = self._parameters
+        else:  # neighbours with the same settings are one slice: Adam wants few and large ones
+            for setting, alike in groupby(range(len(settings)), settings.__getitem__):
+                numbers = list(alike)
+                some = slice(numbers[0], numbers[-1] + 1)
+                for parameter in self._parameters:
+                    models = parameter.detach().view(len(settings), -1)[some]
+                    self._slices.append((models, parameter, some))
+                    groups[setting].append(models)
+        return torch.optim.Adam(
+            [{"params": own, "lr": rate, "weight_decay": decay} for (rate, decay), own in groups.items()],
+            fused=True,
+            capturable=self.cuda,
+        )
 
     def begin_again(self) -> None:
         """Forget all epochs, and start from what the parameters are now."""
@@ -129,7 +146,7 @@ class Loop:
                 self._epoch()
                 self._record()
             if more:
-                self._adam.zero_grad(set_to_none=True)
+                self._forget_gradients()
                 captured = torch.cuda.CUDAGraph()
                 with (
                     # What other threads left is not freed here: to free a captured graph ends a capture.
@@ -140,7 +157,7 @@ class Loop:
                 self._captured = captured
 
     def _epoch(self) -> None:
-        self._adam.zero_grad(set_to_none=True)
+        self._forget_gradients()
         losses = self._loss(self._epoch_number)
         if losses.requires_grad:
             losses.sum().backward()
@@ -153,15 +170,15 @@ class Loop:
             self._latest[0], self._latest[1] = losses.detach(), accuracy
             self._epoch_number += 1
 
-    @torch.no_grad()
+    def _forget_gradients(self) -> None:
+        for tensor in (*self._parameters, *(models for models, _, _ in self._slices)):
+            tensor.grad = None
+
     def _step(self) -> None:
-        if not self._shares:
-            self._adam.step()
-            return
-        before = torch._foreach_mul(self._parameters, 1.0)
+        for models, parameter, some in self._slices:
+            if parameter.grad is not None:
+                models.grad = parameter.grad.reshape(-1, models.size(1))[some]
         self._adam.step()
-        torch._foreach_addcmul_(before, torch._foreach_sub(self._parameters, before), self._shares)
-        torch._foreach_copy_(self._parameters, before)
 
     def _keep(self, better: Tensor, accuracy: Tensor) -> None:
         if not self.cuda and not better.any():
@@ -178,21 +195,26 @@ class Loop:
                 for kept, model in zip(self.kept, self._models, strict=True):
                     kept[tuple(index)] = model[tuple(index)]
 
+    @property
+    def _updated(self) -> list[Tensor]:
+        """What Adam updates: the parameters, or slices of them."""
+        return [tensor for group in self._adam.param_groups for tensor in group["params"]]
+
     def state(self) -> dict[str, Tensor]:
         """Return all that a loop must know to go on from here, as tensors by name."""
         state = {name: getattr(self, name) for name in ("best_accuracy", "best_epoch", "diverged")}
         state["epoch"] = self._epoch_number
-        for place, parameter in enumerate(self._parameters):
-            state |= {f"{place}.{name}": value for name, value in self._adam.state[parameter].items()}
-            state |= {f"{place}.now": parameter.detach()}
+        for place, updated in enumerate(self._updated):
+            state |= {f"{place}.{name}": value for name, value in self._adam.state[updated].items()}
+            state |= {f"{place}.now": updated.detach()}
         return state | {f"{place}.kept": kept for place, kept in enumerate(self.kept)}
 
     def go_on(self, state: Mapping[str, Tensor]) -> int:
         """Take up the state of a loop over the same models; return how many epochs it has behind it."""
-        for parameter in self._parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        for updated in self._updated:
+            updated.grad = torch.zeros_like(updated)
         self._adam.step()  # makes Adam allocate what it keeps
-        self._adam.zero_grad()
+        self._forget_gradients()
         with torch.no_grad():
             for name, mine in self.state().items():
                 mine.copy_(state[name])

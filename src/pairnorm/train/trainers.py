@@ -266,7 +266,7 @@ def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
 
 
 class GNNTrainer:
-    """One architecture, many (spec, seed) pairs that differ in seed, learning rate and in what is missing.
+    """One architecture, many (spec, seed) pairs that differ in seed, optimiser and in what is missing.
 
     Args:
         graph: the graph.
@@ -313,7 +313,7 @@ class GNNTrainer:
             loss,
             accuracy,
             learning_rate=[spec.learning_rate for spec, _ in trials],
-            weight_decay=spec.weight_decay,
+            weight_decay=[spec.weight_decay for spec, _ in trials],
             curves=curves,
         )
         self._epochs = spec.epochs
@@ -364,7 +364,7 @@ class Fitted:
         depth: the number of propagations.
         loop: how it was fitted; the same for all depths, so look at it before the next.
         state: what it was fitted to, with scale 1: ``[nodes, 1 or trials, features]``.
-        logits: ``[nodes, trials, scales, classes]``.
+        logits: ``[nodes, trials, variants, classes]``.
     """
 
     depth: int
@@ -374,13 +374,13 @@ class Fitted:
 
 
 class SGCTrainer:
-    """All depths and scales of (spec, seed) pairs that differ in nothing else but seed and what is missing.
+    """All depths of (spec, seed) pairs that differ in nothing but seed, what is missing, scale and optimiser.
 
     Args:
         graph: the graph.
-        trials: (spec, seed) pairs; depth and scale of their specs are not looked at.
+        variants: for every trial, as many pairs that share its states: they differ in PairNorm's scale,
+            learning rate and weight decay; depths are not looked at.
         depths: at which to fit a regression.
-        scales: of PairNorm; of one only where there is no norm.
         device: where to run.
         curves: record loss and accuracy of every epoch.
     """
@@ -388,26 +388,28 @@ class SGCTrainer:
     def __init__(
         self,
         graph: Graph,
-        trials: Sequence[tuple[Spec, int]],
+        variants: Sequence[Sequence[tuple[Spec, int]]],
         depths: Sequence[int],
-        scales: Sequence[float],
         device: torch.device,
         curves: bool = False,
     ) -> None:
+        trials = [own[0] for own in variants]
         self.problem, self._graph = Problem.of(graph, trials, device), graph
         self.spec, self.seeds = trials[0][0], [seed for _, seed in trials]
-        self.depths, self.scales, self._curves = sorted(set(depths)), list(scales), curves
+        self.variants = [[spec for spec, _ in own] for own in variants]
+        self.depths, self._curves = sorted(set(depths)), curves
 
     @property
-    def factors(self) -> list[float]:
-        """What the states are multiplied by, for every scale."""
-        return [1.0] if self.spec.norm == "PN-SCS" else self.scales
+    def factors(self) -> list[list[float]]:
+        """What the states of a trial are multiplied by, for every variant."""
+        own = self.spec.norm == "PN-SCS"
+        return [[1.0 if own else spec.scale for spec in specs] for specs in self.variants]
 
     def fit(self, tick: Callable[[int], None] = lambda epochs: None) -> Iterator[Fitted]:
         """Propagate, and fit at every depth on the way."""
         own_scale = 1.0
         if self.spec.norm == "PN-SCS":
-            (own_scale,) = self.scales
+            (own_scale,) = {spec.scale for specs in self.variants for spec in specs}
         mode, features = self.spec.mode, self.problem.features
         if isinstance(features, Tensor) and features.dim() == 2:
             features = features.unsqueeze(1)
@@ -417,7 +419,7 @@ class SGCTrainer:
         walk = states(features, self.problem.adjacency, norm)
         state = next(walk)
         regressions = _Regressions(
-            self.problem, state.size(1), self.spec, self.seeds, self.factors, self._curves
+            self.problem, state.size(1), self.variants, self.seeds, self.factors, self._curves
         )
         for depth, state in zip(range(1, self.depths[-1] + 1), walk, strict=False):
             if depth in self.depths:
@@ -432,11 +434,12 @@ class _Regressions:
         self,
         problem: Problem,
         states: int,
-        spec: Spec,
+        variants: Sequence[Sequence[Spec]],
         seeds: Sequence[int],
-        scales: Sequence[float],
+        factors: Sequence[Sequence[float]],
         curves: bool,
     ) -> None:
+        spec, specs = variants[0][0], [spec for own in variants for spec in own]
         self._train, self._validation = problem.parts["train"], problem.parts["validation"]
         self._epochs = spec.epochs
         device, trials, width = problem.labels.device, len(seeds), problem.num_features
@@ -444,7 +447,7 @@ class _Regressions:
         self._rows = rows = torch.zeros(trials, len(self._train), width, device=device)
         self._columns = columns = torch.zeros(states, width, len(self._validation), device=device)
         self._regression = regression = _Regression(
-            seeds, scales, width, problem.num_classes, spec.dropout, device
+            seeds, factors, width, problem.num_classes, spec.dropout, device
         )
         self._first = regression.weight.detach().clone()
         train_labels, validation_labels = problem.labels[self._train], problem.labels[self._validation]
@@ -457,8 +460,8 @@ class _Regressions:
                 rows.transpose(0, 1), train_labels, keys.index_select(0, epoch.view(1))[0]
             ),
             lambda: regression.accuracy(columns, validation_labels),
-            learning_rate=spec.learning_rate,
-            weight_decay=spec.weight_decay,
+            learning_rate=[spec.learning_rate for spec in specs],
+            weight_decay=[spec.weight_decay for spec in specs],
             curves=curves,
         )
 
@@ -476,38 +479,39 @@ class _Regressions:
 
 
 class _Regression:
-    """Logistic regressions of trials x scales; the scales of a trial share its features, not its weights.
+    """Logistic regressions of trials x variants; those of a trial share its features, not its weights.
 
-    The weight is ``[trials, scales · classes, features]``: one product per trial serves all scales, and
-    everything that follows runs along the nodes. Every scale of a seed starts from the same weights.
+    The weight is ``[trials, variants · classes, features]``: one product per trial serves all variants, and
+    everything that follows runs along the nodes. Every variant of a seed starts from the same weights.
     """
 
     def __init__(
         self,
         seeds: Sequence[int],
-        scales: Sequence[float],
+        factors: Sequence[Sequence[float]],
         features: int,
         classes: int,
         rate: float,
         device: torch.device,
     ) -> None:
         drawn = [glorot((features, classes), torch.Generator().manual_seed(seed)).t() for seed in seeds]
-        self.weight = torch.stack(drawn).repeat(1, len(scales), 1).to(device).requires_grad_()
-        self.bias = torch.zeros(len(seeds), len(scales), classes, device=device, requires_grad=True)
-        self._scale = torch.tensor(scales, device=device).view(-1, 1, 1)
+        self._factor = torch.tensor(factors, device=device).view(len(seeds), -1, 1, 1)
+        variants = self._factor.size(1)
+        self.weight = torch.stack(drawn).repeat(1, variants, 1).to(device).requires_grad_()
+        self.bias = torch.zeros(len(seeds), variants, classes, device=device, requires_grad=True)
         self._rate = rate
 
     @property
     def models(self) -> list[Tensor]:
-        """Weight ``[trials, scales, features, classes]`` and bias of every model."""
+        """Weight ``[trials, variants, features, classes]`` and bias of every model."""
         return [self.weight.view(*self.bias.shape, -1).transpose(2, 3), self.bias]
 
     def logits(self, columns: Tensor) -> Tensor:
-        """Return ``[nodes, trials, scales, classes]`` from ``[1 or trials, features, nodes]``."""
+        """Return ``[nodes, trials, variants, classes]`` from ``[1 or trials, features, nodes]``."""
         return self._by_class(columns).permute(3, 0, 1, 2)
 
     def accuracy(self, columns: Tensor, labels: Tensor) -> Tensor:
-        """Return the share of right answers, ``[trials, scales]``."""
+        """Return the share of right answers, ``[trials, variants]``."""
         return accuracies(self._by_class(columns), labels)
 
     def _by_class(self, columns: Tensor) -> Tensor:
@@ -515,11 +519,11 @@ class _Regression:
             product = self.weight.flatten(0, 1) @ columns[0]
         else:
             product = torch.bmm(self.weight, columns)
-        return product.view(*self.bias.shape, -1) * self._scale + self.bias.unsqueeze(-1)
+        return product.view(*self.bias.shape, -1) * self._factor + self.bias.unsqueeze(-1)
 
     @torch.no_grad()
     def learn(self, rows: Tensor, labels: Tensor, keys: Tensor) -> Tensor:
-        """Set the gradients of the mean cross-entropy, and return it: ``[trials, scales]``.
+        """Set the gradients of the mean cross-entropy, and return it: ``[trials, variants]``.
 
         Args:
             rows: training nodes, ``[nodes, trials, features]``, on which dropout falls.
@@ -534,5 +538,5 @@ class _Regression:
         gradient.scatter_add_(2, index, gradient.new_full((), -1.0).expand_as(index))
         gradient /= len(labels)
         self.bias.grad = gradient.sum(-1)
-        self.weight.grad = torch.bmm((gradient * self._scale).flatten(1, 2), rows.transpose(0, 1))
+        self.weight.grad = torch.bmm((gradient * self._factor).flatten(1, 2), rows.transpose(0, 1))
         return -likely.gather(2, index).mean((2, 3))
