@@ -1,7 +1,6 @@
 """The pages say what is so: their Python runs, their site builds, and the reference leaves no name out."""
 
 import contextlib
-import csv
 import importlib
 import io
 import re
@@ -12,8 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from pairnorm.cli import COMMANDS
+from pairnorm.commands.options import Command, Parser
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+WRITTEN = sorted(
+    [*ROOT.glob("*.md"), *PAGES, *(ROOT / "results").glob("*.md"), ROOT / "benchmarks/README.md"]
+)
 ROOMS = ["pairnorm", *(f"pairnorm.{room}" for room in ("data", "nn", "fill", "measure", "train", "classify"))]
 # A Python block, and the text block that may follow it: what the block prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
@@ -70,14 +75,105 @@ def test_the_house_is_as_contributing_says():
     ] == []
 
 
+def reported(section):
+    """Return [(accuracy, layers, the paper's accuracy)] by graph and method, of a section of our report."""
+    report = (ROOT / "results/report.md").read_text(encoding="utf-8")
+    [table] = re.findall(rf"^## {section}.*?(?=^## )", report, re.MULTILINE | re.DOTALL)
+    found, graph = {}, ""
+    for cells in re.findall(r"^\| (.*) \|$", table, re.MULTILINE):
+        first, method, *places = cells.split(" | ")
+        graph = first.strip() or graph
+        numbers = [re.match(r"\**([\d.]+) ± .*? @ (\d+)(?:<br>([\d.]+))?", place) for place in places]
+        if all(numbers):
+            found.setdefault((graph, method), [number.groups() for number in numbers])
+    return found
+
+
 @pytest.mark.parametrize("method", ["SGC", "SGC-PN"])
-def test_the_table_of_missing_vectors_is_that_of_our_results(method):
-    with (ROOT / "results/table1.csv").open(encoding="utf-8") as file:
-        row = [line for line in csv.DictReader(file) if (line["dataset"], line["method"]) == ("cora", method)]
-    accuracies = " | ".join(f"{float(place['accuracy']):.3f}" for place in row)
-    layers = " | ".join(place["layers"] for place in row)
+def test_the_table_of_missing_vectors_is_that_of_our_report(method):
+    places = reported("Table 1")["Cora", method]
+    accuracies, layers, _ = (" | ".join(row) for row in zip(*places, strict=True))
     page = (ROOT / "docs/missing-vectors.md").read_text(encoding="utf-8")
     assert f"| {method} | {accuracies} |\n| at layers | {layers} |\n" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "method"),
+    [
+        ("SGC", "Table 1", "SGC"),
+        ("SGC with PairNorm", "Table 1", "SGC-PN"),
+        ("GCN", "Table 2", "GCN"),
+        ("GCN with PairNorm-SI", "Table 2", "GCN-PN"),
+        ("GAT", "Table 3", "GAT"),
+        ("GAT with PairNorm-SI", "Table 3", "GAT-PN"),
+        ("SGC, its optimiser tuned", "How much of the gain", "SGC-tuned"),
+        ("SGC with PairNorm, its optimiser tuned", "How much of the gain", "SGC-PN-tuned"),
+    ],
+)
+def test_the_readme_has_the_numbers_of_our_report(name, section, method):
+    graphs, table = ("Cora", "Citeseer", "Pubmed", "Coauthor CS"), reported(section)
+    last = [table[graph, method][-1] for graph in graphs]  # 100% missing
+    row = " | ".join(f"{ours} ({paper})" if paper else ours for ours, _, paper in last)
+    assert f"| {name} | {row} |\n" in (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
+
+
+def rows(page):
+    """Return the cells of every row of a page's tables; bold is not looked at."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("**", "")
+    return [[*map(str.strip, line[1:-1].split("|"))] for line in text.splitlines() if line.startswith("| ")]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/which-method.md"])
+@pytest.mark.parametrize(
+    ("protocol", "missing", "graphs"),
+    [
+        ("ssnc-mv", "100%", ("Cora", "Citeseer", "Pubmed", "Coauthor CS")),
+        ("fp-vectors", "99.5%", ("Cora", "Citeseer", "Pubmed")),
+    ],
+)
+def test_pages_say_of_fit_what_our_comparison_says(page, protocol, missing, graphs):
+    stands = {tuple(row[:3]): row[3:] for row in rows("results/missing.md")}
+    ours, _, other = zip(*(stands[protocol, graph, missing][:3] for graph in graphs), strict=True)
+    told = [tuple(row[1 : len(graphs) + 1]) for row in rows(page) if len(row) > len(graphs)]
+    assert ours in told
+    assert protocol == "fp-vectors" or other in told  # there, the best other is of one graph and another
+
+
+@pytest.mark.parametrize("features", ["all features", "training nodes' features alone"])
+def test_remedies_says_what_our_comparison_by_depth_says(features):
+    graphs, told = ("Cora", "Citeseer", "Pubmed", "Coauthor CS"), rows("docs/remedies.md")
+    stands = {tuple(row[:3]): row[3:] for row in rows("results/depth.md")}
+    places = [stands[f"{graph}, GCN", features, "any"] for graph in graphs]
+    for column in (1, 3, 4):  # what validation chose, no remedy, PairNorm
+        accuracies = [place[column].split()[0] for place in places]
+        assert accuracies in [[cell.split()[0] for cell in row[1:]] for row in told if all(row)], accuracies
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_there_are(page):
+    def anchors(path):
+        headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        # Our notes are a part of the report, whose headings they mean.
+        here = page.with_name("report.md") if page.name == "notes.md" else page
+        target = page.parent / path if path else here
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_the_options_that_pages_name(page):
+    commands = Parser().add_subparsers(parser_class=Command)
+    for module in COMMANDS:
+        module.add(commands)
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for name, rest in re.findall(rf"\bpairnorm ({'|'.join(commands.choices)})\b([^\n`]*)", text):
+        known = {option for action in commands.choices[name]._actions for option in action.option_strings}
+        assert set(re.findall(r"--[a-z][\w-]*", rest)) <= known, f"pairnorm {name}{rest}"
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pairnorm.classify.candidates import SGCFamily, Task
+from pairnorm.classify.evaluation import METRICS, decide
 from pairnorm.classify.scaling import Scaling
 from pairnorm.data import Graph
 
@@ -68,6 +69,32 @@ def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch
         best = min(losses, key=lambda depth: losses[depth])
         assert (max(losses) == 29) or (many and max(losses) == best + PATIENCE)
     assert any("left out" in what for what in told) == many
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
+    packed = packed_graph(tmp_path / "graph", nodes=600, degree=8)
+    settings = {"depths": (1, 3), "norms": ["PN"], "scales": (0.1, 1.0, 30.0)}
+    search = Streaming(packed, tmp_path / "work", 10**9, metric=metric, **settings)
+    outcome = search.run()
+    rows, shares = search.rows, np.bincount(outcome.rows.taught[outcome.rows.taught >= 0])
+    np.testing.assert_allclose(rows.prior, shares / shares.sum())
+    labels = torch.from_numpy(packed.labels[rows.validation].astype(np.int64))
+    held = torch.from_numpy(outcome.logits[rows.validation])
+    chances = (held / outcome.temperature).softmax(1)
+    _, tilt = decide(metric, labels, chances, torch.from_numpy(rows.prior))
+    assert outcome.tilt == tilt
+    assert outcome.metric == metric
+    losses = [one.validation_loss for one in outcome.tried]
+    if metric == "loss":
+        assert outcome.best.validation_loss == min(losses)
+    elif metric == "accuracy":
+        assert outcome.best.rank == max(one.rank for one in outcome.tried)
+    test = torch.from_numpy(outcome.logits[rows.test]) / outcome.temperature
+    weighted = test.softmax(1).numpy() / rows.prior**tilt
+    said = np.bincount(weighted.argmax(1), minlength=len(shares))
+    assert np.array_equal(outcome.scores.confusion.sum(0), said)
+    assert f"by its {metric.replace('-', ' ')} on" in outcome.report()
 
 
 def test_rows_are_a_split_of_the_labelled(tmp_path):

@@ -74,6 +74,11 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--graph", str(packed), "--database", "sqlite:///x"], "tables beside"),
         (["--graph", str(packed), "--depth", "0"], "depth is 0"),
         (["--graph", str(packed), "--norm", "PN-SCS"], "norm is 'PN-SCS'"),
+        (["--graph", str(packed), "--metric", "recall"], "metric is 'recall'"),
+        (["--graph", str(packed), "--label", "class"], "--label is about tables"),
+        (["--graph", str(packed), "--unknown-edges", "drop"], "--unknown-edges is about tables"),
+        (["--graph", str(packed), "--class-weight", "balanced"], "--class-weight is not for what streams"),
+        (["--graph", str(packed), "--time", "day"], "--time is not for what streams"),
         (["--graph", str(tmp_path)], "no packed graph"),
     ):
         assert cli.main(["fit", *words, *out]) == 1

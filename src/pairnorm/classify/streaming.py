@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pairnorm.classify.candidates.base import Candidate
 from pairnorm.classify.candidates.shared_walks import MANY_NODES
-from pairnorm.classify.evaluation import Scores, fit_temperature, mean_probabilities
+from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.regression import GRADIENT, regressions
 from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
@@ -50,12 +50,14 @@ class Rows:
         validation: int64, likewise, about 10,000.
         test: int64, all of them.
         taught: int32 [n], the labels of all training nodes, -1 elsewhere.
+        prior: [classes], the share of each among those; none is quite 0.
     """
 
     train: NDArray[np.int64]
     validation: NDArray[np.int64]
     test: NDArray[np.int64]
     taught: NDArray[np.int32]
+    prior: NDArray[np.float64]
 
     @classmethod
     def of(cls, graph: PackedGraph, seed: int) -> Rows:
@@ -80,7 +82,26 @@ class Rows:
             labelled[part][evenly(torch.from_numpy(labels[part]), most)]
             for part, most in zip(parts, (MOST_ROWS, MOST_VALIDATED), strict=False)
         )
-        return cls(learnt, held, labelled[parts[2]], taught)
+        counts = np.bincount(labels[parts[0]], minlength=len(graph.facts.classes)).clip(min=1)
+        return cls(learnt, held, labelled[parts[2]], taught, counts / counts.sum())
+
+
+class Streamed(NamedTuple):
+    """A candidate that was tried: its score by the metric, and the walk it learns from, if any."""
+
+    candidate: Candidate
+    score: float
+    walk: Walk | None = None
+
+    @property
+    def validation_loss(self) -> float:
+        """That of the candidate."""
+        return self.candidate.validation_loss
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """What the best has most of: score; then what the best by accuracy has."""
+        return self.score, *self.candidate.rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +117,8 @@ class Outcome:
         logits: [n, classes], mapped.
         temperature: of the probabilities.
         left_out: what was not tried, and why.
+        metric: what it was chosen by.
+        tilt: by which rare classes are predicted more often, see ``decide``.
     """
 
     graph: PackedGraph
@@ -106,13 +129,25 @@ class Outcome:
     logits: NDArray[np.float32]
     temperature: float
     left_out: tuple[str, ...]
+    metric: str = "accuracy"
+    tilt: float = 0.0
 
     @property
     def scores(self) -> Scores:
         """How good the predictions of the test nodes are."""
         labels = self.graph.labels[self.rows.test].astype(np.int64)
-        predicted = self.logits[self.rows.test].argmax(1)
+        predicted = self._predicted(self._chances(self.logits[self.rows.test]))
         return Scores.of(labels, predicted, len(self.graph.facts.classes))
+
+    def _chances(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        one_trial = torch.from_numpy(np.array(logits))[:, None]
+        _check_finite(self.graph, one_trial)
+        chances: NDArray[np.float32] = mean_probabilities(one_trial, self.temperature).numpy()
+        return chances
+
+    def _predicted(self, chances: NDArray[np.float32]) -> NDArray[np.int64]:
+        predicted: NDArray[np.int64] = tilted(chances, self.rows.prior, self.tilt).argmax(1)
+        return predicted
 
     def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
         """Write the predictions batch by batch, and the report.
@@ -129,13 +164,11 @@ class Outcome:
             with open(folder / "predictions.csv", "w", encoding="utf-8", newline="") as file:
                 for ids in self.graph.ids():
                     rows = slice(start, start + len(ids))
-                    logits = torch.from_numpy(np.array(self.logits[rows]))[:, None]
-                    _check_finite(self.graph, logits)
-                    chances = mean_probabilities(logits, self.temperature).numpy()
+                    chances = self._chances(self.logits[rows])
                     frame = pandas.DataFrame(
                         {
                             "id": ids,
-                            "predicted": classes[chances.argmax(1)],
+                            "predicted": classes[self._predicted(chances)],
                             **{f"p_{name}": chances[:, place] for place, name in enumerate(classes)},
                             "features_missing": self.graph.missing[rows] == 2,
                             "labelled": self.graph.labels[rows] >= 0,
@@ -165,10 +198,11 @@ class Outcome:
             f"(95% interval {low:.1%} to {high:.1%}), balanced {scores.balanced_accuracy:.1%}, "
             f"macro F1 {scores.macro_f1:.1%}.", "",
             "## Chosen", "",
-            f"{self.best.name}{f' ({self.best.setting})' if self.best.setting else ''}, by its accuracy on "
-            f"{len(rows.validation):,} validation nodes; learnt from {len(rows.train):,} of "
-            f"{np.count_nonzero(rows.taught >= 0):,} training nodes (at most {MOST_ROWS:,}, of every class "
-            f"its share; candidates were compared on {min(ENOUGH, len(rows.train)):,}).", "",
+            f"{self.best.name}{f' ({self.best.setting})' if self.best.setting else ''}, by its "
+            f"{self.metric.replace('-', ' ')} on {len(rows.validation):,} validation nodes; learnt from "
+            f"{len(rows.train):,} of {np.count_nonzero(rows.taught >= 0):,} training nodes (at most "
+            f"{MOST_ROWS:,}, of every class its share; candidates were compared on "
+            f"{min(ENOUGH, len(rows.train)):,}).", "",
             "| candidate | setting | validation accuracy | loss |", "| --- | --- | ---: | ---: |",
             *(f"| {one.name} | {one.setting} | {one.validation_accuracy:.1%} | {one.validation_loss:.3f} |"
               for one in best.values()), "",
@@ -201,6 +235,7 @@ class Streaming:
         norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``usual_norms``.
         scales: PairNorm's s.
         fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``.
+        metric: what the model is chosen by, one of ``METRICS``.
         seed: of a split that is drawn.
         on: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to the one
             that this machine is in.
@@ -217,6 +252,7 @@ class Streaming:
         norms: Sequence[str] | None = None,
         scales: Sequence[float] = SCALES,
         fills: Sequence[str] = FILLS,
+        metric: str = "accuracy",
         seed: int = 0,
         on: str = "here",
         tell: Tell = lambda done: None,
@@ -243,7 +279,7 @@ class Streaming:
         for fill in fills:
             one_of("fill", fill, FILLS)
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
-        self._sparing = Sparing(many, numbers, metric="accuracy")
+        self._sparing = Sparing(many, numbers, one_of("metric", metric, METRICS))
         usual = norms or usual_norms("rw", many)
         methods = [("zero", norm) for norm in usual if "zero" in fills or not whole]
         if whole:
@@ -266,49 +302,57 @@ class Streaming:
 
     def run(self) -> Outcome:
         """Try all, and let the best deliver."""
-        tried: list[Candidate] = []
-        best: tuple[Candidate, Walk | None] | None = None
+        tried: list[Streamed] = []
         if self.cluster is not None:
             self.cluster.run(self.walks, self.plan.peak(self.plan.width))
         for walk in self.walks:
             walk.run()
-            for candidate in self._candidates(walk):
-                tried.append(candidate)
-                if best is None or candidate.rank > best[0].rank:
-                    best = candidate, walk
-        spread, candidate = self._spread()
-        tried.append(candidate)
-        if best is None or candidate.rank > best[0].rank:
-            best = candidate, None
-        logits = spread if best[1] is None else self._logits(best[1], best[0])
-        held = torch.from_numpy(logits[self.rows.validation])[:, None]
-        temperature = fit_temperature(held, self._labels(self.rows.validation))
-        return Outcome(self.graph, self.plan, self.rows, tried, best[0], logits, temperature, self.left_out)
+            tried += self._candidates(walk)
+        spread, one = self._spread()
+        tried.append(one)
+        best = max(tried, key=lambda one: one.rank)
+        logits = spread if best.walk is None else self._logits(best.walk, best.candidate)
+        held, labels = (
+            torch.from_numpy(logits[self.rows.validation])[:, None],
+            self._labels(self.rows.validation),
+        )
+        temperature = fit_temperature(held, labels)
+        return Outcome(
+            self.graph, self.plan, self.rows, [one.candidate for one in tried], best.candidate, logits,
+            temperature, self.left_out, self._sparing.metric,
+            self._decide(mean_probabilities(held, temperature))[1],
+        )  # fmt: skip
 
     def _labels(self, nodes: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(self.graph.labels[nodes].astype(np.int64))
 
-    def _judge(self, logits: torch.Tensor) -> tuple[float, float]:
+    def _decide(self, chances: torch.Tensor) -> tuple[float, float]:
+        labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
+        return decide(self._sparing.metric, labels, chances, prior)
+
+    def _judged(self, candidate: Candidate, logits: torch.Tensor, walk: Walk | None = None) -> Streamed:
         _check_finite(self.graph, logits)
         labels = self._labels(self.rows.validation)
-        return float(part_accuracies(logits, labels)), float(part_losses(logits, labels))
+        accuracy, loss = float(part_accuracies(logits, labels)), float(part_losses(logits, labels))
+        judged = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
+        return Streamed(judged, self._decide(logits.softmax(1))[0], walk)
 
-    def _candidates(self, walk: Walk) -> Iterator[Candidate]:
+    def _candidates(self, walk: Walk) -> Iterator[Streamed]:
         """Yield an SGC for every depth and scale that ``Sparing`` does not leave out."""
         steps = ((None, self._tried(walk, depth)) for depth in walk.depths)
         name = f"SGC-{walk.norm}, {walk.fill}"
         for _, _, tried, _ in self._sparing.depths(walk.depths, steps, self.tell, name):
             yield from tried
 
-    def _tried(self, walk: Walk, depth: int) -> Iterator[Candidate]:
+    def _tried(self, walk: Walk, depth: int) -> Iterator[Streamed]:
         """Yield an SGC for every scale, from small to large; of many training nodes, some decide."""
         state, labels = torch.from_numpy(walk.state(depth)), self._labels(self.rows.train)
         _check_finite(self.graph, state)
         some, held, classes = evenly(labels, ENOUGH), state[len(labels) :], len(self.graph.facts.classes)
         setting = "" if walk.fill == "zero" else f"fill {walk.fill}"
         for scale, weight, bias in regressions(state[some], labels[some], classes, self.scales, ROUGH):
-            judged = self._judge(scale * held @ weight + bias)
-            yield Candidate("SGC", walk.norm, depth, scale, *judged, setting)  # type: ignore[arg-type]
+            candidate = Candidate("SGC", walk.norm, depth, scale, setting=setting)  # type: ignore[arg-type]
+            yield self._judged(candidate, scale * held @ weight + bias, walk)
 
     def _logits(self, walk: Walk, best: Candidate) -> NDArray[np.float32]:
         labels, classes = self._labels(self.rows.train), len(self.graph.facts.classes)
@@ -317,7 +361,7 @@ class Streaming:
         ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale], gradient)
         return walk.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
 
-    def _spread(self) -> tuple[NDArray[np.float32], Candidate]:
+    def _spread(self) -> tuple[NDArray[np.float32], Streamed]:
         """Return label propagation as logits; where nothing arrives, the most frequent class is best."""
         path = self.work / "labels"
         found = label_propagation(self.graph, self.rows.taught, ALPHA, ROUNDS, self.plan.width, path)
@@ -326,9 +370,9 @@ class Streaming:
         for start in range(0, len(found), 2**16):
             part = found[start : start + 2**16]
             np.log(part + np.float32(1e-12) * counts + np.float32(1e-30), out=part)
-        judged = self._judge(torch.from_numpy(found[self.rows.validation]))
+        candidate = Candidate("label propagation", setting=f"α = {ALPHA:g}")
         self.tell("label propagation")
-        return found, Candidate("label propagation", "none", 0, 1.0, *judged, f"α = {ALPHA:g}")
+        return found, self._judged(candidate, torch.from_numpy(found[self.rows.validation]))
 
 
 def _check_finite(graph: PackedGraph, state: torch.Tensor) -> None:

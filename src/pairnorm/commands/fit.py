@@ -15,6 +15,7 @@ from pairnorm.commands.options import (
     FILES,
     SHARED,
     add_command,
+    columns_of,
     files_of,
     flag,
     option,
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from pairnorm.classify.findings import Findings
 
 HEADINGS = ("On held-out nodes", "nodes", "accuracy", "95% interval", "balanced", "macro F1")
+IN_MEMORY: dict[str, object] = {
+    "class_weight": "auto", "directed": "auto", "scaling": "auto", "time": None, "budget": None,
+    "checkpoint": None,
+}  # fmt: skip
+"""Options that only models in memory heed, and what they are where nobody gives them."""
 CONTENTS = {
     "predictions.csv": "a row for every node: its class, and how probable each is",
     "predictions.parquet": "the same, for machines",
@@ -65,8 +71,8 @@ def add(commands: Any) -> None:
         scaling=SHARED["scaling"],
         metric=option(
             "NAME",
-            "Choose by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc.",
-            "loss",
+            "Choose by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc. Default: loss; "
+            "with --graph, accuracy.",
         ),
         directed=option("KIND", "yes tells in- from out-neighbours, no does not; auto.", "auto"),
         time=option("COLUMN", "Test on the latest by this column of numbers or dates, not at random."),
@@ -101,7 +107,12 @@ def run(options: Namespace) -> None:
         if tables:
             problem = f"there are tables beside the packed graph (--{tables[0]})"
             raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
+        if columns := list(columns_of(options)):
+            problem = f"--{columns[0].replace('_', '-')} is about tables, and the graph is packed"
+            remedy = "Say it to pairnorm pack."
+            raise PairNormError(problem, code="conflicting-options", remedy=remedy)
         if names <= {"auto", "SGC"}:
+            _refuse(options)
             if launched_ranks() > 1:
                 problem = "an SGC over a packed graph is walked by columns, which ranks do not share"
                 remedy = "Leave torchrun out, and pass {on} for several machines."
@@ -118,6 +129,17 @@ def run(options: Namespace) -> None:
         _run_in_memory(options, rank)
 
 
+def _refuse(options: Namespace) -> None:
+    """Refuse what an SGC that streams does not heed, rather than let someone believe it does."""
+    for name, value in IN_MEMORY.items():
+        if getattr(options, name) != value:
+            problem = f"--{name.replace('_', '-')} is not for what streams over a packed graph"
+            remedy = "Leave it out; or, where all fits memory, name other models too: {model}"
+            raise PairNormError(
+                problem, code="conflicting-options", remedy=remedy, model="SGC,label-propagation"
+            )
+
+
 def _run_in_memory(options: Namespace, rank: int) -> None:
     from pairnorm.classify import ClassifierWarning, NodeClassifier
     from pairnorm.classify.findings import STEPS, Findings
@@ -131,7 +153,7 @@ def _run_in_memory(options: Namespace, rank: int) -> None:
         norm=_listed(options.norm, str),
         scale=_listed(options.scale, float),
         fill=_listed(options.fill, str),
-        metric=options.metric,
+        metric=options.metric or "loss",
         class_weight=options.class_weight,
         simple=options.simple,
         refit=not options.no_refit,
@@ -198,6 +220,7 @@ def _run_packed(options: Namespace) -> None:
         "norms": _listed(options.norm, str),
         "scales": _listed(options.scale, float),
         "fills": _listed(options.fill, str),
+        "metric": options.metric or "auto",
     }
     graph = Graph.open(options.graph)
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
