@@ -17,7 +17,7 @@ def test_centring_moves_the_mean_and_rescaling_sets_the_length() -> None:
     points, labels = steps()
     before, centred, rescaled = points.values()
     assert float(before.mean(0).norm()) > 0.5
-    torch.testing.assert_close(centred.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(centred.mean(0), torch.zeros(2).double(), atol=1e-5, rtol=0)
     torch.testing.assert_close(before - before.mean(0), centred)
     assert abs(float(rescaled.square().sum(1).mean()) - 1) < 1e-4
     # Rescaling only stretches: every point keeps its direction.

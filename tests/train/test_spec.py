@@ -206,6 +206,17 @@ def test_replace(raises: Any) -> None:
         spec.depth = 3  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("text", ["cora SGC depth=2 norm=PN scale=10", "mine GCN depth=8 remedy=GCNII"])
+def test_the_same_at_another_depth(raises: Any, text: str) -> None:
+    spec = Spec.parse(text)
+    assert spec.hash != spec.at(30).hash  # what was computed of the first is not taken over
+    assert spec.at(30) == spec.replace(depth=30)
+    assert hash(spec.at(30)) == hash(spec.replace(depth=30))
+    assert vars(spec.at(30)) == vars(Spec.parse(spec.at(30).text))
+    with raises("not-a-whole-number", value=0):
+        spec.at(0)
+
+
 def test_a_spec_that_was_hashed_elsewhere_is_found_here() -> None:
     spec = Spec("cora", "GCN", 10, norm="PN-SI")
     program = (

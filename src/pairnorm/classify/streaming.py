@@ -32,6 +32,8 @@ from pairnorm.train.walk import LINE, WIDEST, Plan, Walk, label_propagation
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 MOST_VALIDATED = 10_000
 ALPHA, ROUNDS = 0.9, 50
+BATCH = 2**16
+"""Nodes whose classes are looked at together."""
 LEFT_OUT = (
     "GCN, GAT, GCNII and APPNP, which keep a state per layer for their gradients",
     "PN-SCS, whose rows are scaled by all columns before they are centred",
@@ -136,8 +138,11 @@ class Outcome:
     def scores(self) -> Scores:
         """How good the predictions of the test nodes are."""
         labels = self.graph.labels[self.rows.test].astype(np.int64)
-        predicted = self._predicted(self._chances(self.logits[self.rows.test]))
-        return Scores.of(labels, predicted, len(self.graph.facts.classes))
+        predicted = [
+            self._predicted(self._chances(self.logits[self.rows.test[start : start + BATCH]]))
+            for start in range(0, len(labels), BATCH)
+        ]
+        return Scores.of(labels, np.concatenate([labels[:0], *predicted]), len(self.graph.facts.classes))
 
     def _chances(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         one_trial = torch.from_numpy(np.array(logits))[:, None]
@@ -312,15 +317,12 @@ class Streaming:
         tried.append(one)
         best = max(tried, key=lambda one: one.rank)
         logits = spread if best.walk is None else self._logits(best.walk, best.candidate)
-        held, labels = (
-            torch.from_numpy(logits[self.rows.validation])[:, None],
-            self._labels(self.rows.validation),
-        )
-        temperature = fit_temperature(held, labels)
+        held = torch.from_numpy(logits[self.rows.validation])[:, None]
+        temperature = fit_temperature(held, self._labels(self.rows.validation))
+        _, tilt = self._decide(mean_probabilities(held, temperature))
         return Outcome(
             self.graph, self.plan, self.rows, [one.candidate for one in tried], best.candidate, logits,
-            temperature, self.left_out, self._sparing.metric,
-            self._decide(mean_probabilities(held, temperature))[1],
+            temperature, self.left_out, self._sparing.metric, tilt,
         )  # fmt: skip
 
     def _labels(self, nodes: NDArray[np.int64]) -> torch.Tensor:
@@ -367,8 +369,8 @@ class Streaming:
         found = label_propagation(self.graph, self.rows.taught, ALPHA, ROUNDS, self.plan.width, path)
         classes = len(self.graph.facts.classes)
         counts = np.bincount(self.rows.taught[self.rows.taught >= 0], minlength=classes).astype(np.float32)
-        for start in range(0, len(found), 2**16):
-            part = found[start : start + 2**16]
+        for start in range(0, len(found), BATCH):
+            part = found[start : start + BATCH]
             np.log(part + np.float32(1e-12) * counts + np.float32(1e-30), out=part)
         candidate = Candidate("label propagation", setting=f"α = {ALPHA:g}")
         self.tell("label propagation")

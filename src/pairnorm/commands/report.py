@@ -9,6 +9,7 @@ from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, option
 from pairnorm.commands.reproduce import SELECTION, WRITING, selection
 from pairnorm.errors import PairNormError
+from pairnorm.memory import without_collection
 
 if TYPE_CHECKING:
     from pairnorm.paper.experiments import Selection
@@ -27,6 +28,7 @@ def add(commands: Any) -> None:
     parser.group("Selection", *SELECTION)
 
 
+@without_collection()
 def run(options: Namespace) -> None:
     """Write every table and figure, report.md and report.html, from results.
 

@@ -94,16 +94,17 @@ class Experiment:
         return hash((self.name, self.datasets, *self.missing.items()))
 
 
-@cache  # to check the fields of 50,000 specs takes a second
+@cache
 def _candidates(experiment: Experiment, place: Place) -> tuple[Spec, ...]:
     settings = {**experiment.methods[place.method], **experiment.settings}
     choices = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
-    choices = {"depth": tuple(sorted(choices.pop("depth"))), **choices}
+    depths = sorted(set(choices.pop("depth")))
     common: dict[str, Any] = {"dataset": place.dataset, "missing_rate": place.missing_percent / 100}
-    specs = (
-        Spec(**common, **dict(zip(choices, values, strict=True))) for values in product(*choices.values())
+    shallow = dict.fromkeys(
+        Spec(**common, depth=depths[0], **dict(zip(choices, values, strict=True)))
+        for values in product(*choices.values())
     )
-    return tuple(dict.fromkeys(specs))
+    return tuple(spec.at(depth) for depth in depths for spec in shallow)
 
 
 SCALES = (0.1, 1.0, 10.0, 50.0, 100.0)

@@ -54,7 +54,8 @@ def steps() -> tuple[dict[str, Tensor], Tensor]:
     values = features_after(graph).values.to_dense()
     numbers = [list(graph.class_names).index(name) for name in CLASSES]
     centres = [values[graph.train & (graph.labels == number)].mean(0) for number in numbers]
-    plane = values @ torch.stack([centres[0], centres[-1]]).T
+    # In float64, for which no kernel, and so no compiler, is loaded: products as small as these need none.
+    plane = (values @ torch.stack([centres[0], centres[-1]]).T).double()
     matrix = propagation(graph.adjacency)
     for _ in range(SMOOTHING):
         plane = (matrix @ plane.unsqueeze(1)).squeeze(1)

@@ -217,7 +217,8 @@ def _what_was_run(
 ) -> str:
     origins = {spec: {one.trial.seed: one.origin for one in some} for spec, some in stored.items()}
     ran = [origin for some in origins.values() for origin in some.values()]
-    devices = sorted({one.device for one in ran})
+    distinct = _distinct(ran)
+    devices = sorted({one.device for one in distinct})
     rows = []
     for experiment in EXPERIMENTS.values():
         narrowed = selection.narrow(experiment)
@@ -232,7 +233,7 @@ def _what_was_run(
             for seed in seeds
             if seed in found
         ]
-        times = _busy(done)
+        times = _busy(_distinct(done))
         command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
         title = experiment.title[:1].upper() + experiment.title[1:]
         spent = (times.get(device, "") for device in devices)
@@ -249,22 +250,27 @@ def _what_was_run(
         lines += [
             "",
             *(
-                f"- {name}: {markdown_text(_listed(set(map(attrgetter(column), ran))))}"
+                f"- {name}: {markdown_text(_listed(map(attrgetter(column), distinct)))}"
                 for name, column in _ORIGINS.items()
             ),
             f"- Trials in the store: {len(ran):,}, of which diverged: {diverged:,}",
         ]
-        counts, times = Counter(one.device for one in ran), _busy(ran)
+        counts, times = Counter(one.device for one in ran), _busy(distinct)
         lines += [
             f"- Time in which something was trained on {markdown_text(device)}: {times[device]}, "
             f"{counts[device]:,} trials"
             for device in devices
         ]
-        finished = [one.finished for one in ran]
+        finished = [one.finished for one in distinct]
         lines.append(markdown_text(f"- From {min(finished)} to {max(finished)}"))
     command = markdown_code(f"pairnorm report --store {store}{selection.options}")
     lines.append(f"- This report: {command}")
     return "\n".join(lines) + "\n"
+
+
+def _distinct(origins: Iterable[Origin]) -> list[Origin]:
+    """Return every origin once: thousands of trials share one, the same object."""
+    return list({id(one): one for one in origins}.values())
 
 
 def _busy(ran: Iterable[Origin]) -> dict[str, str]:

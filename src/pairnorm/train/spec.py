@@ -149,8 +149,8 @@ class Spec:
     def _hashed(self) -> int:
         return hash(_values(self))
 
-    def __getstate__(self) -> dict[str, Any]:  # another process hashes texts otherwise
-        return {name: value for name, value in vars(self).items() if name != "_hashed"}
+    def __getstate__(self) -> dict[str, Any]:  # without hashes: another process has others of texts
+        return dict(zip(_HINTS, _values(self), strict=True))
 
     @property
     def mode(self) -> Mode | None:
@@ -232,6 +232,15 @@ class Spec:
         for name in changes:
             one_of("field", name, tuple(_HINTS))
         return replace(self, **changes)
+
+    def at(self, depth: int) -> Self:
+        """Return the spec with another depth, soon: nothing else is checked again."""
+        spec = object.__new__(type(self))
+        values = vars(spec)
+        values |= vars(self) | {"depth": _check("depth", depth)}
+        for name in ("hash", "_hashed"):
+            values.pop(name, None)
+        return spec
 
 
 _HINTS: dict[str, Any] = {

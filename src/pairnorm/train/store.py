@@ -6,6 +6,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.resources import files
 from math import nan
 from pathlib import Path
@@ -404,18 +405,27 @@ class Store:
         A spec is made once, however many trials it has.
         """
         of_spec = {name: value for name, value in where.items() if name in ("hash", *SPEC)}
-        # In the order of the file: nothing is sorted.
-        trial_query = f"SELECT hash, origin, {_names(TRIAL)} FROM {_TRIALS} WHERE %s ORDER BY hash, seed"
+        # In the order of the file: nothing is sorted, and nothing joined where all are wanted.
+        tables = _TRIALS if where else "trials"
+        trial_query = f"SELECT hash, origin, {_names(TRIAL)} FROM {tables} WHERE %s ORDER BY hash, seed"
         trial_rows = self._query(trial_query, *_condition(where))
-        spec_query = f"SELECT hash, {_names(SPEC)} FROM {_SPECS} WHERE %s ORDER BY {_names(SPEC)}"
+        varied = f"hash, protocol, {_names(_VARIED)}"
+        spec_query = f"SELECT {varied} FROM {_SPECS} WHERE %s ORDER BY {_names(SPEC)}"
         spec_rows = self._query(spec_query, *_condition(of_spec))
+        found = self._query(f"SELECT id, {_names(_PROTOCOL)} FROM protocols")
+        protocols = {number: dict(zip(_PROTOCOL, values, strict=True)) for number, *values in found}
         trials: dict[int, list[tuple[Trial, int]]] = defaultdict(list)
+
+        @cache
+        def shallow(protocol: int, scale: float, missing_rate: float) -> Spec:
+            return Spec(depth=1, scale=scale, missing_rate=missing_rate, **protocols[protocol])
+
         try:
             for number, origin, *values in trial_rows:
                 trials[number].append((_trial(values), origin))
-            for number, *values in spec_rows:
+            for number, protocol, depth, *others in spec_rows:
                 if number in trials:
-                    yield Spec(**dict(zip(SPEC, values, strict=True))), trials[number]
+                    yield shallow(protocol, *others).at(depth), trials[number]
         except UNEXPECTED as error:
             raise _fault(self.path, error) from error
 

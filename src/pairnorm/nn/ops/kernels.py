@@ -32,7 +32,8 @@ def choose(load: Callable[[str], K | None], x: Tensor, *others: Any) -> K | None
         x: the tensor that the operation is about.
         others: what else ``serves`` of these kernels looks at.
     """
-    if derives_itself() or x.numel() == 0 or not installed(x.device.type):
+    # None serves float64: to load their compiler in order to learn so would take half a second.
+    if derives_itself() or x.numel() == 0 or x.dtype == torch.float64 or not installed(x.device.type):
         return None
     kernels = load(x.device.type)
     return kernels if kernels is not None and kernels.serves(x, *others) else None
