@@ -38,9 +38,15 @@ class _Kept(FunctionCache):  # type: ignore[misc]
             self.disable()  # it cannot be written either: the code stays in memory
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function when it is first called; where it may be kept nowhere, in every process."""
-    compiled = njit(nogil=True, error_model="numpy")(function)
+def kernel(function: Callable[..., Any], *, reassociate: bool = False) -> Any:
+    """Compile a function when it is first called; where it may be kept nowhere, in every process.
+
+    Args:
+        function: the kernel.
+        reassociate: let sums be added up in another order than written, so that they become vectors.
+    """
+    orders = {"reassoc", "contract", "nsz"} if reassociate else False
+    compiled = njit(nogil=True, error_model="numpy", fastmath=orders)(function)
     try:
         compiled._cache = _Kept(function)
     except (OSError, RuntimeError):  # no folder can be written, nor that of the user
