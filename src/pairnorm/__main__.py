@@ -1,6 +1,5 @@
 """The command ``pairnorm``, also ``python -m pairnorm``: Ctrl-C is as welcome while modules are imported."""
 
-import gc
 import os
 import sys
 
@@ -12,12 +11,7 @@ def main() -> int:
     try:
         from pairnorm.cli import main as run
 
-        code = run()
-        # A process that ends need not look for garbage: after torch that takes half a second, after a report
-        # one. But Triton complains of all that is not collected.
-        if "triton" not in sys.modules:
-            gc.freeze()
-        return code
+        return run()
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped.\n")
         return 130

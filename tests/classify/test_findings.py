@@ -158,7 +158,7 @@ def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, open
 
 def test_a_draw_is_called_a_draw(findings: Findings) -> None:
     same = replace(findings, rivals=[Rival("a twin", Candidate("a twin"), 1, findings.predicted)])
-    assert same.verdict().startswith("**A twin does as well**: it says the same of every held-out node.")
+    assert same.verdict().startswith("**A twin does as well.** It says the same of every held-out node.")
     twin, places = findings.predicted.copy(), np.flatnonzero(findings.test)
     right = (findings.predicted == findings.graph.labels.numpy())[places]
     twin[[places[right][0], places[~right][0]]] ^= 1

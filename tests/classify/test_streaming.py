@@ -26,7 +26,8 @@ def test_as_in_memory(tmp_path):
     norms = ("none", "PN", "PN-SI")
     search = Streaming(packed, tmp_path / "work", 10**9, depths=(1, 3), norms=norms, scales=(1.0, 30.0))
     outcome = search.run()
-    assert {(one.setting, one.norm) for one in outcome.tried if one.model == "SGC"} == {
+    tried = [one.candidate for one in outcome.tried]
+    assert {(one.setting, one.norm) for one in tried if one.model == "SGC"} == {
         *(("", norm) for norm in norms), ("fill mass", "none"), ("fill fp", "PN"), ("fill fp", "PN-SI")
     }  # fmt: skip
     masks = {}
@@ -37,13 +38,13 @@ def test_as_in_memory(tmp_path):
     task = Task(graph, Scaling.of(graph, "columns")(graph), "rw", torch.device("cpu"))
     family = SGCFamily(norms, (1, 3), (1.0, 30.0))
     expected = [one for one, *_ in family.fit(task, lambda done: None)]
-    found = {(one.norm, one.depth, one.scale): one for one in outcome.tried if not one.setting}
+    found = {(one.norm, one.depth, one.scale): one for one in tried if not one.setting}
     assert len(expected) == 12
     for one in expected:
         same = found[one.norm, one.depth, one.scale]
         assert same.validation_loss == pytest.approx(one.validation_loss, rel=1e-3)
         assert same.validation_accuracy == pytest.approx(one.validation_accuracy, abs=0.011)
-    assert outcome.best.rank == max(one.rank for one in outcome.tried)
+    assert outcome.best.rank == max(one.rank for one in tried)
     assert outcome.scores.count == int(masks["test"].sum())
 
 
@@ -58,7 +59,7 @@ def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch
         one for one in over if not many or one[1] != "PN-SI"
     ]
     assert any("PN-SI" in what for what in search.left_out) == many
-    tried = search.run().tried
+    tried = [one.candidate for one in search.run().tried]
     assert sum("SGC" in what for what in told) == 29 * len(search.walks)
     for walk in search.walks:
         losses = {
@@ -89,7 +90,10 @@ def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
     if metric == "loss":
         assert outcome.best.validation_loss == min(losses)
     elif metric == "accuracy":
-        assert outcome.best.rank == max(one.rank for one in outcome.tried)
+        assert outcome.best.rank == max(one.candidate.rank for one in outcome.tried)
+    else:
+        assert f"| {metric.replace('-', ' ')} |" in outcome.report()
+    assert outcome.tried[0].score == max(one.score for one in outcome.tried)
     test = torch.from_numpy(outcome.logits[rows.test]) / outcome.temperature
     weighted = test.softmax(1).numpy() / rows.prior**tilt
     said = np.bincount(weighted.argmax(1), minlength=len(shares))

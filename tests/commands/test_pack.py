@@ -77,8 +77,8 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--graph", str(packed), "--metric", "recall"], "metric is 'recall'"),
         (["--graph", str(packed), "--label", "class"], "--label is about tables"),
         (["--graph", str(packed), "--unknown-edges", "drop"], "--unknown-edges is about tables"),
-        (["--graph", str(packed), "--class-weight", "balanced"], "--class-weight is not for what streams"),
-        (["--graph", str(packed), "--time", "day"], "--time is not for what streams"),
+        (["--graph", str(packed), "--class-weight", "balanced"], "--class-weight is for models in memory"),
+        (["--graph", str(packed), "--time", "day"], "--time is for models in memory"),
         (["--graph", str(tmp_path)], "no packed graph"),
     ):
         assert cli.main(["fit", *words, *out]) == 1

@@ -250,7 +250,7 @@ class Findings:
         same = [one.name for one in self.rivals if np.array_equal(one.predicted[self.test], predicted)]
         if same:
             simple = _sentence(same[0])
-            return f"**{simple} does as well**: it says the same of every held-out node. {opening}."
+            return f"**{simple} does as well.** It says the same of every held-out node. {opening}."
         if low > 0:
             return (
                 f"**It earns its keep.** {opening}, {gain:.1f} points more than the best simpler method, "

@@ -264,7 +264,7 @@ def _read(place: Path) -> Facts:
             f"{place}: there is no {FACTS}",
             code="file-missing",
             value=str(path),
-            remedy="Name the folder that `pairnorm fit --out` wrote.",
+            remedy="Name a folder that `pairnorm fit --out` wrote; with --graph it writes no model.",
         )
     try:
         return Facts.model_validate_json(path.read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf, isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +104,7 @@ class Streamed(NamedTuple):
     @property
     def rank(self) -> tuple[float, ...]:
         """What the best has most of: score; then what the best by accuracy has."""
-        return self.score, *self.candidate.rank
+        return -inf if isnan(self.score) else self.score, *self.candidate.rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +115,7 @@ class Outcome:
         graph: the graph.
         plan: what memory was planned.
         rows: the nodes used.
-        tried: all candidates.
-        best: the one that delivers.
+        tried: all candidates, the best first.
         logits: [n, classes], mapped.
         temperature: of the probabilities.
         left_out: what was not tried, and why.
@@ -126,13 +126,17 @@ class Outcome:
     graph: PackedGraph
     plan: Plan
     rows: Rows
-    tried: list[Candidate]
-    best: Candidate
+    tried: list[Streamed]
     logits: NDArray[np.float32]
     temperature: float
     left_out: tuple[str, ...]
     metric: str = "accuracy"
     tilt: float = 0.0
+
+    @property
+    def best(self) -> Candidate:
+        """The one that delivers."""
+        return self.tried[0].candidate
 
     @property
     def scores(self) -> Scores:
@@ -192,9 +196,11 @@ class Outcome:
         """Return what was done and how far to trust it, as Markdown."""
         scores, rows = self.scores, self.rows
         low, high = scores.interval
-        best: dict[tuple[str, ...], Candidate] = {}  # of every method
-        for one in sorted(self.tried, key=lambda one: one.rank, reverse=True):
-            best.setdefault((one.model, one.norm, one.setting), one)
+        best: dict[tuple[str, ...], Streamed] = {}  # of every method
+        for one in self.tried:
+            best.setdefault((one.candidate.model, one.candidate.norm, one.candidate.setting), one)
+        metric = self.metric.replace("-", " ")
+        shown = "" if self.metric in ("accuracy", "loss") else f" {metric} |"
         lines = [
             f"# {markdown(self.graph.folder.name)}", "",
             *(f"- {what}: {markdown(text)}" for what, text in self.graph.describe()), "",
@@ -204,13 +210,14 @@ class Outcome:
             f"macro F1 {scores.macro_f1:.1%}.", "",
             "## Chosen", "",
             f"{self.best.name}{f' ({self.best.setting})' if self.best.setting else ''}, by its "
-            f"{self.metric.replace('-', ' ')} on {len(rows.validation):,} validation nodes; learnt from "
+            f"{metric} on {len(rows.validation):,} validation nodes; learnt from "
             f"{len(rows.train):,} of {np.count_nonzero(rows.taught >= 0):,} training nodes (at most "
             f"{MOST_ROWS:,}, of every class its share; candidates were compared on "
             f"{min(ENOUGH, len(rows.train)):,}).", "",
-            "| candidate | setting | validation accuracy | loss |", "| --- | --- | ---: | ---: |",
-            *(f"| {one.name} | {one.setting} | {one.validation_accuracy:.1%} | {one.validation_loss:.3f} |"
-              for one in best.values()), "",
+            f"| candidate | setting |{shown} validation accuracy | loss |",
+            f"| --- | --- |{shown and ' ---: |'} ---: | ---: |",
+            *(f"| {one.name} | {one.setting} |{shown and f' {score:.1%} |'} {one.validation_accuracy:.1%} | "
+              f"{one.validation_loss:.3f} |" for one, score, _ in best.values()), "",
             "## Not tried", "", *(f"- {what}" for what in self.left_out), "",
             "## Memory", "",
             f"At most {size(self.plan.peak(self.plan.width))} were planned, in blocks of {self.plan.width} "
@@ -241,6 +248,7 @@ class Streaming:
         scales: PairNorm's s.
         fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``.
         metric: what the model is chosen by, one of ``METRICS``.
+        spreads: whether label propagation is tried too; without features it is all that there is.
         seed: of a split that is drawn.
         on: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to the one
             that this machine is in.
@@ -258,6 +266,7 @@ class Streaming:
         scales: Sequence[float] = SCALES,
         fills: Sequence[str] = FILLS,
         metric: str = "accuracy",
+        spreads: bool = True,
         seed: int = 0,
         on: str = "here",
         tell: Tell = lambda done: None,
@@ -273,6 +282,7 @@ class Streaming:
         depths = sorted({whole_number("depth", depth, 1, DEEPEST) for depth in depths})
         scales = [real_number("scale", scale, least=LEAST_SCALE, most=LARGEST_SCALE) for scale in scales]
         self.graph, self.work, self.scales, self.tell = graph, work, sorted(scales), tell
+        self._spreads = spreads
         self.rows = Rows.of(graph, seed)
         kept = np.concatenate([self.rows.train, self.rows.validation])
         self.cluster = RayBlocks() if one_of("on", on, PLACES) == "ray" else None
@@ -313,16 +323,19 @@ class Streaming:
         for walk in self.walks:
             walk.run()
             tried += self._candidates(walk)
-        spread, one = self._spread()
-        tried.append(one)
-        best = max(tried, key=lambda one: one.rank)
-        logits = spread if best.walk is None else self._logits(best.walk, best.candidate)
+        spread: Any = None  # nobody asks for it then
+        if self._spreads or not tried:
+            spread, one = self._spread()
+            tried.append(one)
+        tried.sort(key=lambda one: one.rank, reverse=True)
+        best = tried[0]
+        logits: NDArray[np.float32] = spread if best.walk is None else self._logits(best.walk, best.candidate)
         held = torch.from_numpy(logits[self.rows.validation])[:, None]
         temperature = fit_temperature(held, self._labels(self.rows.validation))
         _, tilt = self._decide(mean_probabilities(held, temperature))
         return Outcome(
-            self.graph, self.plan, self.rows, [one.candidate for one in tried], best.candidate, logits,
-            temperature, self.left_out, self._sparing.metric, tilt,
+            self.graph, self.plan, self.rows, tried, logits, temperature, self.left_out,
+            self._sparing.metric, tilt,
         )  # fmt: skip
 
     def _labels(self, nodes: NDArray[np.int64]) -> torch.Tensor:

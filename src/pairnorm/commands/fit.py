@@ -109,7 +109,7 @@ def run(options: Namespace) -> None:
             raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
         if columns := list(columns_of(options)):
             problem = f"--{columns[0].replace('_', '-')} is about tables, and the graph is packed"
-            remedy = "Say it to pairnorm pack."
+            remedy = "Leave it out; what is in which column is said to pairnorm pack."
             raise PairNormError(problem, code="conflicting-options", remedy=remedy)
         if names <= {"auto", "SGC"}:
             _refuse(options)
@@ -130,11 +130,13 @@ def run(options: Namespace) -> None:
 
 
 def _refuse(options: Namespace) -> None:
-    """Refuse what an SGC that streams does not heed, rather than let someone believe it does."""
+    """Refuse what an SGC over arrays on disk does not heed, rather than let someone believe it does."""
     for name, value in IN_MEMORY.items():
         if getattr(options, name) != value:
-            problem = f"--{name.replace('_', '-')} is not for what streams over a packed graph"
-            remedy = "Leave it out; or, where all fits memory, name other models too: {model}"
+            problem = (
+                f"--{name.replace('_', '-')} is for models in memory, and a packed graph is read from disk"
+            )
+            remedy = "Leave it out; or, where the graph fits memory, name several models: {model}"
             raise PairNormError(
                 problem, code="conflicting-options", remedy=remedy, model="SGC,label-propagation"
             )
@@ -231,7 +233,7 @@ def _run_packed(options: Namespace) -> None:
         search = Streaming(
             graph, work, free_memory() if options.memory is None else parse_memory(options.memory),
             **{name: value for name, value in chosen.items() if value != "auto"},
-            seed=whole_number("seed", options.seed, 0, 2**62), on=options.on,
+            spreads=options.model == "auto", seed=whole_number("seed", options.seed, 0, 2**62), on=options.on,
             tell=lambda what: tell("Walking", min(next(steps), search.steps), search.steps, what),
         )  # fmt: skip
         plan = search.plan
