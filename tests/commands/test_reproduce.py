@@ -78,6 +78,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
         (["table1", "--workers", "0"], "workers is 0; expected a whole number, 1 or more"),
         (["table1", "--device", "gpu7"], "device is 'gpu7'"),
         (["table1", "--minutes", "nan"], "minutes is nan"),
+        (["table1", "--model", "GCN"], "--model is for depth and missing"),
     ],
 )
 def test_errors_leave_nothing_behind(

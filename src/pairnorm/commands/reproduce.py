@@ -69,6 +69,10 @@ def run(options: Namespace) -> int | None:
     """
     if set(options.what) & set(COMPARISONS):
         return _compare(options)
+    for name in ("model", "remedy", "protocol"):
+        if getattr(options, name) is not None:
+            problem = f"--{name} is for depth and missing, and {', '.join(options.what)} is of the paper"
+            raise PairNormError(problem, code="conflicting-options", remedy="Leave it out.")
     from pairnorm.paper import runner
     from pairnorm.paper.case_study import file_beside, read_layers
     from pairnorm.paper.experiments import GROUPS

@@ -17,7 +17,7 @@ from pairnorm.memory import without_collection
 from pairnorm.page import can_render, render
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
 from pairnorm.paper.claims import CASES, STATUSES, Evidence, Verdict, verdicts, wanted_again
-from pairnorm.paper.experiments import ALL, CLAIMS_AGAIN, EXPERIMENTS, TABLE1_ROWS, Experiment, Selection
+from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1_ROWS, Experiment, Selection
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
 from pairnorm.paper.paper_page import paper_page
 from pairnorm.paper.result_tables import TITLES, Table, csv_text, latex, markdown, markdown_rows
@@ -135,7 +135,7 @@ def write_report(
     results, layers = Results(cells), read_layers(file_beside(store))
     own = own_trials(cells, selection)
     alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
-    outputs = write_outputs([] if alone else ALL, results, layers, selection, folder)
+    outputs = write_outputs([] if alone else selection.names(), results, layers, selection, folder)
     if own:
         outputs.write(OWN_FILE, own_csv(own))
     decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
