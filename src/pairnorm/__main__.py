@@ -1,7 +1,11 @@
 """The command ``pairnorm``, also ``python -m pairnorm``: Ctrl-C is as welcome while modules are imported."""
 
+import gc
 import os
 import sys
+
+COMPLAIN = {"triton", "duckdb"}
+"""Libraries that complain of all that is not collected when a process ends."""
 
 
 def main() -> int:
@@ -11,7 +15,12 @@ def main() -> int:
     try:
         from pairnorm.cli import main as run
 
-        return run()
+        code = run()
+        # A process that ends need not look for garbage: after torch that takes half a second, after a report
+        # one.
+        if not COMPLAIN & sys.modules.keys():
+            gc.freeze()
+        return code
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped.\n")
         return 130

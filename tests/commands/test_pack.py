@@ -1,5 +1,7 @@
 """From tables to predictions without the graph in memory."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,15 @@ def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, capsys: pytest.Capt
     assert "single features are missing" in report
     assert "label propagation" in report
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_no_library_complains_at_the_end(tmp_path: Path) -> None:
+    files = write_customers(tmp_path)
+    words = [*files.options, "--id", "customer", "--label", "risk", "--out", str(tmp_path / "graph")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pairnorm", "pack", *words], capture_output=True, text=True, check=True
+    )
+    assert "leaked" not in ended.stderr
 
 
 def test_a_packed_graph_is_fitted_again_into_the_same_folder(packed: Path, tmp_path: Path) -> None:

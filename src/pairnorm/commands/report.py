@@ -1,6 +1,5 @@
 """``pairnorm report``: all tables and figures and the report, from the store alone."""
 
-import gc
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +47,6 @@ def run(options: Namespace) -> None:
         console.show(f"{table.name}: {table.filled} of {len(table.entries)} places filled")
     console.show(f"{len(outputs.files)} files in {safe(options.out)}")
     console.show(f"\nNext: read [bold]{safe(outputs.files[-1])}[/]")
-    gc.freeze()  # a process that ends need not look for garbage: among all these trials that takes a second
 
 
 def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
