@@ -20,6 +20,7 @@ from pairnorm.commands.options import (
     flag,
     option,
     read_graph,
+    refuse,
     refuse_inputs,
 )
 from pairnorm.errors import PairNormError, one_of, whole_number
@@ -28,11 +29,8 @@ if TYPE_CHECKING:
     from pairnorm.classify.findings import Findings
 
 HEADINGS = ("On held-out nodes", "nodes", "accuracy", "95% interval", "balanced", "macro F1")
-IN_MEMORY: dict[str, object] = {
-    "class_weight": "auto", "directed": "auto", "scaling": "auto", "time": None, "budget": None,
-    "checkpoint": None,
-}  # fmt: skip
-"""Options that only models in memory heed, and what they are where nobody gives them."""
+IN_MEMORY = ("class_weight", "directed", "scaling", "time", "budget", "checkpoint")
+"""Options that only models in memory heed."""
 CONTENTS = {
     "predictions.csv": "a row for every node: its class, and how probable each is",
     "predictions.parquet": "the same, for machines",
@@ -107,12 +105,12 @@ def run(options: Namespace) -> None:
         if tables:
             problem = f"there are tables beside the packed graph (--{tables[0]})"
             raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
-        if columns := list(columns_of(options)):
-            problem = f"--{columns[0].replace('_', '-')} is about tables, and the graph is packed"
-            remedy = "Leave it out; what is in which column is said to pairnorm pack."
-            raise PairNormError(problem, code="conflicting-options", remedy=remedy)
+        remedy = "Leave it out; what is in which column is said to pairnorm pack."
+        refuse(options, columns_of(options), "is about tables, and the graph is packed", remedy)
         if names <= {"auto", "SGC"}:
-            _refuse(options)
+            why = "is for models in memory, and a packed graph is read from disk"
+            remedy = "Leave it out; or, where the graph fits memory, name several models: {model}"
+            refuse(options, IN_MEMORY, why, remedy, model="SGC,label-propagation")
             if launched_ranks() > 1:
                 problem = "an SGC over a packed graph is walked by columns, which ranks do not share"
                 remedy = "Leave torchrun out, and pass {on} for several machines."
@@ -127,19 +125,6 @@ def run(options: Namespace) -> None:
         if rank > 0:  # the first one writes
             options.out = Path(elsewhere) / "run"
         _run_in_memory(options, rank)
-
-
-def _refuse(options: Namespace) -> None:
-    """Refuse what an SGC over arrays on disk does not heed, rather than let someone believe it does."""
-    for name, value in IN_MEMORY.items():
-        if getattr(options, name) != value:
-            problem = (
-                f"--{name.replace('_', '-')} is for models in memory, and a packed graph is read from disk"
-            )
-            remedy = "Leave it out; or, where the graph fits memory, name several models: {model}"
-            raise PairNormError(
-                problem, code="conflicting-options", remedy=remedy, model="SGC,label-propagation"
-            )
 
 
 def _run_in_memory(options: Namespace, rank: int) -> None:

@@ -5,7 +5,7 @@ import inspect
 import shlex
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -97,6 +97,10 @@ COLUMNS = (
     *("features", "database", "delimiter", "encoding", "decimal", "id", "label", "split", "classes"),
     *("source", "target", "weight", "unknown_edges", "categorical", "ignore", "keep"),
 )
+
+
+NOT_GIVEN = (None, False, "auto", "here")
+"""What options are where nobody gives them, as far as these leave the choice to us."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -229,10 +233,26 @@ def command_line(name: str, options: Namespace, *arguments: str) -> str:
     """Return the command that goes on where this one stops, with the options that were given."""
     words = ["pairnorm", name, *arguments]
     for one, value in vars(options).items():
-        if one not in ("run", "what") and value not in (None, False, "auto", "here"):
+        if one not in ("run", "what") and value not in NOT_GIVEN:
             for each in value if isinstance(value, list) else [value]:
                 words += [f"--{one.replace('_', '-')}", str(each)]
     return shlex.join(words)
+
+
+def refuse(options: Namespace, names: Iterable[str], why: str, remedy: str, **more: Any) -> None:
+    """Refuse options that would not be heeded, rather than let someone believe they are.
+
+    Args:
+        options: what was given.
+        names: of those that are not heeded here.
+        why: the rest of a sentence that begins with the option's name.
+        remedy: as of ``PairNormError``.
+        more: options that the remedy names.
+    """
+    for name in names:
+        if getattr(options, name) not in NOT_GIVEN:
+            problem = f"--{name.replace('_', '-')} {why}"
+            raise PairNormError(problem, code="conflicting-options", remedy=remedy, **more)
 
 
 def _count(text: str) -> int | str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, command_line, names_in, numbers_in, option
+from pairnorm.commands.options import add_command, command_line, names_in, numbers_in, option, refuse
 from pairnorm.errors import PairNormError
 from pairnorm.writing import whole_file
 
@@ -69,10 +69,8 @@ def run(options: Namespace) -> int | None:
     """
     if set(options.what) & set(COMPARISONS):
         return _compare(options)
-    for name in ("model", "remedy", "protocol"):
-        if getattr(options, name) is not None:
-            problem = f"--{name} is for depth and missing, and {', '.join(options.what)} is of the paper"
-            raise PairNormError(problem, code="conflicting-options", remedy="Leave it out.")
+    why = f"is for depth and missing, and {', '.join(options.what)} is of the paper"
+    refuse(options, ("model", "remedy", "protocol"), why, "Leave it out.")
     from pairnorm.paper import runner
     from pairnorm.paper.case_study import file_beside, read_layers
     from pairnorm.paper.experiments import GROUPS
