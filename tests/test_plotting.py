@@ -7,10 +7,11 @@ import matplotlib
 import pytest
 
 from pairnorm import plotting
-from pairnorm.plotting import new_figure, save, style, whole_ticks
+from pairnorm.errors import PairNormError
+from pairnorm.plotting import Save, new_figure, save, saving, style, whole_ticks
 
 
-def draw(folder: Path, height: float = 0.2, colour: str = "red") -> list[Path]:
+def draw(folder: Path, height: float = 0.2, colour: str = "red", save: Save = save) -> list[Path]:
     with style():
         figure = new_figure(3, 2)
         axis, _ = figure.subplots(1, 2, sharey=True)
@@ -64,6 +65,26 @@ def test_another_process_knows_the_figure_again(tmp_path: Path) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
         subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
         assert written([tmp_path / "one.png", tmp_path / "one.pdf"]) == before
+
+
+def test_processes_draw_the_same_bytes(tmp_path: Path) -> None:
+    here = draw(tmp_path / "a") + draw(tmp_path / "b", colour="blue")
+    with saving(2) as save_there:
+        there = draw(tmp_path / "c", save=save_there) + draw(tmp_path / "d", colour="blue", save=save_there)
+    assert [path.read_bytes() for path in there] == [path.read_bytes() for path in here]
+
+
+def test_what_a_process_cannot_write_is_an_error_here(tmp_path: Path) -> None:
+    (tmp_path / "one.png").mkdir()
+    with pytest.raises(PairNormError, match="there is a folder of that name"), saving(2) as save_there:
+        draw(tmp_path, save=save_there)
+
+
+def test_where_all_is_drawn_no_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw(tmp_path)
+    monkeypatch.setattr(plotting.ProcessPoolExecutor, "submit", None)
+    with saving(2) as save_there:
+        assert draw(tmp_path, save=save_there) == [tmp_path / "one.png", tmp_path / "one.pdf"]
 
 
 def test_the_users_settings_come_back() -> None:

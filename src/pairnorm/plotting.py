@@ -1,8 +1,11 @@
 """How all figures look and are written: for print, for colour-blind readers, with the same bytes always."""
 
 import io
+import multiprocessing
 import pickle
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Save = Callable[["Figure", Path, str], list[Path]]
+"""Writes a figure into a folder under a name, and returns the files."""
 
 # Okabe & Ito: told apart by colour-blind readers, and dark enough on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GREY = (
@@ -80,15 +85,48 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
 
     The same figure gives the same bytes: no dates, no versions.
     """
+    return _save(figure, folder, name, _write)
+
+
+@contextmanager
+def saving(workers: int) -> Iterator[Save]:
+    """Give a ``save`` that leaves drawing to so many processes; all is written when the context ends.
+
+    Processes are started when the first figure is to be drawn, and import matplotlib, but no torch.
+    """
+    if workers == 1:
+        yield save
+        return
+    # Not forked: threads of torch would not live in the child. Ctrl-C is this process's to answer.
+    unheard = signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), *unheard)
+    drawn: list[Future[None]] = []
+    try:
+        yield lambda figure, folder, name: _save(
+            figure, folder, name, lambda *args: drawn.append(pool.submit(_write, *args))
+        )
+        for future in drawn:
+            future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _save(
+    figure: "Figure", folder: Path, name: str, write: Callable[["Figure", list[Path], str], None]
+) -> list[Path]:
+    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    digest = _digest(figure)
+    if not all(_shows(path, digest) for path in paths):
+        write(figure, paths, digest)
+    return paths
+
+
+def _write(figure: "Figure", paths: list[Path], digest: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
-    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
-    digest = _digest(figure)
-    if all(_shows(path, digest) for path in paths):
-        return paths
     # The canvases themselves: figure.savefig draws everything twice, the first time for nothing.
     with style():
         figure.set_dpi(DOTS_PER_INCH)
@@ -104,7 +142,6 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
         with whole_file(paths[1]) as draft:
             named = {"CreationDate": None, "Creator": None, "Producer": None, "Keywords": digest}
             FigureCanvasPdf(figure).print_pdf(draft, metadata=named)  # type: ignore[no-untyped-call]
-    return paths
 
 
 def _shows(path: Path, digest: str) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from synthetic import fill
 
+from pairnorm import plotting
 from pairnorm.paper import report
 from pairnorm.paper.case_study import file_beside
 from pairnorm.paper.experiments import EXPERIMENTS, TABLE1, TUNED, Selection
@@ -101,7 +102,7 @@ def test_the_committed_store_gives_the_committed_tables_and_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Figures and the page are left out: their bits may differ where another library draws them."""
-    monkeypatch.setattr(report, "save", lambda figure, folder, name: [])
+    monkeypatch.setattr(plotting, "_write", lambda figure, paths, digest: None)
     monkeypatch.setattr(report, "can_render", lambda: False)
     (tmp_path / "notes.md").write_bytes((RESULTS / "notes.md").read_bytes())
     write_report(RESULTS / "store.sqlite", tmp_path)

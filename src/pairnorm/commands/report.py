@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, option
-from pairnorm.commands.reproduce import SELECTION, WRITING, selection
+from pairnorm.commands.reproduce import SELECTION, WRITING, drawers, selection
 from pairnorm.errors import PairNormError
 from pairnorm.memory import without_collection
 
@@ -42,7 +42,7 @@ def run(options: Namespace) -> None:
         _write_tensorboard(options.store, options.tensorboard, chosen)
     with console.progress() as tell:
         tell(WRITING, 0, None)
-        outputs = write_report(options.store, options.out, chosen)
+        outputs = write_report(options.store, options.out, chosen, workers=drawers())
     for table in outputs.tables.values():
         console.show(f"{table.name}: {table.filled} of {len(table.entries)} places filled")
     console.show(f"{len(outputs.files)} files in {safe(options.out)}")

@@ -1,5 +1,6 @@
 """``pairnorm reproduce``: train what a table or figure lacks, then show it against the paper."""
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable
@@ -88,7 +89,7 @@ def run(options: Namespace) -> int | None:
     with console.progress() as tell:
         tell(WRITING, 0, None)
         if set(options.what) & set(GROUPS):
-            outputs = write_report(path, out, chosen)
+            outputs = write_report(path, out, chosen, workers=drawers())
             following = f"read [bold]{safe(outputs.files[-1])}[/]"
         else:
             results, layers = Results.read(path), read_layers(file_beside(path))
@@ -104,6 +105,11 @@ def run(options: Namespace) -> int | None:
     tell_written(outputs.files)
     console.show(f"\nNext: {following}")
     return None
+
+
+def drawers() -> int:
+    """Return how many processes draw figures: more than four would end before the rest is written."""
+    return min(4, os.cpu_count() or 1)
 
 
 def _compare(options: Namespace) -> int | None:

@@ -32,7 +32,7 @@ from pairnorm.paper.sections import (
     own_trials,
     scaling_section,
 )
-from pairnorm.plotting import save
+from pairnorm.plotting import Save, save, saving
 from pairnorm.train import Spec
 from pairnorm.train.result import Origin, Result
 from pairnorm.writing import whole_file
@@ -46,6 +46,7 @@ class Outputs:
     """What has been written: tables by name, captions of figures by file name, and all files."""
 
     out: Path
+    save: Save = save
     tables: dict[str, Table] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Outputs:
         for name, caption, figure in () if self.note else drawings:
             if figure is not None:
                 self.captions[name] = caption
-                self.files += save(figure, self.out / FIGURES, name)
+                self.files += self.save(figure, self.out / FIGURES, name)
 
     def write(self, name: str, text: str) -> Path:
         """Write a text file."""
@@ -80,10 +81,15 @@ class Outputs:
 
 
 def write_outputs(
-    what: Iterable[str], results: Results, layers: dict[Spec, Layers], selection: Selection, out: Path
+    what: Iterable[str],
+    results: Results,
+    layers: dict[Spec, Layers],
+    selection: Selection,
+    out: Path,
+    save: Save = save,
 ) -> Outputs:
     """Write what belongs to the named experiments and has been run."""
-    outputs, names = Outputs(out), list(what)
+    outputs, names = Outputs(out, save), list(what)
     for name in names:
         if name == "figure2":
             outputs.add_figures(two_steps())
@@ -118,6 +124,7 @@ def write_report(
     store: str | os.PathLike[str],
     out: str | os.PathLike[str],
     selection: Selection | None = None,
+    workers: int = 1,
 ) -> Outputs:
     """Write all tables and figures of what has been run, ``report.md`` and ``report.html``; return them.
 
@@ -127,6 +134,8 @@ def write_report(
         store: the store, or its export as ``.csv`` or ``.csv.gz``.
         out: the folder.
         selection: how much of the experiments is wanted. Default: the paper's.
+        workers: processes that draw figures. More than one are for programs that can be imported again, as
+            those that ``if __name__ == "__main__"`` guards.
     """
     selection, folder = selection or Selection(), Path(out)
     with opened(store) as found:
@@ -135,35 +144,36 @@ def write_report(
     results, layers = Results(cells), read_layers(file_beside(store))
     own = own_trials(cells, selection)
     alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
-    outputs = write_outputs([] if alone else selection.names(), results, layers, selection, folder)
-    if own:
-        outputs.write(OWN_FILE, own_csv(own))
-    decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
-    tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
-    path = folder / NOTES
-    notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    takeaway, notes = _takeaway(notes)
-    ran = _what_was_run(stored, results, selection, Path(store).name)
-    texts = partial(_texts, outputs.tables, results, selection, notes)
-    sections = [
-        f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
-        "" if alone else _summary(tables, decided) + takeaway,
-        own_section(own),
-        ran,
-        *texts(markdown).values(),
-        "" if alone else _claims(decided),
-        _figures(outputs),
-    ]
-    outputs.write("report.md", "\n".join(section for section in sections if section))
-    if can_render():
-        shown = texts(lambda table: "")  # a page has tables apart, and can sort them
-        shown |= {
-            name: f"## {outputs.tables[name].title}"
-            for name in ("bars", "table1-rows")
-            if name in outputs.tables
-        }
-        page = paper_page(results, selection, outputs.tables, decided, shown | {"run": ran})
-        outputs.write("report.html", render(page))
+    with saving(workers) as save:  # while the rest is written
+        outputs = write_outputs([] if alone else selection.names(), results, layers, selection, folder, save)
+        if own:
+            outputs.write(OWN_FILE, own_csv(own))
+        decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
+        tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
+        path = folder / NOTES
+        notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        takeaway, notes = _takeaway(notes)
+        ran = _what_was_run(stored, results, selection, Path(store).name)
+        texts = partial(_texts, outputs.tables, results, selection, notes)
+        sections = [
+            f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
+            "" if alone else _summary(tables, decided) + takeaway,
+            own_section(own),
+            ran,
+            *texts(markdown).values(),
+            "" if alone else _claims(decided),
+            _figures(outputs),
+        ]
+        outputs.write("report.md", "\n".join(section for section in sections if section))
+        if can_render():
+            shown = texts(lambda table: "")  # a page has tables apart, and can sort them
+            shown |= {
+                name: f"## {outputs.tables[name].title}"
+                for name in ("bars", "table1-rows")
+                if name in outputs.tables
+            }
+            page = paper_page(results, selection, outputs.tables, decided, shown | {"run": ran})
+            outputs.write("report.html", render(page))
     return outputs
 
 
