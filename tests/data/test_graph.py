@@ -21,7 +21,7 @@ def mask(*nodes: int) -> torch.Tensor:
         ({"adjacency": torch.eye(5)}, "wrong-shape", None),
         ({"features": torch.ones(5, 3, dtype=torch.int64)}, "wrong-type", "torch.int64"),
         ({"features": torch.ones(4, 3)}, "wrong-shape", "features"),
-        ({"labels": torch.zeros(5)}, "wrong-type", "torch.float32"),
+        ({"labels": torch.full((5,), 0.5)}, "not-a-whole-number", None),
         ({"labels": torch.tensor([0, 1, 2, 0, 0])}, "out-of-range", 2),
         ({"labels": torch.tensor([0, 1, -2, 0, 0])}, "out-of-range", -2),
         ({"train": torch.zeros(5)}, "wrong-type", "torch.float32"),

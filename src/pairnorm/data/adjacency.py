@@ -112,9 +112,6 @@ def along_and_against(adjacency: Tensor, directed: Tensor | None) -> tuple[Tenso
 
 def check_edges(ends: NDArray[Any], nodes: int, weights: NDArray[np.float32] | None) -> None:
     """Raise an error unless edges join nodes that there are, with weights that are positive and finite."""
-    if ends.ndim != 2 or ends.shape[0] != 2 or not (np.issubdtype(ends.dtype, np.integer) or ends.size == 0):
-        problem = f"edge_index is {ends.dtype} of shape {ends.shape}"
-        raise PairNormError(problem, code="wrong-shape", expected="whole numbers, [2, edges]")
     if ends.size and (ends.min() < 0 or ends.max() >= nodes):
         wrong = int(ends.min() if ends.min() < 0 else ends.max())
         problem = f"edge_index names node {wrong}, but the graph has nodes 0 to {nodes - 1}"

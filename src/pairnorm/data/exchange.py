@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.data.adjacency import check_csr, csr_matrix, csr_tensor
+from pairnorm.data.adjacency import csr_matrix
+from pairnorm.data.arrays import plain_or_csr
 from pairnorm.data.encoder import Encoder, Options
-from pairnorm.data.labels import UNKNOWN
+from pairnorm.data.labels import UNKNOWN, whole_labels
 from pairnorm.data.names import Ends, find_ends, read_edges
 from pairnorm.data.nodes import read_nodes
 from pairnorm.data.readers import arrow_frame, columns_of
 from pairnorm.data.tables import Source, shown
 from pairnorm.errors import PairNormError, quoted, whole_number
-from pairnorm.sparse import quieten
 
 if TYPE_CHECKING:
     import networkx
@@ -187,52 +187,10 @@ def from_pyg(found: Mapping[str, Any]) -> Parts:
     if (labels := found.get("y")) is not None:
         parts["labels"] = whole_labels("y", labels)
     if (x := found.get("x")) is not None:
-        parts["features"] = _plain_or_csr("x", x).float()
+        parts["features"] = plain_or_csr("x", x).float()
     if found.get("num_nodes") is not None:
         parts["num_nodes"] = whole_number("num_nodes", found["num_nodes"])
     return parts
-
-
-def _plain_or_csr(what: str, matrix: Tensor) -> Tensor:
-    """Return a sparse tensor as CSR once its indices are known to be within it; a dense one as it is."""
-    if matrix.layout == torch.strided:
-        return matrix
-    if matrix.dim() != 2:
-        raise PairNormError(f"{what} has shape {tuple(matrix.shape)}", code="wrong-shape", expected="[n, d]")
-    rows, columns = matrix.shape
-    if matrix.layout == torch.sparse_csr:
-        check_csr(what, matrix.crow_indices(), matrix.col_indices(), matrix.values().numel(), (rows, columns))
-        return matrix
-    if matrix.layout == torch.sparse_csc:
-        check_csr(what, matrix.ccol_indices(), matrix.row_indices(), matrix.values().numel(), (columns, rows))
-    elif matrix.layout == torch.sparse_coo:
-        entries = matrix._values().numel()
-        for ends, size in zip(matrix._indices(), (rows, columns), strict=True):
-            check_csr(what, [0, entries], ends, entries, (1, size))
-    else:
-        raise PairNormError(
-            f"{what} is a {matrix.layout} tensor", code="wrong-shape", expected="a dense, CSR, CSC or COO one"
-        )
-    quieten()
-    return matrix.to_sparse_csr()
-
-
-def whole_labels(what: str, labels: Tensor) -> Tensor:
-    """Return the classes of nodes as int64 [n], -1 for NaN; fractions are refused."""
-    if labels.dim() == 0 or labels.numel() != len(labels):
-        raise PairNormError(
-            f"{what} has shape {tuple(labels.shape)}", code="wrong-shape", expected="one class per node, [n]"
-        )
-    labels = labels.reshape(-1)
-    if not labels.is_floating_point():
-        return labels.long()
-    whole, known = labels.nan_to_num(-1).long(), ~labels.isnan()
-    if not torch.equal(whole[known].to(labels.dtype), labels[known]):
-        problem = f"{what} holds fractions"
-        raise PairNormError(
-            problem, code="not-a-whole-number", expected="the number of a class for each node"
-        )
-    return whole
 
 
 def from_scipy(adjacency: Any, features: Any = None) -> Parts:
@@ -243,10 +201,6 @@ def from_scipy(adjacency: Any, features: Any = None) -> Parts:
         raise PairNormError(
             f"adjacency has shape {adjacency.shape}", code="wrong-shape", expected="a square matrix"
         )
-    if scipy.sparse.issparse(features):
-        matrix = scipy.sparse.csr_array(features, copy=True)
-        matrix.sum_duplicates()
-        features = csr_tensor(matrix)
     edges = scipy.sparse.coo_array(adjacency)
     edges.sum_duplicates()
     edges.eliminate_zeros()

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pairnorm.data.adjacency import check_csr
 from pairnorm.data.encoder import Encoder, Options
-from pairnorm.data.exchange import Parts, from_networkx, from_pyg, from_scipy, from_tables, whole_labels
+from pairnorm.data.exchange import Parts, from_networkx, from_pyg, from_scipy, from_tables
+from pairnorm.data.labels import whole_labels
 from pairnorm.data.readers import STDIN, TABLES, Given, existing, kind_of, open_tables
 from pairnorm.data.tables import readable
 from pairnorm.errors import PairNormError, quoted

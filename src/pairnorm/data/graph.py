@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pairnorm.data import exchange, files
@@ -23,6 +23,7 @@ from pairnorm.data.adjacency import (
     most_empty,
     symmetric_adjacency,
 )
+from pairnorm.data.arrays import as_ends, as_tensor
 from pairnorm.data.encoder import Column, Encoder, Options, align_features
 from pairnorm.data.features import (
     STRUCTURE,
@@ -33,7 +34,7 @@ from pairnorm.data.features import (
     stored_values,
     structural_features,
 )
-from pairnorm.data.labels import UNKNOWN, are_texts, check_labels, named_classes, numbered_classes
+from pairnorm.data.labels import UNKNOWN, as_labels, check_labels, numbered_classes
 from pairnorm.data.packed import PackedGraph
 from pairnorm.data.readers import Given, name_of
 from pairnorm.data.split import Split, check_split, split_by_name
@@ -102,16 +103,17 @@ class Graph:
             check_adjacency(self.adjacency)
         nodes, device = self.adjacency.shape[0], self.adjacency.device
         none = torch.zeros(nodes, dtype=torch.bool, device=device)
-        if self.labels is None:
-            self._set("labels", torch.full((nodes,), UNKNOWN, device=device))
+        self._set("features", as_tensor("features", self.features, np.float32, device))
+        labels = torch.full((nodes,), UNKNOWN, device=device) if self.labels is None else self.labels
+        labels, class_names = as_labels(labels, self.class_names, device)
+        self._set("labels", labels)
+        self._set("class_names", numbered_classes(labels) if class_names is None else class_names)
         for part in (*Split._fields, "missing"):
-            if getattr(self, part) is None:
-                self._set(part, none)
+            given = getattr(self, part)
+            self._set(part, none if given is None else as_tensor(part, given, device=device))
         names = np.arange(nodes) if self.node_names is None else np.array(self.node_names)
         names.flags.writeable = False
         self._set("node_names", names)
-        if self.class_names is None:
-            self._set("class_names", numbered_classes(self.labels))
         if self.encoder is not None:
             self._set("feature_names", self.encoder.feature_names)
         elif self.feature_names is not None:
@@ -284,21 +286,23 @@ class Graph:
     @classmethod
     def from_edges(
         cls,
-        edge_index: Tensor | Sequence[Sequence[int]] | NDArray[Any],
-        features: Tensor | Sequence[Sequence[float]] | NDArray[Any] | None = None,
-        labels: Tensor | Sequence[int] | Sequence[str | None] | NDArray[Any] | None = None,
+        edge_index: ArrayLike,
+        features: ArrayLike | scipy.sparse.sparray | None = None,
+        labels: ArrayLike | None = None,
         *,
         num_nodes: int | None = None,
-        weights: Tensor | Sequence[float] | NDArray[Any] | None = None,
+        weights: ArrayLike | None = None,
         notes: tuple[str, ...] = (),
         **parts: Any,
     ) -> Graph:
         """Make a graph from a list of edges, in one or both directions.
 
+        Lists, arrays of numpy or torch, and frames and series of pandas will do for every part.
+
         Args:
             edge_index: whole numbers of shape [2, edges]: the two ends of each edge.
-            features: [n, d]; NaN where missing. Default: none, d = 0.
-            labels: [n]; numbers of classes, -1 where unknown, or their names, None or '' where unknown.
+            features: [n, d], also a scipy matrix; NaN or None where missing. Default: none, d = 0.
+            labels: [n]; numbers of classes, -1 where unknown, or their names; None or NaN is unknown too.
             num_nodes: n. Default: the length of ``features`` or ``labels``, else the largest end + 1.
             weights: [edges], positive. Default: 1.
             notes: what else was odd; what is odd about the edges comes before it.
@@ -306,13 +310,12 @@ class Graph:
         """
         tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
         device = next((part.device for part in tensors), torch.device("cpu"))
-        ends = np.asarray(edge_index.cpu() if isinstance(edge_index, Tensor) else edge_index)
-        if labels is not None and not isinstance(labels, Tensor) and are_texts(labels):
-            codes, parts["class_names"] = named_classes(labels, parts.get("class_names"))
-            labels = torch.from_numpy(codes)
-        labels = None if labels is None else torch.as_tensor(labels, device=device)
+        ends = as_ends(edge_index)
         if features is not None:
-            features = torch.as_tensor(features, dtype=torch.float32, device=device)
+            features = as_tensor("features", features, np.float32).to(device, torch.float32)
+        if labels is not None:
+            labels, parts["class_names"] = as_labels(labels, parts.get("class_names"))
+            labels = labels.to(device)
         if num_nodes is None:
             known = next((len(part) for part in (features, labels) if part is not None), None)
             num_nodes = known if known is not None else int(ends.max(initial=-1)) + 1
@@ -322,7 +325,7 @@ class Graph:
                 problem, code="out-of-range", value=num_nodes, remedy="Number nodes from 0 without gaps."
             )
         nodes = whole_number("num_nodes", num_nodes)
-        strengths = None if weights is None else torch.as_tensor(weights).cpu().float().numpy()
+        strengths = None if weights is None else as_tensor("weights", weights).cpu().float().numpy()
         check_edges(ends, nodes, strengths)
         adjacency, counts = symmetric_adjacency(ends[0], ends[1], nodes, strengths)
         if counts.one_way:
@@ -571,14 +574,13 @@ def _share(part: int, whole: int) -> str:
 
 def _check_shapes(graph: Graph) -> None:
     """Raise an error that names the first part whose type is wrong, or that does not fit the others."""
-    features, labels, nodes = graph.features, graph.labels, graph.num_nodes
+    features, nodes = graph.features, graph.num_nodes
     kinds = {
         "features": (features.is_floating_point() and features.dim() == 2, "floats of shape [n, d]"),
-        "labels": (labels.dtype == torch.int64 and labels.dim() == 1, "int64 of shape [n]"),
     }
     for part, mask in graph.split._asdict().items():
         kinds[part] = (mask.dtype == torch.bool and mask.dim() == 1, "bool of shape [n]")
-    of_nodes = (*kinds, "missing", "node_names")
+    of_nodes = (*kinds, "labels", "missing", "node_names")
     if (directed := graph.directed) is not None:
         entries = graph.adjacency.values().shape
         fits = directed.dtype == torch.bool and directed.shape == entries

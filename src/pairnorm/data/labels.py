@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.data.arrays import as_array, as_tensor, is_absent
 from pairnorm.data.encoder import EACH
 from pairnorm.data.split import Split
 from pairnorm.data.tables import Source, shown
@@ -170,23 +171,58 @@ def read_split(
     return Split(*(torch.from_numpy(parts == number) for number in range(3)))
 
 
-def are_texts(labels: Any) -> bool:
+def as_labels(
+    labels: Any, class_names: Sequence[str] | None, device: torch.device | str | None = None
+) -> tuple[Tensor, tuple[str, ...] | None]:
+    """Return the class of each node, int64 [n], and the names of the classes where there are some.
+
+    Args:
+        labels: numbers of classes, -1, NaN, None or ``pandas.NA`` where unknown, or names, then also ``''``.
+        class_names: those that are known.
+        device: where labels go that are no tensor yet.
+    """
+    if not isinstance(labels, Tensor) and _are_texts(as_array("labels", labels)):
+        codes, class_names = _named_classes(labels, class_names)
+        labels = torch.from_numpy(codes).to(device)
+    labels = whole_labels("labels", as_tensor("labels", labels, device=device))
+    return labels, None if class_names is None else tuple(class_names)
+
+
+def _are_texts(labels: NDArray[Any]) -> bool:
     """Say whether classes are given by name."""
-    array = np.asarray(labels)
-    return array.dtype.kind in "UST" or any(isinstance(one, str) for one in array.ravel().tolist())
+    return labels.dtype.kind in "UST" or (
+        labels.dtype == object and any(isinstance(one, str) for one in labels.ravel())
+    )
 
 
-def named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the number of the class of each node, and the names of the classes, ``known`` if they are."""
-    names = [
-        None if one is None or one != one or one == "" else str(one) for one in np.asarray(labels, object)
-    ]
+    cells = np.asarray(labels, object).ravel()  # among texts alone numpy would write NaN as one
+    names = [None if is_absent(one) or one == "" else str(one) for one in cells]
     codes, found = class_codes(np.array(names, dtype=object), known)
     if known is not None and len(found) > len(known):
         problem = f"a label is {quoted(found[len(known)])}"
         expected = f"one of class_names: {shown(tuple(known), 7)}"
         raise PairNormError(problem, code="unknown-class", value=found[len(known)], expected=expected)
     return codes, found
+
+
+def whole_labels(what: str, labels: Tensor) -> Tensor:
+    """Return the classes of nodes as int64 [n], -1 for NaN; fractions are refused."""
+    if labels.dim() == 0 or labels.numel() != len(labels):
+        raise PairNormError(
+            f"{what} has shape {tuple(labels.shape)}", code="wrong-shape", expected="one class per node, [n]"
+        )
+    labels = labels.reshape(-1)
+    if not labels.is_floating_point():
+        return labels.long()
+    whole, known = labels.nan_to_num(-1).long(), ~labels.isnan()
+    if not torch.equal(whole[known].to(labels.dtype), labels[known]):
+        problem = f"{what} holds fractions"
+        raise PairNormError(
+            problem, code="not-a-whole-number", expected="the number of a class for each node"
+        )
+    return whole
 
 
 def numbered_classes(labels: Tensor) -> tuple[str, ...]:
