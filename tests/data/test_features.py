@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import networkx
 import numpy as np
 import pytest
@@ -119,3 +121,9 @@ def test_a_fingerprint_tells_graphs_apart(small: Graph, changed: str) -> None:
     assert small.replace(**{changed: part} | more).fingerprint != small.fingerprint
     edge = Graph.from_edges([[0], [1]], num_nodes=5)
     assert edge.fingerprint != Graph.from_edges([[0], [2]], num_nodes=5).fingerprint
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda values: torch.tensor(values).double()])
+def test_a_feature_may_be_too_large(kind: Callable, raises: Callable) -> None:
+    with raises("not-finite", "feature 0 of node 1 is not finite or beyond float32", value=(1, 0)):
+        Graph.from_edges([[0], [1]], kind([[1.0], [1e39]]))

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +13,7 @@ from pairnorm.data import Encoder, Graph
 from pairnorm.data import nodes as module
 from pairnorm.data.encoder import Options
 from pairnorm.data.nodes import read_nodes
+from pairnorm.data.readers import arrow_frame
 from pairnorm.data.tables import Source
 
 Cell = st.one_of(st.none(), st.integers(-9, 9))
@@ -65,6 +67,32 @@ def test_numbers_can_be_categories() -> None:
     found = read(pandas.DataFrame({"zip": ["007", "7", None]}), categorical=["zip"])
     assert found["encoder"].feature_names == ("zip=007", "zip=7")
     assert found["missing"].tolist() == [False, False, True]
+
+
+def test_categories_of_numbers_are_categories_and_said_so() -> None:
+    frame = pandas.DataFrame({"zip": pandas.Series([7, None, 10]).astype("category")})
+    found = read(frame)
+    assert found["encoder"].feature_names == ("zip=10", "zip=7")
+    assert found["missing"].tolist() == [False, True, False]
+    assert "numbers are read as categories" in found["notes"][0]
+    assert torch.equal(read(frame.astype(float), known=found["encoder"])["features"], found["features"])
+    arrow = pyarrow.table({"zip": pyarrow.array([7, None, 10]).dictionary_encode()})
+    assert torch.equal(read(arrow_frame(arrow))["features"], found["features"])
+
+
+def test_categories_of_text_are_read_as_text_is() -> None:
+    frame = pandas.DataFrame({"born": ["2001-02-03", "1970-01-01"], "age": ["7", "9"]}, dtype="category")
+    assert [column.kind for column in read(frame)["encoder"].columns[1:]] == ["date", "number"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "notes"),
+    [([-1, 0, 1], 1), ([-1, 1], 0), ([-2, -1, 0], 0), (["-1", "low", "high"], 0)],
+)
+def test_a_class_of_minus_one_is_noted_among_numbers(labels: list[object], notes: int) -> None:
+    found = read(pandas.DataFrame({"x": labels, "y": labels}), label="y", ignore="x")
+    said = [note for note in found["notes"] if note.startswith("'-1' is read as a class; empty the cells")]
+    assert len(said) == notes
 
 
 def test_more_categories_than_the_cap_are_refused(raises: Callable) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 
 from pairnorm.data.readers import open_table
@@ -100,6 +101,32 @@ def test_truths_are_numbers_however_they_are_written() -> None:
     for column in (["TRUE", "FALSE", "NA"], ["true", "false", None], [True, False, None]):
         np.testing.assert_array_equal(source.numbers("x", pandas.Series(column)), [1, 0, np.nan])
     assert source.numbers("x", pandas.Series(["true", "false", "unknown"])) is None
+
+
+@pytest.mark.parametrize("value", [np.inf, 1e300])
+def test_a_number_may_be_too_large(value: float, raises: Callable) -> None:
+    with raises("not-finite", f"t, row 1: {value} in column 'x' is not finite or beyond float32"):
+        Source("t", ("x",)).numbers("x", pandas.Series([value]))
+
+
+@pytest.mark.parametrize("unit", ["s", "ns"])
+def test_durations_are_days_and_said_so(unit: str) -> None:
+    source = Source("t", ("x",))
+    cells = pandas.Series(pandas.to_timedelta(["36h", None, "-1D"])).astype(f"m8[{unit}]")
+    for column in (cells, cells.astype(pandas.ArrowDtype(pyarrow.duration(unit)))):
+        np.testing.assert_array_equal(source.numbers("x", column), [1.5, np.nan, -1])
+    assert "durations are read as days" in source.remarks()[0]
+
+
+def test_bytes_are_to_be_decoded(raises: Callable) -> None:
+    with raises("not-a-cell", remedy="Decode it, or pass {ignore}."):
+        Source("t", ("x",)).numbers("x", pandas.Series([b"ab", b"c"]))
+
+
+@pytest.mark.parametrize("kind", [complex, object])
+def test_complex_numbers_are_refused(kind: type, raises: Callable) -> None:
+    with raises("not-a-cell", "t, row 1: column 'x' holds a complex", value="x"):
+        Source("t", ("x",)).numbers("x", pandas.Series([1 + 2j, 3], dtype=kind))
 
 
 def test_cells_that_are_lists_are_named(raises: Callable) -> None:

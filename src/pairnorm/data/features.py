@@ -108,7 +108,7 @@ def check_infinite(features: Tensor, node_names: Any, feature_names: Sequence[st
         place = [int(stored_rows(features)[place[0]]), int(features.col_indices()[place[0]])]
     node, column = place
     feature = column if feature_names is None else quoted(feature_names[column])
-    problem = f"feature {feature} of node {quoted(node_names.tolist()[node])} is infinite"
+    problem = f"feature {feature} of node {quoted(node_names.tolist()[node])} is not finite or beyond float32"
     remedy = "Correct it, or make it NaN if it is missing."
     raise PairNormError(problem, code="not-finite", value=(node, column), remedy=remedy)
 

@@ -188,6 +188,9 @@ def _read_column(
         nothing = np.zeros(0, dtype=np.int64)
         return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
     wanted = known.kind if known else "category" if name in told.categorical else None
+    if wanted is None and _are_numbered(cells):
+        table.tell("numbers are read as categories, as their type says", name)
+        wanted = "category"
     values = None
     kind: Kind = "number"
     if wanted in (None, "number"):
@@ -223,6 +226,13 @@ def _read_column(
     rows = np.flatnonzero(codes >= 0)
     ones = np.ones(len(rows), dtype=np.float32)
     return _Read((column,), rows, codes[rows].astype(np.int64), ones, codes[:, None] < 0)
+
+
+def _are_numbered(cells: pandas.Series) -> bool:
+    """Say whether cells are pandas' categories, and numbers: a text may be one only to save memory."""
+    import pandas
+
+    return isinstance(cells.dtype, pandas.CategoricalDtype) and cells.cat.categories.dtype.kind in "iuf"
 
 
 def _are_names(cells: pandas.Series) -> bool:
@@ -348,10 +358,12 @@ def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:
     notes = []
     if not encoder.features:
         notes.append("there are no feature columns: fit takes degrees and other structure instead")
+    # -1 and 1 may be meant, and so may any negative number beside others.
+    minus = len(classes) > 2 and all(name.isdecimal() for name in classes if name != "-1")
     notes += [
         f"{quoted(name)} is read as a class; empty the cells if it means unknown"
         for name in classes
-        if name in EMPTY
+        if name in EMPTY or (minus and name == "-1")
     ]
     for column in encoder.named("category"):
         for word in (word for word in column.categories if word in EMPTY):

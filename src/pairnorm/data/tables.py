@@ -133,6 +133,8 @@ class Source:
         """Return cells as stripped strings, None where empty; whole numbers are written without a point."""
         import pandas
 
+        if isinstance(column.dtype, pandas.CategoricalDtype):
+            column = column.astype(object).infer_objects()
         if pandas.api.types.is_float_dtype(column.dtype) and (column.dropna() % 1 == 0).all():
             column = column.astype("Int64")
         if isinstance(column.dtype, pandas.StringDtype):
@@ -153,7 +155,12 @@ class Source:
         import pandas
 
         if pandas.api.types.is_numeric_dtype(column.dtype):
+            if pandas.api.types.is_complex_dtype(column.dtype):
+                self._reject_kind(first, name, 1j)
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        elif column.dtype.kind == "m":
+            self.tell("durations are read as days", name)
+            values = pandas.to_timedelta(column).to_numpy() / np.timedelta64(1, "D")
         elif pandas.api.types.is_datetime64_any_dtype(column.dtype):
             return None
         elif (parsed := self._parse(name, column, first)) is not None:
@@ -164,7 +171,7 @@ class Source:
             narrow = values.astype(np.float32)
         if (infinite := np.isinf(narrow)).any():
             row = int(infinite.argmax())
-            problem = f"{values[row]} in column {quoted(name)} is not finite"
+            problem = f"{values[row]} in column {quoted(name)} is not finite or beyond float32"
             remedy = "Correct it, or leave the cell empty."
             self.reject(first + row, problem, code="not-finite", value=float(values[row]), remedy=remedy)
         return narrow
@@ -180,13 +187,15 @@ class Source:
             if self.decimal == "," or any(isinstance(cell, str) and "," in cell for cell in written):
                 written = self._with_points(name, written, first)
             values = np.full(len(cells), np.nan)
-            values[filled] = pandas.to_numeric(written, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+            numbers = pandas.to_numeric(written, errors="coerce")
+            if not pandas.api.types.is_complex_dtype(numbers.dtype):
+                values[filled] = numbers.to_numpy(np.float64, na_value=np.nan)
         text = filled & np.isnan(values)
         if not text.any():
             return values
         row = int(text.argmax())
         cell = cells.iloc[row]
-        if isinstance(cell, Sized) and not isinstance(cell, str):
+        if isinstance(cell, Sized | complex) and not isinstance(cell, str):
             self._reject_kind(first + row, name, cell)
         if text.sum() <= MOSTLY * filled.sum():
             problem = f"{quoted(str(cell))} in column {quoted(name)} is not a number"
@@ -249,7 +258,8 @@ class Source:
     def _reject_kind(self, row: int, name: str, cell: object) -> NoReturn:
         problem = f"column {quoted(name)} holds a {type(cell).__name__}"
         expected = "a number or a text"
-        remedy = "Give each of its numbers a column, or pass {ignore}."
+        remedy = "Decode it" if isinstance(cell, bytes) else "Give each of its numbers a column"
+        remedy += ", or pass {ignore}."
         self.reject(
             row, problem, code="not-a-cell", value=name, expected=expected, remedy=remedy, ignore=[name]
         )
