@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pairnorm.data import Graph
 from pairnorm.data.adjacency import (
     EdgeCounts,
     along_and_against,
@@ -69,6 +70,12 @@ def test_columns_are_in_order_within_every_row() -> None:
 def test_notes_count_and_agree_in_number() -> None:
     notes = EdgeCounts(self_loops=1, duplicates=2, one_way=0, isolated=1200).notes()
     assert notes == ("1 self-loop was dropped", "2 repeated edges were merged", "1,200 nodes have no edge")
+
+
+def test_the_note_on_merged_edges_says_which_weight_is_kept() -> None:
+    graph = Graph.from_edges([[0, 0, 1], [1, 1, 0]], weights=[1, 3, 2])
+    assert graph.adjacency.values().tolist() == [3, 3]
+    assert graph.notes == ("1 repeated edge was merged, keeping the largest weight",)
 
 
 @pytest.mark.parametrize(

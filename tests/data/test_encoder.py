@@ -55,6 +55,11 @@ def check_both_ways_refuse(
         Graph.from_edges([[0], [1]], **read(frame)).aligned(KNOWN, 4)
 
 
+@pytest.mark.parametrize("option", ["categorical", "ignore", "keep"])
+def test_a_text_is_one_column(option: str) -> None:
+    assert Options(**{option: "age"}) == Options(**{option: ("age",)})
+
+
 def test_an_encoder_survives_json() -> None:
     columns = (Column("id", "id"), Column("risk", "label", ("low", "high")), *KNOWN.columns)
     encoder = Encoder(columns, source="from", delimiter=";")

@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 import scipy.sparse
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pairnorm.data import Graph, GraphWarning
 
@@ -114,6 +114,20 @@ class TestPyG:
     def test_what_does_not_fit_is_named(self, data: Data, code: str, value: object, raises: Callable) -> None:
         with raises(code, value=value):
             Graph.from_pyg(data)
+
+    def test_attributes_of_edges_are_noted(self) -> None:
+        edges = torch.tensor([[0, 1], [1, 0]])
+        (note,) = Graph.from_pyg(Data(edge_index=edges, edge_attr=torch.ones(2, 3), num_nodes=2)).notes
+        assert note.startswith("edge_attr of the PyG data: not used")
+
+    def test_graphs_with_types_are_to_be_made_one(self, raises: Callable) -> None:
+        data = HeteroData()
+        data["a"].x, data["b"].x = torch.ones(2, 1), torch.zeros(1, 1)
+        data["a", "to", "b"].edge_index = torch.tensor([[0, 1], [0, 0]])
+        for one in (HeteroData(), data):
+            with raises("wrong-type", value="HeteroData", remedy="data.to_homogeneous() makes one."):
+                Graph.from_pyg(one)
+        assert Graph.from_pyg(data.to_homogeneous()).num_edges == 2
 
 
 class TestSciPy:
@@ -244,6 +258,26 @@ def test_frames_of_every_library_are_the_same_graph(kind: str) -> None:
 def test_what_is_no_frame_is_named(raises: Callable) -> None:
     with raises("wrong-type", value="int"):
         Graph.from_frames(3, PAYMENTS)
+    with raises("wrong-type", "the frame of nodes", value="NoneType"):
+        Graph.from_frames(None, PAYMENTS)
+    with raises("wrong-type", "the frame of edges", value="NoneType"):
+        Graph.from_frames(PEOPLE, None)
+
+
+def test_an_option_of_another_name_suggests_the_closest(raises: Callable) -> None:
+    with raises("unknown-choice", value="lable", remedy="Did you mean 'label'?"):
+        Graph.from_frames(PEOPLE, PAYMENTS, lable="risk")
+
+
+def test_ids_in_an_index_without_a_name_are_hinted_at(raises: Callable) -> None:
+    people = pandas.DataFrame({"age": [31, 25, 7]}, index=["a", "b", "c"])
+    with raises("unknown-node", value="a") as caught:
+        Graph.from_frames(people, PAYMENTS)
+    assert "only one with a name, such as 'id', is read" in caught.value.remedy
+    assert Graph.from_frames(people.rename_axis("id"), PAYMENTS, weight="amount").num_edges == 2
+    with raises("unknown-node", value="a") as caught:
+        Graph.from_frames(people.reset_index(drop=True), PAYMENTS)
+    assert "index" not in caught.value.remedy
 
 
 def test_a_long_frame_is_features() -> None:

@@ -345,7 +345,7 @@ def test_tables_become_a_graph(write: Write) -> None:
     assert graph.name == "nodes"
     assert graph.notes == (
         "1 self-loop was dropped",
-        "1 repeated edge was merged",
+        "1 repeated edge was merged, keeping the largest weight",
         "2 edges were listed in one direction only and are taken as undirected",
         "1 node has no edge",
     )
@@ -615,3 +615,10 @@ def test_a_database_is_a_graph(tmp_path: Path) -> None:
     options = {"database": url, "label": "risk", "weight": "amount"}
     graph = Graph.from_files("people", 'SELECT "from", "to", amount FROM payments', **options)
     assert (graph.name, graph.num_edges, graph.class_names) == ("graph", 2, ("high", "low"))
+
+
+def test_frames_are_told_where_to_go(raises: Callable) -> None:
+    frame = pandas.DataFrame({"id": ["a", "b"]})
+    for arguments in ((frame, frame), ("nodes.csv", frame), (frame,)):
+        with raises("wrong-type", value="DataFrame", remedy="Graph.from_frames takes frames."):
+            Graph.from_files(*arguments)

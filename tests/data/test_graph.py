@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,17 @@ def test_it_cannot_be_changed(small: Graph) -> None:
         small.node_names[0] = 7
     other = small.replace(name="other")
     assert (small.name, other.name) == ("small", "other")
+
+
+def test_a_copy_is_the_graph_itself(cora: Graph) -> None:
+    assert copy.deepcopy({"graph": cora})["graph"] is cora
+
+
+def test_two_nodes_of_one_name_are_refused(small: Graph, raises: Callable) -> None:
+    with raises("duplicate-id", value="a"):
+        Graph.from_edges([[0, 1], [1, 2]], node_names=["a", "b", "a"])
+    with raises("duplicate-id", value=7):
+        small.replace(node_names=np.array([7, 8, 7, 9, 0]))
 
 
 def test_to_moves_every_tensor(small: Graph) -> None:

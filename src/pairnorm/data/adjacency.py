@@ -22,11 +22,12 @@ class EdgeCounts:
     one_way: int
     isolated: int
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, weighted: bool = False) -> tuple[str, ...]:
         """Return a sentence for each oddity."""
+        kept = ", keeping the largest weight" if weighted else ""
         sentences = (
             ("self-loop was dropped", "self-loops were dropped"),
-            ("repeated edge was merged", "repeated edges were merged"),
+            (f"repeated edge was merged{kept}", f"repeated edges were merged{kept}"),
             (
                 "edge was listed in one direction only and is taken as undirected",
                 "edges were listed in one direction only and are taken as undirected",

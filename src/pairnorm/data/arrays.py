@@ -16,7 +16,7 @@ from pairnorm.sparse import quieten
 
 
 def as_tensor(
-    what: str, values: Any, dtype: DTypeLike = None, device: torch.device | str | None = None
+    what: str, values: Any, dtype: DTypeLike | None = None, device: torch.device | str | None = None
 ) -> Tensor:
     """Return numbers or truths as a tensor, CSR where they are sparse, NaN for None and ``pandas.NA``.
 
@@ -34,7 +34,7 @@ def as_tensor(
         matrix.sum_duplicates()
         return csr_tensor(matrix).to(device)
     with np.errstate(over="ignore"):  # infinite is found, and named, where it matters
-        return torch.from_numpy(np.require(_numbers(what, values), dtype, "CW")).to(device)
+        return torch.from_numpy(np.require(_numbers(what, values), dtype, ["C", "W"])).to(device)
 
 
 def as_array(what: str, values: Any) -> NDArray[Any]:

@@ -42,6 +42,9 @@ class Options:
     unknown_edges: str | None = None
 
     def __post_init__(self) -> None:
+        for option in ("categorical", "ignore", "keep"):
+            if isinstance(name := getattr(self, option), str):  # one column
+                object.__setattr__(self, option, (name,))
         if self.unknown_edges is not None:
             one_of("unknown_edges", self.unknown_edges, ("error", "drop"))
         if self.classes is not None and self.classes != EACH:

@@ -36,10 +36,23 @@ _NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
 def from_frames(nodes: Any, edges: Any, features: Any, told: Options, encoder: Encoder | None) -> Parts:
     """Return the parts of a graph in frames of pandas, or of any library that hands its columns over."""
     tables = [
-        [] if frame is None else [_frame_source(f"the frame of {role}", frame)]
+        [] if role == "features" and frame is None else [_frame_source(f"the frame of {role}", frame)]
         for role, frame in (("nodes", nodes), ("edges", edges), ("features", features))
     ]
-    return from_tables(tables, told.after(encoder), encoder)
+    try:
+        return from_tables(tables, told.after(encoder), encoder)
+    except PairNormError as error:
+        if error.code == "unknown-node" and str(error.value) in _unread_index(nodes):
+            error.remedy += " It is in the index of the nodes; only one with a name, such as 'id', is read."
+        raise
+
+
+def _unread_index(found: Any) -> set[str]:
+    import pandas
+
+    if not isinstance(found, pandas.DataFrame) or isinstance(found.index, pandas.RangeIndex):
+        return set()
+    return set() if any(found.index.names) else set(map(str, found.index))
 
 
 def _frame_source(name: str, found: Any) -> Source:
@@ -168,12 +181,18 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
 
 def from_pyg(found: Mapping[str, Any]) -> Parts:
     """Return the parts of a PyG ``Data``, given as the dictionary that its ``to_dict`` makes."""
+    if "_global_store" in found:
+        problem, expected = "the PyG data has types of nodes and edges", "a homogeneous Data"
+        remedy = "data.to_homogeneous() makes one."
+        raise PairNormError(problem, code="wrong-type", value="HeteroData", expected=expected, remedy=remedy)
     if not isinstance(found.get("edge_index"), Tensor):
         raise PairNormError(
             f"the PyG data has no edge_index; it has {', '.join(map(repr, found)) or 'nothing'}",
             code="edges-missing",
         )
     parts = {"edge_index": found["edge_index"], "weights": found.get("edge_weight")}
+    if found.get("edge_attr") is not None:
+        parts["notes"] = ("edge_attr of the PyG data: not used; only its edge_weight weighs edges",)
     for ours, theirs in PYG_MASKS.items():
         if (mask := found.get(theirs)) is not None:
             if mask.dim() != 1:

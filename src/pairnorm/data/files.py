@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -30,6 +31,11 @@ def read_files(
     encoder: Encoder | None,
 ) -> Parts:
     """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole."""
+    for role, given in (("nodes", nodes), ("edges", edges), ("features", features)):
+        if not isinstance(given, str | PathLike | Sequence | None):
+            problem, kind = f"{role} is a {type(given).__name__}", type(given).__name__
+            expected, remedy = "the name of a file, or a list of them", "Graph.from_frames takes frames."
+            raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, remedy=remedy)
     if not isinstance(nodes, str | PathLike) and len(nodes) == 1:
         (nodes,) = nodes
     again = told.after(encoder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from os import PathLike
@@ -39,7 +39,7 @@ from pairnorm.data.packed import PackedGraph
 from pairnorm.data.readers import Given, name_of
 from pairnorm.data.split import Split, check_split, split_by_name
 from pairnorm.data.tables import readable, shown
-from pairnorm.errors import PairNormError, quoted, whole_number
+from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.sparse import sparse_csr
 
 if TYPE_CHECKING:
@@ -195,8 +195,12 @@ class Graph:
         """The train, validation and test masks together."""
         return Split(self.train, self.validation, self.test)
 
+    def __deepcopy__(self, memo: object) -> Graph:
+        return self  # it never changes, and torch cannot copy sparse tensors
+
     def replace(self, **changes: Any) -> Graph:
         """Return the graph with some of its parts exchanged."""
+        _check_names(changes.get("node_names"))
         if "feature_names" in changes:
             changes.setdefault("encoder", None)  # it tells of those features only
         same = changes.get("adjacency", self.adjacency) is self.adjacency
@@ -311,6 +315,7 @@ class Graph:
         tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
         device = next((part.device for part in tensors), torch.device("cpu"))
         ends = as_ends(edge_index)
+        _check_names(parts.get("node_names"))
         if features is not None:
             features = as_tensor("features", features, np.float32).to(device, torch.float32)
         if labels is not None:
@@ -332,7 +337,7 @@ class Graph:
             parts.setdefault("directed", listed_directions(adjacency, ends[0], ends[1]).to(device))
         if features is None:
             features = torch.zeros(nodes, 0, device=device)
-        notes = counts.notes() + notes
+        notes = counts.notes(weights is not None) + notes
         return cls(adjacency.to(device), features, labels, notes=notes, _checked=True, **parts)  # type: ignore[arg-type]
 
     @classmethod
@@ -437,6 +442,8 @@ class Graph:
             encoder: as for ``from_files``.
             **options: what ``from_files`` takes on columns, such as ``id``, ``label`` and ``ignore``.
         """
+        for option in options:
+            one_of("an option", option, [field.name for field in fields(Options)])
         parts = exchange.from_frames(nodes, edges, features, Options(**options), encoder)
         return _warned(cls.from_edges(**(parts | {"name": name})))
 
@@ -570,6 +577,17 @@ def _share(part: int, whole: int) -> str:
     '140 (5.17%)'
     """
     return f"{part:,} ({100 * part / max(whole, 1):.3g}%)"
+
+
+def _check_names(names: ArrayLike | None) -> None:
+    """Raise an error that tells the first name that two nodes have."""
+    seen: set[Any] = set()
+    for name in [] if names is None else np.asarray(names).ravel().tolist():
+        if name in seen:
+            problem = f"two nodes have the name {quoted(name)}"
+            remedy = "Give every node a name of its own."
+            raise PairNormError(problem, code="duplicate-id", value=name, remedy=remedy)
+        seen.add(name)
 
 
 def _check_shapes(graph: Graph) -> None:

@@ -93,7 +93,7 @@ def pack(
             nodes=packer.nodes, entries=entries, weighted=weight is not None, dtype=dtype, block=block,
             encoder=Encoder(tuple(packer.columns), **{name: getattr(told, name) for name in AGAIN}),
             classes=packer.classes,
-            notes=(*packer.source.remarks(), *counts.notes()), **features,
+            notes=(*packer.source.remarks(), *counts.notes(weight is not None)), **features,
         ).write(draft)  # fmt: skip
     return PackedGraph.open(place)
 
