@@ -250,8 +250,9 @@ def test_nothing_works_before_fit(small: Graph, tmp_path: Path, raises) -> None:
 
 
 def test_what_is_no_graph_or_has_no_labels_is_refused(small: Graph, raises) -> None:
-    with raises("wrong-type", value="ndarray"):
+    with raises("wrong-type", value="ndarray") as caught:
         NodeClassifier().fit(np.ones((3, 2)))
+    assert "from_frames" in caught.value.remedy
     classifier = NodeClassifier(depth=2, norm="PN").fit(small)
     for use in (classifier.predict, classifier.score):
         with raises("wrong-type", value="list"):

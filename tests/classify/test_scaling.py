@@ -67,5 +67,6 @@ def test_none_leaves_features_alone_and_other_words_are_refused(raises) -> None:
 def test_a_graph_without_features_is_refused(raises) -> None:
     with raises("no-features"):
         check_features(Graph.from_edges(EDGES))
-    with raises("no-features"):
+    with raises("no-features") as caught:
         check_features(Graph.from_edges(EDGES, torch.zeros(4, 2)))
+    assert "structure then stands in" in caught.value.remedy

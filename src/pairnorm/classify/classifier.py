@@ -360,5 +360,5 @@ def _check_graph(graph: object) -> None:
             code="wrong-type",
             value=type(graph).__name__,
             expected="a pairnorm.Graph",
-            remedy="Graph.from_edges, from_pyg or from_files makes one.",
+            remedy="Graph.from_frames, from_files, from_edges or from_pyg makes one.",
         )

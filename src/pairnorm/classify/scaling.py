@@ -105,5 +105,5 @@ def check_features(graph: Graph) -> None:
             f"graph {graph.name!r}: every feature of every node is missing or zero",
             code="no-features",
             value=graph.name,
-            remedy="Fill in those you know.",
+            remedy="Fill in those you know, or leave the columns out: structure then stands in.",
         )
