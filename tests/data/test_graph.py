@@ -1,5 +1,7 @@
 import copy
 import dataclasses
+import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from pairnorm.data import Graph, GraphWarning, Split
-from pairnorm.data import graph as graph_module
+from pairnorm.data import adjacency as adjacency_module
 
 
 def mask(*nodes: int) -> torch.Tensor:
@@ -210,13 +212,20 @@ def test_edges_are_counted_truly(small: Graph, raises: Callable) -> None:
 
 
 def test_an_adjacency_is_checked_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[torch.Tensor] = []
-    monkeypatch.setattr(graph_module, "check_adjacency", calls.append)
+    calls: list[str] = []
+    monkeypatch.setattr(adjacency_module, "check_csr", lambda what, *rest: calls.append(what))
     for same in (small.replace(name="b"), small.with_split(small.split), small.to("cpu")):
         assert same.num_edges == 4
     assert not calls
-    Graph(small.adjacency, small.features)
-    assert len(calls) == 1
+    other = small.adjacency.clone()
+    for _ in range(2):
+        Graph(other, small.features)
+    assert calls == ["adjacency"]
+
+
+def test_every_argument_is_told_of() -> None:
+    told = set(re.findall(r"^ {8}(\w+): ", Graph.__doc__ or "", re.MULTILINE))
+    assert set(inspect.signature(Graph).parameters) == told
 
 
 @pytest.mark.parametrize(

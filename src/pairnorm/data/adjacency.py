@@ -231,6 +231,16 @@ def _csr_problem(
     return ""
 
 
+# Those that were checked, or that we made ourselves, as long as they are there.
+_SOUND: Any = WeakTensorKeyDictionary()
+
+
+def sound(adjacency: Tensor) -> Tensor:
+    """Return an adjacency once it is known to be one, so that it is not checked."""
+    _SOUND[adjacency] = True
+    return adjacency
+
+
 def check_adjacency(adjacency: Tensor) -> None:
     """Raise an error unless A is square, A = A^T, and has neither self-loops nor repeated entries."""
     if (
@@ -242,6 +252,8 @@ def check_adjacency(adjacency: Tensor) -> None:
         expected = "a square torch.sparse_csr tensor"
         remedy = "Graph.from_edges makes one from a list of edges."
         raise PairNormError(problem, code="wrong-shape", expected=expected, remedy=remedy)
+    if adjacency in _SOUND:
+        return
     crow, column, nodes = adjacency.crow_indices(), adjacency.col_indices(), adjacency.shape[0]
     check_csr("adjacency", crow, column, adjacency.values().numel(), (nodes, nodes))
     transposed = csr_matrix(adjacency).T.tocsr()
@@ -257,6 +269,7 @@ def check_adjacency(adjacency: Tensor) -> None:
     ):
         problem, code = "is not symmetric", "not-symmetric"
     else:
+        sound(adjacency)
         return
     problem = f"adjacency {problem}"
     expected = "every edge once in both directions, with one weight, and no self-loops"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pairnorm.data.adjacency import first_of_run, symmetric_adjacency
+from pairnorm.data.adjacency import first_of_run, sound, symmetric_adjacency
 from pairnorm.data.graph import Graph
 from pairnorm.data.random import Stream
 from pairnorm.data.split import per_class
@@ -70,12 +70,11 @@ def csbm(
     known = torch.from_numpy(labels)
     split = per_class(known, count=max(1, min(20, nodes // (10 * classes))), seed=seed)
     return Graph(
-        adjacency,
+        sound(adjacency),
         _bag_of_words(stream, labels, classes, features, words, signal),
         known,
         *split,
         name="csbm",
-        _checked=True,
     )
 
 

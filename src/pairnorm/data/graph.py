@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from os import PathLike
@@ -21,6 +21,7 @@ from pairnorm.data.adjacency import (
     check_edges,
     listed_directions,
     most_empty,
+    sound,
     symmetric_adjacency,
 )
 from pairnorm.data.arrays import as_ends, as_tensor
@@ -95,12 +96,9 @@ class Graph:
     name: str = "graph"
     notes: tuple[str, ...] = ()
     directed: Tensor | None = None
-    # Whether the adjacency is known to be symmetric, as one that we made ourselves, or checked before.
-    _checked: InitVar[bool] = False
 
-    def __post_init__(self, _checked: bool) -> None:
-        if not _checked:
-            check_adjacency(self.adjacency)
+    def __post_init__(self) -> None:
+        check_adjacency(self.adjacency)
         nodes, device = self.adjacency.shape[0], self.adjacency.device
         none = torch.zeros(nodes, dtype=torch.bool, device=device)
         self._set("features", as_tensor("features", self.features, np.float32, device))
@@ -203,10 +201,9 @@ class Graph:
         _check_names(changes.get("node_names"))
         if "feature_names" in changes:
             changes.setdefault("encoder", None)  # it tells of those features only
-        same = changes.get("adjacency", self.adjacency) is self.adjacency
-        if not same:
+        if changes.get("adjacency", self.adjacency) is not self.adjacency:
             changes.setdefault("directed", None)  # it tells of those edges only
-        return replace(self, _checked=changes.pop("_checked", same), **changes)
+        return replace(self, **changes)
 
     def with_split(self, split: Split | str, seed: int = 0) -> Graph:
         """Return the graph with another split.
@@ -285,7 +282,8 @@ class Graph:
     def to(self, device: torch.device | str) -> Graph:
         """Return the graph with every tensor on ``device``."""
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return self.replace(_checked=True, **tensors)
+        sound(tensors["adjacency"])
+        return self.replace(**tensors)
 
     @classmethod
     def from_edges(
@@ -338,7 +336,7 @@ class Graph:
         if features is None:
             features = torch.zeros(nodes, 0, device=device)
         notes = counts.notes(weights is not None) + notes
-        return cls(adjacency.to(device), features, labels, notes=notes, _checked=True, **parts)  # type: ignore[arg-type]
+        return cls(sound(adjacency.to(device)), features, labels, notes=notes, **parts)  # type: ignore[arg-type]
 
     @classmethod
     def from_files(
@@ -464,7 +462,7 @@ class Graph:
         gone = _UNSET if facts.missing[1] else torch.from_numpy(packed.missing == 2)
         parts = Split(*(torch.from_numpy(packed.split == number) for number in range(3)))
         return cls(
-            sparse_csr(crow, column, values, (facts.nodes, facts.nodes)),
+            sound(sparse_csr(crow, column, values, (facts.nodes, facts.nodes))),
             torch.from_numpy(features if gone is None else np.nan_to_num(features, copy=False, nan=0.0)),
             torch.from_numpy(packed.labels.astype(np.int64)),
             missing=gone,
@@ -473,7 +471,6 @@ class Graph:
             encoder=facts.encoder,
             name=packed.folder.name,
             notes=facts.notes,
-            _checked=True,
             **parts._asdict(),
         )
 
