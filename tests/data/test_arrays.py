@@ -27,7 +27,17 @@ def test_masks_come_as_users_have_them(kind: Callable) -> None:
     assert graph.replace(missing=kind([True, False, True])).missing_vectors.tolist() == [True, False, True]
 
 
+def test_three_masks_are_a_split() -> None:
+    masks = np.eye(3, dtype=bool)
+    assert (
+        torch.stack(Graph.from_edges(EDGES, labels=[0, 1, 1]).with_split(masks).split).tolist()
+        == masks.tolist()
+    )
+
+
 def test_a_mask_of_numbers_is_refused(raises: Callable) -> None:
+    with raises("wrong-type", "missing is a torch.int64", expected="bool of shape [n] or [n, d]"):
+        Graph.from_edges(EDGES, VALUES, missing=[0, 1, 1])
     with raises("wrong-type", "train is a torch.int64", expected="bool of shape [n]"):
         Graph.from_edges(EDGES, labels=[0, 1, 1], train=[0, 1, 1])
 
@@ -114,7 +124,7 @@ def test_features_that_are_no_numbers_are_named(raises: Callable) -> None:
     with raises("wrong-type", "features holds 'low'") as caught:
         Graph.from_edges(EDGES, pandas.DataFrame({"a": [1, 2, 3], "b": ["low", "high", "low"]}))
     assert "from_frames" in caught.value.remedy
-    with raises("wrong-shape", "features is a list that is no array", value="features"):
+    with raises("wrong-shape", "features is a list whose rows differ", value="features"):
         Graph.from_edges(EDGES, [[1.0], [2.0, 3.0], [4.0]])
 
 
@@ -131,6 +141,8 @@ def test_ends_are_whole_numbers_of_any_kind(kind: Any) -> None:
         ([(0, 1), (1, 2), (2, 0)], "int64 of shape (3, 2)", "Transpose"),
         (scipy.sparse.eye_array(3), "a dia_array", "from_scipy"),
         (np.eye(3), "float64 of shape (3, 3)", "from_scipy"),
+        (torch.eye(3).to_sparse(), "a Tensor", "from_scipy"),
+        (torch.eye(3).to_sparse_csr(), "a Tensor", "from_scipy"),
         (None, "a NoneType", ""),
         (zip([0], [1], strict=True), "a zip", ""),
         ([[0.5], [1.0]], "float64 of shape (2, 1)", ""),
@@ -143,7 +155,7 @@ def test_edges_that_are_none_say_what_they_are(edges: Any, found: str, remedy: s
 
 
 def test_ragged_edges_are_refused(raises: Callable) -> None:
-    with raises("wrong-shape", "edge_index is a list that is no array"):
+    with raises("wrong-shape", "edge_index is a list whose rows differ"):
         Graph.from_edges([[0, 1], [1]])
 
 

@@ -41,10 +41,10 @@ def as_array(what: str, values: Any) -> NDArray[Any]:
     """Return values as an array, of any kind; rows of different lengths are refused."""
     try:
         return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        problem = f"{what} is a {type(values).__name__} that is no array: {error}"
+    except ValueError as error:
+        problem = f"{what} is a {type(values).__name__} whose rows differ in length"
         raise PairNormError(
-            problem, code="wrong-shape", value=what, remedy="Make its rows equally long."
+            problem, code="wrong-shape", value=what, remedy="Make them equally long."
         ) from error
 
 
@@ -58,7 +58,7 @@ def _numbers(what: str, values: Any) -> NDArray[Any]:
     text = next((one for one in array.ravel() if isinstance(one, str)), None)
     problem = f"{what} is a {type(values).__name__} of {array.dtype}"
     problem = problem if text is None else f"{what} holds {quoted(str(text))}"
-    remedy = "Graph.from_frames reads columns of text, dates and the like."
+    remedy = "Graph.from_frames reads columns of text and dates." if what == "features" else ""
     raise PairNormError(problem, code="wrong-type", value=what, expected="numbers", remedy=remedy)
 
 
@@ -73,14 +73,15 @@ def is_absent(value: object) -> bool:
 
 def as_ends(edge_index: Any) -> NDArray[np.int64]:
     """Return the two ends of each edge, int64 [2, edges]."""
-    array = as_array("edge_index", edge_index)
+    sparse = hasattr(edge_index, "tocsr") or getattr(edge_index, "layout", torch.strided) != torch.strided
+    array = as_array("edge_index", None if sparse else edge_index)
     kind = array.dtype.kind
     if array.ndim == 2 and len(array) == 2 and (kind in "iu" or array.size == 0):
         return array.astype(np.int64, copy=False)
     found, remedy = f"{array.dtype} of shape {array.shape}", ""
     if array.ndim == 0:
         found = f"a {type(edge_index).__name__}"
-    if hasattr(edge_index, "tocsr") or (array.ndim == 2 and 2 < len(array) == array.shape[1]):
+    if sparse or (array.ndim == 2 and 2 < len(array) == array.shape[1]):
         remedy = "Graph.from_scipy takes an adjacency matrix."
     elif array.ndim and kind in "OUST":
         remedy = "Graph.from_frames takes edges between names."

@@ -205,7 +205,7 @@ class Graph:
             changes.setdefault("directed", None)  # it tells of those edges only
         return replace(self, **changes)
 
-    def with_split(self, split: Split | str, seed: int = 0) -> Graph:
+    def with_split(self, split: Sequence[ArrayLike] | str, seed: int = 0) -> Graph:
         """Return the graph with another split.
 
         Args:
@@ -216,7 +216,7 @@ class Graph:
         """
         if isinstance(split, str):
             split = split_by_name(split, self.labels, seed)
-        return self.replace(**split._asdict())
+        return self.replace(**Split(*split)._asdict())
 
     def with_structure(self) -> Graph:
         """Return a graph without features with some that tell of its structure: degrees, core number, ...
@@ -595,7 +595,8 @@ def _check_shapes(graph: Graph) -> None:
     }
     for part, mask in graph.split._asdict().items():
         kinds[part] = (mask.dtype == torch.bool and mask.dim() == 1, "bool of shape [n]")
-    of_nodes = (*kinds, "labels", "missing", "node_names")
+    kinds["missing"] = (graph.missing.dtype == torch.bool, "bool of shape [n] or [n, d]")
+    of_nodes = (*kinds, "labels", "node_names")
     if (directed := graph.directed) is not None:
         entries = graph.adjacency.values().shape
         fits = directed.dtype == torch.bool and directed.shape == entries
