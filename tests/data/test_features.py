@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 
 from pairnorm.data import Graph, row_normalise
 from pairnorm.data.features import (
@@ -123,7 +124,9 @@ def test_a_fingerprint_tells_graphs_apart(small: Graph, changed: str) -> None:
     assert edge.fingerprint != Graph.from_edges([[0], [2]], num_nodes=5).fingerprint
 
 
-@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda values: torch.tensor(values).double()])
+@pytest.mark.parametrize(
+    "kind", [np.array, csr_array, torch.tensor, lambda values: torch.tensor(values).double()]
+)
 def test_a_feature_may_be_too_large(kind: Callable, raises: Callable) -> None:
     with raises("not-finite", "feature 0 of node 1 is not finite or beyond float32", value=(1, 0)):
         Graph.from_edges([[0], [1]], kind([[1.0], [1e39]]))

@@ -29,11 +29,11 @@ def as_tensor(
     if isinstance(values, Tensor):
         dense_or_csr = values.layout in (torch.strided, torch.sparse_csr)
         return values if dense_or_csr else plain_or_csr(what, values)
-    if hasattr(values, "tocsr"):
-        matrix = values.tocsr(copy=True)
-        matrix.sum_duplicates()
-        return csr_tensor(matrix).to(device)
     with np.errstate(over="ignore"):  # infinite is found, and named, where it matters
+        if hasattr(values, "tocsr"):
+            matrix = values.tocsr(copy=True)
+            matrix.sum_duplicates()
+            return csr_tensor(matrix).to(device)
         return torch.from_numpy(np.require(_numbers(what, values), dtype, ["C", "W"])).to(device)
 
 

@@ -64,6 +64,8 @@ class Graph:
     >>> graph.num_nodes, graph.num_edges, graph.num_classes
     (4, 3, 2)
 
+    Features, labels and masks may also be lists, or arrays of numpy, pandas or scipy: they become tensors.
+
     Args:
         adjacency: ``torch.sparse_csr`` [n, n] of float32 weights, symmetric, without self-loops.
         features: float32 [n, d], dense or ``torch.sparse_csr``; NaN where missing, kept as 0.
@@ -72,7 +74,7 @@ class Graph:
         validation: bool [n], the nodes to choose a model by.
         test: bool [n], the nodes to report on.
         missing: what the data lacks: bool [n] (whole vectors) or [n, d] (single entries). Default: nothing.
-        node_names: the n names of the nodes, strings or integers. Default: 0 .. n - 1.
+        node_names: the n names of the nodes, strings or integers, all different. Default: 0 .. n - 1.
         class_names: a name for each class. Default: '0', '1', ...
         feature_names: a name for each of the d features, where they have names.
         encoder: how a user's columns became features. Default: each named feature is a column of numbers.
