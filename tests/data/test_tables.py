@@ -113,7 +113,7 @@ def test_a_number_may_be_too_large(value: float, raises: Callable) -> None:
 def test_durations_are_days_and_said_so(unit: str) -> None:
     source = Source("t", ("x",))
     cells = pandas.Series(pandas.to_timedelta(["36h", None, "-1D"])).astype(f"m8[{unit}]")
-    for column in (cells, cells.astype(pandas.ArrowDtype(pyarrow.duration(unit)))):
+    for column in (cells, cells.astype(object), cells.astype(pandas.ArrowDtype(pyarrow.duration(unit)))):
         np.testing.assert_array_equal(source.numbers("x", column), [1.5, np.nan, -1])
     assert "durations are read as days" in source.remarks()[0]
 

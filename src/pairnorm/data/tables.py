@@ -158,7 +158,7 @@ class Source:
             if pandas.api.types.is_complex_dtype(column.dtype):
                 self._reject_kind(first, name, 1j)
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        elif column.dtype.kind == "m":
+        elif pandas.api.types.infer_dtype(column).startswith("timedelta"):
             self.tell("durations are read as days", name)
             values = pandas.to_timedelta(column).to_numpy() / np.timedelta64(1, "D")
         elif pandas.api.types.is_datetime64_any_dtype(column.dtype):
