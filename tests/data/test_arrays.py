@@ -68,7 +68,7 @@ def test_classes_may_be_unsigned_or_truths(kind: Any) -> None:
     assert Graph.from_edges(EDGES, labels=np.array([1, 0, 1], kind)).labels.tolist() == [1, 0, 1]
 
 
-@pytest.mark.parametrize("nothing", [None, np.nan, pandas.NA, ""])
+@pytest.mark.parametrize("nothing", [None, np.nan, np.float32("nan"), pandas.NA, pandas.NaT, ""])
 def test_classes_may_be_texts_beside_nothing(nothing: Any) -> None:
     graph = Graph.from_edges(EDGES, labels=pandas.Series(["b", nothing, "a"], dtype=object))
     assert (graph.labels.tolist(), graph.class_names) == ([1, -1, 0], ("a", "b"))

@@ -126,7 +126,7 @@ def test_bytes_are_to_be_decoded(raises: Callable) -> None:
 @pytest.mark.parametrize("kind", [complex, object])
 def test_complex_numbers_are_refused(kind: type, raises: Callable) -> None:
     with raises("not-a-cell", "t, row 1: column 'x' holds a complex", value="x"):
-        Source("t", ("x",)).numbers("x", pandas.Series([1 + 2j, 3], dtype=kind))
+        Source("t", ("x",)).numbers("x", pandas.Series([3, 1 + 2j], dtype=kind))
 
 
 def test_cells_that_are_lists_are_named(raises: Callable) -> None:

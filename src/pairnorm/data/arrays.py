@@ -67,8 +67,9 @@ def _number(value: Any) -> float:
 
 
 def is_absent(value: object) -> bool:
-    """Say whether a value is None, NaN or ``pandas.NA``, which is equal to nothing that one could ask for."""
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
+    """Say whether a value is None, NaN, or pandas' NA or NaT, by name: pandas may not be there."""
+    number = isinstance(value, float | np.floating)
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(number and value != value)
 
 
 def as_ends(edge_index: Any) -> NDArray[np.int64]:

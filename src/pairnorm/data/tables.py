@@ -133,8 +133,8 @@ class Source:
         """Return cells as stripped strings, None where empty; whole numbers are written without a point."""
         import pandas
 
-        if isinstance(column.dtype, pandas.CategoricalDtype):
-            column = column.astype(object).infer_objects()
+        if isinstance(column.dtype, pandas.CategoricalDtype) and column.cat.categories.dtype.kind == "f":
+            column = column.astype(np.float64)
         if pandas.api.types.is_float_dtype(column.dtype) and (column.dropna() % 1 == 0).all():
             column = column.astype("Int64")
         if isinstance(column.dtype, pandas.StringDtype):
@@ -188,14 +188,17 @@ class Source:
                 written = self._with_points(name, written, first)
             values = np.full(len(cells), np.nan)
             numbers = pandas.to_numeric(written, errors="coerce")
-            if not pandas.api.types.is_complex_dtype(numbers.dtype):
+            complex_numbers = pandas.api.types.is_complex_dtype(numbers.dtype)
+            if not complex_numbers:
                 values[filled] = numbers.to_numpy(np.float64, na_value=np.nan)
+        if complex_numbers:
+            self._reject_kind(first, name, 1j)
         text = filled & np.isnan(values)
         if not text.any():
             return values
         row = int(text.argmax())
         cell = cells.iloc[row]
-        if isinstance(cell, Sized | complex) and not isinstance(cell, str):
+        if isinstance(cell, Sized) and not isinstance(cell, str):
             self._reject_kind(first + row, name, cell)
         if text.sum() <= MOSTLY * filled.sum():
             problem = f"{quoted(str(cell))} in column {quoted(name)} is not a number"
