@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -579,14 +580,13 @@ def _share(part: int, whole: int) -> str:
 
 
 def _check_names(names: ArrayLike | None) -> None:
-    """Raise an error that tells the first name that two nodes have."""
-    seen: set[Any] = set()
-    for name in [] if names is None else np.asarray(names).ravel().tolist():
-        if name in seen:
-            problem = f"two nodes have the name {quoted(name)}"
-            remedy = "Give every node a name of its own."
-            raise PairNormError(problem, code="duplicate-id", value=name, remedy=remedy)
-        seen.add(name)
+    """Raise an error that tells a name that two nodes have."""
+    listed = [] if names is None else np.asarray(names).ravel().tolist()
+    if len(set(listed)) < len(listed):
+        ((name, _),) = Counter(listed).most_common(1)
+        problem = f"two nodes have the name {quoted(name)}"
+        remedy = "Give every node a name of its own."
+        raise PairNormError(problem, code="duplicate-id", value=name, remedy=remedy)
 
 
 def _check_shapes(graph: Graph) -> None:
