@@ -95,6 +95,12 @@ class SparseMatrix:
         return dense
 
     def __matmul__(self, dense: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            raise PairNormError(
+                "torch.compile cannot see into the product with a SparseMatrix",
+                code="not-compilable",
+                remedy="Let a function under torch.compiler.disable do it.",
+            )
         rows, trials = self.pattern.shape[1], self.values.size(0) if self.values.dim() == 2 else None
         fits = dense.dim() in (2, 3) and dense.size(0) == rows and dense.is_floating_point()
         if not fits or (trials is not None and dense.shape[1:-1] != (trials,)):
