@@ -790,11 +790,18 @@ def test_convolutions_by_name():
     assert found["encoder.0"] is model["encoder"][0]
 
 
+def test_what_is_no_model(raises):
+    for take in (add_pair_norm, graph_convolutions):
+        with raises("wrong-type", value="x"):
+            take("x")
+
+
 def test_errors_of_layers(raises):
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with raises("no-convolution") as caught:
         graph_convolutions(model)
-    assert "in Sequential, whose children are\n  0: Linear\n  1: ReLU\n" in str(caught.value)
+    assert "in Sequential, which has 0 (Linear), 1 (ReLU). Name" in str(caught.value)
+    assert caught.value.options == {"layers": ["0", "1"]}
     with raises("unknown-choice", value="encoder.2", remedy="Did you mean 'encoder.1'?"):
         graph_convolutions(nn.ModuleDict({"encoder": model}), ["encoder.2"])
     for layers in ("0", []):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.errors import PairNormError, one_of, quoted
 from pairnorm.nn.pair_norm import Mode, PairNorm
 
 if TYPE_CHECKING:
@@ -487,6 +487,9 @@ def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) ->
     >>> list(graph_convolutions(nn.ModuleList([Convolution(), nn.ReLU(), Convolution()])))
     ['0', '2']
     """
+    if not isinstance(model, nn.Module):
+        problem = f"the model is {quoted(model)}"
+        raise PairNormError(problem, code="wrong-type", value=model, expected="a torch.nn.Module")
     if layers is not None:
         return _named(model, layers)
     first_names: dict[nn.Module, str] = {}
@@ -494,15 +497,14 @@ def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) ->
         first_names.setdefault(convolution, name)
     found = {name: convolution for convolution, name in first_names.items()}
     if not found:
-        children = [f"  {name}: {type(child).__name__}" for name, child in model.named_children()]
+        children = {name: type(child).__name__ for name, child in model.named_children()}
+        inside = ", ".join(f"{name} ({kind})" for name, kind in children.items()) or "nothing"
         raise PairNormError(
-            f"no graph convolution was recognised in {type(model).__name__}, whose children are\n"
-            + ("\n".join(children) or "  (none)")
-            + "\n",
+            f"no graph convolution was recognised in {type(model).__name__}, which has {inside}",
             code="no-convolution",
             remedy="Name the convolutions by their dotted names, {layers}, or declare "
             "is_graph_convolution = True in their class.",
-            layers=["encoder.0", "encoder.1"],
+            layers=list(children)[:2] or ...,
         )
     return found
 
