@@ -55,8 +55,8 @@ def pair_norm(
             centred).
         eps: Added inside the root, so that the gradient at a zero row is at most ``scale / sqrt(eps)``.
         batch: The graph of each node, in any order; every graph is normalised on its own.
-        batch_size: The number of graphs. Given, it saves a device synchronisation and a graph break under
-            ``torch.compile``.
+        batch_size: The number of graphs in ``batch``, without which it has no effect. Given, it saves a device
+            synchronisation and a graph break under ``torch.compile``.
         process_group: The ranks of ``torch.distributed`` that hold one graph's rows between them; see
             ``PairNorm``.
 
