@@ -123,7 +123,11 @@ def add_pair_norm(
 
 
 def remove_pair_norm(model: nn.Module) -> None:
-    """Remove what ``add_pair_norm`` put into ``model``, for a copy whose handle is not at hand."""
+    """Remove what ``add_pair_norm`` put into ``model``, for a copy whose handle is not at hand.
+
+    Args:
+        model: what was patched, or holds it; where there is nothing to remove, it stays as it is.
+    """
     for module in model.modules():
         if patch := _patch_of(module):
             patch.remove()

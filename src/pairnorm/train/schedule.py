@@ -27,7 +27,14 @@ PLACES = ("here", "ray")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: work in layer-epochs, done and in all, and what is being trained."""
+    """How far a run is.
+
+    Args:
+        done: work done, in layer-epochs.
+        total: work in all, in the same unit.
+        trials: how many trials were not in the store when it began.
+        label: the spec that was last stored; empty before the first.
+    """
 
     done: int
     total: int

@@ -217,7 +217,15 @@ def _missing(graph: Graph, spec: Spec, seed: int) -> Missing:
 def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
 ) -> Model:
-    """Build the model of a spec with a trial for each seed, which alone decides its first weights."""
+    """Build the model of a spec with a trial for each seed, which alone decides its first weights.
+
+    Args:
+        spec: a GCN or GAT, or a remedy with a model of its own.
+        num_features: features per node.
+        num_classes: logits per node.
+        seeds: one for each trial.
+        device: where the model goes.
+    """
     remedy = find(spec.remedy)
     shared = {
         "depth": spec.depth,

@@ -40,10 +40,14 @@ def _load(device: str) -> Kernels:
 
 @dataclass(frozen=True, eq=False)
 class SparseMatrix:
-    """A ``Pattern`` with values ``[entries]``, or ``[trials, entries]`` for a matrix per trial.
+    """A sparse matrix, or one for every trial; ``propagation`` and ``SparseMatrix.from_torch`` make them.
 
     ``matrix @ dense`` takes ``[columns, features]``, or ``[columns, trials, features]`` where every trial is
     multiplied by its own values, or by the shared ones; both operands are differentiable.
+
+    Args:
+        pattern: where its entries are, row by row.
+        values: of the entries, ``[entries]``, or ``[trials, entries]`` for a matrix per trial.
     """
 
     pattern: Pattern
