@@ -563,6 +563,21 @@ def test_compile(wrapped, x, edges):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("passes", [0, 2])
+def test_a_compiled_model_is_patched_as_any_other(passes, x, edges):
+    model = pyg.GraphSAGE(5, 8, 3, 3)
+    plain, reference = model(x, edges), basic_gnn_with_pair_norm(model, x, edges)
+    compiled = torch.compile(model, backend="aot_eager")
+    for _ in range(passes):
+        torch.testing.assert_close(compiled(x, edges), plain)
+    for _ in range(2):
+        with add_pair_norm(compiled, SCALE):
+            torch.testing.assert_close(compiled(x, edges), reference)
+        torch.testing.assert_close(compiled(x, edges), plain)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("kind", [pyg.GCN, pyg.GAT, pyg.GIN])
 def test_compile_before_the_first_pass(kind, x, edges):
     model, batch = kind(5, 8, 3, 3).eval(), torch.arange(NODES) // 5

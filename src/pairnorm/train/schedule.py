@@ -33,7 +33,7 @@ class Progress:
         done: work done, in layer-epochs.
         total: work in all, in the same unit.
         trials: how many trials were not in the store when it began.
-        label: the spec that was last stored; empty before the first.
+        label: the spec that was last stored, or that comes first.
     """
 
     done: int
