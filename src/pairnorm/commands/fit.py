@@ -135,7 +135,7 @@ def _run_in_memory(options: Namespace, rank: int) -> None:
 
     began, out, step = time.monotonic(), options.out, count(1)
     classifier = NodeClassifier(
-        model=_listed(options.model.replace("-", " "), str),
+        model=_listed(options.model, str),
         depth=_listed(options.depth, int),
         norm=_listed(options.norm, str),
         scale=_listed(options.scale, float),
