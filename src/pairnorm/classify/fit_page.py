@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isnan
 
@@ -31,6 +31,9 @@ from pairnorm.page.charts import NORMS, Line, confusion, intervals, lines, relia
 
 MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
 USUAL_RATE, CONFIDENT = 3, 0.9
+GROUP_COLUMNS = ("nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1")
+CLASS_COLUMNS = ("class", "nodes", "found (recall)", "right when said (precision)", "F1")
+Rows = list[list[str]]
 GLOSSARY = {
     "Held-out node": "A node whose label is known but took no part in learning or in choosing the model. How "
     "often the model is right is counted on these alone.",
@@ -65,7 +68,7 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
         Section("Every node, and why", [_nodes(findings, sets)]),
         *([Section("How often it is right", list(_accuracy(findings)))] if test.any() else []),
         *([Section("Against simpler methods", _comparison(findings))] if test.any() else []),
-        *([Section("How deep", list(_depth(findings)))] if _chosen(findings) else []),
+        *([Section("How deep", list(_depth(findings)))] if findings.chosen else []),
         *(
             [smoothing_section(findings.smoothing, 0 if findings.deep is None else findings.deep.depth)]
             if findings.smoothing
@@ -164,9 +167,7 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
             + "; ".join(f"{name} {100 * one.accuracy:.1f}%" for name, one in groups.items()).capitalize()
             + "."
         )
-    counted = (findings.probabilities.max(1) >= CONFIDENT)[
-        ~graph.labelled.cpu().numpy() if unknown else slice(None)
-    ]
+    counted = (findings.probabilities.max(1) >= CONFIDENT)[findings.wanted]
     share = findings.confident(CONFIDENT)[1]
     seen = "" if isnan(share) else f" Of held-out labels as confident, {percent(share)} are right."
     return [
@@ -184,10 +185,9 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
 
 def _trust(findings: Findings) -> Iterator[Text | Threshold]:
     confidence, test = _thousandths(findings.probabilities.max(1)), findings.test
-    unknown = ~findings.graph.labelled.cpu().numpy()
     right = findings.predicted == findings.graph.labels.cpu().numpy()
-    what = "without a known label" if unknown.any() else "in all"
-    counted = unknown if unknown.any() else np.ones_like(unknown)
+    counted = findings.wanted
+    what = "in all" if findings.graph.labelled.all() else "without a known label"
     total, sentences = int(counted.sum()), []
     for least in range(101):
         sure = confidence >= 10 * least
@@ -211,10 +211,8 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
 
 
 def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Choices | Details]:
-    unknown = ~findings.graph.labelled.cpu().numpy()
-    lacking = findings.graph.missing_vectors.cpu().numpy()
-    counted = unknown if unknown.any() else np.ones_like(unknown)
-    what = "nodes without a known label" if unknown.any() else "nodes"
+    lacking, counted = findings.graph.missing_vectors.cpu().numpy(), findings.wanted
+    what = "nodes" if findings.graph.labelled.all() else "nodes without a known label"
     groups = {f"all {what}": counted}
     if (counted & lacking).any() and (counted & ~lacking).any():
         groups |= {"with features": counted & ~lacking, "without features": counted & lacking}
@@ -352,21 +350,12 @@ def _cut(text: str) -> str:
 def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
     groups, names, test = findings.groups(), findings.graph.class_names, findings.test
     scores = groups["all held-out nodes"]
+    by_group, by_class = accuracy_tables(groups, names)
     yield Text("On held-out nodes. Balanced accuracy and macro F1 count small classes as much as large ones.")
     if LATER in groups:
         yield Text(COMING_LATER)
-    yield Table(
-        ["group", "nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
-        [[name, f"{one.count:,}", *numbers(one)] for name, one in groups.items()],
-    )
-    columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
-    yield Table(
-        ["class", "nodes", "found (recall)", "right when said (precision)", "F1"],
-        [
-            [name, f"{count:,}", *map(percent, shares)]
-            for name, (count, *shares) in zip(names, columns, strict=True)
-        ],
-    )
+    yield Table(["group", *GROUP_COLUMNS], by_group)
+    yield Table(CLASS_COLUMNS, by_class)
     yield confusion(
         "Which class is taken for which (shade: share of the true class)", scores.confusion, names
     )
@@ -383,12 +372,8 @@ def _comparison(findings: Findings) -> list[Markdown | Table | Chart]:
     return [
         Markdown(findings.verdict()),
         intervals("Right on held-out nodes, with 95% interval", list(found), values, "accuracy (%)"),
-        Table(["method", "accuracy", "95% interval", "balanced accuracy", "macro F1"], rows),
+        Table(["method", *GROUP_COLUMNS[1:]], rows),
     ]
-
-
-def _chosen(findings: Findings) -> bool:
-    return not isnan(findings.classifier.best_.validation_accuracy)
 
 
 def _depth(findings: Findings) -> Iterator[Text | Chart]:
@@ -419,6 +404,19 @@ def _about(findings: Findings) -> Table:
     if findings.direction is not None:
         rows.append(("direction", findings.direction))
     return Table([], [*rows, ("model", f"{classifier.best_.name}, adjacency {classifier.adjacency}")])
+
+
+def accuracy_tables(groups: Mapping[str, Scores], classes: Sequence[str]) -> tuple[Rows, Rows]:
+    """Return the rows of two tables: of each group of held-out nodes, and of each class among all of them."""
+    scores = groups["all held-out nodes"]
+    columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
+    return (
+        [[name, f"{one.count:,}", *numbers(one)] for name, one in groups.items()],
+        [
+            [name, f"{count:,}", *map(percent, shares)]
+            for name, (count, *shares) in zip(classes, columns, strict=True)
+        ],
+    )
 
 
 def numbers(scores: Scores) -> list[str]:

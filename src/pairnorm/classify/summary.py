@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -18,7 +17,14 @@ from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, measured
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
-from pairnorm.classify.fit_page import fit_page, numbers, percent
+from pairnorm.classify.fit_page import (
+    CLASS_COLUMNS,
+    GROUP_COLUMNS,
+    accuracy_tables,
+    fit_page,
+    numbers,
+    percent,
+)
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.search import EVERY_KIND, RIVAL_EPOCHS, RIVAL_SEEDS
 from pairnorm.data import Graph
@@ -207,7 +213,7 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
         scores = findings.scores(findings.predicted, findings.test)
         figures["confusion.png"] = draw_confusion(scores, findings.graph.class_names)
         figures["comparison.png"] = draw_rivals(findings.comparison())
-    if _chosen(findings) and findings.deep is not None:
+    if findings.chosen and findings.deep is not None:
         figures["depth.png"] = draw_depths(findings.classifier.search_, findings.deep)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may have any letters
@@ -217,10 +223,6 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
     (folder / REPORT).write_text(text, encoding="utf-8")
     if can_render():
         (folder / PAGE).write_text(render(fit_page(findings, notes)), encoding="utf-8")
-
-
-def _chosen(findings: Findings) -> bool:
-    return not isnan(findings.classifier.best_.validation_accuracy)
 
 
 def _sections(findings: Findings, notes: Sequence[str]) -> Iterator[str]:
@@ -233,12 +235,12 @@ def _sections(findings: Findings, notes: Sequence[str]) -> Iterator[str]:
         yield from _accuracy(findings)
         yield "## Against simpler methods"
         yield _table(
-            ["", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
+            ["", *GROUP_COLUMNS[1:]],
             [[name, *numbers(scores)] for name, scores in findings.comparison().items()],
         )
         yield _tuning(findings)
         yield "![Accuracy of the model and of simpler methods](comparison.png)"
-    if _chosen(findings):
+    if findings.chosen:
         yield from _parts(findings)
         if findings.deep is not None:
             yield from _depth(findings, findings.deep)
@@ -278,20 +280,10 @@ def _accuracy(findings: Findings) -> Iterator[str]:
     groups = findings.groups()
     if LATER in groups:
         yield COMING_LATER
-    yield _table(
-        ["", "nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
-        [[name, f"{scores.count:,}", *numbers(scores)] for name, scores in groups.items()],
-    )
-    scores = groups["all held-out nodes"]
+    by_group, by_class = accuracy_tables(groups, findings.graph.class_names)
+    yield _table(["", *GROUP_COLUMNS], by_group)
     yield "By class:"
-    columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
-    yield _table(
-        ["class", "nodes", "found (recall)", "right when said (precision)", "F1"],
-        [
-            [name, f"{count:,}", *map(percent, shares)]
-            for name, (count, *shares) in zip(findings.graph.class_names, columns, strict=True)
-        ],
-    )
+    yield _table(CLASS_COLUMNS, by_class)
     yield "![Confusion matrix](confusion.png)"
     count, right = findings.confident()
     yield (
@@ -303,7 +295,7 @@ def _accuracy(findings: Findings) -> Iterator[str]:
 
 def _tuning(findings: Findings) -> str:
     """Say how each method was tuned."""
-    if not _chosen(findings):
+    if not findings.chosen:
         return (
             "All were fitted on the same training nodes. There are no validation nodes: settings are by rule."
         )

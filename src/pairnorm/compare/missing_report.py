@@ -23,6 +23,8 @@ from pairnorm.compare.missing import (
     Protocol,
 )
 from pairnorm.compare.missing_runs import Found
+from pairnorm.paper.result_tables import TITLES as GRAPHS
+from pairnorm.paper.result_tables import markdown_rows
 from pairnorm.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
 from pairnorm.writing import whole_file
 
@@ -30,13 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = (*Cell._fields, "accuracy", "accuracy_std", "runs", "macro_f1", "auc", "published")
-TITLES = {
-    "cora": "Cora",
-    "citeseer": "Citeseer",
-    REACHED: "Citeseer, reached",
-    "pubmed": "Pubmed",
-    "coauthor-cs": "Coauthor CS",
-}
+TITLES = {**GRAPHS, REACHED: "Citeseer, reached"}
 FILL_TITLES = {
     "zero": "zero",
     "mean": "column mean",
@@ -184,10 +180,7 @@ def _table(protocol: Protocol, found: Sequence[Line]) -> str:
     rows: dict[str, dict[str, Line]] = defaultdict(dict)
     for line in found:
         rows[line.method][line.cell.dataset] = line
-    text = [
-        f"| Method | {' | '.join(TITLES.get(dataset, dataset) for dataset in datasets)} |",
-        f"|---|{'---|' * len(datasets)}",
-    ]
+    lines = []
     for method, of in rows.items():
         cells = []
         for dataset in datasets:
@@ -196,8 +189,9 @@ def _table(protocol: Protocol, found: Sequence[Line]) -> str:
             else:
                 best = one.cell.model not in MORE_LABELS and _main(one) == top[dataset]
                 cells.append(_shown(protocol, one, best))
-        text.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(text)
+        lines.append([method, *cells])
+    headings = ["Method", *(TITLES.get(dataset, dataset) for dataset in datasets)]
+    return "\n".join(markdown_rows(headings, lines))
 
 
 def _decisive(dataset: str) -> str:
@@ -254,12 +248,13 @@ def _standing(found: Sequence[Line]) -> str:
         gap, noise = round(_main(ours) - value, 3), _noise(ours.decisive, runs)
         ahead += gap >= 0
         level += -noise <= gap < 0
-        rows.append(
-            f"| {protocol} | {TITLES.get(dataset, dataset)} | {percent:g}% | {_main(ours):.3f} | {best} | "
-            f"{value:.3f} | {number} | {gap:+.3f}{'' if isnan(noise) else f' ± {noise:.3f}'} |"
-        )
+        difference = f"{gap:+.3f}{'' if isnan(noise) else f' ± {noise:.3f}'}"
+        where = [protocol, TITLES.get(dataset, dataset), f"{percent:g}%"]
+        rows.append([*where, f"{_main(ours):.3f}", best, f"{value:.3f}", str(number), difference])
     if not rows:
         return "`fit` has not been run beside others yet."
+    headings = ("Protocol", "Graph", "Missing", "`fit`", "Best other", "Its result", "Others run",
+                "Difference")  # fmt: skip
     return "\n".join(
         [
             f"## Where `fit` stands\n\nAhead, or level, in {ahead} of {len(rows)} places, and behind by less",
@@ -267,9 +262,7 @@ def _standing(found: Sequence[Line]) -> str:
             "on its side: of those that were run, few in some places, and of what is published for the",
             "protocol. On tables the numbers are AUC (two classes) or macro F1. The noise, behind ±, is two",
             "standard errors of the difference over the runs that both have; a single run has none.\n",
-            "| Protocol | Graph | Missing | `fit` | Best other | Its result | Others run | Difference |",
-            "|---|---|---|---|---|---|---|---|",
-            *rows,
+            *markdown_rows(headings, rows),
         ]
     )
 
