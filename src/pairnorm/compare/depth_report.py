@@ -232,12 +232,15 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
         plain, ours = Choice.among(only(here, [NONE])), Choice.among(only(here, PAIR_NORM))
         if ours is not None:
             total += 1
-            ahead = {
+            # In the order of the table, which decides between those that are ahead as often.
+            ahead = [
                 remedy
                 for remedy, accuracies in scores.items()
-                if told_apart(accuracies, ours.accuracies) and fmean(accuracies) > ours.accuracy
-            } - {*PAIR_NORM}
-            beaten.update(ahead - {NONE})
+                if remedy not in PAIR_NORM
+                and told_apart(accuracies, ours.accuracies)
+                and fmean(accuracies) > ours.accuracy
+            ]
+            beaten.update(remedy for remedy in ahead if remedy != NONE)
             if not ahead:
                 led[features(percent)].append(str(depth))
             if NONE in ahead:
