@@ -15,6 +15,7 @@ from pairnorm.commands.options import (
     FILES,
     SHARED,
     add_command,
+    check_classes,
     columns_of,
     files_of,
     flag,
@@ -160,10 +161,7 @@ def _run_in_memory(options: Namespace, rank: int) -> None:
             graph = read_graph(options).with_structure()
         else:
             graph = Graph.from_packed(Graph.open(options.graph))
-        if options.label is None and not graph.num_classes:
-            problem = f"{graph.name}: no node has a class"
-            remedy = "Name the column that holds them: {label}"
-            raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
+        check_classes(graph, options)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ClassifierWarning)
             with console.progress() as tell:
