@@ -1,6 +1,5 @@
 """The comparison under missing features for people: a CSV, a report in Markdown, and a figure."""
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan, nan
@@ -26,7 +25,7 @@ from pairnorm.compare.missing_runs import Found
 from pairnorm.paper.result_tables import TITLES as GRAPHS
 from pairnorm.paper.result_tables import markdown_rows
 from pairnorm.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
-from pairnorm.writing import whole_file
+from pairnorm.writing import csv_text, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,14 +135,13 @@ def _published(cell: Cell) -> float:
 
 def write_csv(found: Sequence[Line], path: Path) -> None:
     """Write the lines, empty where a number is not known."""
-    with whole_file(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for line in found:
-            numbers = (line.accuracy, line.std, line.macro_f1, line.auc, line.published)
-            accuracy, std, *others = ("" if isnan(number) else f"{number:.4f}" for number in numbers)
-            percent = f"{line.cell.missing_percent:g}"
-            writer.writerow([*line.cell[:4], percent, accuracy, std, len(line.accuracies), *others])
+    rows = []
+    for line in found:
+        numbers = (line.accuracy, line.std, line.macro_f1, line.auc, line.published)
+        accuracy, std, *others = ("" if isnan(number) else f"{number:.4f}" for number in numbers)
+        percent = f"{line.cell.missing_percent:g}"
+        rows.append([*line.cell[:4], percent, accuracy, std, len(line.accuracies), *others])
+    write_text(path, csv_text(COLUMNS, rows))
 
 
 def report(protocols: Sequence[Protocol], found: Sequence[Line], figure: str | None = None) -> str:

@@ -40,7 +40,7 @@ from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin
 from pairnorm.train.schedule import Running
-from pairnorm.writing import whole_file
+from pairnorm.writing import csv_text, write_text
 
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
@@ -99,10 +99,7 @@ def read_judged(path: Path) -> list[Judged]:
 def write_judged(path: Path, rows: Iterable[Judged]) -> None:
     """Write results, sorted, in place of what is there."""
     ordered = sorted(rows, key=lambda row: (row.cell, row.seed))
-    with whole_file(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Judged._fields)
-        writer.writerows(ordered)
+    write_text(path, csv_text(Judged._fields, ordered))
 
 
 class Found:

@@ -20,7 +20,7 @@ from pairnorm.paper.claims import CASES, STATUSES, Evidence, Verdict, verdicts, 
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1_ROWS, Experiment, Selection
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
 from pairnorm.paper.paper_page import paper_page
-from pairnorm.paper.result_tables import TITLES, Table, csv_text, latex, markdown, markdown_rows
+from pairnorm.paper.result_tables import TITLES, Table, as_csv, latex, markdown, markdown_rows
 from pairnorm.paper.results import Results, opened, reported
 from pairnorm.paper.sections import (
     OWN_FILE,
@@ -35,7 +35,7 @@ from pairnorm.paper.sections import (
 from pairnorm.plotting import Save, save, saving
 from pairnorm.train import Spec
 from pairnorm.train.result import Origin, Result
-from pairnorm.writing import whole_file
+from pairnorm.writing import write_text
 
 FIGURES = "figures"
 NO_FIGURES = "There are no figures: matplotlib is not installed."
@@ -61,7 +61,7 @@ class Outputs:
         if not table.filled:
             return
         self.tables[table.name] = table
-        self.write(f"{table.name}.csv", csv_text(table, settings))
+        self.write(f"{table.name}.csv", as_csv(table, settings))
         self.write(f"{table.name}.tex", latex(table))
 
     def add_figures(self, drawings: Iterable[Drawing]) -> None:
@@ -74,8 +74,7 @@ class Outputs:
     def write(self, name: str, text: str) -> Path:
         """Write a text file."""
         path = self.out / name
-        with whole_file(path) as draft:
-            draft.write_text(text, encoding="utf-8")
+        write_text(path, text)
         self.files.append(path)
         return path
 

@@ -1,7 +1,5 @@
 """Our numbers beside the paper's: one table, written for the terminal, as CSV, Markdown and LaTeX."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
@@ -9,6 +7,7 @@ from math import isnan
 from pairnorm.data import datasets
 from pairnorm.paper.experiments import Experiment, Place
 from pairnorm.paper.results import Chosen, Reported, Results, reported
+from pairnorm.writing import csv_text
 
 TITLES = {dataset.name: dataset.title for dataset in datasets()}
 NOT_RUN = "not run"
@@ -108,15 +107,13 @@ class Table:
             yield dataset, method, [entries.get(percent) for percent in self.percents]
 
 
-def csv_text(table: Table, settings: Sequence[str] = ()) -> str:
+def as_csv(table: Table, settings: Sequence[str] = ()) -> str:
     """Return the table as CSV, empty where nothing was run; ``settings`` of the chosen specs are columns."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, *settings])
+    rows = []
     for entry in table.entries:
         ours, paper = entry.ours, entry.paper
         std = "" if ours is None or isnan(ours.accuracy_std) else f"{ours.accuracy_std:.4f}"
-        writer.writerow(
+        rows.append(
             [
                 *entry.place,
                 *(("", "") if ours is None else (f"{ours.accuracy:.4f}", ours.layers)),
@@ -125,7 +122,7 @@ def csv_text(table: Table, settings: Sequence[str] = ()) -> str:
                 *("" if ours is None else getattr(ours.best.spec, name) for name in settings),
             ]
         )
-    return text.getvalue()
+    return csv_text([*COLUMNS, *settings], rows)
 
 
 def markdown(table: Table) -> str:

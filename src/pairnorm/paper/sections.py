@@ -1,7 +1,5 @@
 """What the report says beyond the paper's tables: whose the gain is, scaling, protocol, own trials."""
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from math import isnan
@@ -13,6 +11,7 @@ from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, Place, S
 from pairnorm.paper.result_tables import TITLES, Table, markdown, markdown_rows
 from pairnorm.paper.results import Chosen, Results, Summary, best
 from pairnorm.train import Spec, Trial
+from pairnorm.writing import csv_text
 
 OWN_FILE = "own-trials.csv"
 # The most rows of a graph that the report shows; the file has all.
@@ -209,17 +208,16 @@ def own_section(own: Sequence[Summary]) -> str:
 
 def own_csv(own: Sequence[Summary]) -> str:
     """Return all of them as CSV: a row for each spec, with every field of it."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*_FIELDS, "runs", "validation_accuracy", "accuracy", "accuracy_std", *_measures(own)])
+    rows = []
     for one in own:
         numbers = [one.mean("validation_accuracy"), one.mean("test_accuracy"), one.std("test_accuracy")]
         shown = [
             "" if value is None or isnan(value) else f"{value:.6g}"
             for value in (*numbers, *_values(one, own))
         ]
-        writer.writerow([*(getattr(one.spec, name) for name in _FIELDS), len(one.trials), *shown])
-    return file.getvalue()
+        rows.append([*(getattr(one.spec, name) for name in _FIELDS), len(one.trials), *shown])
+    headings = (*_FIELDS, "runs", "validation_accuracy", "accuracy", "accuracy_std", *_measures(own))
+    return csv_text(headings, rows)
 
 
 def _measures(found: Sequence[Summary]) -> list[str]:
