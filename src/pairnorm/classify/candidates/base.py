@@ -32,8 +32,8 @@ from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, Kind, Mode, states
 from pairnorm.nn.distributed import Shards
+from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.spec import Norm
-from pairnorm.train.trainers import part_accuracies, part_losses
 
 LARGEST_STATE = 8 * 2**30
 # Of the nodes without a label, at most so many are learnt from, their probabilities to this power.
