@@ -16,7 +16,8 @@ from pairnorm.escaping import markdown_code
 from pairnorm.memory import without_collection
 from pairnorm.page import can_render, render
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
-from pairnorm.paper.claims import CASES, STATUSES, Evidence, Verdict, verdicts, wanted_again
+from pairnorm.paper.claims import verdicts, wanted_again
+from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1_ROWS, Experiment, Selection
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
 from pairnorm.paper.paper_page import paper_page
