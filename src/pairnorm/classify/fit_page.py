@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isnan
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measure
 from pairnorm.classify.evaluation import Scores, wilson
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.data import Graph
+from pairnorm.data.adjacency import csr_matrix
 from pairnorm.escaping import terminal
 from pairnorm.page import (
     Chart,
@@ -273,15 +275,8 @@ def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
     rows = np.sort(np.argsort(confidence, kind="stable")[:MOST_ROWS])
     labels, lacking = graph.labels.cpu().numpy(), graph.missing_vectors.cpu().numpy()
     train = graph.train.cpu().numpy()
-    adjacency = graph.adjacency.cpu()
-    pattern = csr_array(
-        (
-            np.ones(adjacency.values().numel(), dtype=np.int32),
-            adjacency.col_indices().numpy(),
-            adjacency.crow_indices().numpy(),
-        ),
-        shape=(graph.num_nodes, graph.num_nodes),
-    )
+    pattern = csr_matrix(graph.adjacency)
+    pattern.data = np.ones(pattern.nnz, dtype=np.int32)
     known = np.flatnonzero(labels >= 0)
     classes = csr_array(
         (np.ones(len(known), dtype=np.int32), (known, labels[known])),
@@ -316,7 +311,7 @@ def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
     return Nodes(graph.num_nodes, columns)
 
 
-def _hops(pattern: object, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _hops(pattern: Any, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return how many edges lie between every node and the nearest source; -1 where no path leads to one."""
     from scipy.sparse.csgraph import dijkstra
 
@@ -326,9 +321,9 @@ def _hops(pattern: object, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.where(np.isfinite(found), found, -1).astype(np.int64)
 
 
-def _flat_rows(counts: object) -> list[list[int]]:
+def _flat_rows(counts: Any) -> list[list[int]]:
     """Return class and number in turn for every row of a sparse matrix, the most frequent class first."""
-    starts, kinds, numbers = (getattr(counts, name).tolist() for name in ("indptr", "indices", "data"))
+    starts, kinds, numbers = (part.tolist() for part in (counts.indptr, counts.indices, counts.data))
     found = []
     for low, high in pairwise(starts):
         pairs = sorted(zip(kinds[low:high], numbers[low:high], strict=True), key=lambda pair: -pair[1])

@@ -23,7 +23,7 @@ from pairnorm.compare.missing import (
 )
 from pairnorm.compare.missing_runs import Found
 from pairnorm.paper.result_tables import TITLES as GRAPHS
-from pairnorm.paper.result_tables import markdown_rows
+from pairnorm.paper.result_tables import markdown_table
 from pairnorm.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
 from pairnorm.writing import csv_text, write_text
 
@@ -189,7 +189,7 @@ def _table(protocol: Protocol, found: Sequence[Line]) -> str:
                 cells.append(_shown(protocol, one, best))
         lines.append([method, *cells])
     headings = ["Method", *(TITLES.get(dataset, dataset) for dataset in datasets)]
-    return "\n".join(markdown_rows(headings, lines))
+    return markdown_table(headings, lines)
 
 
 def _decisive(dataset: str) -> str:
@@ -260,7 +260,7 @@ def _standing(found: Sequence[Line]) -> str:
             "on its side: of those that were run, few in some places, and of what is published for the",
             "protocol. On tables the numbers are AUC (two classes) or macro F1. The noise, behind ±, is two",
             "standard errors of the difference over the runs that both have; a single run has none.\n",
-            *markdown_rows(headings, rows),
+            markdown_table(headings, rows),
         ]
     )
 

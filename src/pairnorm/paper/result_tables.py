@@ -131,20 +131,19 @@ def markdown(table: Table) -> str:
     for dataset, method, entries in table.rows():
         rows.append([TITLES[dataset] if dataset != previous else "", method, *map(_markdown_cell, entries)])
         previous = dataset
-    lines = markdown_rows(["Graph", "Method", *(f"{percent}% missing" for percent in table.percents)], rows)
+    shown = markdown_table(["Graph", "Method", *(f"{percent}% missing" for percent in table.percents)], rows)
     legend = "Ours: mean test accuracy ± standard deviation over the runs, @ layers chosen by validation."
     if table.against_paper:
         legend += " Below: the paper's, and ours minus the paper's."
     legend += " Bold: the best of ours on a graph."
-    return "\n".join([*lines, "", legend + (f" {PARTIAL}." if table.partial else "")]) + "\n"
+    return f"{shown}\n\n{legend}{f' {PARTIAL}.' if table.partial else ''}\n"
 
 
-def markdown_rows(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None
-) -> list[str]:
-    """Return the lines of a table as Markdown; columns after the first ``left`` are numbers."""
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
+    """Return any table as Markdown; columns after the first ``left`` are numbers."""
     rule = "".join("---|" if left is None or place < left else "---:|" for place in range(len(headings)))
-    return [f"| {' | '.join(headings)} |", f"|{rule}", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = [f"| {' | '.join(row)} |" for row in (headings, *rows)]
+    return "\n".join([lines[0], f"|{rule}", *lines[1:]])
 
 
 def latex(table: Table) -> str:

@@ -8,7 +8,7 @@ from statistics import fmean
 from pairnorm.escaping import markdown as markdown_text
 from pairnorm.escaping import markdown_code
 from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, Place, Selection
-from pairnorm.paper.result_tables import TITLES, Table, markdown, markdown_rows
+from pairnorm.paper.result_tables import TITLES, Table, markdown, markdown_table
 from pairnorm.paper.results import Chosen, Results, Summary, best
 from pairnorm.train import Spec, Trial
 from pairnorm.writing import csv_text
@@ -54,7 +54,7 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
         "Graph", "Missing", "Gain of PairNorm, paper's optimiser", "Gain of PairNorm, both tuned",
         "Share that is PairNorm's",
     ]  # fmt: skip
-    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *sentences]) + "\n"
+    return "\n".join([*lines, markdown_table(headings, rows, left=1), "", *sentences]) + "\n"
 
 
 def scaling_section(tables: Mapping[str, Table], show: Show = markdown) -> str:
@@ -110,7 +110,7 @@ def ablation_section(
                 rows.append([f"{model}: {one} instead of {other}", *shown])
     headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
     advice = [_recommendation(found, model, list(experiment.missing)) for model in ("GCN", "GAT")]
-    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
+    return "\n".join([*lines, markdown_table(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
 
 
 def _effect(found: dict[Place, Chosen], model: str, one: str, other: str, percent: int) -> float | None:
@@ -199,7 +199,7 @@ def own_section(own: Sequence[Summary]) -> str:
             for one in sorted(found, key=lambda one: -one.validation)[:SHOWN]
         ]
         lines += [
-            *markdown_rows(list(map(markdown_text, columns)), rows),
+            markdown_table(list(map(markdown_text, columns)), rows),
             "",
             *([f"… and {len(found) - SHOWN:,} more.\n"] if len(found) > SHOWN else []),
         ]
