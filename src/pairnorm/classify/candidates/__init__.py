@@ -11,11 +11,7 @@ from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.candidates.sgc import SGCFamily
 
 KINDS: dict[str, type[Fitted]] = {
-    "SGC": Network,
-    "GCN": Network,
-    "GAT": Network,
-    "GCNII": Network,
-    "APPNP": Network,
+    **dict.fromkeys(Network.KINDS, Network),
     "label propagation": Spreading,
     "logistic regression": Linear,
     "boosted trees": Trees,
