@@ -115,8 +115,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def closest(value: object, allowed: Sequence[str]) -> str:
-    """Return a question that suggests the closest of the allowed values; nothing where none is close."""
-    close = get_close_matches(str(value), allowed, n=1)
+    """Return a question that suggests the closest of the allowed values; nothing where none is close.
+
+    >>> closest("acc", ["auc", "accuracy"])
+    "Did you mean 'accuracy'?"
+    """
+    begun = [one for one in allowed if value and one.startswith(str(value))]
+    close = begun if len(begun) == 1 else get_close_matches(str(value), allowed, n=1)
     return f"Did you mean {close[0]!r}?" if close else ""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 
 from pairnorm.classify import ClassifierWarning, NodeClassifier
 from pairnorm.classify.candidates import base
@@ -195,13 +195,50 @@ def test_an_average_is_no_worse_on_validation_than_its_parts(small: Graph) -> No
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"metric": "f1"}, {"class_weight": "heavy"}, {"fill": "median"}],
-    ids=lambda one: next(iter(one)),
+    ("parameter", "value", "code"),
+    [
+        ("metric", "f1", "unknown-choice"),
+        ("class_weight", "heavy", "unknown-choice"),
+        ("fill", "median", "unknown-choice"),
+        ("adjacency", "row", "unknown-choice"),
+        ("directed", True, "unknown-choice"),
+        ("random_state", None, "not-a-whole-number"),
+        ("random_state", 2**64, "not-a-whole-number"),
+        ("hidden", -1, "not-a-whole-number"),
+        ("epochs", 0, "not-a-whole-number"),
+        ("dropout", 1.0, "not-a-number"),
+    ],
 )
-def test_an_unknown_way_to_choose_is_refused(small: Graph, raises, options: dict[str, str]) -> None:
-    with raises("unknown-choice"):
-        NodeClassifier(**options).fit(small)
+def test_what_nothing_can_be_fitted_with_is_named(
+    small: Graph, raises, parameter: str, value: object, code: str
+) -> None:
+    with raises(code, value=value) as caught:
+        NodeClassifier("SGC", **{parameter: value}).fit(small)
+    assert str(caught.value).startswith(f"{parameter} is {value!r}; expected ")
+
+
+def test_labels_beside_the_graph_are_refused(small: Graph, raises) -> None:
+    with raises("conflicting-options"):
+        NodeClassifier("SGC").fit(small, small.labels)
+
+
+def test_scikit_learn_knows_a_classifier() -> None:
+    assert is_classifier(NodeClassifier())
+
+
+def test_a_model_is_named_as_on_the_command_line(small: Graph) -> None:
+    found = [NodeClassifier(name).fit(small) for name in ("label propagation", "label-propagation")]
+    assert found[0].best_ == found[1].best_
+
+
+def test_where_all_nodes_look_alike_there_is_a_model_still() -> None:
+    """In a ring all structure is the same, so no column of features is left; labels tell what can be told."""
+    ring = torch.arange(60)
+    labels = torch.arange(60) // 30
+    graph = Graph.from_edges(torch.stack([ring, ring.roll(1)]), labels=labels)
+    with pytest.warns(ClassifierWarning, match="only 12 labelled nodes are left to test on"):
+        classifier = NodeClassifier().fit(graph)
+    assert classifier.score(graph) > 0.8
 
 
 def test_where_nothing_else_is_labelled_there_is_no_score(small: Graph, raises) -> None:

@@ -101,7 +101,7 @@ def test_what_was_there_before_keeps_its_directions(flow: Graph) -> None:
     assert torch.equal(found, along[kept][:, kept])
 
 
-def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(raises) -> None:
+def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(raises, tmp_path: Path) -> None:
     """Classes drift: what tells them early is reversed late."""
     generator = torch.Generator().manual_seed(0)
     labels, day = torch.arange(400) % 2, torch.arange(400.0)
@@ -117,6 +117,8 @@ def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(rai
     found = Findings.of(classifier, graph)
     assert found.checks[RANDOM].accuracy > classifier.held_out_.accuracy + 0.3
     assert "A random split would flatter" in found.verdict()
+    write_report(found, tmp_path)
+    assert "| tested on | the latest by day |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     with raises("unknown-choice", value="week"):
         NodeClassifier(time="week").fit(graph)
     with raises("conflicting-options"):

@@ -104,6 +104,14 @@ def write(folder: Path, facts: dict[str, Any] | str, tensors: bytes) -> None:
     (folder / "model.safetensors").write_bytes(tensors)
 
 
+def test_a_file_is_no_folder_to_save_to(small: Graph, tmp_path: Path, raises) -> None:
+    classifier = NodeClassifier("most frequent class").fit(small)
+    (tmp_path / "model").write_text("mine")
+    with raises("is-a-file"):
+        classifier.save(tmp_path / "model")
+    assert (tmp_path / "model").read_text() == "mine"
+
+
 def test_what_is_no_saved_model_is_named(tmp_path: Path, saved, raises) -> None:
     with raises("file-missing"):
         NodeClassifier.load(tmp_path)

@@ -150,6 +150,12 @@ def test_rows_of_zeros_leave_the_frequencies_of_the_classes() -> None:
     torch.testing.assert_close(bias.softmax(0), torch.tensor([0.25, 0.75]), atol=1e-5, rtol=0)
 
 
+def test_without_a_column_too() -> None:
+    ((_, weight, bias),) = regressions(torch.zeros(4, 0), torch.tensor([0, 1, 1, 1]), 2, (1.0,))
+    assert weight.shape == (0, 2)
+    torch.testing.assert_close(bias.softmax(0), torch.tensor([0.25, 0.75]), atol=1e-5, rtol=0)
+
+
 def test_threads_are_given_back() -> None:
     torch.set_num_threads(2)
     list(regressions(*problem(10, 3), 3, (1.0,)))

@@ -125,6 +125,7 @@ def test_an_export_gives_the_same_tables(store: Path, written: Path, tmp_path: P
 
 def test_the_report_has_every_part(written: Path) -> None:
     text = (written / "report.md").read_text()
+    assert "These are not the paper's runs: `--runs 2 --epochs 3 --depths 2,4` was asked for." in text
     headings = [line for line in text.splitlines() if line.startswith("#")]
     assert headings == [
         "# The paper, reproduced",

@@ -75,6 +75,17 @@ def test_a_report_on_ones_own_store(cells: dict[Spec, list[Trial]], with_paper: 
     assert rows["cora", "2"]["hidden"] == "77"
 
 
+def test_shorter_runs_of_the_paper_are_told_from_own_trials() -> None:
+    mine = {
+        PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)],
+        PAPER.replace(epochs=5, hidden=77): [trial(0, 0.5, 0.5)],
+    }
+    text = own_section(own_trials(mine, Selection()))
+    assert "2 specs that are none of the paper's" in text
+    assert "`pairnorm report --epochs 5` shows 1 of them beside the paper's numbers" in text
+    assert own_trials({PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)]}, Selection(epochs=5)) == []
+
+
 SELECTION = Selection(runs=1, epochs=3, depths=(2,))
 
 

@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Self
+from typing import Self, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassifierMixin
 
 from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.base import Candidate, Family, Task
@@ -31,13 +31,13 @@ from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Choice, plan, search
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.nn import Kind
 from pairnorm.nn.distributed import shards_of
 from pairnorm.train.engine import find_device
 
 
-class NodeClassifier(BaseEstimator):  # type: ignore[misc]
+class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learns the classes of some nodes of a graph and predicts them for all, also where features are missing.
 
     Parameters only go into the constructor; what is learnt ends in an underscore: ``classes_``, ``best_``
@@ -160,11 +160,12 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
             progress: is told (steps done, steps in all, what was done last).
         """
         _check_graph(graph)
+        if y is not None:
+            problem, remedy = "y is given", "Labels are the graph's: pass graph.replace(labels=...)."
+            raise PairNormError(problem, code="conflicting-options", remedy=remedy)
+        self._check_parameters()
         graph = graph.with_structure()
         check_features(graph)
-        one_of("metric", self.metric, METRICS)
-        one_of("class_weight", self.class_weight, ("auto", "balanced"))
-        one_of("directed", self.directed, ("auto", "yes", "no"))
         given = graph.split
         split = complete_split(graph, self.random_state, self.time)
         families, done = plan(self, graph.with_split(split)), 0
@@ -323,6 +324,17 @@ class NodeClassifier(BaseEstimator):  # type: ignore[misc]
         labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()
         probabilities = probabilities[judged]
         return Scores.of(labels[judged], self.decide(probabilities), len(self.classes_), probabilities)
+
+    def _check_parameters(self) -> None:
+        """Complain of what nothing could be fitted with; ``plan`` looks at what may be several."""
+        one_of("metric", self.metric, METRICS)
+        one_of("class_weight", self.class_weight, ("auto", "balanced"))
+        one_of("directed", self.directed, ("auto", "yes", "no"))
+        one_of("adjacency", self.adjacency, get_args(Kind))
+        whole_number("random_state", self.random_state, most=2**63 - 1)
+        whole_number("hidden", self.hidden)
+        whole_number("epochs", self.epochs, least=1)
+        real_number("dropout", self.dropout, least=0, below=1)
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):

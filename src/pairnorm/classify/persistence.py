@@ -158,6 +158,9 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     # Parameters may be numpy's numbers, or an array or a range of them.
     text = facts.model_dump_json(indent=1, fallback=lambda value: np.asarray(value).tolist())
     place = Path(folder)
+    if place.is_file():
+        problem, remedy = f"{place}: there is a file of that name", "Choose another folder."
+        raise PairNormError(problem, code="is-a-file", value=str(place), remedy=remedy)
     place.mkdir(parents=True, exist_ok=True)
     (place / TENSORS).write_bytes(as_bytes(tensors))
     (place / FACTS).write_text(text + "\n", encoding="utf-8")
@@ -264,7 +267,8 @@ def _read(place: Path) -> Facts:
             f"{place}: there is no {FACTS}",
             code="file-missing",
             value=str(path),
-            remedy="Name a folder that `pairnorm fit --out` wrote; with --graph it writes no model.",
+            remedy="Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote; with "
+            "--graph it writes no model.",
         )
     try:
         return Facts.model_validate_json(path.read_bytes())

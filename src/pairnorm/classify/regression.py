@@ -227,7 +227,7 @@ def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = rows.shape[0] < rows.shape[1]
     values, vectors = _eigen(rows @ rows.T if wide else rows.T @ rows)
-    kept = values > 1e-14 * values.max().clamp(min=1e-300)
+    kept = values > 1e-14 * values[-1:].clamp(min=1e-300)  # rising; none at all where there is no column
     values, vectors = values[kept], vectors[:, kept]
     if not wide:
         return vectors, rows @ vectors

@@ -84,12 +84,11 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         graph: with its split. Without validation nodes, one model is planned, by default an SGC whose depth
             is set by rule.
     """
-    models = _several("model", wanted.model, partial(_choice, MODELS))
+    models = _several("model", wanted.model, _model)
     fills = _several("fill", wanted.fill, partial(_choice, FILLS))
     norms = _several("norm", wanted.norm, partial(_choice, NORMS))
     depths = _several("depth", wanted.depth, partial(whole_number, least=1, most=DEEPEST))
     scales = _several("scale", wanted.scale, partial(real_number, least=LEAST_SCALE, most=LARGEST_SCALE))
-    seed = whole_number("random_state", wanted.random_state, most=2**63 - 1)
     seeds = whole_number("seeds", wanted.seeds, least=1)
     seconds = parse_budget(wanted.budget)
     if [] in (models, norms, depths, scales, fills):
@@ -128,7 +127,13 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         specs = _specs(wanted, gnns, norms, depths, scales)
         limit = inf if seconds is None else seconds
         kept = None if wanted.checkpoints is None else Path(wanted.checkpoints)
-        family = GNNFamily(specs, range(seed, seed + seeds), limit, required=not sgc, checkpoints=kept)
+        family = GNNFamily(
+            specs,
+            range(wanted.random_state, wanted.random_state + seeds),
+            limit,
+            required=not sgc,
+            checkpoints=kept,
+        )
         families.append(family)
     return families
 
@@ -351,6 +356,11 @@ def parse_budget(budget: float | str | None) -> float | None:
 
 def _choice(allowed: Sequence[str], what: str, value: Any) -> str:
     return one_of(what, value, ("auto", *allowed))
+
+
+def _model(what: str, value: Any) -> str:
+    """Take a model's name also as a command line has it, with hyphens."""
+    return _choice(MODELS, what, value.replace("-", " ") if isinstance(value, str) else value)
 
 
 def _several(what: str, value: Any, check: Callable[[str, Any], Any]) -> list[Any] | None:

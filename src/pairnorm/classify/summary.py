@@ -101,6 +101,7 @@ def _about(findings: Findings) -> str:
         ["nodes", f"{graph.num_nodes:,}, {graph.num_edges:,} edges"],
         ["classes", f"{graph.num_classes}: {', '.join(graph.class_names[:12])}"],
         ["labelled", f"{int(graph.labelled.sum()):,} nodes: {', '.join(sizes)}"],
+        *([["tested on", f"the latest by {classifier.time}"]] if classifier.time is not None else []),
         ["homophily", dict(graph.describe())["homophily"]],
         ["without features", f"{missing:,} nodes ({percent(missing / graph.num_nodes)})"],
     ]

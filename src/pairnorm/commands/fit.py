@@ -133,7 +133,7 @@ def _classifier(options: Namespace) -> "NodeClassifier":
     from pairnorm.classify import NodeClassifier
 
     return NodeClassifier(
-        model=_listed(options.model.replace("-", " "), str),
+        model=_listed(options.model, str),
         depth=_listed(options.depth, int),
         norm=_listed(options.norm, str),
         scale=_listed(options.scale, float),

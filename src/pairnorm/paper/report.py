@@ -157,7 +157,7 @@ def write_report(
         texts = partial(_texts, outputs.tables, results, selection, notes)
         sections = [
             f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
-            "" if alone else _summary(tables, decided) + takeaway,
+            "" if alone else _summary(tables, decided, selection) + takeaway,
             own_section(own),
             ran,
             *texts(markdown).values(),
@@ -198,19 +198,21 @@ def _takeaway(notes: str) -> tuple[str, str]:
     return (f"{first}\n" if first.strip() else "", f"## {rest}" if heading else "")
 
 
-def _summary(tables: Sequence[Table], decided: Sequence[Verdict]) -> str:
+def _summary(tables: Sequence[Table], decided: Sequence[Verdict], selection: Selection) -> str:
     filled = sum(entry.difference is not None for table in tables for entry in table.entries)
     counts = Counter(verdict.status for verdict in decided)
     listed = ", ".join(f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status])
     failed = [verdict for verdict in decided if verdict.status == "fails" and len(verdict.run) >= MANY]
     narrow = sum(1 <= sum(case.holds is False for case in verdict.run) <= FEW for verdict in failed)
     unsure = sum(bool(verdict.unsure) for verdict in decided)
+    other = Selection(runs=selection.runs, epochs=selection.epochs, depths=selection.depths).options.strip()
     return (
         f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
         f"Of {len(decided)} claims of its text, {listed}"
         + (f", {narrow} of them in one to {FEW} cases of at least {MANY}" if narrow else "")
         + (f"; {unsure} of these verdicts hang on less than the noise of the runs" if unsure else "")
         + ".\n"
+        + (f"\nThese are not the paper's runs: {markdown_code(other)} was asked for.\n" if other else "")
     )
 
 

@@ -1,6 +1,7 @@
 """What the report says beyond the paper's tables: whose the gain is, scaling, protocol, own trials."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import isnan
 from statistics import fmean
@@ -162,11 +163,27 @@ def _recommendation(found: dict[Place, Chosen], model: str, percents: Sequence[i
 
 def own_trials(cells: Mapping[Spec, Sequence[Trial]], selection: Selection) -> list[Summary]:
     """Return the runs of every spec that no experiment asks for, as the paper has it or as it is selected."""
+    known = _of_experiments(selection)
+    return [Summary(spec, tuple(trials)) for spec, trials in cells.items() if spec not in known and trials]
+
+
+def _of_experiments(selection: Selection) -> set[Spec]:
     experiments = {
         one for found in EXPERIMENTS.values() for one in (found, selection.narrow(found)) if one is not None
     }
-    known = {spec for one in experiments for place in one.places() for spec in one.candidates(place)}
-    return [Summary(spec, tuple(trials)) for spec, trials in cells.items() if spec not in known and trials]
+    return {spec for one in experiments for place in one.places() for spec in one.candidates(place)}
+
+
+def _shortened(own: Sequence[Summary]) -> Iterator[str]:
+    """Yield how to see those beside the paper's numbers that are the paper's but for their epochs."""
+    paper = _of_experiments(Selection())
+    usual = {spec.epochs for spec in paper}
+    counts = Counter(
+        one.spec.epochs for one in own if any(one.spec.replace(epochs=epochs) in paper for epochs in usual)
+    )
+    for epochs, count in sorted(counts.items()):
+        command = f"`pairnorm report --epochs {epochs}`"
+        yield f"{command} shows {count:,} of them beside the paper's numbers: only their epochs differ.\n"
 
 
 def own_section(own: Sequence[Summary]) -> str:
@@ -177,6 +194,7 @@ def own_section(own: Sequence[Summary]) -> str:
         "## Trials of your own\n",
         f"{len(own):,} specs that are none of the paper's, ranked by mean validation accuracy; all are in "
         f"[{OWN_FILE}]({OWN_FILE}).\n",
+        *_shortened(own),
     ]
     for dataset in dict.fromkeys(summary.spec.dataset for summary in own):
         found = [summary for summary in own if summary.spec.dataset == dataset]

@@ -214,9 +214,10 @@ def _drive(
         pool.abandon()
         if isinstance(error, BrokenExecutor) or is_out_of_memory(error):
             raise PairNormError(
-                "a worker process was killed, or ran out of memory",
+                "a worker process was killed, ran out of memory, or could not begin",
                 code="worker-died",
-                remedy="Fewer need less memory: pass {workers}. What had finished is in the store.",
+                remedy="Fewer need less memory: pass {workers}. A script of yours is imported by every "
+                'worker: it needs `if __name__ == "__main__":`. What had finished is in the store.',
                 workers=1,
             ) from error
         raise
