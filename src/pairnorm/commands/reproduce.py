@@ -129,6 +129,7 @@ def _compare(options: Namespace) -> int | None:
 def _depth(options: Namespace, path: Path) -> int | None:
     from pairnorm.compare import depth
 
+    refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
     chosen = selection(options)
     given: dict[str, Any] = {
         "datasets": chosen.datasets,
@@ -154,6 +155,7 @@ def _missing(options: Namespace, path: Path) -> int | None:
     from pairnorm.compare.missing import Selection
     from pairnorm.compare.missing_runs import Found, compare, count_lacking
 
+    refuse(options, ("remedy",), "is for depth, and this is missing", "Leave it out.")
     if options.depths is not None or options.on != "here":
         raise PairNormError(
             "'missing' runs on this machine, with depths of its own",
