@@ -27,7 +27,8 @@ from pairnorm.measure.functional import (
 )
 from pairnorm.measure.inputs import Adjacency, Estimate, is_sparse_adjacency
 from pairnorm.measure.verdict import SCALE_FREE, Record, Verdict, judge, no_records
-from pairnorm.nn.patch import PairNormPatch, graph_convolutions
+from pairnorm.nn.find_convolutions import graph_convolutions
+from pairnorm.nn.patch import PairNormPatch
 from pairnorm.nn.propagate import is_edge_index
 
 if TYPE_CHECKING:

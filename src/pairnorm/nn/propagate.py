@@ -52,9 +52,9 @@ def propagation(
     return matrix
 
 
-def degrees(adjacency: Tensor | SparseMatrix, num_nodes: int | None = None) -> Tensor:
+def degrees(adjacency: Tensor | SparseMatrix) -> Tensor:
     """Return the row sums of an adjacency matrix with self-loops, ``[nodes]``; see ``propagation``."""
-    return _row_sums(_looped(_sorted(adjacency, num_nodes)))
+    return _row_sums(_looped(_sorted(adjacency, None)))
 
 
 def _row_sums(matrix: SparseMatrix) -> Tensor:

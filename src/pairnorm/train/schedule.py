@@ -131,7 +131,7 @@ def run(
             trained, label = trained + len(told), str(told[0].spec)
 
     cluster = Ray(str(device), hear) if where is None and lacking else None
-    jobs = list(_plan(lacking, where, root, graphs or {}, cluster.workers if cluster else None))
+    jobs = list(_plan(lacking, where, root, graphs, cluster.workers if cluster else None))
     total = sum(job.cost for _, job in jobs)
     hear(0)
     if jobs:
