@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import k_hop_subgraph
 
@@ -72,6 +72,12 @@ def test_all_nodes_of_a_batch_without_seeds_are_its_own(graph):
     calibrate(found, [Data(*graph)])
     calibrate(expected, Batches(graph, NODES))
     torch.testing.assert_close(found.state_dict(), expected.state_dict())
+
+
+def test_all_nodes_of_a_batch_of_graphs_are_its_own(graph):
+    found = Net("PN")
+    calibrate(found, [Batch.from_data_list([Data(*graph), Data(*graph)])])
+    assert int(found.norms[0].statistics.count) == 2 * NODES
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -125,7 +125,7 @@ def test_initial_weights_depend_on_the_own_seed_alone(model: str) -> None:
             assert not torch.equal(another[0], one[0])
 
 
-def test_build_follows_the_spec() -> None:
+def test_build_follows_the_spec(raises) -> None:
     spec = Spec(
         "cora", "GAT", 4, hidden=8, heads=2, norm="PN-SI", scale=3, order="before", skip=2, dropout=0.3
     )
@@ -140,6 +140,8 @@ def test_build_follows_the_spec() -> None:
         (2, 8, 8),
     ]
     assert build(spec.replace(norm="none"), 12, 4, [0], CPU).norm is None
+    with raises("unknown-choice", value="SGC"):
+        build(Spec("cora", "SGC", 4), 12, 4, [0], CPU)
 
 
 CPU_sgc = torch.device("cpu")

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pairnorm.data import Graph
+from pairnorm.errors import one_of
 from pairnorm.nn import GAT, GCN, PairNorm, states
 from pairnorm.nn.distributed import Shards
 from pairnorm.nn.models import MakeNorm, glorot
@@ -56,7 +57,8 @@ def build(
         strength = {remedy.parameter: spec.strength} if remedy.parameter else {}
         model = remedy.model(num_features, num_classes, **shared, **strength)
     else:
-        kind: Any = GCN if spec.model == "GCN" else partial(GAT, heads=spec.heads)
+        kinds: dict[str, Any] = {"GCN": GCN, "GAT": partial(GAT, heads=spec.heads)}
+        kind = kinds[one_of("model", spec.model, tuple(kinds))]
         own = {
             "norm": spec.mode,
             "scale": spec.scale,
