@@ -22,17 +22,6 @@ WRITTEN = sorted(
 ROOMS = ["pairnorm", *(f"pairnorm.{room}" for room in ("data", "nn", "fill", "measure", "train", "classify"))]
 # A Python block, and the text block that may follow it: what the block prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
-# What a page takes for granted: there, the reader's own model and input.
-GIVEN = {
-    "measures": """
-import torch
-from unittest.mock import Mock
-from pairnorm.nn import GCN
-model, x = GCN(in_features=4, classes=2, depth=3, norm="PN"), torch.randn(5, 4)
-edge_index, writer = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]), Mock()
-y, loss_function = torch.tensor([0, 1, 0, 1, 1]), torch.nn.functional.cross_entropy
-"""
-}
 
 
 def blocks(page):
@@ -50,11 +39,10 @@ def public_names():
                 yield f"{home}.{name}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
 def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}
-    exec(GIVEN.get(page.stem, ""), names)
     for line, code, expected in blocks(page):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

@@ -1,6 +1,6 @@
 """Names that others chose, made harmless where they are shown: a function for each medium."""
 
-import html as _html
+import html
 import re
 
 # Control characters, changes of the direction of writing, and bytes of file names that are no text.
@@ -20,22 +20,13 @@ def terminal(text: object) -> str:
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
-def html(text: object) -> str:
-    """Return a text as HTML shows it unchanged, also within an attribute.
-
-    >>> html("<img onerror=x>")
-    '&lt;img onerror=x&gt;'
-    """
-    return _html.escape(terminal(text))
-
-
 def markdown(text: object) -> str:
     r"""Return a text as Markdown shows it unchanged, in a line or in a cell of a table.
 
     >>> markdown("![x](https://example.org)")
     '!\\[x\\](https\\://example.org)'
     """
-    shown = _html.escape(terminal(str(text).replace("\n", " ")), quote=False)
+    shown = html.escape(terminal(str(text).replace("\n", " ")), quote=False)
     return _MARKDOWN.sub(r"\\\1", shown).replace("://", "\\://").replace("www.", "www\\.")
 
 

@@ -1,9 +1,11 @@
 """Files and folders that are written whole or not at all, and a message where they cannot be."""
 
+import csv
 import errno
+import io
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,6 +71,23 @@ def whole_file(path: Path) -> Iterator[Path]:
                     shutil.copyfileobj(source, target)
             else:
                 draft.replace(place)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all, the same bytes on every system; see ``whole_file``."""
+    with whole_file(path) as draft:
+        draft.write_text(text, encoding="utf-8", newline="")
+
+
+def csv_text(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table as CSV.
+
+    >>> csv_text(["id", "name"], [[1, "a, b"]])
+    'id,name\\n1,"a, b"\\n'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([headings, *rows])
+    return text.getvalue()
 
 
 @contextmanager

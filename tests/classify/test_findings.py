@@ -7,7 +7,7 @@ import torch
 
 from pairnorm.classify import Candidate, NodeClassifier
 from pairnorm.classify import findings as findings_module
-from pairnorm.classify.candidates.base import Network
+from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.findings import ALIKE, LATER, RANDOM, STEPS, Findings, Rival
 from pairnorm.classify.holdout import without
 from pairnorm.classify.search import rivals

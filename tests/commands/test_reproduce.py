@@ -219,9 +219,12 @@ def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
         (["reproduce", "missing", "--missing", "many"], "missing is 'many'"),
         (["reproduce", "missing", "--protocol", "pcfi"], "protocol is 'pcfi'"),
         (["reproduce", "missing", "--workers", "0"], "workers is 0"),
+        (["reproduce", "missing", "--remedy", "GCNII"], "--remedy is for depth"),
+        (["reproduce", "depth", "--protocol", "ssnc-mv"], "--protocol is for missing"),
+        (["reproduce", "table1", "--protocol", "ssnc-mv"], "--protocol is for depth and missing"),
     ],
 )
-def test_what_missing_cannot_be_is_said(
+def test_what_a_comparison_cannot_be_is_said(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(words) == 1

@@ -4,7 +4,7 @@ import pytest
 from depth_table import ORIGIN, a_table, line
 
 from pairnorm.compare.depth import DepthComparison, Place, Table
-from pairnorm.compare.depth_report import advice, draw, report, tables
+from pairnorm.compare.depth_report import _best_at_each_depth, advice, draw, report, tables
 from pairnorm.compare.depth_rows import ranked
 from pairnorm.data import csbm
 from pairnorm.train import Trial
@@ -29,6 +29,17 @@ def test_who_is_best_and_where_pairnorm_stands() -> None:
     assert "in 2 of 4 situations (2, 16 layers with training nodes' features alone)" in text
     assert "Ahead of it most often: APPNP (2)." in text
     assert "Worse than no remedy: 2 layers with all features." in text
+
+
+def test_equals_ahead_of_pairnorm_come_in_the_order_of_the_table() -> None:
+    accuracies = {"PN": 0.5, "GCNII": 0.8, "Skip": 0.8, "JK-max": 0.8, "APPNP": 0.8, "DropEdge": 0.8}
+    rows = [
+        {"remedy": remedy, "missing_percent": 0, "depth": 2, "validation_accuracy": accuracy,
+         "accuracies": [accuracy, accuracy + 0.01]}
+        for remedy, accuracy in accuracies.items()
+    ]  # fmt: skip
+    text = _best_at_each_depth(rows)
+    assert "Ahead of it most often: GCNII (1), Skip (1), JK-max (1), APPNP (1), DropEdge (1)." in text
 
 
 def test_ranks_are_of_what_all_situations_have() -> None:

@@ -43,6 +43,12 @@ def test_numbers_are_no_mask_and_integers_are_no_features(features: Tensor, rais
         mask_of(features.long(), torch.ones(14, dtype=torch.bool))
 
 
+def test_what_is_no_tensor_is_refused(features: Tensor, known: Tensor, raises) -> None:
+    for given in ((features.numpy(), known), (features, known.numpy())):
+        with raises("wrong-type", expected="a tensor"):
+            mask_of(*given)
+
+
 def test_without_weight_it_is_zero() -> None:
     assert divided(torch.tensor([6.0, 0.0]), torch.tensor([2.0, 0.0])).tolist() == [3.0, 0.0]
 

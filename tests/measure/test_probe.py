@@ -546,6 +546,17 @@ def test_gradients_that_vanish_are_told_from_states_that_collapse():
     assert not weak[verdict.layer :].any()
 
 
+def test_a_model_that_diverged_is_not_called_healthy(graph):
+    model, x = GCN(5, 5, depth=3, hidden=4, dropout=0.0), torch.randn(40, 5)
+    x[0, 0] = torch.nan
+    _, verdict = run_and_judge(model, x, graph)
+    assert verdict == ("not-finite", 1, "States are not finite from layer 1 (convolutions.0) on.")
+
+
+def test_no_gradient_comes_back_where_nothing_before_the_states_is_learnt(graph):
+    assert "no gradient came back" in run_and_judge(SGC(5, 5), torch.randn(40, 5), graph)[1].text
+
+
 def test_gradient_norms_are_those_of_autograd(graph):
     model, x = GCN(5, 3, depth=3, hidden=4, trials=2, norm="PN", dropout=0.0), torch.randn(40, 5)
     states = []
@@ -553,7 +564,7 @@ def test_gradient_norms_are_those_of_autograd(graph):
         module.register_forward_hook(lambda module, args, output: states.append(output))
     with Probe(model) as probe:
         loss = model(x, graph).square().sum()
-    assert "gradients were not recorded" in probe.verdict().text
+    assert "no gradient came back" in probe.verdict().text
     gradients = torch.autograd.grad(loss, states, retain_graph=True, allow_unused=True)
     loss.backward()
     seen = [gradient for gradient in gradients if gradient is not None][-1]

@@ -1,13 +1,15 @@
+from math import inf, nan
+
 import torch
 
 from pairnorm.measure.verdict import Record, judge
 
 
-def record(layer, angle=1.0, rank=3.0, response=None, *, forward=0, kind=""):
+def record(layer, angle=1.0, rank=3.0, response=None, *, forward=0, kind="", nodes=5, norm=1.0):
     measures = {"mean_average_distance": torch.tensor([angle]), "numerical_rank": torch.tensor([rank])}
     if response is not None:
         measures["gradient_norm"] = torch.tensor([response])
-    return Record(forward, layer, f"conv{layer}", kind, 5, torch.ones(1), measures, {})
+    return Record(forward, layer, f"conv{layer}", kind, nodes, torch.tensor([norm]), measures, {})
 
 
 def test_states_collapse_where_they_stay_so_to_the_last_but_one():
@@ -34,3 +36,17 @@ def test_gradients_vanish_up_to_the_last_weak_layer():
     responses = [1e-9, 1e-5, 0.5, 1.0]
     verdict = judge([record(layer, response=response) for layer, response in enumerate(responses, 1)])
     assert (verdict.kind, verdict.layer) == ("gradients-vanish", 2)
+
+
+def test_what_is_not_finite_comes_first_states_from_the_front_and_gradients_from_the_end():
+    states = [record(1, 0.01), record(2, nan, nan, nan, norm=inf), record(3, nan, nan, nan, norm=nan)]
+    assert judge(states)[:2] == ("not-finite", 2)
+    verdict = judge([record(layer, response=response) for layer, response in enumerate([nan, inf, 1.0], 1)])
+    assert verdict == ("not-finite", 2, "Gradients are not finite from layer 2 (conv2) down.")
+
+
+def test_nothing_is_told_from_a_single_node():
+    for nodes in (0, 1):
+        verdict = judge([record(layer, 0.0, 1.0, nodes=nodes) for layer in (1, 2)])
+        assert verdict.kind == "no-sign"
+        assert "fewer than two nodes" in verdict.text

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import k_hop_subgraph
 
@@ -64,6 +65,19 @@ def inferred(model, batches):
         for batch in batches:
             result[batch.n_id[: batch.batch_size]] = model(batch.x, batch.edge_index)[: batch.batch_size]
     return result
+
+
+def test_all_nodes_of_a_batch_without_seeds_are_its_own(graph):
+    found, expected = Net("PN"), Net("PN")
+    calibrate(found, [Data(*graph)])
+    calibrate(expected, Batches(graph, NODES))
+    torch.testing.assert_close(found.state_dict(), expected.state_dict())
+
+
+def test_all_nodes_of_a_batch_of_graphs_are_its_own(graph):
+    found = Net("PN")
+    calibrate(found, [Batch.from_data_list([Data(*graph), Data(*graph)])])
+    assert int(found.norms[0].statistics.count) == 2 * NODES
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -112,3 +112,12 @@ def test_settings_are_checked(raises):
         GCNII(FEATURES, CLASSES, alpha=1.5)
     with raises("not-a-number", value=0):
         GCNII(FEATURES, CLASSES, theta=0)
+
+
+@either
+def test_a_compiled_model_is_the_model(kind, x, edge_index):
+    torch.compiler.reset()
+    model = build(kind).eval()
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, edge_index), model(x, edge_index), rtol=0, atol=0)

@@ -461,6 +461,21 @@ class TestState:
         assert set(SGC(6, 3, norm="PN").state_dict()) == {"weight", "bias"}
 
 
+@models
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of what goes on behind the model
+def test_a_compiled_model_is_the_model(kind, settings, x, edge_index):
+    torch.compiler.reset()
+    model, adjacency = build(kind, settings, depth=3, norm="PN-SI"), propagation(edge_index, "rw", NODES)
+    compiled = torch.compile(model, backend="aot_eager")
+    for graph in (edge_index, adjacency):
+        results = []
+        for call in (model, compiled):
+            torch.manual_seed(1)  # of the dropout
+            logits = call(x, graph)
+            results.append([logits, *torch.autograd.grad(logits.square().sum(), [*model.parameters()])])
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 class TestErrors:
     @models
     @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from pairnorm.nn.models import GAT, GCN, SGC
+from pairnorm.nn.models import GCN
 from pairnorm.nn.pair_norm import PairNorm
-from pairnorm.nn.patch import add_pair_norm, graph_convolutions, remove_pair_norm
+from pairnorm.nn.patch import add_pair_norm, remove_pair_norm
 
 NODES, SCALE = 12, 3.0
 NORM = PairNorm(SCALE, "PN-SI")
@@ -563,6 +563,21 @@ def test_compile(wrapped, x, edges):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("passes", [0, 2])
+def test_a_compiled_model_is_patched_as_any_other(passes, x, edges):
+    model = pyg.GraphSAGE(5, 8, 3, 3)
+    plain, reference = model(x, edges), basic_gnn_with_pair_norm(model, x, edges)
+    compiled = torch.compile(model, backend="aot_eager")
+    for _ in range(passes):
+        torch.testing.assert_close(compiled(x, edges), plain)
+    for _ in range(2):
+        with add_pair_norm(compiled, SCALE):
+            torch.testing.assert_close(compiled(x, edges), reference)
+        torch.testing.assert_close(compiled(x, edges), plain)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("kind", [pyg.GCN, pyg.GAT, pyg.GIN])
 def test_compile_before_the_first_pass(kind, x, edges):
     model, batch = kind(5, 8, 3, 3).eval(), torch.arange(NODES) // 5
@@ -661,142 +676,3 @@ def test_a_pair_of_node_sets_needs_an_activation(x, edges, raises):
     add_pair_norm(model)
     with raises("no-place", value="second"):
         model(x, edges, torch.sin)
-
-
-class Marked(nn.Module):
-    is_graph_convolution = True
-
-    def forward(self, x):
-        return x
-
-
-class Kipf(nn.Module):
-    """The usual hand-written layer: it is known by its argument."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, features, adj):
-        return adj @ self.linear(features)
-
-
-class OddConvolution(nn.Module):
-    """Known by its name, since its arguments tell nothing."""
-
-    def forward(self, h, operator):
-        return operator @ h
-
-
-class TemporalConv(nn.Module):
-    """Named like a convolution, but of one input: no graph can come in."""
-
-    def forward(self, x):
-        return x
-
-
-class Block(nn.Module):
-    def __init__(self, conv):
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x, edge_index):
-        return self.conv(x, edge_index)
-
-
-def names(*modules, layers=None):
-    return list(graph_convolutions(nn.ModuleList(modules), layers))
-
-
-@pytest.mark.parametrize("model", [pyg.GCN, pyg.GAT, pyg.GraphSAGE, pyg.GIN, pyg.PNA, pyg.EdgeCNN])
-def test_pyg_models(model):
-    extra = (
-        {"aggregators": ["mean"], "scalers": ["identity"], "deg": torch.ones(3)} if model is pyg.PNA else {}
-    )
-    found = graph_convolutions(model(4, 8, 3, 2, **extra))
-    assert list(found) == ["convs.0", "convs.1", "convs.2"]
-    assert all(isinstance(conv, pyg.MessagePassing) for conv in found.values())
-
-
-def test_models_of_this_package():
-    for model in (GCN, GAT):
-        assert list(graph_convolutions(model(5, 3, depth=3))) == [f"convolutions.{i}" for i in range(3)]
-    assert list(graph_convolutions(SGC(5, 3, depth=3))) == ["hop"]
-
-
-def test_a_subclass_of_message_passing_and_convolutions_that_are_none():
-    class Mine(pyg.MessagePassing):
-        pass
-
-    class Derived(pyg.GATConv):
-        pass
-
-    assert names(Mine(), nn.Linear(2, 2), Derived(2, 2), pyg.APPNP(2, 0.1), pyg.DenseGCNConv(2, 2)) == [
-        "0",
-        "2",
-        "3",
-        "4",
-    ]
-
-
-def test_the_outermost_library_convolution_counts():
-    assert names(pyg.DirGNNConv(pyg.GCNConv(4, 4)), pyg.GPSConv(4, pyg.GCNConv(4, 4))) == ["0", "1"]
-
-
-def test_the_innermost_counts_for_blocks():
-    assert names(pyg.DeepGCNLayer(pyg.GENConv(4, 4)), Block(pyg.GCNConv(4, 4)), Block(Block(Kipf()))) == [
-        "0.conv",
-        "1.conv",
-        "2.conv.conv",
-    ]
-
-
-def test_hand_written_and_marked_modules():
-    assert names(
-        Marked(), Kipf(), OddConvolution(), TemporalConv(), nn.Bilinear(2, 2, 2), nn.Conv1d(2, 2, 1)
-    ) == [
-        "0",
-        "1",
-        "2",
-    ]
-
-
-def test_dgl_style_modules_are_known_by_where_they_come_from():
-    graph_conv = type("GraphConv", (nn.Module,), {"__module__": "dgl.nn.pytorch.conv.graphconv"})
-    pooling = type("GlobalAttentionPooling", (nn.Module,), {"__module__": "dgl.nn.pytorch.glob"})
-    assert names(graph_conv(), pooling()) == ["0"]
-
-
-def test_the_scoring_convolution_of_a_pooling_layer_is_none_of_the_model():
-    assert names(pyg.GCNConv(4, 4), pyg.SAGPooling(4), pyg.TopKPooling(4)) == ["0"]
-
-
-def test_a_shared_module_counts_once():
-    conv = Kipf()
-    assert names(conv, Block(conv), conv, Kipf()) == ["0", "3"]
-
-
-def test_the_model_itself_does_not_count(raises):
-    with raises("no-convolution"):
-        graph_convolutions(Kipf())
-
-
-def test_convolutions_by_name():
-    model = nn.ModuleDict(
-        {"encoder": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "head": nn.Linear(2, 2)}
-    )
-    found = graph_convolutions(model, ["encoder.1", "encoder.0"])
-    assert list(found) == ["encoder.1", "encoder.0"]
-    assert found["encoder.0"] is model["encoder"][0]
-
-
-def test_errors_of_layers(raises):
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    with raises("no-convolution") as caught:
-        graph_convolutions(model)
-    assert "in Sequential, whose children are\n  0: Linear\n  1: ReLU\n" in str(caught.value)
-    with raises("unknown-choice", value="encoder.2", remedy="Did you mean 'encoder.1'?"):
-        graph_convolutions(nn.ModuleDict({"encoder": model}), ["encoder.2"])
-    for layers in ("0", []):
-        with raises("unknown-choice", value=layers):
-            graph_convolutions(model, layers)

@@ -4,7 +4,7 @@ import io
 import pytest
 
 from pairnorm.paper.experiments import TABLE1, TABLE3, TUNED, Experiment, Place
-from pairnorm.paper.result_tables import COLUMNS, Table, csv_text, latex, markdown, terminal
+from pairnorm.paper.result_tables import COLUMNS, Table, as_csv, latex, markdown, terminal
 from pairnorm.paper.results import Results
 from pairnorm.train import Spec, Trial
 
@@ -39,7 +39,7 @@ def table() -> Table:
 
 def test_csv_has_the_papers_columns_and_is_empty_where_nothing_was_run(table: Table) -> None:
     assert COLUMNS[:5] == ("dataset", "method", "missing_percent", "accuracy", "layers")
-    assert csv_text(table) == (
+    assert as_csv(table) == (
         "dataset,method,missing_percent,accuracy,layers,accuracy_std,paper_accuracy,paper_layers\n"
         "cora,SGC,0,0.8000,4,0.0141,0.815,4\n"
         "cora,SGC,100,,,,0.423,15\n"
@@ -49,7 +49,7 @@ def test_csv_has_the_papers_columns_and_is_empty_where_nothing_was_run(table: Ta
 
 
 def test_csv_with_the_chosen_settings(table: Table) -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text(table, ["scale", "dropout"]))))
+    rows = list(csv.DictReader(io.StringIO(as_csv(table, ["scale", "dropout"]))))
     assert [(row["scale"], row["dropout"]) for row in rows] == [
         ("1.0", "0.6"),
         ("", ""),
@@ -103,7 +103,7 @@ def test_one_run_has_no_deviation() -> None:
     found = Results({Spec("cora", "SGC", 4, epochs=500, scaling="none"): [trial(0, 0.5, 0.75)]})
     table = Table.of(found, one)
     assert "| 0.750 @ 4" in markdown(table).replace("**", "")
-    assert "cora,SGC,0,0.7500,4,,0.815,4\n" in csv_text(table)
+    assert "cora,SGC,0,0.7500,4,,0.815,4\n" in as_csv(table)
 
 
 def test_the_paper_is_not_quoted_where_the_split_is_another() -> None:

@@ -15,7 +15,8 @@ from pairnorm.train import Spec, Trial, engine, fit, train
 from pairnorm.train.engine import find_device, train_job
 from pairnorm.train.jobs import Job, plan
 from pairnorm.train.loop import Loop
-from pairnorm.train.trainers import GNNTrainer, Problem
+from pairnorm.train.problem import Problem
+from pairnorm.train.trainers import GNNTrainer
 
 CPU = torch.device("cpu")
 NORM = {"norm": "PN-SI", "epochs": 15}

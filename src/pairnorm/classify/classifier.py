@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from pairnorm.classify.candidates.average import Average
-from pairnorm.classify.candidates.base import Candidate, Task
+from pairnorm.classify.candidates.base import Candidate, Family, Task
 from pairnorm.classify.candidates.boosted_trees import DIRECTED
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
@@ -169,26 +169,9 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given = graph.split
         split = complete_split(graph, self.random_state, self.time)
         families, done = plan(self, graph.with_split(split)), 0
-        # Validation nodes say when the training of a network stops, and in folds what is later would teach.
-        apart = self.time is not None or any(isinstance(family, GNNFamily) for family in families)
-        turns = [] if apart else folds(graph, split, self.random_state)
-        judges = torch.stack(turns).any(0) if turns else split.validation
-        hidden = without_features(graph, judges, self.random_state)
-        graph = graph.with_split(split)
         scaling = Scaling.of(graph, self.scaling)
-        device = find_device(self.device)
-        shards, features = shards_of(graph.num_nodes), scaling(graph)
-        task = Task(
-            graph,
-            features,
-            self.adjacency,
-            device,
-            metric=self.metric,
-            held_out=turns,
-            hidden=hidden,
-            shards=shards,
-        )
-
+        task = self._task(graph, split, families, scaling)
+        graph = task.graph
         steps = sum(family.steps for family in families) + 2 + self.refit
 
         def tick(what: str) -> None:
@@ -202,7 +185,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.best_, self.search_ = choice.best, [one.candidate for one in choice.tried]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
         self.model_, self.scaling_ = choice.learn(task.learnable), scaling
-        if shards is not None:  # what comes now is small, and a rank does it faster by itself
+        if task.shards is not None:  # what comes now is small, and a rank does it faster by itself
             task = replace(task, shards=None)
         self.task_ = task
         self.split_, self.choice_ = split, choice
@@ -229,6 +212,25 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._seen = fingerprints(graph.node_names[learnt.cpu().numpy()])
         self._tested = fingerprints(graph.node_names[(split.test & learnt).cpu().numpy()])
         return self
+
+    def _task(self, graph: Graph, split: Split, families: Sequence[Family], scaling: Scaling) -> Task:
+        """Return what candidates are tried on, with the nodes that are held out to choose among them."""
+        # Validation nodes say when the training of a network stops, and in folds what is later would teach.
+        apart = self.time is not None or any(isinstance(family, GNNFamily) for family in families)
+        turns = [] if apart else folds(graph, split, self.random_state)
+        judges = torch.stack(turns).any(0) if turns else split.validation
+        hidden = without_features(graph, judges, self.random_state)
+        graph = graph.with_split(split)
+        return Task(
+            graph,
+            scaling(graph),
+            self.adjacency,
+            find_device(self.device),
+            metric=self.metric,
+            held_out=turns,
+            hidden=hidden,
+            shards=shards_of(graph.num_nodes),
+        )
 
     @property
     def feature_names_in_(self) -> tuple[str, ...] | None:

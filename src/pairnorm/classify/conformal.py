@@ -55,7 +55,6 @@ def label_sets(
     held_out: NDArray[np.bool_],
     lacking: NDArray[np.bool_],
     rates: Sequence[float] = RATES,
-    seed: int = 0,
 ) -> list[LabelSets]:
     r"""Return the sets of every error rate, by split conformal prediction on the held-out nodes.
 
@@ -70,7 +69,6 @@ def label_sets(
         held_out: bool [n], labelled nodes that no choice has seen.
         lacking: bool [n], the nodes without features.
         rates: the error rates.
-        seed: of the halves that coverage is measured on.
     """
     nodes = np.flatnonzero(held_out)
     scores, kinds = 1 - probabilities[nodes, labels[nodes]].astype(np.float64), lacking[nodes]
@@ -78,7 +76,7 @@ def label_sets(
     groups = {"all held-out nodes": np.ones(len(nodes), dtype=bool)}
     if kinds.any() and not kinds.all():
         groups |= {"with features": ~kinds, "without features": kinds}
-    covered = _covered(scores, kinds, own, rates, seed, groups)
+    covered = _covered(scores, kinds, own, rates, groups)
     distances = 1 - probabilities.astype(np.float64)
     found = []
     for place, (rate, limit) in enumerate(zip(rates, _thresholds(scores, kinds, own, rates), strict=True)):
@@ -112,11 +110,10 @@ def _covered(
     kinds: NDArray[np.bool_],
     own: bool,
     rates: Sequence[float],
-    seed: int,
     groups: dict[str, NDArray[np.bool_]],
 ) -> dict[str, NDArray[np.float64]]:
     """Return the share of true classes in their sets, [splits, rates], by group, in random halves."""
-    random, count = np.random.default_rng(seed), len(scores)
+    random, count = np.random.default_rng(0), len(scores)
     splits = max(2, min(SPLITS, DRAWN // count))
     found = {name: np.full((splits, len(rates)), np.nan) for name in groups}
     for split in range(splits):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.errors import PairNormError
-from pairnorm.train.trainers import part_losses
+from pairnorm.train.problem import part_losses
 
 NORMAL_95 = 1.959964
 HOTTEST, TEMPERATURES = 30.0, 60

@@ -150,9 +150,20 @@ class Findings:
         return min(networks, key=lambda one: one.validation_loss, default=None)
 
     @property
+    def chosen(self) -> bool:
+        """Whether the model was chosen by nodes held out for that, and not by rule."""
+        return not isnan(self.classifier.best_.validation_accuracy)
+
+    @property
     def test(self) -> NDArray[np.bool_]:
         """The held-out nodes."""
         return self.graph.test.cpu().numpy()
+
+    @property
+    def wanted(self) -> NDArray[np.bool_]:
+        """The nodes whose labels are wanted: those without one, or all where there are none such."""
+        unknown = ~self.graph.labelled.cpu().numpy()
+        return unknown if unknown.any() else np.ones_like(unknown)
 
     def scores(self, predicted: NDArray[np.int64], judged: NDArray[np.bool_]) -> Scores:
         """Judge predictions on some nodes.
@@ -225,7 +236,7 @@ class Findings:
     def _verdict(self) -> str:
         best = self.classifier.best_
         if not self.test.any():
-            if isnan(best.validation_accuracy):
+            if not self.chosen:
                 return "There are no held-out nodes: nobody knows how good these predictions are."
             return (
                 "There are no held-out nodes. Of the validation nodes "

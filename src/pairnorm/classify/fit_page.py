@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isnan
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measure
 from pairnorm.classify.evaluation import Scores, wilson
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.data import Graph
+from pairnorm.data.adjacency import csr_matrix
 from pairnorm.escaping import terminal
 from pairnorm.page import (
     Chart,
@@ -31,6 +33,9 @@ from pairnorm.page.charts import NORMS, Line, confusion, intervals, lines, relia
 
 MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
 USUAL_RATE, CONFIDENT = 3, 0.9
+GROUP_COLUMNS = ("nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1")
+CLASS_COLUMNS = ("class", "nodes", "found (recall)", "right when said (precision)", "F1")
+Rows = list[list[str]]
 GLOSSARY = {
     "Held-out node": "A node whose label is known but took no part in learning or in choosing the model. How "
     "often the model is right is counted on these alone.",
@@ -65,7 +70,7 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
         Section("Every node, and why", [_nodes(findings, sets)]),
         *([Section("How often it is right", list(_accuracy(findings)))] if test.any() else []),
         *([Section("Against simpler methods", _comparison(findings))] if test.any() else []),
-        *([Section("How deep", list(_depth(findings)))] if _chosen(findings) else []),
+        *([Section("How deep", list(_depth(findings)))] if findings.chosen else []),
         *(
             [smoothing_section(findings.smoothing, 0 if findings.deep is None else findings.deep.depth)]
             if findings.smoothing
@@ -164,9 +169,7 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
             + "; ".join(f"{name} {100 * one.accuracy:.1f}%" for name, one in groups.items()).capitalize()
             + "."
         )
-    counted = (findings.probabilities.max(1) >= CONFIDENT)[
-        ~graph.labelled.cpu().numpy() if unknown else slice(None)
-    ]
+    counted = (findings.probabilities.max(1) >= CONFIDENT)[findings.wanted]
     share = findings.confident(CONFIDENT)[1]
     seen = "" if isnan(share) else f" Of held-out labels as confident, {percent(share)} are right."
     return [
@@ -184,10 +187,9 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
 
 def _trust(findings: Findings) -> Iterator[Text | Threshold]:
     confidence, test = _thousandths(findings.probabilities.max(1)), findings.test
-    unknown = ~findings.graph.labelled.cpu().numpy()
     right = findings.predicted == findings.graph.labels.cpu().numpy()
-    what = "without a known label" if unknown.any() else "in all"
-    counted = unknown if unknown.any() else np.ones_like(unknown)
+    counted = findings.wanted
+    what = "in all" if findings.graph.labelled.all() else "without a known label"
     total, sentences = int(counted.sum()), []
     for least in range(101):
         sure = confidence >= 10 * least
@@ -211,10 +213,8 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
 
 
 def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Choices | Details]:
-    unknown = ~findings.graph.labelled.cpu().numpy()
-    lacking = findings.graph.missing_vectors.cpu().numpy()
-    counted = unknown if unknown.any() else np.ones_like(unknown)
-    what = "nodes without a known label" if unknown.any() else "nodes"
+    lacking, counted = findings.graph.missing_vectors.cpu().numpy(), findings.wanted
+    what = "nodes" if findings.graph.labelled.all() else "nodes without a known label"
     groups = {f"all {what}": counted}
     if (counted & lacking).any() and (counted & ~lacking).any():
         groups |= {"with features": counted & ~lacking, "without features": counted & lacking}
@@ -275,15 +275,8 @@ def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
     rows = np.sort(np.argsort(confidence, kind="stable")[:MOST_ROWS])
     labels, lacking = graph.labels.cpu().numpy(), graph.missing_vectors.cpu().numpy()
     train = graph.train.cpu().numpy()
-    adjacency = graph.adjacency.cpu()
-    pattern = csr_array(
-        (
-            np.ones(adjacency.values().numel(), dtype=np.int32),
-            adjacency.col_indices().numpy(),
-            adjacency.crow_indices().numpy(),
-        ),
-        shape=(graph.num_nodes, graph.num_nodes),
-    )
+    pattern = csr_matrix(graph.adjacency)
+    pattern.data = np.ones(pattern.nnz, dtype=np.int32)
     known = np.flatnonzero(labels >= 0)
     classes = csr_array(
         (np.ones(len(known), dtype=np.int32), (known, labels[known])),
@@ -318,7 +311,7 @@ def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
     return Nodes(graph.num_nodes, columns)
 
 
-def _hops(pattern: object, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _hops(pattern: Any, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return how many edges lie between every node and the nearest source; -1 where no path leads to one."""
     from scipy.sparse.csgraph import dijkstra
 
@@ -328,9 +321,9 @@ def _hops(pattern: object, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.where(np.isfinite(found), found, -1).astype(np.int64)
 
 
-def _flat_rows(counts: object) -> list[list[int]]:
+def _flat_rows(counts: Any) -> list[list[int]]:
     """Return class and number in turn for every row of a sparse matrix, the most frequent class first."""
-    starts, kinds, numbers = (getattr(counts, name).tolist() for name in ("indptr", "indices", "data"))
+    starts, kinds, numbers = (part.tolist() for part in (counts.indptr, counts.indices, counts.data))
     found = []
     for low, high in pairwise(starts):
         pairs = sorted(zip(kinds[low:high], numbers[low:high], strict=True), key=lambda pair: -pair[1])
@@ -352,21 +345,12 @@ def _cut(text: str) -> str:
 def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
     groups, names, test = findings.groups(), findings.graph.class_names, findings.test
     scores = groups["all held-out nodes"]
+    by_group, by_class = accuracy_tables(groups, names)
     yield Text("On held-out nodes. Balanced accuracy and macro F1 count small classes as much as large ones.")
     if LATER in groups:
         yield Text(COMING_LATER)
-    yield Table(
-        ["group", "nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1"],
-        [[name, f"{one.count:,}", *numbers(one)] for name, one in groups.items()],
-    )
-    columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
-    yield Table(
-        ["class", "nodes", "found (recall)", "right when said (precision)", "F1"],
-        [
-            [name, f"{count:,}", *map(percent, shares)]
-            for name, (count, *shares) in zip(names, columns, strict=True)
-        ],
-    )
+    yield Table(["group", *GROUP_COLUMNS], by_group)
+    yield Table(CLASS_COLUMNS, by_class)
     yield confusion(
         "Which class is taken for which (shade: share of the true class)", scores.confusion, names
     )
@@ -383,12 +367,8 @@ def _comparison(findings: Findings) -> list[Markdown | Table | Chart]:
     return [
         Markdown(findings.verdict()),
         intervals("Right on held-out nodes, with 95% interval", list(found), values, "accuracy (%)"),
-        Table(["method", "accuracy", "95% interval", "balanced accuracy", "macro F1"], rows),
+        Table(["method", *GROUP_COLUMNS[1:]], rows),
     ]
-
-
-def _chosen(findings: Findings) -> bool:
-    return not isnan(findings.classifier.best_.validation_accuracy)
 
 
 def _depth(findings: Findings) -> Iterator[Text | Chart]:
@@ -419,6 +399,19 @@ def _about(findings: Findings) -> Table:
     if findings.direction is not None:
         rows.append(("direction", findings.direction))
     return Table([], [*rows, ("model", f"{classifier.best_.name}, adjacency {classifier.adjacency}")])
+
+
+def accuracy_tables(groups: Mapping[str, Scores], classes: Sequence[str]) -> tuple[Rows, Rows]:
+    """Return the rows of two tables: of each group of held-out nodes, and of each class among all of them."""
+    scores = groups["all held-out nodes"]
+    columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
+    return (
+        [[name, f"{one.count:,}", *numbers(one)] for name, one in groups.items()],
+        [
+            [name, f"{count:,}", *map(percent, shares)]
+            for name, (count, *shares) in zip(classes, columns, strict=True)
+        ],
+    )
 
 
 def numbers(scores: Scores) -> list[str]:

@@ -151,15 +151,14 @@ def _specs(
     for model in models:
         for depth in depths or NETWORKS[model]:
             if model not in REMEDIES:
+                own = shared | {"adjacency": wanted.adjacency}
                 settings = product(norms or ("none", GNN_NORM), scales or (1.0,))
-                shared["adjacency"] = wanted.adjacency
                 found += [
-                    Spec("own", model, depth, norm=norm, scale=scale, **shared) for norm, scale in settings
+                    Spec("own", model, depth, norm=norm, scale=scale, **own) for norm, scale in settings
                 ]
             elif norms is None or "none" in norms:
-                shared |= REMEDIES[model].settings
-                shares = REMEDIES[model].grid
-                found += [Spec("own", "GCN", depth, remedy=model, strength=one, **shared) for one in shares]
+                own, shares = {**shared, **REMEDIES[model].settings}, REMEDIES[model].grid
+                found += [Spec("own", "GCN", depth, remedy=model, strength=one, **own) for one in shares]
     if not found:
         raise PairNormError(
             f"{' and '.join(models)} have no norm", code="nothing-to-try", value=norms, expected="norm 'none'"

@@ -24,9 +24,9 @@ from pairnorm.data import Graph, PackedGraph
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.escaping import markdown
 from pairnorm.memory import size
+from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.ray_blocks import RayBlocks
 from pairnorm.train.schedule import PLACES
-from pairnorm.train.trainers import part_accuracies, part_losses
 from pairnorm.train.walk import LINE, WIDEST, Plan, Walk, label_propagation
 
 # Fewer than in memory: a walk goes to the last of them before any is judged.

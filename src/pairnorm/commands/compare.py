@@ -10,6 +10,7 @@ from pairnorm.commands.options import (
     FILES,
     SHARED,
     add_command,
+    check_classes,
     command_line,
     files_of,
     names_in,
@@ -119,9 +120,7 @@ def _prepared(options: Namespace) -> "Graph":
     from pairnorm.classify.scaling import check_features
 
     graph = read_graph(options).with_structure()
-    if options.label is None and not graph.num_classes:
-        problem, remedy = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
-        raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
+    check_classes(graph, options)
     check_features(graph)
     split = complete_split(graph)
     if not split.validation.any() or not split.test.any():

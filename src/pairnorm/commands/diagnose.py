@@ -31,11 +31,11 @@ def run(options: Namespace) -> None:
     counts the directions that are left.
     """
     from pairnorm.classify import Scaling, smoothing, suggest_depth
-    from pairnorm.classify.candidates import check_size
+    from pairnorm.classify.candidates.base import check_size
     from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
+    from pairnorm.classify.fit_figures import draw_smoothing
     from pairnorm.classify.fit_page import diagnosis_page
     from pairnorm.classify.scaling import check_features
-    from pairnorm.classify.summary import draw_smoothing
     from pairnorm.page import render
 
     out, step = options.out, count(1)

@@ -15,6 +15,7 @@ from pairnorm.commands.options import (
     FILES,
     SHARED,
     add_command,
+    check_classes,
     columns_of,
     files_of,
     flag,
@@ -26,6 +27,7 @@ from pairnorm.commands.options import (
 from pairnorm.errors import PairNormError, one_of, whole_number
 
 if TYPE_CHECKING:
+    from pairnorm.classify import NodeClassifier
     from pairnorm.classify.findings import Findings
 
 HEADINGS = ("On held-out nodes", "nodes", "accuracy", "95% interval", "balanced", "macro F1")
@@ -127,14 +129,10 @@ def run(options: Namespace) -> None:
         _run_in_memory(options, rank)
 
 
-def _run_in_memory(options: Namespace, rank: int) -> None:
-    from pairnorm.classify import ClassifierWarning, NodeClassifier
-    from pairnorm.classify.findings import STEPS, Findings
-    from pairnorm.classify.summary import whole_folder
-    from pairnorm.data import Graph
+def _classifier(options: Namespace) -> "NodeClassifier":
+    from pairnorm.classify import NodeClassifier
 
-    began, out, step = time.monotonic(), options.out, count(1)
-    classifier = NodeClassifier(
+    return NodeClassifier(
         model=_listed(options.model, str),
         depth=_listed(options.depth, int),
         norm=_listed(options.norm, str),
@@ -154,16 +152,23 @@ def _run_in_memory(options: Namespace, rank: int) -> None:
         device=options.device,
         random_state=whole_number("seed", options.seed, 0, 2**62),
     )
+
+
+def _run_in_memory(options: Namespace, rank: int) -> None:
+    from pairnorm.classify import ClassifierWarning
+    from pairnorm.classify.findings import STEPS, Findings
+    from pairnorm.classify.summary import whole_folder
+    from pairnorm.data import Graph
+
+    began, out, step = time.monotonic(), options.out, count(1)
+    classifier = _classifier(options)
     refuse_inputs(out, *files_of(options))
     with whole_folder(out) as folder:
         if options.graph is None:
             graph = read_graph(options).with_structure()
         else:
             graph = Graph.from_packed(Graph.open(options.graph))
-        if options.label is None and not graph.num_classes:
-            problem = f"{graph.name}: no node has a class"
-            remedy = "Name the column that holds them: {label}"
-            raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
+        check_classes(graph, options)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ClassifierWarning)
             with console.progress() as tell:

@@ -35,6 +35,10 @@ def flag(help: str) -> dict[str, Any]:
     return {"help": help, "action": "store_true"}
 
 
+def _count(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
 SHARED = {
     "nodes": option(
         "TABLE",
@@ -73,9 +77,7 @@ SHARED = {
     ),
     "ignore": option("COLUMN", "Column to leave out. May be repeated.", action="append"),
     "keep": option("COLUMN", "Column of very many texts to keep as categories.", action="append"),
-    "classes": option(
-        "N", "Cut a label of numbers into so many classes, or each.", type=lambda text: _count(text)
-    ),
+    "classes": option("N", "Cut a label of numbers into so many classes, or each.", type=_count),
     "unknown-edges": option("WHAT", "Edges whose ends are no nodes: error or drop. Default: error."),
     "scaling": option(
         "KIND", "Of features: rows (words, counts), columns (ages, incomes), none or auto.", "auto"
@@ -255,10 +257,6 @@ def refuse(options: Namespace, names: Iterable[str], why: str, remedy: str, **mo
             raise PairNormError(problem, code="conflicting-options", remedy=remedy, **more)
 
 
-def _count(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
-
-
 def files_of(options: Namespace) -> list[Path]:
     """Return the files that the options name, none where they are queries of a database."""
     from pairnorm.data.readers import STDIN, find_files
@@ -276,6 +274,13 @@ def refuse_inputs(out: Path, *inputs: Path | None) -> None:
             problem = f"{out}: writing there would replace {path}, which is read"
             remedy = "Choose another place: {out}"
             raise PairNormError(problem, code="would-overwrite", value=str(out), remedy=remedy, out=...)
+
+
+def check_classes(graph: "Graph", options: Namespace) -> None:
+    """Refuse a graph without classes where no column of them was named."""
+    if options.label is None and not graph.num_classes:
+        problem, remedy = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
+        raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
 
 
 def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":

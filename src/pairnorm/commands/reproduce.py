@@ -12,7 +12,7 @@ from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, command_line, names_in, numbers_in, option, refuse
 from pairnorm.errors import PairNormError
-from pairnorm.writing import whole_file
+from pairnorm.writing import write_text
 
 if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison
@@ -129,6 +129,7 @@ def _compare(options: Namespace) -> int | None:
 def _depth(options: Namespace, path: Path) -> int | None:
     from pairnorm.compare import depth
 
+    refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
     chosen = selection(options)
     given: dict[str, Any] = {
         "datasets": chosen.datasets,
@@ -154,6 +155,7 @@ def _missing(options: Namespace, path: Path) -> int | None:
     from pairnorm.compare.missing import Selection
     from pairnorm.compare.missing_runs import Found, compare, count_lacking
 
+    refuse(options, ("remedy",), "is for depth, and this is missing", "Leave it out.")
     if options.depths is not None or options.on != "here":
         raise PairNormError(
             "'missing' runs on this machine, with depths of its own",
@@ -214,8 +216,7 @@ def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path
     figures = _drawn(lambda: draw(found, out / "figures")) or []
     files = [out / "missing.csv", *figures, out / "missing.md"]
     write_csv(found, files[0])
-    with whole_file(files[-1]) as draft:
-        draft.write_text(report(chosen, found, "figures/missing.png" if figures else None), encoding="utf-8")
+    write_text(files[-1], report(chosen, found, "figures/missing.png" if figures else None))
     return files
 
 
@@ -248,8 +249,7 @@ def write_depths(wanted: "DepthComparison", path: Path, out: Path, name: str, co
     pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
     texts = {out / f"{name}.csv": table.csv(), out / f"{name}.md": report(table, command, pictures)}
     for target, text in texts.items():
-        with whole_file(target) as draft:
-            draft.write_text(text, encoding="utf-8")
+        write_text(target, text)
     table_file, report_file = texts
     files = [table_file, *(path for paths in figures.values() for path in paths), report_file]
     tell_written(files)

@@ -1,7 +1,5 @@
 """Every remedy against oversmoothing at every depth, tuned with the same budget: ``reproduce depth``."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +16,7 @@ from pairnorm.train import Spec, Store, run
 from pairnorm.train.remedies import REMEDIES, find, stored_name
 from pairnorm.train.result import Result
 from pairnorm.train.schedule import Running
+from pairnorm.writing import csv_text
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
 MISSING = (100, 0)
@@ -217,12 +216,7 @@ class Table:
 
     def csv(self) -> str:
         """Return the complete rows as text."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in self.rows():
-            writer.writerow([_written(row[name]) for name in COLUMNS])
-        return text.getvalue()
+        return csv_text(COLUMNS, ([_written(row[name]) for name in COLUMNS] for row in self.rows()))
 
 
 def _summary(spec: Spec, results: Sequence[Result]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The comparison by depth for people: who is ahead where, what to use, what was not run, and figures."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +28,7 @@ from pairnorm.compare.depth_rows import (
 from pairnorm.compare.over_graphs import draw_ranking, over_graphs
 from pairnorm.compare.ranking import critical_difference, leaders, told_apart
 from pairnorm.escaping import markdown
-from pairnorm.paper.result_tables import markdown_rows
+from pairnorm.paper.result_tables import markdown_table
 from pairnorm.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 
 if TYPE_CHECKING:
@@ -161,10 +161,6 @@ def report(table: Table, command: str, figures: Mapping[tuple[str, str], str] | 
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(markdown_rows(headings, rows))
-
-
 def _number(row: Row | None = None) -> str:
     if row is None:
         return "not run"
@@ -198,7 +194,7 @@ def _what_to_use(wanted: DepthComparison, rows: Sequence[Row]) -> str:
             lines.append((*words, *map(chosen, others)))
     headings = ("graph, model", "features", "layers", "chosen", "accuracy", "as good, or not told apart",
                 "without a remedy", "PairNorm")  # fmt: skip
-    return f"## What to use on each graph\n\n{CHOSEN}\n{_table(headings, lines)}"
+    return f"## What to use on each graph\n\n{CHOSEN}\n{markdown_table(headings, lines)}"
 
 
 def _ranking(rows: Sequence[Row]) -> str:
@@ -219,7 +215,7 @@ def _ranking(rows: Sequence[Row]) -> str:
     ]  # fmt: skip
     difference = critical_difference(len(standings), len(situations))
     text = RANKING.format(situations=len(situations), difference=difference)
-    return f"### Ranking\n\n{text}\n{_table(('remedy', 'mean rank', '95% interval', *ranks), lines)}"
+    return f"### Ranking\n\n{text}\n{markdown_table(('remedy', 'mean rank', '95% interval', *ranks), lines)}"
 
 
 def _best_at_each_depth(rows: Sequence[Row]) -> str:
@@ -232,12 +228,15 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
         plain, ours = Choice.among(only(here, [NONE])), Choice.among(only(here, PAIR_NORM))
         if ours is not None:
             total += 1
-            ahead = {
+            # In the order of the table, which decides between those that are ahead as often.
+            ahead = [
                 remedy
                 for remedy, accuracies in scores.items()
-                if told_apart(accuracies, ours.accuracies) and fmean(accuracies) > ours.accuracy
-            } - {*PAIR_NORM}
-            beaten.update(ahead - {NONE})
+                if remedy not in PAIR_NORM
+                and told_apart(accuracies, ours.accuracies)
+                and fmean(accuracies) > ours.accuracy
+            ]
+            beaten.update(remedy for remedy in ahead if remedy != NONE)
             if not ahead:
                 led[features(percent)].append(str(depth))
             if NONE in ahead:
@@ -246,7 +245,7 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
                       f"{ours.accuracy:.3f} ({ours.remedy})" if ours else "not run",
                       f"{plain.accuracy:.3f}" if plain else "not run"))  # fmt: skip
     headings = ("features", "layers", "best", "accuracy", "not told apart", "PairNorm", "without a remedy")
-    parts = ["### The best at each depth", f"{BEST}\n{_table(headings, lines)}"]
+    parts = ["### The best at each depth", f"{BEST}\n{markdown_table(headings, lines)}"]
 
     def places(found: Mapping[str, Sequence[str]]) -> str:
         return "; ".join(f"{', '.join(depths)} layers with {given}" for given, depths in found.items())
@@ -271,7 +270,7 @@ def _accuracies(percent: int, rows: Sequence[Row]) -> str:
             for row in of
         }
         lines.append((short(remedy), *(cells.get(depth, "") for depth in top)))
-    table = _table(("remedy", *(f"{depth} layers" for depth in top)), lines)
+    table = markdown_table(("remedy", *(f"{depth} layers" for depth in top)), lines)
     return f"### Accuracy, {features(percent)}\n\n{table}"
 
 

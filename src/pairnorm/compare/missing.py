@@ -18,7 +18,7 @@ from pairnorm.data.random import Stream
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.fill import FILLS
 from pairnorm.train import Spec
-from pairnorm.train.trainers import DRAW
+from pairnorm.train.problem import DRAW
 
 Settings = Mapping[str, Any]
 """Fields of a ``Spec``; a tuple lists the values among which validation decides."""

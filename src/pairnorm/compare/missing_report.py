@@ -1,6 +1,5 @@
 """The comparison under missing features for people: a CSV, a report in Markdown, and a figure."""
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan, nan
@@ -23,20 +22,16 @@ from pairnorm.compare.missing import (
     Protocol,
 )
 from pairnorm.compare.missing_runs import Found
+from pairnorm.paper.result_tables import TITLES as GRAPHS
+from pairnorm.paper.result_tables import markdown_table
 from pairnorm.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
-from pairnorm.writing import whole_file
+from pairnorm.writing import csv_text, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = (*Cell._fields, "accuracy", "accuracy_std", "runs", "macro_f1", "auc", "published")
-TITLES = {
-    "cora": "Cora",
-    "citeseer": "Citeseer",
-    REACHED: "Citeseer, reached",
-    "pubmed": "Pubmed",
-    "coauthor-cs": "Coauthor CS",
-}
+TITLES = {**GRAPHS, REACHED: "Citeseer, reached"}
 FILL_TITLES = {
     "zero": "zero",
     "mean": "column mean",
@@ -140,14 +135,13 @@ def _published(cell: Cell) -> float:
 
 def write_csv(found: Sequence[Line], path: Path) -> None:
     """Write the lines, empty where a number is not known."""
-    with whole_file(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for line in found:
-            numbers = (line.accuracy, line.std, line.macro_f1, line.auc, line.published)
-            accuracy, std, *others = ("" if isnan(number) else f"{number:.4f}" for number in numbers)
-            percent = f"{line.cell.missing_percent:g}"
-            writer.writerow([*line.cell[:4], percent, accuracy, std, len(line.accuracies), *others])
+    rows = []
+    for line in found:
+        numbers = (line.accuracy, line.std, line.macro_f1, line.auc, line.published)
+        accuracy, std, *others = ("" if isnan(number) else f"{number:.4f}" for number in numbers)
+        percent = f"{line.cell.missing_percent:g}"
+        rows.append([*line.cell[:4], percent, accuracy, std, len(line.accuracies), *others])
+    write_text(path, csv_text(COLUMNS, rows))
 
 
 def report(protocols: Sequence[Protocol], found: Sequence[Line], figure: str | None = None) -> str:
@@ -184,10 +178,7 @@ def _table(protocol: Protocol, found: Sequence[Line]) -> str:
     rows: dict[str, dict[str, Line]] = defaultdict(dict)
     for line in found:
         rows[line.method][line.cell.dataset] = line
-    text = [
-        f"| Method | {' | '.join(TITLES.get(dataset, dataset) for dataset in datasets)} |",
-        f"|---|{'---|' * len(datasets)}",
-    ]
+    lines = []
     for method, of in rows.items():
         cells = []
         for dataset in datasets:
@@ -196,8 +187,9 @@ def _table(protocol: Protocol, found: Sequence[Line]) -> str:
             else:
                 best = one.cell.model not in MORE_LABELS and _main(one) == top[dataset]
                 cells.append(_shown(protocol, one, best))
-        text.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(text)
+        lines.append([method, *cells])
+    headings = ["Method", *(TITLES.get(dataset, dataset) for dataset in datasets)]
+    return markdown_table(headings, lines)
 
 
 def _decisive(dataset: str) -> str:
@@ -254,12 +246,13 @@ def _standing(found: Sequence[Line]) -> str:
         gap, noise = round(_main(ours) - value, 3), _noise(ours.decisive, runs)
         ahead += gap >= 0
         level += -noise <= gap < 0
-        rows.append(
-            f"| {protocol} | {TITLES.get(dataset, dataset)} | {percent:g}% | {_main(ours):.3f} | {best} | "
-            f"{value:.3f} | {number} | {gap:+.3f}{'' if isnan(noise) else f' ± {noise:.3f}'} |"
-        )
+        difference = f"{gap:+.3f}{'' if isnan(noise) else f' ± {noise:.3f}'}"
+        where = [protocol, TITLES.get(dataset, dataset), f"{percent:g}%"]
+        rows.append([*where, f"{_main(ours):.3f}", best, f"{value:.3f}", str(number), difference])
     if not rows:
         return "`fit` has not been run beside others yet."
+    headings = ("Protocol", "Graph", "Missing", "`fit`", "Best other", "Its result", "Others run",
+                "Difference")  # fmt: skip
     return "\n".join(
         [
             f"## Where `fit` stands\n\nAhead, or level, in {ahead} of {len(rows)} places, and behind by less",
@@ -267,9 +260,7 @@ def _standing(found: Sequence[Line]) -> str:
             "on its side: of those that were run, few in some places, and of what is published for the",
             "protocol. On tables the numbers are AUC (two classes) or macro F1. The noise, behind ±, is two",
             "standard errors of the difference over the runs that both have; a single run has none.\n",
-            "| Protocol | Graph | Missing | `fit` | Best other | Its result | Others run | Difference |",
-            "|---|---|---|---|---|---|---|---|",
-            *rows,
+            markdown_table(headings, rows),
         ]
     )
 

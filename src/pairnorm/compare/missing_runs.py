@@ -6,6 +6,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from itertools import product
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,19 +35,17 @@ from pairnorm.compare.missing import (
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.nn import propagation
+from pairnorm.paper.runner import Report
 from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin
 from pairnorm.train.schedule import Running
-from pairnorm.writing import whole_file
+from pairnorm.writing import csv_text, write_text
 
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
 
 ALPHAS = (0.5, 0.8, 0.95, 0.99)
-
-Report = Callable[[str, Progress], None]
-"""Is told the stage and how far it is."""
 
 
 class Judged(NamedTuple):
@@ -99,10 +99,7 @@ def read_judged(path: Path) -> list[Judged]:
 def write_judged(path: Path, rows: Iterable[Judged]) -> None:
     """Write results, sorted, in place of what is there."""
     ordered = sorted(rows, key=lambda row: (row.cell, row.seed))
-    with whole_file(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Judged._fields)
-        writer.writerows(ordered)
+    write_text(path, csv_text(Judged._fields, ordered))
 
 
 class Found:
@@ -193,7 +190,7 @@ def compare(
                             store,
                             **running.where,
                             graphs=_own_graphs(protocol, dataset, running.root),
-                            progress=lambda now, stage=stage: progress(stage, now),  # type: ignore[misc]
+                            progress=partial(progress, stage),
                             should_stop=should_stop,
                         )
     _judge_all(protocols, path, running, progress, should_stop)
@@ -344,9 +341,8 @@ def _corrected(graph: Graph, chances: Tensor) -> Tensor:
     """Correct and smooth with the two alphas that the validation nodes like best."""
     matrix = propagation(graph.adjacency, "sym")
     tried = [
-        correct_and_smooth(matrix, chances, graph.labels, graph.train, correct, smooth)
-        for correct in ALPHAS
-        for smooth in ALPHAS
+        correct_and_smooth(matrix, chances, graph.labels, graph.train, *alphas)
+        for alphas in product(ALPHAS, repeat=2)
     ]
     right = [int((one.argmax(1) == graph.labels)[graph.validation].sum()) for one in tried]
     best = tried[right.index(max(right))]

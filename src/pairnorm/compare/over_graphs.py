@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pairnorm import plotting
 from pairnorm.compare.depth_rows import DEEP, NONE, PAIR_NORM, Choice, Row, by, features, names, ranked, short
 from pairnorm.compare.ranking import Standing, critical_difference
-from pairnorm.paper.result_tables import markdown_rows
+from pairnorm.paper.result_tables import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def over_graphs(rows: Sequence[Row], figures: dict[str, str]) -> Iterator[str]:
         lines = [
             (short(one.method), f"{one.rank:.1f}", f"{one.low:.1f} to {one.high:.1f}") for one in standings
         ]
-        yield "\n".join(markdown_rows(("remedy", "mean rank", "95% interval over graphs"), lines))
+        yield markdown_table(("remedy", "mean rank", "95% interval over graphs"), lines)
 
 
 def _by_situation(rows: Sequence[Row]) -> str:
@@ -107,7 +107,7 @@ def _by_situation(rows: Sequence[Row]) -> str:
             lines.append((*words, names(equal), _best(every, (NONE,)), _best(every, PAIR_NORM)))
     headings = ("situation", "features", "graphs", "chosen", "accuracy", "as good, or not told apart",
                 "without a remedy", "PairNorm")  # fmt: skip
-    return "\n".join(markdown_rows(headings, lines))
+    return markdown_table(headings, lines)
 
 
 def _contenders(rows: Sequence[Row]) -> list[Contender]:

@@ -44,6 +44,17 @@ def find_ends(edges: Source, source: str | None = None, target: str | None = Non
     return Ends(first, second, guessed=not titled and source is None and target is None)
 
 
+def header_missing(edges: Source, ends: Ends) -> PairNormError:
+    """Return the error for a table of edges whose first line names two nodes."""
+    return PairNormError(
+        f"{edges.name}: line 1 is no header: it holds the node ids {quoted(ends.source)} and "
+        f"{quoted(ends.target)}",
+        code="header-missing",
+        value=ends[:2],
+        remedy="Put a first line such as 'source,target' above it, or name the columns.",
+    )
+
+
 def read_rows(
     tables: Sequence[Source], identity: str, text: Sequence[str]
 ) -> tuple[Source, pandas.DataFrame, NDArray[Any]]:
@@ -174,13 +185,7 @@ def read_edges(
     With ``drop``, an edge whose ends are not both nodes is left out, and how many those are is noted.
     """
     if ends.guessed and all((names.astype(str) == end).any() for end in ends[:2]):
-        raise PairNormError(
-            f"{edges.name}: line 1 is no header: it holds the node ids {quoted(ends.source)} and "
-            f"{quoted(ends.target)}",
-            code="header-missing",
-            value=ends[:2],
-            remedy="Put a first line such as 'source,target' above it, or name the columns.",
-        )
+        raise header_missing(edges, ends)
     index, first = NodeIndex(names, drop), 0
     pairs, weights = [np.zeros((2, 0), dtype=np.int64)], []
     # Whole numbers are read as such: that is several times faster than text.

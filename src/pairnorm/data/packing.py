@@ -16,7 +16,7 @@ import numpy as np
 from pairnorm.data.adjacency import EdgeCounts
 from pairnorm.data.encoder import AGAIN, Encoder, Options
 from pairnorm.data.external_sort import BYTES_PER_SORTED_ENTRY, ENTRIES_PER_RANGE, FEWEST_PER_RANGE, Ranges
-from pairnorm.data.names import Ends, find_ends
+from pairnorm.data.names import Ends, find_ends, header_missing
 from pairnorm.data.pack_nodes import NodePacker, Tick
 from pairnorm.data.packed import DTYPES, Facts, PackedGraph
 from pairnorm.data.queries import Database, File, Files, as_id, as_number, sql_name, sql_row
@@ -153,13 +153,7 @@ class _EdgePacker:
         if ends.guessed and table.delimiter is not None:
             found = self.base.run(f"SELECT count(*) FROM names WHERE name::VARCHAR IN {sql_row(ends[:2])}")
             if found == [(2,)]:
-                raise PairNormError(
-                    f"{table.name}: line 1 is no header: it holds the node ids {quoted(ends.source)} and "
-                    f"{quoted(ends.target)}",
-                    code="header-missing",
-                    value=ends[:2],
-                    remedy="Put a first line such as 'source,target' above it, or name the columns.",
-                )
+                raise header_missing(table, ends)
 
     def _reject_end(self, table: Source, query: str, column: str, end: str, lost: int) -> None:
         cell = sql_name(column)

@@ -140,8 +140,10 @@ def explained(memory: int) -> Iterator[None]:
 def as_text(column: str, kind: str) -> str:
     """Return the SQL of a cell as text without spaces around it, NULL where it is empty."""
     cell = sql_name(column)
-    if kind in ("FLOAT", "DOUBLE"):  # whole numbers are written without a point
-        return f"CASE WHEN {cell} = trunc({cell}) THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
+    if kind in ("FLOAT", "DOUBLE"):  # whole numbers are written without a point; what is no number is empty
+        whole = f"abs({cell}) < 1e18 AND {cell} = trunc({cell})"
+        text = f"CASE WHEN {whole} THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
+        return f"CASE WHEN NOT isnan({cell}) THEN {text} END"
     return f"nullif(trim({cell}::VARCHAR), '')"
 
 

@@ -15,7 +15,13 @@ from pairnorm.errors import PairNormError, quoted, whole_number
 
 
 class Split(NamedTuple):
-    """Three masks over the nodes, bool [n], that do not overlap."""
+    """Three masks over the nodes, bool [n], that do not overlap.
+
+    Args:
+        train: the nodes whose labels a model learns from.
+        validation: those that choose its settings, and when to stop.
+        test: those that say how good it is, and are looked at for nothing else.
+    """
 
     train: Tensor
     validation: Tensor

@@ -180,10 +180,7 @@ class Source:
         import pandas
 
         with readable(f"{self.name}, column {quoted(name)}"):
-            cells = column.astype(object)
-            cells[cells.isin(EMPTY)] = None
-            filled = cells.notna().to_numpy()
-            written = cells[filled]
+            cells, filled, written = _filled(column)
             if self.decimal == "," or any(isinstance(cell, str) and "," in cell for cell in written):
                 written = self._with_points(name, written, first)
             values = np.full(len(cells), np.nan)
@@ -227,10 +224,7 @@ class Source:
         """Return a column of dates as days since 1970-01-01, NaN where empty, or None if it holds others."""
         import pandas
 
-        cells = column.astype(object)
-        cells[cells.isin(EMPTY)] = None
-        filled = cells.notna().to_numpy()
-        written = cells[filled]
+        cells, filled, written = _filled(column)
         if not filled.any():
             return None
         options: dict[str, Any] = {}
@@ -266,6 +260,14 @@ class Source:
         self.reject(
             row, problem, code="not-a-cell", value=name, expected=expected, remedy=remedy, ignore=[name]
         )
+
+
+def _filled(column: pandas.Series) -> tuple[pandas.Series, NDArray[np.bool_], pandas.Series]:
+    """Return cells, None where they count as empty among numbers; which do not; and those that do not."""
+    cells = column.astype(object)
+    cells[cells.isin(EMPTY)] = None
+    filled = cells.notna().to_numpy()
+    return cells, filled, cells[filled]
 
 
 @contextmanager

@@ -32,6 +32,15 @@ def mask_of(features: Tensor, known: Tensor) -> Tensor:
         known: bool. Whole vectors: [n], or [n, trials, 1] with a mask for each trial. Single entries: [n, d],
             or [n, trials, d].
     """
+    for name, value in (("features", features), ("known", known)):
+        if not isinstance(value, Tensor):
+            raise PairNormError(
+                f"{name} is of type {type(value).__name__}",
+                code="wrong-type",
+                value=value,
+                expected="a tensor",
+                remedy=f"Call torch.tensor({name}).",
+            )
     if features.dim() != 2 or not features.is_floating_point():
         raise PairNormError(
             f"features have shape {list(features.shape)} and type {features.dtype}",

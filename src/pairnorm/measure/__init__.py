@@ -2,7 +2,9 @@
 
 Imports torch only. Every measure takes states [nodes, features] and returns a scalar, or [nodes, trials...,
 features] and returns one value per trial. It sums in float64, returns float32 (float64 for float64) and keeps
-no graph. States of finite values give finite measures; NaN gives NaN, so that a diverged model shows.
+no graph. Finite states give finite measures, as far as float32 reaches: squares of 1e20 (``tpsd``, ``apsd``,
+energies) do not fit and are infinite. States of float64 have to be below 1e150. NaN gives NaN, so that a
+diverged model shows.
 """
 
 from pairnorm.measure.collapse import (

@@ -18,7 +18,12 @@ BLOCK_BYTES = 2**24
 
 
 class Estimate(NamedTuple):
-    """A measure estimated from a random sample: its value and the standard error of that value, per trial."""
+    """A measure estimated from a random sample.
+
+    Args:
+        value: the estimate: a scalar, or one for each trial.
+        standard_error: of the value, in the same shape.
+    """
 
     value: Tensor
     standard_error: Tensor

@@ -27,7 +27,8 @@ from pairnorm.measure.functional import (
 )
 from pairnorm.measure.inputs import Adjacency, Estimate, is_sparse_adjacency
 from pairnorm.measure.verdict import SCALE_FREE, Record, Verdict, judge, no_records
-from pairnorm.nn.patch import PairNormPatch, graph_convolutions
+from pairnorm.nn.find_convolutions import graph_convolutions
+from pairnorm.nn.patch import PairNormPatch
 from pairnorm.nn.propagate import is_edge_index
 
 if TYPE_CHECKING:
@@ -230,6 +231,7 @@ class Probe:
     ) -> Verdict:
         """Say in words what ails the last forward pass, if anything.
 
+        - *Not finite*: there is NaN or infinity in the states of some layer, or in their gradients.
         - *States collapse*: from some layer on to the last but one, all nodes point the same way (mean
           average distance below 0.05), or lie on one line (numerical rank below 1.05).
         - *Gradients vanish*: ‖X‖ ‖∂L/∂X‖, by which the loss answers to a change of the states by their own

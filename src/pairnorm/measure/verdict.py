@@ -39,10 +39,14 @@ class Record:
 class Verdict(NamedTuple):
     """What a Probe has seen, in words and as a code.
 
-    ``layer`` is the first one that it holds for, counted from 1; None where it is none's in particular.
+    Args:
+        kind: which of the verdicts of ``Probe.verdict``.
+        layer: from which on states collapse or are not finite, up to which gradients vanish, or down from
+            which they are not finite; counted from 1, and None where it is none's in particular.
+        text: the same in a sentence or two, with the numbers.
     """
 
-    kind: Literal["states-collapse", "gradients-vanish", "does-not-generalise", "no-sign"]
+    kind: Literal["not-finite", "states-collapse", "gradients-vanish", "does-not-generalise", "no-sign"]
     layer: int | None
     text: str
 
@@ -70,15 +74,18 @@ def judge(
             )
     layers = sorted({record.layer for record in records})
     responses = [_response(records, layer) for layer in layers]
+    several = [record for record in records if record.nodes > 1]  # a single one can but be like itself
+    apart = "the states keep apart" if several else "nothing can be told from fewer than two nodes"
     return (
-        _collapse(records, layers[:-1] or layers)
+        _not_finite(records)
+        or _collapse(several, layers[:-1] or layers)
         or _vanishing(layers, responses)
         or _no_generalisation(train_loss, validation_loss, chance_loss)
         or Verdict(
             "no-sign",
             None,
-            "No sign of oversmoothing: the states keep apart, and gradients "
-            + ("were not recorded." if math.isnan(responses[0]) else "reach the first layer."),
+            f"No sign of oversmoothing: {apart}, and "
+            + ("no gradient came back." if math.isnan(responses[0]) else "gradients reach the first layer."),
         )
     )
 
@@ -88,6 +95,20 @@ def no_records() -> PairNormError:
     problem = "nothing was recorded"
     remedy = "Run the model inside `with Probe(model) as probe:`."
     return PairNormError(problem, code="no-records", remedy=remedy)
+
+
+def _not_finite(records: list[Record]) -> Verdict | None:
+    """Return the verdict on states with NaN or infinity, or else on such gradients, first met at the end."""
+    states = [("States", "on", record, record.norm) for record in records]
+    gradients = [
+        ("Gradients", "down", record, record.measures.get("gradient_norm", record.norm))
+        for record in reversed(records)
+    ]
+    for what, way, record, norm in states + gradients:
+        if not norm.isfinite().all():
+            text = f"{what} are not finite from layer {record.layer} ({_place(record)}) {way}."
+            return Verdict("not-finite", record.layer, text)
+    return None
 
 
 def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
@@ -104,7 +125,7 @@ def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
 
 def _collapsed(record: Record) -> str:
     """Say where and how states have collapsed; nothing where they have not."""
-    where = f"{record.name}, {record.node_type}" if record.node_type else record.name
+    where = _place(record)
     angle, rank = (
         float(record.measures[name].mean()) for name in ("mean_average_distance", "numerical_rank")
     )
@@ -113,6 +134,10 @@ def _collapsed(record: Record) -> str:
     return (
         f"({where}) on, all nodes lie on one line (numerical rank {rank:.3g})" if rank < ONE_DIMENSION else ""
     )
+
+
+def _place(record: Record) -> str:
+    return f"{record.name}, {record.node_type}" if record.node_type else record.name
 
 
 def _response(records: list[Record], layer: int) -> float:

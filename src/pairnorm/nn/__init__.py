@@ -3,11 +3,12 @@
 from pairnorm.nn.calibrate import calibrate
 from pairnorm.nn.denoise import grls, largest_lambda, repel, repel_conv
 from pairnorm.nn.drop_edge import drop_edges
+from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.initial_residual import APPNP, GCNII
 from pairnorm.nn.models import GAT, GCN, SGC, Order
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.pair_norm import Mode, PairNorm, pair_norm
-from pairnorm.nn.patch import PairNormPatch, add_pair_norm, graph_convolutions, remove_pair_norm
+from pairnorm.nn.patch import PairNormPatch, add_pair_norm, remove_pair_norm
 from pairnorm.nn.propagate import Kind, propagation, states
 
 __all__ = [

@@ -19,7 +19,10 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _seeds(batch: Any) -> Tensor:
-    return torch.arange(batch.batch_size)
+    own = getattr(batch, "batch_size", None)
+    # A cluster, or a whole graph, has no neighbours beside its own; of whole graphs PyG counts the graphs.
+    whole = own is None or getattr(batch, "ptr", None) is not None
+    return torch.arange(len(batch.x) if whole else own)
 
 
 def calibrate(
@@ -39,7 +42,8 @@ def calibrate(
         loader: What can be gone through again, such as PyG's ``NeighborLoader``.
         forward: Calls the model on a batch; default: ``model(batch.x, batch.edge_index)``.
         seeds: The rows of a batch that are its own nodes and no neighbour's; default: the first
-            ``batch.batch_size``. Where a batch has ``n_id``, a node that comes again is not counted again.
+            ``batch.batch_size``, or all where it has none, as PyG's ``ClusterLoader``, or is of whole
+            graphs. Where a batch has ``n_id``, a node that comes again is not counted again.
     """
     norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.statistics is not None]
     if not norms:

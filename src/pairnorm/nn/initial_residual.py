@@ -8,6 +8,7 @@ from pairnorm.errors import real_number, whole_number
 from pairnorm.nn.layers import Features, GCNIIConvolution, Hop, Linear
 from pairnorm.nn.models import DeepModel
 from pairnorm.nn.ops.dropout.plain import dropout
+from pairnorm.nn.ops.kernels import opaque
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.propagate import Kind
 
@@ -29,6 +30,7 @@ class _InitialResidual(DeepModel):
         found = self._keys(keys, self.num_keys, adjacency.values.device)
         return [None if pair is None else pair[0] for pair in found]
 
+    @opaque
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
         """Return logits; arguments as for ``GCN``."""
         return self._logits(self.hidden_and_logits(x, adjacency, keys)[1])

@@ -21,6 +21,7 @@ from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Hop, Li
 from pairnorm.nn.ops.activation.plain import ACTIVATIONS
 from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.ops.dropout.plain import dropout
+from pairnorm.nn.ops.kernels import opaque
 from pairnorm.nn.ops.linear.plain import trial_linear
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix
@@ -218,6 +219,7 @@ class _DeepGNN(DeepModel):
         """What convolution ``layer`` does itself."""
         return "none" if layer == self._hidden_layers or self._activates_late else self.activation
 
+    @opaque
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
         """Return logits.
 
@@ -450,6 +452,7 @@ class SGC(DeepModel):
         walk = states(x, adjacency, self.norm, lambda adjacency, h: self.hop(h, adjacency))
         return next(islice(walk, self.depth, None))
 
+    @opaque
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
         """Return logits; arguments as for ``GCN``, ``keys`` ``[1, 2, trials]``."""
         h = self.hidden(x, adjacency)

@@ -51,12 +51,12 @@ def pair_norm(
         x: Node representations ``[nodes, features]``, or ``[nodes, ..., features]``: every index of the
             middle axes (trials) is normalised on its own.
         scale: The paper's $s$. After ``PN`` the total pairwise squared distance is $2 n^2 s^2$.
-        mode: ``"PN"``, ``"PN-SI"`` (every row scaled individually) or ``"PN-SCS"`` (rows scaled, then
-            centred).
+        mode: ``"PN"``, ``"PN-SI"`` (every row scaled individually) or ``"PN-SCS"`` (rows scaled, less the
+            mean of what they were before, as in the authors' code).
         eps: Added inside the root, so that the gradient at a zero row is at most ``scale / sqrt(eps)``.
         batch: The graph of each node, in any order; every graph is normalised on its own.
-        batch_size: The number of graphs. Given, it saves a device synchronisation and a graph break under
-            ``torch.compile``.
+        batch_size: The number of graphs in ``batch``, without which it has no effect. It saves a device
+            synchronisation and a graph break under ``torch.compile``.
         process_group: The ranks of ``torch.distributed`` that hold one graph's rows between them; see
             ``PairNorm``.
 

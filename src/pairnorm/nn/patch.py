@@ -3,7 +3,7 @@
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.errors import PairNormError
+from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.pair_norm import Mode, PairNorm
 
 if TYPE_CHECKING:
@@ -25,15 +26,6 @@ _NAMES = """relu relu6 leaky_relu elu selu celu rrelu prelu gelu silu mish softp
 _ACTIVATIONS: frozenset[Any] = frozenset(
     getattr(home, name) for home in (F, torch, Tensor) for name in _NAMES.split() if hasattr(home, name)
 )
-
-
-_LIBRARIES = ("torch_geometric.", "dgl.")
-_POOLING = ("torch_geometric.nn.pool", "dgl.nn.pytorch.glob")
-# What a hand-written convolution calls the graph among its arguments, and what it calls itself.
-_GRAPH_ARGUMENTS = frozenset(
-    ("adj", "adj_t", "adj_matrix", "adjacency", "adjacency_matrix", "edge_index", "edges", "g", "graph")
-)
-_CLASS_NAMES = re.compile(r"Conv$|Convolution$|(Graph|GCN|GAT|GIN|SAGE)\w*Layer$")
 # What PyG's to_hetero calls the copies of a convolution: one for each type of edges, with where these end.
 _EDGE_TYPE = re.compile(r"\.[^.]+?__[^.]+__(?P<target>[^.]+?)$")
 # A name of the state that a model has with PairNorm only, which says itself what is to be done about it.
@@ -123,7 +115,11 @@ def add_pair_norm(
 
 
 def remove_pair_norm(model: nn.Module) -> None:
-    """Remove what ``add_pair_norm`` put into ``model``, for a copy whose handle is not at hand."""
+    """Remove what ``add_pair_norm`` put into ``model``, for a copy whose handle is not at hand.
+
+    Args:
+        model: what was patched, or holds it; where there is nothing to remove, it stays as it is.
+    """
     for module in model.modules():
         if patch := _patch_of(module):
             patch.remove()
@@ -460,94 +456,3 @@ class _Rewind:
 def _dense_tensors(values: Iterable[Any]) -> list[Tensor]:
     flat = (item for value in values for item in (value if isinstance(value, (tuple, list)) else (value,)))
     return [x for x in flat if isinstance(x, Tensor) and x.is_floating_point() and x.layout == torch.strided]
-
-
-def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) -> dict[str, nn.Module]:
-    """Return the graph convolutions inside ``model`` by dotted name, in order of registration.
-
-    Recognised are, without importing any of these libraries:
-
-    - the convolutions of this package, of PyG (``MessagePassing`` and all named ``...Conv``) and of DGL, and
-      any class that declares ``is_graph_convolution = True``. Where one contains another, as ``DirGNNConv``
-      and ``GPSConv`` do, the *outermost* counts: the inner one is part of how it computes;
-    - hand-written modules whose ``forward`` takes a graph beside the features (``adj``, ``edge_index``, ...)
-      or, if the class is named like a convolution, any two inputs. Where one contains another convolution,
-      the *innermost* counts: the outer one is a block around it, as ``DeepGCNLayer`` is.
-
-    A module used in several places appears once, under its first name; ``model`` itself and the scoring
-    convolutions of pooling layers are left out.
-
-    Args:
-        model: any module.
-        layers: the dotted names of the convolutions, for a model whose convolutions are not recognised.
-
-    >>> class Convolution(nn.Module):
-    ...     def forward(self, x, adjacency):
-    ...         return adjacency @ x
-    >>> list(graph_convolutions(nn.ModuleList([Convolution(), nn.ReLU(), Convolution()])))
-    ['0', '2']
-    """
-    if layers is not None:
-        return _named(model, layers)
-    first_names: dict[nn.Module, str] = {}
-    for name, convolution in _inside(model, ""):
-        first_names.setdefault(convolution, name)
-    found = {name: convolution for convolution, name in first_names.items()}
-    if not found:
-        children = [f"  {name}: {type(child).__name__}" for name, child in model.named_children()]
-        raise PairNormError(
-            f"no graph convolution was recognised in {type(model).__name__}, whose children are\n"
-            + ("\n".join(children) or "  (none)")
-            + "\n",
-            code="no-convolution",
-            remedy="Name the convolutions by their dotted names, {layers}, or declare "
-            "is_graph_convolution = True in their class.",
-            layers=["encoder.0", "encoder.1"],
-        )
-    return found
-
-
-def _named(model: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
-    modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
-    if isinstance(layers, str) or not layers:
-        problem = f"layers is {layers!r}"
-        expected = f"a list of dotted module names such as {list(modules)[:2]}"
-        raise PairNormError(problem, code="unknown-choice", value=layers, expected=expected)
-    return {name: modules[one_of("a name in layers", name, list(modules))] for name in layers}
-
-
-def _inside(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the convolutions among the descendants of ``module``, depth first, shared ones at every place."""
-    for name, child in module._modules.items():
-        if child is None or _is_from(child, _POOLING):
-            continue
-        path = f"{prefix}{name}"
-        if _is_convolution(child):
-            yield path, child
-        elif inner := list(_inside(child, f"{path}.")):
-            yield from inner
-        elif _resembles_convolution(child):
-            yield path, child
-
-
-def _is_from(module: nn.Module, packages: tuple[str, ...]) -> bool:
-    return type(module).__module__.startswith(packages)
-
-
-def _is_convolution(module: nn.Module) -> bool:
-    return bool(getattr(module, "is_graph_convolution", False)) or any(
-        base.__module__.startswith(_LIBRARIES)
-        and (base.__name__ == "MessagePassing" or base.__name__.endswith("Conv"))
-        for base in type(module).__mro__
-    )
-
-
-def _resembles_convolution(module: nn.Module) -> bool:
-    if _is_from(module, (*_LIBRARIES, "torch.")):
-        return False
-    arguments = list(inspect.signature(type(module).forward).parameters)[1:]
-    if len(arguments) < 2:
-        return False
-    return any(name.lower() in _GRAPH_ARGUMENTS for name in arguments) or bool(
-        _CLASS_NAMES.search(type(module).__name__)
-    )

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pairnorm.errors import PairNormError
+from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.layers import Features
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
-from pairnorm.nn.patch import graph_convolutions
 from pairnorm.nn.propagate import Kind, propagation
 
 # Jobs may run in several threads, and torch's generator is one for all.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of
+from pairnorm.nn.ops.kernels import opaque
 from pairnorm.nn.ops.pattern import Pattern, row_starts
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 
@@ -15,6 +16,7 @@ Kind = Literal["rw", "sym"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
+@opaque
 def propagation(
     adjacency: Tensor | SparseMatrix, kind: Kind = "rw", num_nodes: int | None = None
 ) -> SparseMatrix:
@@ -50,9 +52,9 @@ def propagation(
     return matrix
 
 
-def degrees(adjacency: Tensor | SparseMatrix, num_nodes: int | None = None) -> Tensor:
+def degrees(adjacency: Tensor | SparseMatrix) -> Tensor:
     """Return the row sums of an adjacency matrix with self-loops, ``[nodes]``; see ``propagation``."""
-    return _row_sums(_looped(_sorted(adjacency, num_nodes)))
+    return _row_sums(_looped(_sorted(adjacency, None)))
 
 
 def _row_sums(matrix: SparseMatrix) -> Tensor:

@@ -21,7 +21,7 @@ from pairnorm.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.train import Spec
 from pairnorm.train.result import UNEXPECTED
 from pairnorm.train.trainers import GNNTrainer, sgc_settings
-from pairnorm.writing import whole_file
+from pairnorm.writing import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,8 +155,7 @@ def _check_numbers(count: int, values: list[Any]) -> None:
 def write_layers(path: Path, layers: dict[Spec, Layers]) -> None:
     """Write the layers of all specs, whole or not at all."""
     entries = {spec.text: asdict(layers[spec]) for spec in sorted(layers, key=lambda spec: spec.text)}
-    with whole_file(path) as draft:
-        draft.write_text(json.dumps(entries, indent=0) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(entries, indent=0) + "\n")
 
 
 def lacking(specs: Sequence[Spec], path: Path) -> list[Spec]:

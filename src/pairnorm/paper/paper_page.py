@@ -9,7 +9,7 @@ from typing import Any
 from pairnorm.page import Chart, Choices, Details, Document, Markdown, Section, Text
 from pairnorm.page import Table as Shown
 from pairnorm.page.charts import COLOURS, GREY, SYMBOLS, Line, lines
-from pairnorm.paper.claims import CASES, STATUSES, Verdict
+from pairnorm.paper.evidence import CASES, STATUSES, Verdict
 from pairnorm.paper.experiments import EXPERIMENTS, Experiment, Place, Selection
 from pairnorm.paper.result_tables import PARTIAL, TITLES, Entry, Table
 from pairnorm.paper.results import Results, Summary

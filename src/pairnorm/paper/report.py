@@ -16,11 +16,12 @@ from pairnorm.escaping import markdown_code
 from pairnorm.memory import without_collection
 from pairnorm.page import can_render, render
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
-from pairnorm.paper.claims import CASES, STATUSES, Evidence, Verdict, verdicts, wanted_again
+from pairnorm.paper.claims import verdicts, wanted_again
+from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1_ROWS, Experiment, Selection
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
 from pairnorm.paper.paper_page import paper_page
-from pairnorm.paper.result_tables import TITLES, Table, csv_text, latex, markdown, markdown_rows
+from pairnorm.paper.result_tables import TITLES, Table, as_csv, latex, markdown, markdown_table
 from pairnorm.paper.results import Results, opened, reported
 from pairnorm.paper.sections import (
     OWN_FILE,
@@ -35,7 +36,7 @@ from pairnorm.paper.sections import (
 from pairnorm.plotting import Save, save, saving
 from pairnorm.train import Spec
 from pairnorm.train.result import Origin, Result
-from pairnorm.writing import whole_file
+from pairnorm.writing import write_text
 
 FIGURES = "figures"
 NO_FIGURES = "There are no figures: matplotlib is not installed."
@@ -61,7 +62,7 @@ class Outputs:
         if not table.filled:
             return
         self.tables[table.name] = table
-        self.write(f"{table.name}.csv", csv_text(table, settings))
+        self.write(f"{table.name}.csv", as_csv(table, settings))
         self.write(f"{table.name}.tex", latex(table))
 
     def add_figures(self, drawings: Iterable[Drawing]) -> None:
@@ -74,8 +75,7 @@ class Outputs:
     def write(self, name: str, text: str) -> Path:
         """Write a text file."""
         path = self.out / name
-        with whole_file(path) as draft:
-            draft.write_text(text, encoding="utf-8")
+        write_text(path, text)
         self.files.append(path)
         return path
 
@@ -231,28 +231,10 @@ def _what_was_run(
     ran = [origin for some in origins.values() for origin in some.values()]
     distinct = _distinct(ran)
     devices = sorted({one.device for one in distinct})
-    rows = []
-    for experiment in EXPERIMENTS.values():
-        narrowed = selection.narrow(experiment)
-        if narrowed is None or experiment.name == "case-study":
-            continue
-        again = experiment.name == CLAIMS_AGAIN.name
-        wanted = wanted_again(results, narrowed) if again else narrowed.wanted()
-        done = [
-            found[seed]
-            for spec, seeds in wanted.items()
-            if (found := origins.get(spec))
-            for seed in seeds
-            if seed in found
-        ]
-        times = _busy(_distinct(done))
-        command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
-        title = experiment.title[:1].upper() + experiment.title[1:]
-        spent = (times.get(device, "") for device in devices)
-        rows.append([command, title, f"{len(done):,}", f"{sum(map(len, wanted.values())):,}", *spent])
+    rows = _by_experiment(origins, results, selection, devices)
     lines = [
         "## What was run\n",
-        *markdown_rows(["Command", "What", "Trials", "of", *map(markdown_text, devices)], rows, left=2),
+        markdown_table(["Command", "What", "Trials", "of", *map(markdown_text, devices)], rows, left=2),
         "",
         "Experiments share trials: a trial that several of them need is trained once and counted in each. "
         "Times are those in which at least one of an experiment's trials was being trained.",
@@ -278,6 +260,35 @@ def _what_was_run(
     command = markdown_code(f"pairnorm report --store {store}{selection.options}")
     lines.append(f"- This report: {command}")
     return "\n".join(lines) + "\n"
+
+
+def _by_experiment(
+    origins: Mapping[Spec, Mapping[int, Origin]],
+    results: Results,
+    selection: Selection,
+    devices: Iterable[str],
+) -> list[list[str]]:
+    """Return a row for every experiment: its command, how much of it has been run, and how long that took."""
+    rows = []
+    for experiment in EXPERIMENTS.values():
+        narrowed = selection.narrow(experiment)
+        if narrowed is None or experiment.name == "case-study":
+            continue
+        again = experiment.name == CLAIMS_AGAIN.name
+        wanted = wanted_again(results, narrowed) if again else narrowed.wanted()
+        done = [
+            found[seed]
+            for spec, seeds in wanted.items()
+            if (found := origins.get(spec))
+            for seed in seeds
+            if seed in found
+        ]
+        times = _busy(_distinct(done))
+        command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
+        title = experiment.title[:1].upper() + experiment.title[1:]
+        spent = (times.get(device, "") for device in devices)
+        rows.append([command, title, f"{len(done):,}", f"{sum(map(len, wanted.values())):,}", *spent])
+    return rows
 
 
 def _distinct(origins: Iterable[Origin]) -> list[Origin]:
@@ -328,7 +339,7 @@ def _differences(tables: Sequence[Table]) -> str:
         ]
         rows.append([TITLES[dataset], method, f"{percent}%", *values, f"{difference:+.3f}"])
     headings = ["Graph", "Method", "Missing", "Ours", "Paper", "Difference"]
-    return "\n".join([*lines, *markdown_rows(headings, rows, left=2)]) + "\n"
+    return "\n".join([*lines, markdown_table(headings, rows, left=2)]) + "\n"
 
 
 def _claims(decided: Sequence[Verdict]) -> str:

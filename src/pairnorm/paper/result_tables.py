@@ -1,7 +1,5 @@
 """Our numbers beside the paper's: one table, written for the terminal, as CSV, Markdown and LaTeX."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
@@ -9,6 +7,7 @@ from math import isnan
 from pairnorm.data import datasets
 from pairnorm.paper.experiments import Experiment, Place
 from pairnorm.paper.results import Chosen, Reported, Results, reported
+from pairnorm.writing import csv_text
 
 TITLES = {dataset.name: dataset.title for dataset in datasets()}
 NOT_RUN = "not run"
@@ -108,15 +107,13 @@ class Table:
             yield dataset, method, [entries.get(percent) for percent in self.percents]
 
 
-def csv_text(table: Table, settings: Sequence[str] = ()) -> str:
+def as_csv(table: Table, settings: Sequence[str] = ()) -> str:
     """Return the table as CSV, empty where nothing was run; ``settings`` of the chosen specs are columns."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, *settings])
+    rows = []
     for entry in table.entries:
         ours, paper = entry.ours, entry.paper
         std = "" if ours is None or isnan(ours.accuracy_std) else f"{ours.accuracy_std:.4f}"
-        writer.writerow(
+        rows.append(
             [
                 *entry.place,
                 *(("", "") if ours is None else (f"{ours.accuracy:.4f}", ours.layers)),
@@ -125,7 +122,7 @@ def csv_text(table: Table, settings: Sequence[str] = ()) -> str:
                 *("" if ours is None else getattr(ours.best.spec, name) for name in settings),
             ]
         )
-    return text.getvalue()
+    return csv_text([*COLUMNS, *settings], rows)
 
 
 def markdown(table: Table) -> str:
@@ -134,20 +131,19 @@ def markdown(table: Table) -> str:
     for dataset, method, entries in table.rows():
         rows.append([TITLES[dataset] if dataset != previous else "", method, *map(_markdown_cell, entries)])
         previous = dataset
-    lines = markdown_rows(["Graph", "Method", *(f"{percent}% missing" for percent in table.percents)], rows)
+    shown = markdown_table(["Graph", "Method", *(f"{percent}% missing" for percent in table.percents)], rows)
     legend = "Ours: mean test accuracy ± standard deviation over the runs, @ layers chosen by validation."
     if table.against_paper:
         legend += " Below: the paper's, and ours minus the paper's."
     legend += " Bold: the best of ours on a graph."
-    return "\n".join([*lines, "", legend + (f" {PARTIAL}." if table.partial else "")]) + "\n"
+    return f"{shown}\n\n{legend}{f' {PARTIAL}.' if table.partial else ''}\n"
 
 
-def markdown_rows(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None
-) -> list[str]:
-    """Return the lines of a table as Markdown; columns after the first ``left`` are numbers."""
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
+    """Return any table as Markdown; columns after the first ``left`` are numbers."""
     rule = "".join("---|" if left is None or place < left else "---:|" for place in range(len(headings)))
-    return [f"| {' | '.join(headings)} |", f"|{rule}", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = [f"| {' | '.join(row)} |" for row in (headings, *rows)]
+    return "\n".join([lines[0], f"|{rule}", *lines[1:]])
 
 
 def latex(table: Table) -> str:

@@ -1,7 +1,5 @@
 """What the report says beyond the paper's tables: whose the gain is, scaling, protocol, own trials."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -11,9 +9,10 @@ from statistics import fmean
 from pairnorm.escaping import markdown as markdown_text
 from pairnorm.escaping import markdown_code
 from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, Place, Selection
-from pairnorm.paper.result_tables import TITLES, Table, markdown, markdown_rows
+from pairnorm.paper.result_tables import TITLES, Table, markdown, markdown_table
 from pairnorm.paper.results import Chosen, Results, Summary, best
 from pairnorm.train import Spec, Trial
+from pairnorm.writing import csv_text
 
 OWN_FILE = "own-trials.csv"
 # The most rows of a graph that the report shows; the file has all.
@@ -56,7 +55,7 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
         "Graph", "Missing", "Gain of PairNorm, paper's optimiser", "Gain of PairNorm, both tuned",
         "Share that is PairNorm's",
     ]  # fmt: skip
-    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *sentences]) + "\n"
+    return "\n".join([*lines, markdown_table(headings, rows, left=1), "", *sentences]) + "\n"
 
 
 def scaling_section(tables: Mapping[str, Table], show: Show = markdown) -> str:
@@ -112,7 +111,7 @@ def ablation_section(
                 rows.append([f"{model}: {one} instead of {other}", *shown])
     headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
     advice = [_recommendation(found, model, list(experiment.missing)) for model in ("GCN", "GAT")]
-    return "\n".join([*lines, *markdown_rows(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
+    return "\n".join([*lines, markdown_table(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
 
 
 def _effect(found: dict[Place, Chosen], model: str, one: str, other: str, percent: int) -> float | None:
@@ -218,7 +217,7 @@ def own_section(own: Sequence[Summary]) -> str:
             for one in sorted(found, key=lambda one: -one.validation)[:SHOWN]
         ]
         lines += [
-            *markdown_rows(list(map(markdown_text, columns)), rows),
+            markdown_table(list(map(markdown_text, columns)), rows),
             "",
             *([f"… and {len(found) - SHOWN:,} more.\n"] if len(found) > SHOWN else []),
         ]
@@ -227,17 +226,16 @@ def own_section(own: Sequence[Summary]) -> str:
 
 def own_csv(own: Sequence[Summary]) -> str:
     """Return all of them as CSV: a row for each spec, with every field of it."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*_FIELDS, "runs", "validation_accuracy", "accuracy", "accuracy_std", *_measures(own)])
+    rows = []
     for one in own:
         numbers = [one.mean("validation_accuracy"), one.mean("test_accuracy"), one.std("test_accuracy")]
         shown = [
             "" if value is None or isnan(value) else f"{value:.6g}"
             for value in (*numbers, *_values(one, own))
         ]
-        writer.writerow([*(getattr(one.spec, name) for name in _FIELDS), len(one.trials), *shown])
-    return file.getvalue()
+        rows.append([*(getattr(one.spec, name) for name in _FIELDS), len(one.trials), *shown])
+    headings = (*_FIELDS, "runs", "validation_accuracy", "accuracy", "accuracy_std", *_measures(own))
+    return csv_text(headings, rows)
 
 
 def _measures(found: Sequence[Summary]) -> list[str]:

@@ -65,7 +65,7 @@ def check_room(ray: Any, what: str, size: int) -> None:
         what: what it is, in words.
         size: its bytes.
     """
-    room = min(int(node.get("object_store_memory", 0)) for node in working_nodes(ray))
+    room = min((int(node.get("object_store_memory", 0)) for node in working_nodes(ray)), default=0)
     if size > room:
         raise PairNormError(
             f"{what} has {size / 1e9:.2g} GB, the smallest object store {room / 1e9:.2g} GB",

@@ -11,14 +11,15 @@ from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of, quoted
 from pairnorm.measure.functional import MEASURES, dirichlet_energy
 from pairnorm.nn import SGC
-from pairnorm.nn.patch import graph_convolutions
+from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.per_trial import ModelPerTrial
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.loop import CAPTURE, Loop, on_device
+from pairnorm.train.problem import Problem
 from pairnorm.train.remedies import Model
 from pairnorm.train.result import Trial, check_seed
 from pairnorm.train.spec import Spec
-from pairnorm.train.trainers import GNNTrainer, Problem, SGCTrainer, bound, sgc_settings
+from pairnorm.train.trainers import GNNTrainer, SGCTrainer, bound, sgc_settings
 
 OF_MODELS = ("relative_energy", "gradient_first", "gradient_last", "parameters")
 """Measures of a model as a whole: see ``train``."""

@@ -27,7 +27,14 @@ PLACES = ("here", "ray")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: work in layer-epochs, done and in all, and what is being trained."""
+    """How far a run is.
+
+    Args:
+        done: work done, in layer-epochs.
+        total: work in all, in the same unit.
+        trials: how many trials were not in the store when it began.
+        label: the spec that was last stored, or that comes first.
+    """
 
     done: int
     total: int
@@ -124,7 +131,7 @@ def run(
             trained, label = trained + len(told), str(told[0].spec)
 
     cluster = Ray(str(device), hear) if where is None and lacking else None
-    jobs = list(_plan(lacking, where, root, graphs or {}, cluster.workers if cluster else None))
+    jobs = list(_plan(lacking, where, root, graphs, cluster.workers if cluster else None))
     total = sum(job.cost for _, job in jobs)
     hear(0)
     if jobs:

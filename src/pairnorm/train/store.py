@@ -219,7 +219,13 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 
 class Merged(NamedTuple):
-    """What a merge found: trials added, here already with the same result, or with another (ours is kept)."""
+    """What a merge found.
+
+    Args:
+        added: how many trials were new here.
+        same: how many were here already with the same result.
+        different: how many were here with another one, which is kept.
+    """
 
     added: int
     same: int

@@ -111,15 +111,13 @@ def test_repr_makes_the_same_norm(name):
 
 
 @every
-def test_the_one_parameter_is_tuned_over_four_values_and_matters(name):
+def test_the_one_parameter_matters(name):
     remedy = NORMS[name]
     if remedy.parameter is None:
-        assert remedy.grid == ()
         return
-    assert len(set(remedy.grid)) == 4
     x = torch.randn(12, 5) + 1
     results = []
-    for value in remedy.grid:
+    for value in (0.2, 1.0, 2.0, 4.0):
         torch.manual_seed(0)
         norm = bind(make_norm(name, 5, **{remedy.parameter: value}), 12)
         assert getattr(norm, remedy.parameter) == value

@@ -69,6 +69,11 @@ def test_large_means_lose_nothing_small():
     assert torch.equal(Groups(8).centre(x), torch.arange(8.0).view(8, 1) - 3.5)
 
 
+def test_a_list_is_no_batch(raises):
+    with raises("wrong-type", value=[0, 0, 1]):
+        Groups.of(torch.ones(3, 2), [0, 0, 1], None)
+
+
 @pytest.mark.parametrize("batch", [torch.zeros(5), torch.zeros(5, dtype=torch.bool)])
 def test_batch_of_another_type(batch, raises):
     with raises("wrong-type", value=batch.dtype):

@@ -1,29 +1,17 @@
 """What ``fit`` chooses among and what the report compares with: a family a file, all of one interface."""
 
 from pairnorm.classify.candidates.average import Average
-from pairnorm.classify.candidates.base import (
-    Candidate,
-    Family,
-    Fitted,
-    Network,
-    Task,
-    Tried,
-    check_size,
-    is_large,
-)
+from pairnorm.classify.candidates.base import Candidate, Family, Fitted, Task, Tried
 from pairnorm.classify.candidates.boosted_trees import BoostedTrees, Trees
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import LabelPropagation, Spreading
 from pairnorm.classify.candidates.logistic_regression import Linear, LogisticRegression
 from pairnorm.classify.candidates.most_frequent import Frequencies, MostFrequent
+from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.candidates.sgc import SGCFamily
 
 KINDS: dict[str, type[Fitted]] = {
-    "SGC": Network,
-    "GCN": Network,
-    "GAT": Network,
-    "GCNII": Network,
-    "APPNP": Network,
+    **dict.fromkeys(Network.KINDS, Network),
     "label propagation": Spreading,
     "logistic regression": Linear,
     "boosted trees": Trees,
@@ -45,6 +33,4 @@ __all__ = [
     "SGCFamily",
     "Task",
     "Tried",
-    "check_size",
-    "is_large",
 ]

@@ -106,7 +106,9 @@ def _stages(task: Task, train: Any, held: Any, leaves: int) -> list[Tensor]:
     """Return the logits of the rows held out after every round, [m, classes]."""
     with _alone():
         model = _boost(task, train, leaves)
-        return [_logits(raw, model, task.classes) for raw in model.staged_decision_function(held)]
+        learnt = torch.from_numpy(model.classes_)
+        every = model.staged_decision_function(held)
+        return [_logits(torch.from_numpy(raw).float(), learnt, task.classes) for raw in every]
 
 
 def _alone() -> Any:
@@ -185,12 +187,15 @@ def _boost(task: Task, known: Any, leaves: int, iterations: int | None = None) -
     return model.fit(known, task.graph.labels.cpu()[train].numpy())
 
 
-def _logits(raw: Any, model: Any, classes: int) -> Tensor:
-    """Return logits of all classes, [m, classes]; one that was not learnt gets next to nothing."""
-    raw = torch.from_numpy(raw).float()
-    raw = torch.stack([-raw / 2, raw / 2], 1) if raw.dim() == 1 else raw
-    logits = torch.full((len(raw), classes), -30.0)
-    logits[:, torch.from_numpy(model.classes_)] = raw
+def _logits(raw: Tensor, learnt: Tensor, classes: int) -> Tensor:
+    """Return logits of all classes, [m, classes]; one that was not learnt gets next to nothing.
+
+    Of two classes, one number parts them: what is raw is [m] or [m, 1] then.
+    """
+    raw = raw.unsqueeze(1) if raw.dim() == 1 else raw
+    raw = raw if raw.shape[1] > 1 else torch.cat([-raw / 2, raw / 2], 1)
+    logits = raw.new_full((len(raw), classes), -30.0)
+    logits[:, learnt] = raw
     return logits
 
 
@@ -268,10 +273,7 @@ class Trees:
         else:
             every = table.blocks(max(1, AT_ONCE // self.roots.numel()))
             raw = torch.cat([self._sum(torch.from_numpy(rows).double()) for rows in every])
-        raw = raw if raw.shape[1] > 1 else torch.cat([-raw / 2, raw / 2], 1)
-        logits = raw.new_full((len(raw), self.columns.classes), -30.0)
-        logits[:, self.learnt] = raw
-        return logits.float().unsqueeze(1).to(device)
+        return _logits(raw, self.learnt, self.columns.classes).float().unsqueeze(1).to(device)
 
     def _sum(self, rows: Tensor) -> Tensor:
         node, at = self.roots.flatten().expand(len(rows), -1), self.nodes

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, Tried
+from pairnorm.classify.candidates.base import Candidate, Found, Task, Tick, Tried
+from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.nn.distributed import Shards
 from pairnorm.train.remedies import Model

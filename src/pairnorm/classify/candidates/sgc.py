@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pairnorm.classify.candidates.base import Candidate, Found, Network, Task, Tick, check_size, fewer
+from pairnorm.classify.candidates.base import Candidate, Found, Task, Tick, check_size, fewer
+from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.candidates.shared_walks import (
     SharedWalk,
     filled,

@@ -29,7 +29,7 @@ class Norm(Protocol):
 class BaseNorm(nn.Module):
     """A norm whose ``repr`` is the call that makes it: each argument is kept under its name."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # whose own takes anything, which would be shown
         super().__init__()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The norms by name, each with the one parameter that is tuned and the values it is tuned over."""
+"""The norms by name, each with the one parameter that is tuned."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,8 +19,6 @@ from pairnorm.nn.norms.mean_subtraction import MeanSubtraction
 from pairnorm.nn.norms.node_norm import NodeNorm
 from pairnorm.nn.pair_norm import PairNorm
 
-_SCALES = (0.1, 1.0, 10.0, 100.0)
-
 
 @dataclass(frozen=True)
 class NamedNorm:
@@ -30,13 +28,11 @@ class NamedNorm:
         kind: its class.
         settings: what the name fixes of the constructor's arguments.
         parameter: the argument that is tuned; None where the formula has none.
-        grid: the values of the parameter to tune over; their source is with the entry.
     """
 
     kind: type[nn.Module]
     settings: Mapping[str, Any] = field(default_factory=dict)
     parameter: str | None = None
-    grid: tuple[float, ...] = ()
 
     def make(self, features: int, trials: int | None = None, **settings: Any) -> nn.Module:
         """Make the norm for states ``[nodes, features]`` or ``[nodes, trials, features]``."""
@@ -48,20 +44,19 @@ class NamedNorm:
 
 NORMS: Mapping[str, NamedNorm] = MappingProxyType(
     {
-        "PN": NamedNorm(PairNorm, {"mode": "PN"}, "scale", _SCALES),
-        "PN-SI": NamedNorm(PairNorm, {"mode": "PN-SI"}, "scale", _SCALES),
-        "PN-SCS": NamedNorm(PairNorm, {"mode": "PN-SCS"}, "scale", _SCALES),
-        "PN-degree": NamedNorm(DegreePairNorm, {"mode": "PN"}, "scale", _SCALES),
-        "PN-SI-degree": NamedNorm(DegreePairNorm, {"mode": "PN-SI"}, "scale", _SCALES),
+        "PN": NamedNorm(PairNorm, {"mode": "PN"}, "scale"),
+        "PN-SI": NamedNorm(PairNorm, {"mode": "PN-SI"}, "scale"),
+        "PN-SCS": NamedNorm(PairNorm, {"mode": "PN-SCS"}, "scale"),
+        "PN-degree": NamedNorm(DegreePairNorm, {"mode": "PN"}, "scale"),
+        "PN-SI-degree": NamedNorm(DegreePairNorm, {"mode": "PN-SI"}, "scale"),
         "BatchNorm": NamedNorm(BatchNorm),
         "LayerNorm": NamedNorm(LayerNorm, {"mode": "node"}),
         "LayerNorm-graph": NamedNorm(LayerNorm, {"mode": "graph"}),
         "GraphNorm": NamedNorm(GraphNorm),
         "MeanSubtraction": NamedNorm(MeanSubtraction),
-        "NodeNorm": NamedNorm(NodeNorm, {}, "p", (1.0, 2.0, 3.0, 4.0)),
-        # The span of the settings in the authors' code, without those of SGC.
-        "DiffGroupNorm": NamedNorm(DiffGroupNorm, {}, "balance", (0.001, 0.005, 0.01, 0.03)),
-        "ContraNorm": NamedNorm(ContraNorm, {}, "scale", (0.2, 0.5, 0.8, 1.0)),
+        "NodeNorm": NamedNorm(NodeNorm, {}, "p"),
+        "DiffGroupNorm": NamedNorm(DiffGroupNorm, {}, "balance"),
+        "ContraNorm": NamedNorm(ContraNorm, {}, "scale"),
     }
 )
 

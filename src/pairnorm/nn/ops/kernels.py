@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo  # torch.compiler.disable takes 1.5 s to import the compiler
 
 
 class Kernels(Protocol):
@@ -54,6 +55,18 @@ def is_transformed() -> bool:
 def derives_itself() -> bool:
     """Say whether whoever calls wants the formula alone: torch.compile, torch.func or forward mode."""
     return torch.compiler.is_compiling() or is_transformed()
+
+
+def opaque(function: Callable[P, R]) -> Callable[P, R]:
+    """Make torch.compile call a function as it is, kernels and all, and go on behind it."""
+    aside = _disable_dynamo(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # The other way, by itself, would import the compiler for those who do without.
+        return aside(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+
+    return call
 
 
 def on_device(launch: Callable[P, R]) -> Callable[P, R]:

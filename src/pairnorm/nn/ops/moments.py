@@ -90,6 +90,14 @@ class Groups:
         """Read the graphs of the nodes of ``x`` from a PyG-style ``batch`` vector, checked."""
         if batch is None:
             return cls(x.size(0))
+        if not isinstance(batch, Tensor):
+            raise PairNormError(
+                f"batch is of type {type(batch).__name__}",
+                code="wrong-type",
+                value=batch,
+                expected=f"a tensor [{x.size(0)}]",
+                remedy="Call torch.tensor(batch).",
+            )
         if batch.dim() != 1 or batch.size(0) != x.size(0):
             raise PairNormError(
                 f"batch has shape {list(batch.shape)}",

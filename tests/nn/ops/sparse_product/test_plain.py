@@ -196,3 +196,9 @@ class TestErrors:
     def test_features_of_another_kind(self, x, raises):
         with raises("wrong-shape", value=list(x.shape)):
             random_matrix() @ x
+
+    def test_a_product_that_is_compiled(self):
+        torch.compiler.reset()
+        multiply = torch.compile(lambda matrix, x: matrix @ x, backend="eager")
+        with pytest.raises(RuntimeError, match=r"torch\.compile cannot see into the product"):
+            multiply(random_matrix(trials=1), torch.ones(9, 1, 2))

@@ -40,10 +40,14 @@ def _load(device: str) -> Kernels:
 
 @dataclass(frozen=True, eq=False)
 class SparseMatrix:
-    """A ``Pattern`` with values ``[entries]``, or ``[trials, entries]`` for a matrix per trial.
+    """A sparse matrix, or one for every trial; ``propagation`` and ``SparseMatrix.from_torch`` make them.
 
     ``matrix @ dense`` takes ``[columns, features]``, or ``[columns, trials, features]`` where every trial is
     multiplied by its own values, or by the shared ones; both operands are differentiable.
+
+    Args:
+        pattern: where its entries are, row by row.
+        values: of the entries, ``[entries]``, or ``[trials, entries]`` for a matrix per trial.
     """
 
     pattern: Pattern
@@ -95,6 +99,12 @@ class SparseMatrix:
         return dense
 
     def __matmul__(self, dense: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            raise PairNormError(
+                "torch.compile cannot see into the product with a SparseMatrix",
+                code="not-compilable",
+                remedy="Let a function under torch.compiler.disable do it.",
+            )
         rows, trials = self.pattern.shape[1], self.values.size(0) if self.values.dim() == 2 else None
         fits = dense.dim() in (2, 3) and dense.size(0) == rows and dense.is_floating_point()
         if not fits or (trials is not None and dense.shape[1:-1] != (trials,)):

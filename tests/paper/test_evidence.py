@@ -1,0 +1,81 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from synthetic import fill
+
+from pairnorm.paper.claims import compare
+from pairnorm.paper.evidence import Case, Claim, Evidence, Verdict
+from pairnorm.paper.experiments import TABLE1, Place, Selection
+from pairnorm.paper.results import Results
+from pairnorm.train import Spec
+
+
+def verdict(share: float, *cases: bool | None) -> Verdict:
+    claim = Claim("1", "text", "reading", lambda evidence: (), share)
+    return Verdict(claim, [Case(str(number), holds) for number, holds in enumerate(cases)])
+
+
+@pytest.mark.parametrize(
+    ("share", "cases", "status", "counts"),
+    [
+        (1.0, (True, True), "holds", "2 of 2"),
+        (1.0, (True, False), "fails", "1 of 2"),
+        (1.0, (True, None), "holds so far", "1 of 1, 1 not run"),
+        (1.0, (None, None), "not run", "0 of 0, 2 not run"),
+        (0.75, (True, True, True, False), "holds", "3 of 4"),
+        (0.75, (True, True, False, False), "fails", "2 of 4"),
+        (0.75, (False, None, None, None), "fails so far", "0 of 1, 3 not run"),
+        (0.5, (False, True, None, None), "holds so far", "1 of 2, 2 not run"),
+        (0.9, (True,) * 9 + (False,), "holds", "9 of 10"),
+    ],
+)
+def test_status(share: float, cases: tuple[bool | None, ...], status: str, counts: str) -> None:
+    found = verdict(share, *cases)
+    assert (found.status, found.counts) == (status, counts)
+
+
+def test_evidence_is_what_was_run_completely(tmp_path: Path) -> None:
+    small = Selection(datasets=("cora",), runs=1, epochs=3, depths=(2, 4), missing=(0,))
+    wider = Selection(datasets=("cora",), runs=1, epochs=3, depths=(2, 4, 8), missing=(0,))
+    experiment = small.narrow(TABLE1)
+    assert experiment is not None
+    results = Results.read(fill(tmp_path / "s.sqlite", [experiment]))
+    place = Place("cora", "SGC", 0)
+    found = Evidence(results, {}, small).chosen("table1", *place)
+    assert found is not None
+    assert replace(found, every=None) == results.chosen(experiment, place)
+    curve = Evidence(results, {}, small).curve("table1", *place)
+    assert curve is not None
+    assert [one.spec.depth for one in curve] == [2, 4]
+    assert Evidence(results, {}, wider).chosen("table1", *place) is None  # depth 8 is lacking
+    assert Evidence(results, {}, wider).curve("table1", *place) is None
+    assert Evidence(results, {}, small).chosen("table1", "cora", "SGC", 100) is None  # not asked for
+    assert Evidence(results, {}, small).chosen("table1", "pubmed", "SGC", 0) is None
+    assert Evidence(results, {}, small).study("GCN", "PN") is None
+    other = Evidence(results, {}, small).chosen("table1", "cora", "SGC-PN", 0)
+    case = compare("label", "better", found, other)
+    assert case.holds is True
+    assert case.evidence == "0.803 @ 2 against 0.789 @ 2"
+    assert compare("label", "better", found, None) == Case("label", None)
+
+
+@pytest.mark.parametrize(
+    ("share", "cases", "deciding"),
+    [
+        (1.0, (True, True), "1"),  # the second is unsure, and could make it fail
+        (1.0, (False, True), ""),  # it fails anyway
+        (1.0, (True, False), "1"),
+        (0.5, (True, True), ""),  # it holds anyway
+        (0.5, (False, True), "1"),
+        (1.0, (None, True), ""),
+    ],
+)
+def test_a_verdict_hangs_on_cases_that_would_change_it(
+    share: float, cases: tuple[bool | None, ...], deciding: str
+) -> None:
+    found = verdict(share, *cases)
+    unsure = [replace(case, unsure=(Spec("cora", "GCN", 2),) * (case.label == "1")) for case in found.cases]
+    found = Verdict(found.claim, unsure)
+    assert [case.label for case in found.unsure] == list(deciding)
+    assert found.hedge == (", within noise" if deciding else "")
