@@ -329,3 +329,16 @@ def test_many_columns_of_text_fit_little_memory(tmp_path):
     expected = Graph.from_files(*files, label="kind")
     same(packed, expected, notes=len(packed.facts.notes))
     assert packed.facts.missing == (40, int((frame["x130"][40:] == "NA").sum()))
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_categories_of_floats_have_the_same_names_either_way(tmp_path: Path) -> None:
+    cells = [1.0, np.nan, 2.5, np.inf, 1e30, 2.0]
+    pandas.DataFrame({"id": range(6), "x": cells}).to_parquet(tmp_path / "nodes.parquet")
+    pandas.DataFrame({"source": [0, 1], "target": [1, 0]}).to_parquet(tmp_path / "edges.parquet")
+    files = tmp_path / "nodes.parquet", tmp_path / "edges.parquet"
+    graph = Graph.from_files(*files, categorical=["x"])
+    packed = Graph.from_packed(pack(*files, tmp_path / "packed", categorical=["x"]))
+    assert graph.feature_names == packed.feature_names == ("x=1", "x=1e+30", "x=2", "x=2.5", "x=inf")
+    assert torch.equal(graph.features.to_dense(), packed.features.to_dense())
+    assert graph.missing_vectors.tolist() == packed.missing_vectors.tolist() == [row == 1 for row in range(6)]

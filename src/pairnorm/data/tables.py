@@ -135,8 +135,7 @@ class Source:
 
         if isinstance(column.dtype, pandas.CategoricalDtype) and column.cat.categories.dtype.kind == "f":
             column = column.astype(np.float64)
-        if pandas.api.types.is_float_dtype(column.dtype) and (column.dropna() % 1 == 0).all():
-            column = column.astype("Int64")
+        write = _without_point if pandas.api.types.is_float_dtype(column.dtype) else str
         if isinstance(column.dtype, pandas.StringDtype):
             values = column.str.strip().astype(object).to_numpy(copy=True)
             empty = pandas.isna(values)
@@ -145,7 +144,7 @@ class Source:
             empty = pandas.isna(values)
             for row in (row for row, value in enumerate(values) if isinstance(value, bytes)):
                 self._reject_kind(first + row, name, values[row])
-            values[~empty] = [str(value).strip() for value in values[~empty]]
+            values[~empty] = [write(value).strip() for value in values[~empty]]
         values[empty] = None
         values[values == ""] = None
         return values
@@ -260,6 +259,11 @@ class Source:
         self.reject(
             row, problem, code="not-a-cell", value=name, expected=expected, remedy=remedy, ignore=[name]
         )
+
+
+def _without_point(value: float) -> str:
+    """Write a whole number as one, as ``queries.as_text`` does."""
+    return str(int(value)) if abs(value) < 1e18 and value == int(value) else str(value)
 
 
 def _filled(column: pandas.Series) -> tuple[pandas.Series, NDArray[np.bool_], pandas.Series]:

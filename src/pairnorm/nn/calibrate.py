@@ -19,10 +19,10 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _seeds(batch: Any) -> Tensor:
-    own = getattr(batch, "batch_size", None)
     # A cluster, or a whole graph, has no neighbours beside its own; of whole graphs PyG counts the graphs.
-    whole = own is None or getattr(batch, "ptr", None) is not None
-    return torch.arange(len(batch.x) if whole else own)
+    whole = getattr(batch, "ptr", None) is not None
+    own = None if whole else getattr(batch, "batch_size", None)
+    return torch.arange(len(batch.x) if own is None else own)
 
 
 def calibrate(
