@@ -167,7 +167,10 @@ def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_folder_without_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["predict", "--model", str(tmp_path), "--nodes", "nodes.csv"]) == 1
-    assert "there is no model.json. Name a folder that `pairnorm fit --out` wrote" in capsys.readouterr().err
+    assert (
+        "there is no model.json. Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote"
+        in capsys.readouterr().err
+    )
 
 
 def test_every_format_is_read_by_predict_as_it_was_by_fit(tmp_path: Path) -> None:

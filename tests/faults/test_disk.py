@@ -80,7 +80,11 @@ def test_a_full_disk_is_told_and_nothing_changes(
         assert "cannot be" in said
         left = [path for path in place.rglob("*") if path.is_file() and path.name != "ballast"]
         assert not [path for path in left if ".partial" in str(path)]
-        assert not [path for path in left if path.stat().st_size]
+        left = [path for path in left if path.stat().st_size]
+    # A report is many files: such as had room are there, and whole.
+    whole = tmp_path / "whole"
+    assert not left or (name == "report" and cli.main(words(name, corpus, whole)) == 0)
+    assert all(path.read_bytes() == (whole / path.relative_to(place)).read_bytes() for path in left)
 
 
 def test_a_mapped_file_takes_its_room_first(tmp_path: Path) -> None:
