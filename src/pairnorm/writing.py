@@ -42,6 +42,13 @@ def is_stream(path: Path) -> bool:
     return path.exists() and not path.is_dir() and (not path.is_file() or path.is_relative_to("/dev"))
 
 
+def refuse_file(folder: Path) -> None:
+    """Raise an error where there is a file in the place of a folder to write to."""
+    if folder.is_file():
+        problem, remedy = f"{folder}: there is a file of that name", "Choose another folder."
+        raise PairNormError(problem, code="is-a-file", value=str(folder), remedy=remedy)
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a draft that takes the place of ``path`` at the end; after an error, nothing has changed.

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Self, get_args
+from typing import Self
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from pairnorm.data.encoder import Encoder
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.nn import Kind
 from pairnorm.nn.distributed import shards_of
+from pairnorm.nn.propagate import KINDS
 from pairnorm.train.engine import find_device
 
 
@@ -330,7 +331,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         one_of("metric", self.metric, METRICS)
         one_of("class_weight", self.class_weight, ("auto", "balanced"))
         one_of("directed", self.directed, ("auto", "yes", "no"))
-        one_of("adjacency", self.adjacency, get_args(Kind))
+        one_of("adjacency", self.adjacency, KINDS)
         whole_number("random_state", self.random_state, most=2**63 - 1)
         whole_number("hidden", self.hidden)
         whole_number("epochs", self.epochs, least=1)

@@ -21,7 +21,7 @@ from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
 from pairnorm.data import Encoder, Split
 from pairnorm.errors import PairNormError, quoted
 from pairnorm.version import __version__
-from pairnorm.writing import steady_folder
+from pairnorm.writing import refuse_file, steady_folder
 
 if TYPE_CHECKING:
     from pairnorm.classify.classifier import NodeClassifier
@@ -158,9 +158,7 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     # Parameters may be numpy's numbers, or an array or a range of them.
     text = facts.model_dump_json(indent=1, fallback=lambda value: np.asarray(value).tolist())
     place = Path(folder)
-    if place.is_file():
-        problem, remedy = f"{place}: there is a file of that name", "Choose another folder."
-        raise PairNormError(problem, code="is-a-file", value=str(place), remedy=remedy)
+    refuse_file(place)
     place.mkdir(parents=True, exist_ok=True)
     (place / TENSORS).write_bytes(as_bytes(tensors))
     (place / FACTS).write_text(text + "\n", encoding="utf-8")

@@ -31,7 +31,7 @@ from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 from pairnorm.escaping import markdown, spreadsheet
 from pairnorm.page import can_render, render
-from pairnorm.writing import change_folder, drafts_in, steady_folder
+from pairnorm.writing import change_folder, drafts_in, refuse_file, steady_folder
 
 if TYPE_CHECKING:
     import pandas
@@ -243,13 +243,7 @@ def check_folder(folder: Path) -> None:
     Args:
         folder: where results are to go.
     """
-    if folder.is_file():
-        raise PairNormError(
-            f"{folder}: there is a file of that name",
-            code="is-a-file",
-            value=str(folder),
-            remedy="Choose another folder.",
-        )
+    refuse_file(folder)
     with steady_folder(folder):
         pass
     if not folder.is_dir() or holds_model(folder):

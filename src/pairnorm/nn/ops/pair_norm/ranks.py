@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo  # torch.compiler.disable takes 1.5 s to import the compiler
 
 from pairnorm.nn.ops.collectives import all_sum, gather
+from pairnorm.nn.ops.kernels import opaque
 from pairnorm.nn.ops.moments import Groups, Moments
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@_disable_dynamo
+@opaque
 def centre_and_scale(
     x: Tensor, groups: Groups, scale: float, eps: float, individually: bool, group: "ProcessGroup"
 ) -> Tensor:
@@ -26,7 +26,7 @@ def centre_and_scale(
     return y
 
 
-@_disable_dynamo
+@opaque
 def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float, group: "ProcessGroup") -> Tensor:
     """Return s·x/r, where r is the norm of every row, minus the mean of x over all ranks."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
