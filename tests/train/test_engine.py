@@ -39,6 +39,15 @@ def test_the_same_command_gives_the_same_numbers_twice(graph: Graph, model: str)
     assert len({trial.test_loss for trial in first}) == 3
 
 
+@pytest.mark.parametrize("call", [train, fit])
+@pytest.mark.parametrize("seeds", [3, "3"])
+def test_one_number_may_be_a_seed_or_how_many_so_it_is_refused(
+    raises: Any, graph: Graph, call: Callable[..., Any], seeds: Any
+) -> None:
+    with raises("wrong-type", "seeds is", value=seeds):
+        call(graph, Spec("csbm", "SGC", 2), seeds, "cpu")
+
+
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
 def test_trials_come_in_the_order_of_the_seeds_which_changes_nothing_else(graph: Graph, model: str) -> None:
     spec = Spec("csbm", model, 3, missing_rate=0.5, **NORM)

@@ -394,6 +394,37 @@ def test_a_given_graph_is_split_as_the_spec_says(graph: Graph, store: Store) -> 
     assert store.trials(GCN.replace(epochs=2)) != [expected]
 
 
+def test_the_path_of_a_store_will_do(graph: Graph, tmp_path: Path) -> None:
+    path, options = tmp_path / "own" / "results.sqlite", {"device": "cpu", "graphs": {"csbm": graph}}
+    assert run([(SPECS[0], 0)], path, **options, workers=1) == 1
+    assert run([(SPECS[0], 0)], str(path), **options, workers=1) == 0
+    with Store(path, read_only=True) as store:
+        assert len(store) == 1
+
+
+@pytest.mark.parametrize("pairs", [SPECS[0], SPECS, [("csbm", 0)], 3])
+def test_what_is_no_pair_of_spec_and_seed_is_named(raises: Any, store: Store, pairs: Any) -> None:
+    with raises("wrong-type"):
+        run(pairs, store)
+
+
+def test_what_is_no_store_and_what_has_no_name_is_said(raises: Any, graph: Graph, store: Store) -> None:
+    with raises("wrong-type", "store is 3", value=3):
+        run([(SPECS[0], 0)], 3)  # type: ignore[arg-type]
+    with raises("wrong-type", "graphs is a Graph"):
+        run([(SPECS[0], 0)], store, graphs=graph)  # type: ignore[arg-type]
+
+
+def test_a_graph_of_ones_own_is_asked_for_by_its_name(raises: Any, store: Store) -> None:
+    spec = SPECS[0]
+    with raises("unknown-choice", "the dataset of a spec is 'mine'", value="mine") as caught:
+        run([(spec.replace(dataset="mine"), 0)], store)
+    assert "graphs={'mine': graph}" in str(caught.value)
+    with raises("unknown-choice", value="halves") as caught:
+        run([(spec.replace(split="halves"), 0)], store)
+    assert "graphs=" not in str(caught.value)
+
+
 def test_no_workers_are_refused(raises: Any, graph: Graph, store: Store) -> None:
     with raises("not-a-whole-number", value=0):
         run([(GCN, 0)], store, device="cpu", graphs={"csbm": graph}, workers=0)

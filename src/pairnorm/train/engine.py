@@ -17,7 +17,7 @@ from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.loop import CAPTURE, Loop, on_device
 from pairnorm.train.problem import Problem
 from pairnorm.train.remedies import Model
-from pairnorm.train.result import Trial, check_seed
+from pairnorm.train.result import Trial, check_seeds
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, SGCTrainer, bound, sgc_settings
 
@@ -58,7 +58,7 @@ def train(
         >>> trial.test_accuracy > 0.7
         True
     """
-    where = find_device(device)
+    where, seeds = find_device(device), check_seeds(seeds)
     found: dict[Pair, Trial] = {}
     for job in plan(graph, [(spec, seed) for seed in dict.fromkeys(seeds)], where):
         found.update(train_job(graph, job, where, measures=measures, curves=curves))
@@ -78,7 +78,7 @@ def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.devi
         One module in evaluation mode, with a trial for each seed; logits are ``[nodes, trials, classes]``.
     """
     where = find_device(device)
-    pairs = [(spec, check_seed(seed)) for seed in seeds]
+    pairs = [(spec, seed) for seed in check_seeds(seeds)]
     with on_device(where):
         return _fit_gnn(graph, pairs, where) if spec.model != "SGC" else _fit_sgc(graph, pairs, where)
 

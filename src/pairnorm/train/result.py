@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
@@ -86,6 +86,18 @@ _NUMBERS: dict[str, Any] = {
 def check_seed(seed: Any) -> int:
     """Return a seed that a store can keep, or raise an error."""
     return whole_number("seed", seed, most=LARGEST)
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """Return seeds that a store can keep; a single number is none, for it may be a seed or how many."""
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        return [check_seed(seed) for seed in seeds]
+    raise PairNormError(
+        f"seeds is {quoted(seeds)}",
+        code="wrong-type",
+        value=seeds,
+        expected="a list of seeds, such as [0, 1, 2] or range(3)",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from pairnorm.data import Graph, datasets, load
-from pairnorm.errors import PairNormError, is_out_of_memory, one_of, real_number, whole_number
+from pairnorm.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
 from pairnorm.train.pools import Pool, Processes, Streams, ThisProcess, Told
@@ -81,7 +82,7 @@ class Running:
 
 def run(
     pairs: Iterable[Pair],
-    store: Store,
+    store: Store | str | os.PathLike[str],
     *,
     device: str | torch.device = "auto",
     root: str | os.PathLike[str] | None = None,
@@ -99,8 +100,8 @@ def run(
     go to processes of one thread each; on CUDA a few run side by side, each on a stream of its own.
 
     Args:
-        pairs: what is wanted.
-        store: what is there, and where results go.
+        pairs: what is wanted: a spec and a seed each.
+        store: what is there, and where results go; or the path of its file.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         root: where named graphs are read from.
         graphs: graphs by the name that specs give as ``dataset``. Trials of one that has not the name of a
@@ -117,32 +118,69 @@ def run(
         whole_number("workers", workers, least=1)
     where = find_device(device) if one_of("on", on, PLACES) == "here" else None
     check_measures(measures)
-    pairs, graphs = _fingerprinted(pairs, graphs or {})
-    lacking = _lacking(pairs, store)
-    total, done, trained, label = 0, 0, 0, "starting"
+    pairs, graphs = _fingerprinted(_checked(pairs), _by_name(graphs or {}))
+    with _opened(store) as results:
+        lacking = _lacking(pairs, results)
+        total, done, trained, label = 0, 0, 0, "starting"
 
-    def hear(told: Told) -> None:
-        nonlocal done, trained, label
-        if isinstance(told, int):
-            done += told
-            progress(Progress(done, total, len(lacking), label))
-        else:
-            store.add_results(told)
-            trained, label = trained + len(told), str(told[0].spec)
+        def hear(told: Told) -> None:
+            nonlocal done, trained, label
+            if isinstance(told, int):
+                done += told
+                progress(Progress(done, total, len(lacking), label))
+            else:
+                results.add_results(told)
+                trained, label = trained + len(told), str(told[0].spec)
 
-    cluster = Ray(str(device), hear) if where is None and lacking else None
-    jobs = list(_plan(lacking, where, root, graphs, cluster.workers if cluster else None))
-    total = sum(job.cost for _, job in jobs)
-    hear(0)
-    if jobs:
-        store.check_writable()  # better now than when the first job has been trained
-        label = str(jobs[0][1].pairs[0][0])
-        pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), hear)
-        options = {"measures": tuple(measures), "curves": curves}
-        if remedies := own({spec.remedy for spec, _ in lacking}):
-            options["remedies"] = remedies
-        _drive(pool, jobs, options, hear, should_stop)
-    return trained
+        cluster = Ray(str(device), hear) if where is None and lacking else None
+        jobs = list(_plan(lacking, where, root, graphs, cluster.workers if cluster else None))
+        total = sum(job.cost for _, job in jobs)
+        hear(0)
+        if jobs:
+            results.check_writable()  # better now than when the first job has been trained
+            label = str(jobs[0][1].pairs[0][0])
+            pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), hear)
+            options = {"measures": tuple(measures), "curves": curves}
+            if remedies := own({spec.remedy for spec, _ in lacking}):
+                options["remedies"] = remedies
+            _drive(pool, jobs, options, hear, should_stop)
+        return trained
+
+
+@contextmanager
+def _opened(store: Any) -> Iterator[Store]:
+    """Give a store; one that only its path is given of is closed in the end."""
+    if isinstance(store, Store):
+        yield store
+    elif isinstance(store, str | os.PathLike):
+        with Store(store) as own_store:
+            yield own_store
+    else:
+        problem, expected = f"store is {quoted(store)}", "a pairnorm.train.Store, or the path of one"
+        raise PairNormError(problem, code="wrong-type", value=store, expected=expected)
+
+
+def _checked(pairs: Any) -> Iterator[Pair]:
+    """Yield what is wanted, each as a spec and a seed."""
+    expected = "(spec, seed) pairs, such as [(spec, seed) for seed in range(3)]"
+    if not isinstance(pairs, Iterable):
+        problem = f"pairs is {quoted(pairs)}"
+        raise PairNormError(problem, code="wrong-type", value=pairs, expected=expected)
+    for pair in pairs:
+        match pair:
+            case (Spec(), _):
+                yield pair
+            case _:
+                problem = f"one of the pairs is {quoted(pair)}"
+                raise PairNormError(problem, code="wrong-type", value=pair, expected=expected)
+
+
+def _by_name(graphs: Any) -> dict[str, Graph]:
+    if isinstance(graphs, Mapping):
+        return dict(graphs)
+    problem, expected = f"graphs is a {type(graphs).__name__}", "graphs by name"
+    remedy = "Pass graphs={'mine': graph}, with the name that specs give as dataset."
+    raise PairNormError(problem, code="wrong-type", value=graphs, expected=expected, remedy=remedy)
 
 
 def _fingerprinted(pairs: Iterable[Pair], graphs: dict[str, Graph]) -> tuple[list[Pair], dict[str, Graph]]:
@@ -179,11 +217,23 @@ def _plan(
     for (name, split), group in by_graph.items():
         graph = graphs.get(name)
         if graph is None:
-            graph = load(name, root, split=None if split == "default" else split)
+            graph = _named(name, root, split)
         elif split != "default":
             graph = graph.with_split(split)
         for job in plan(graph, group, device, cores):
             yield graph, job
+
+
+def _named(name: str, root: str | os.PathLike[str] | None, split: str) -> Graph:
+    """Read a graph of the package; where it has none of that name, say how to give one's own."""
+    try:
+        return load(name, root, split=None if split == "default" else split)
+    except PairNormError as error:
+        if error.code == "unknown-choice" and error.value != split:
+            error.problem = f"the dataset of a spec is {quoted(name)}, which is no graph of the package"
+            own_graph = f"A graph of your own is passed beside it: graphs={{{name!r}: graph}}."
+            error.remedy = f"{error.remedy} {own_graph}".strip()
+        raise
 
 
 def _pool(device: torch.device, workers: int, jobs: int, hear: Callable[[Told], None]) -> Pool:
