@@ -72,6 +72,22 @@ def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch
     assert any("left out" in what for what in told) == many
 
 
+def test_a_fill_that_is_named_and_cannot_be_had_is_refused(raises, tmp_path):
+    lacking = packed_graph(tmp_path / "single", nodes=600, entries=True)
+    vectors = packed_graph(tmp_path / "vectors", nodes=600)
+    for fill in ("fp", "mass"):
+        with raises("not-together", f"fill '{fill}'", value=fill):
+            Streaming(lacking, tmp_path / "work", 10**9, fills=["zero", fill])
+        with raises("not-together", f"fill '{fill}'", value=fill):
+            norms = ["PN"] if fill == "mass" else ["none"]
+            Streaming(vectors, tmp_path / "work", 10**9, fills=[fill], norms=norms)
+    by_itself = Streaming(lacking, tmp_path / "work", 10**9)
+    assert {walk.fill for walk in by_itself.walks} == {"zero"}
+    assert any("single features" in what for what in by_itself.left_out)
+    named = Streaming(vectors, tmp_path / "work", 10**9, fills=["fp", "mass"], norms=["none", "PN"])
+    assert [(walk.fill, walk.norm) for walk in named.walks] == [("mass", "none"), ("fp", "PN")]
+
+
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
     packed = packed_graph(tmp_path / "graph", nodes=600, degree=8)

@@ -226,6 +226,31 @@ class Outcome:
         return "\n".join(lines)
 
 
+def _check_fills(fills: Sequence[str], norms: Sequence[str] | None, graph: PackedGraph) -> None:
+    """Refuse a fill that is asked for and cannot be had while columns are walked block by block."""
+    vectors, single = graph.facts.missing
+    for fill in fills:
+        alone = (
+            one_of("fill", fill, FILLS) == "mass"
+        )  # known mass arrives beside a state that no norm changes
+        if fill == "zero":
+            continue
+        if single:
+            problem = f"fill {fill!r} of a packed graph needs nodes that have all features or none"
+        elif vectors and norms and not any((norm == "none") == alone for norm in norms):
+            problem = f"fill {fill!r} of a packed graph goes with {'no norm' if alone else 'a norm'}"
+        else:
+            continue
+        raise PairNormError(
+            problem,
+            code="not-together",
+            value=fill,
+            remedy="Pass {fill}; or, where the graph fits memory, name several models: {model}",
+            fill="zero",
+            model="SGC,label-propagation",
+        )
+
+
 def _append(writer: Any, frame: Any, path: Path) -> Any:
     import pyarrow
     from pyarrow import parquet
@@ -246,7 +271,8 @@ class Streaming:
         depths: of SGC.
         norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``usual_norms``.
         scales: PairNorm's s.
-        fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``.
+        fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``. Default: what
+            can be had; one that is named and cannot is an error.
         metric: what the model is chosen by, one of ``METRICS``.
         spreads: whether label propagation is tried too; without features it is all that there is.
         seed: of a split that is drawn.
@@ -264,7 +290,7 @@ class Streaming:
         depths: Sequence[int] = DEPTHS,
         norms: Sequence[str] | None = None,
         scales: Sequence[float] = SCALES,
-        fills: Sequence[str] = FILLS,
+        fills: Sequence[str] | None = None,
         metric: str = "accuracy",
         spreads: bool = True,
         seed: int = 0,
@@ -291,8 +317,9 @@ class Streaming:
             memory, widest = min(memory, self.cluster.memory), LINE
         self.plan = Plan(graph.facts.nodes, graph.facts.features, len(kept), len(depths), memory, widest)
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
-        for fill in fills:
-            one_of("fill", fill, FILLS)
+        if fills is not None:
+            _check_fills(fills, norms, graph)
+        fills = FILLS if fills is None else fills
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
         self._sparing = Sparing(many, numbers, one_of("metric", metric, METRICS))
         usual = norms or usual_norms("rw", many)
