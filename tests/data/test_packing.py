@@ -144,6 +144,26 @@ def test_what_a_column_is_follows_one_rule(tmp_path, ending):
     assert "external_id" in kept.facts.encoder.feature_names
 
 
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_durations_are_days_as_from_files(tmp_path, raises, unit):
+    frame, links = tables()
+    hours = pandas.Series(np.arange(NODES) - 3.0).where(np.arange(NODES) % 4 > 0)
+    frame["stay"] = pandas.to_timedelta(hours, "h").astype(f"timedelta64[{unit}]")
+    nodes, edges = write(tmp_path, frame, links, "parquet")
+    packed = pack(nodes, edges, tmp_path / "graph", label="kind", memory="256MB")
+    same(packed, Graph.from_files(nodes, edges, label="kind"), notes=5)
+    place = packed.facts.encoder.feature_names.index("stay")
+    np.testing.assert_allclose(
+        packed.features(slice(None), range(place, place + 1))[:, 0], hours / 24, rtol=1e-6
+    )
+    assert any("durations are read as days" in note for note in packed.facts.notes)
+    other = frame.assign(stay=frame["stay"].dt.total_seconds(), who="other " + frame["who"].astype(str))
+    other.to_parquet(tmp_path / "other.parquet", index=False)
+    with raises("unlike-columns", "other.parquet: column 'stay'"):
+        pack([nodes, tmp_path / "other.parquet"], edges, tmp_path / "both", label="kind", memory="256MB")
+
+
 def test_half_precision(tmp_path, raises):
     frame, links = tables()
     files = write(tmp_path, frame[["who", "kind", "x"]], links, "csv")

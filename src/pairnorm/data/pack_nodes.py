@@ -16,6 +16,7 @@ from pairnorm.data.labels import PARTS, numbers_first
 from pairnorm.data.nodes import CALLED_ID, FEWEST_NAMES, LEFT_OUT, MOST_CATEGORIES, are_names
 from pairnorm.data.packed import MOST_NODES, ROWS_PER_BATCH
 from pairnorm.data.queries import (
+    DURATION,
     NUMERIC,
     Database,
     Files,
@@ -28,7 +29,7 @@ from pairnorm.data.queries import (
     sql_row,
     sql_text,
 )
-from pairnorm.data.tables import DATES, DAY_FIRST, MOSTLY, NO_MONTH, TRUTH, Source
+from pairnorm.data.tables import DATES, DAY_FIRST, DURATIONS, MOSTLY, NO_MONTH, TRUTH, Source
 from pairnorm.errors import PairNormError, quoted, whole_number
 
 MOST_CLASSES = 10_000
@@ -156,6 +157,9 @@ class NodePacker:
             elif kind.startswith(NUMERIC) or (kind == "VARCHAR" and filled in (numbers, truths)):
                 if kind == "VARCHAR" and filled > numbers:
                     self.truths.add(name)
+                yield Column(name, "number")
+            elif kind == DURATION:
+                source.tell(DURATIONS, name)
                 yield Column(name, "number")
             elif kind == "VARCHAR" and filled - numbers <= MOSTLY * filled:
                 raise PairNormError(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from pairnorm.data.readers import open_table
-from pairnorm.data.tables import EMPTY, Source
+from pairnorm.data.tables import EMPTY, Source, readable
 from pairnorm.errors import PairNormError, quoted
 from pairnorm.memory import size
 
@@ -28,6 +28,9 @@ WHOLE = (
     "HUGEINT",
 )
 NUMERIC = (*WHOLE, "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
+DURATION = "DURATION"
+"""The type of a column of Arrow's durations, which DuckDB takes for whole numbers; our query makes days."""
+UNITS_PER_DAY = {"s": 86400, "ms": 86400 * 10**3, "us": 86400 * 10**6, "ns": 86400 * 10**9}
 
 File = str | PathLike[str]
 Files = File | Sequence[File]
@@ -39,7 +42,7 @@ class Table(NamedTuple):
     Args:
         source: the first of them.
         query: what DuckDB reads them all by.
-        kinds: DuckDB's type of every column.
+        kinds: DuckDB's type of every column, or ``DURATION``.
     """
 
     source: Source
@@ -93,8 +96,15 @@ class Database:
                 problem = f"{other.name}: its columns are not those of {source.name}"
                 raise PairNormError(problem, code="unlike-columns", value=other.name)
         listed = sql_list([str(path) for path in paths])
+        durations: dict[str, str] = {}
         if source.delimiter is None:
             table = f"read_parquet({listed})"
+            if durations := _durations(paths):
+                days = (f"{sql_name(name)} / {UNITS_PER_DAY[unit]}.0" for name, unit in durations.items())
+                named = ", ".join(
+                    f"{day} AS {sql_name(name)}" for day, name in zip(days, durations, strict=True)
+                )
+                table = f"(SELECT * REPLACE ({named}) FROM {table})"
         else:
             columns = ", ".join(f"{sql_text(name)}: 'VARCHAR'" for name in source.columns)
             table = (
@@ -110,7 +120,29 @@ class Database:
                     value=name,
                     remedy="Give each column its own name.",
                 )
-        return Table(source, table, kinds)
+        return Table(source, table, kinds | dict.fromkeys(durations, DURATION))
+
+
+def _durations(paths: Sequence[Path]) -> dict[str, str]:
+    """Return the unit of every column of durations of Parquet files, which all must have alike."""
+    import pyarrow
+    from pyarrow import parquet
+
+    found = []
+    for path in paths:
+        with readable(path.name):
+            schema = parquet.read_schema(path)
+        found.append(
+            {field.name: field.type.unit for field in schema if pyarrow.types.is_duration(field.type)}
+        )
+    for path, units in zip(paths, found, strict=True):
+        if units != found[0]:
+            name = min(units.items() ^ found[0].items())[0]
+            problem = (
+                f"{path.name}: column {quoted(name)} has not the unit of time that it has in {paths[0].name}"
+            )
+            raise PairNormError(problem, code="unlike-columns", value=path.name)
+    return found[0]
 
 
 @contextmanager

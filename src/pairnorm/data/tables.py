@@ -35,6 +35,7 @@ DATES = (
 )
 # A first number that is no month says which of the two orders it is.
 NO_MONTH, DAY_FIRST = r"(1[3-9]|[23]\d)/", "%d/%m/%Y"
+DURATIONS = "durations are read as days"
 TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 
 
@@ -158,7 +159,7 @@ class Source:
                 self._reject_kind(first, name, 1j)
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         elif pandas.api.types.infer_dtype(column).startswith("timedelta"):
-            self.tell("durations are read as days", name)
+            self.tell(DURATIONS, name)
             values = pandas.to_timedelta(column).to_numpy() / np.timedelta64(1, "D")
         elif pandas.api.types.is_datetime64_any_dtype(column.dtype):
             return None
