@@ -7,6 +7,7 @@ from pathlib import Path
 
 import networkx
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -130,6 +131,21 @@ def test_two_nodes_of_one_name_are_refused(small: Graph, raises: Callable) -> No
         Graph.from_edges([[0, 1], [1, 2]], node_names=["a", "b", "a"])
     with raises("duplicate-id", value=7):
         small.replace(node_names=np.array([7, 8, 7, 9, 0]))
+
+
+def test_names_that_a_reader_has_looked_at_are_not_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Callable
+) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr("pairnorm.data.graph._check_names", looked.append)
+    nodes, edges = {"id": ["a", "b"], "x": [1, 2]}, {"source": ["a", "b"], "target": ["b", "a"]}
+    for name, columns in (("nodes", nodes), ("edges", edges)):
+        pandas.DataFrame(columns).to_csv(tmp_path / f"{name}.csv", index=False)
+    assert Graph.from_files(tmp_path / "nodes.csv", tmp_path / "edges.csv").node_names.tolist() == ["a", "b"]
+    assert Graph.from_frames(nodes, edges).node_names.tolist() == ["a", "b"]
+    assert not looked
+    with raises("duplicate-id", value="a"):
+        Graph.from_frames(nodes | {"id": ["a", "a"]}, edges)
 
 
 def test_to_moves_every_tensor(small: Graph) -> None:

@@ -313,10 +313,27 @@ class Graph:
             notes: what else was odd; what is odd about the edges comes before it.
             **parts: any other part of a graph, e.g. ``train``.
         """
+        _check_names(parts.get("node_names"))
+        return cls._from_read(
+            edge_index, features, labels, num_nodes=num_nodes, weights=weights, notes=notes, **parts
+        )
+
+    @classmethod
+    def _from_read(
+        cls,
+        edge_index: ArrayLike,
+        features: ArrayLike | scipy.sparse.sparray | None = None,
+        labels: ArrayLike | None = None,
+        *,
+        num_nodes: int | None = None,
+        weights: ArrayLike | None = None,
+        notes: tuple[str, ...] = (),
+        **parts: Any,
+    ) -> Graph:
+        """Make a graph as ``from_edges`` does, of names that a reader has found to be all different."""
         tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
         device = next((part.device for part in tensors), torch.device("cpu"))
         ends = as_ends(edge_index)
-        _check_names(parts.get("node_names"))
         if features is not None:
             features = as_tensor("features", features, np.float32).to(device, torch.float32)
         if labels is not None:
@@ -413,7 +430,7 @@ class Graph:
         parts = files.read_files(nodes, edges, features, database, told, encoder)
         place = files.place_name(nodes) if database is None else "graph"
         with readable(place):
-            graph = cls.from_edges(**(parts | {"name": name or name_of(place)}))
+            graph = cls._from_read(**(parts | {"name": name or name_of(place)}))
         return _warned(graph)
 
     @classmethod
@@ -446,7 +463,7 @@ class Graph:
         for option in options:
             one_of("an option", option, [field.name for field in fields(Options)])
         parts = exchange.from_frames(nodes, edges, features, Options(**options), encoder)
-        return _warned(cls.from_edges(**(parts | {"name": name})))
+        return _warned(cls._from_read(**(parts | {"name": name})))
 
     @staticmethod
     def open(folder: str | PathLike[str]) -> PackedGraph:
@@ -503,7 +520,7 @@ class Graph:
             encoder: as for ``from_files``.
         """
         told = Options(label=label, split=split, weight=weight, categorical=categorical, ignore=ignore)
-        return cls.from_edges(**exchange.from_networkx(graph, told, encoder, features))
+        return cls._from_read(**exchange.from_networkx(graph, told, encoder, features))
 
     @classmethod
     def from_pyg(cls, data: Data, **parts: Any) -> Graph:
