@@ -6,12 +6,14 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from sklearn.base import clone, is_classifier
 
 from pairnorm.classify import ClassifierWarning, NodeClassifier
 from pairnorm.classify.candidates import base
+from pairnorm.classify.summary import predictions
 from pairnorm.data import Graph, Split, features_after, load, missing_vectors
 
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
@@ -122,8 +124,46 @@ def test_a_graph_without_split_gets_one_and_is_scored_on_what_was_held_out(small
     assert classifier.score(graph) == classifier.held_out_.accuracy
     other = graph.replace(node_names=np.arange(1000, 1300))
     assert classifier.score(other) == pytest.approx(
-        (classifier.predict(graph) == graph.labels.numpy().astype(str)).mean()
+        (classifier.predict(graph) == graph.labels.numpy()).mean()
     )
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("given", ["integers", "floats", "nullable", "texts", "csv", "parquet"])
+def test_classes_come_back_as_they_were_given(tmp_path: Path, small: Graph, given: str) -> None:
+    """As scikit-learn does; what is written to files are names."""
+    values = 5 * small.labels.numpy() - 5
+    labels = pandas.Series(values).where(np.arange(300) % 3 > 0)
+    labels = {"floats": labels, "texts": pandas.Series(values).astype(str)}.get(given, labels.astype("Int64"))
+    labels = pandas.Series(values) if given == "integers" else labels
+    nodes = pandas.DataFrame({"id": np.arange(300), "x": small.features.to_dense()[:, 0], "y": labels})
+    edges = pandas.DataFrame(small.edge_index.T.numpy(), columns=["source", "target"])
+    if given in ("csv", "parquet"):
+        places = [tmp_path / f"{name}.{given}" for name in ("nodes", "edges")]
+        for frame, place in zip((nodes, edges), places, strict=True):
+            (frame.to_csv if given == "csv" else frame.to_parquet)(place, index=False)
+        graph = Graph.from_files(*places, label="y")
+    else:
+        graph = Graph.from_frames(nodes, edges, label="y")
+    classifier = NodeClassifier("label propagation").fit(graph)
+    expected = np.unique(values.astype(str) if given == "texts" else values)
+    assert classifier.predict(graph).dtype.kind == ("U" if given == "texts" else "i")
+    assert sorted(classifier.classes_.tolist()) == expected.tolist()
+    assert classifier.score(graph.replace(test=graph.labelled)) > 0.5
+    classifier.save(tmp_path / "model")
+    again = NodeClassifier.load(tmp_path / "model")
+    assert again.classes_.dtype == classifier.classes_.dtype
+    assert np.array_equal(again.predict(graph), classifier.predict(graph))
+    table = predictions(graph, classifier.predict_proba(graph), classifier)
+    assert set(table["predicted"]) <= set(map(str, expected))
+    assert {f"p_{value}" for value in expected} <= set(table)
+
+
+def test_new_names_are_no_numbers(small: Graph) -> None:
+    assert small.classes.tolist() == [0, 1]
+    assert small.replace(class_names=("low", "7")).classes.tolist() == ["low", "7"]
+    assert small.replace(class_names=("3", "7")).classes.tolist() == ["3", "7"]
+    assert small.replace(name="other").classes.tolist() == [0, 1]
 
 
 def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
@@ -132,7 +172,7 @@ def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
     classifier = NodeClassifier(depth=(1, 4), refit=False).fit(small.replace(test=nobody))
     assert classifier.held_out_ is not None
     assert classifier.held_out_.count == 174
-    right = classifier.predict(small) == small.labels.numpy().astype(str)
+    right = classifier.predict(small) == small.labels.numpy()
     held_out = small.test.numpy()
     assert classifier.score(small.replace(test=nobody)) == pytest.approx(right[held_out].mean())
     some = held_out & (np.arange(300) % 2 == 0)
@@ -271,8 +311,7 @@ def test_a_few_labels_per_class_are_enough_to_go_on(small: Graph, each: int) -> 
     )
     with pytest.warns(ClassifierWarning):
         classifier = NodeClassifier().fit(graph)
-    truth = small.labels.numpy().astype(str)
-    assert (classifier.predict(graph) == truth).mean() > 0.6
+    assert (classifier.predict(graph) == small.labels.numpy()).mean() > 0.6
     assert (classifier.held_out_ is None) == (each < 3)
 
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> graph = pairnorm.data.csbm(300, classes=2, seed=1).with_split("per-class-20")
         >>> classifier = NodeClassifier(depth=[2, 4, 8]).fit(graph)
         >>> classifier.predict(graph)[:3]
-        array(['1', '0', '0'], dtype='<U1')
+        array([1, 0, 0])
         >>> classifier.score(graph) > 0.8
         True
     """
@@ -130,7 +130,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.budget, self.checkpoints = budget, checkpoints
         self.device, self.random_state = device, random_state
 
-    classes_: NDArray[np.str_]
+    classes_: NDArray[Any]
     encoder_: Encoder | None
     n_features_in_: int
     best_: Candidate
@@ -197,7 +197,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.tilt_ = decide(self.metric, task.held, softened, task.prior)[1]
         if self.class_weight == "balanced":
             self.tilt_ = 1.0
-        self.classes_ = np.array(graph.class_names)
+        self.classes_ = graph.classes
         self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
         test = split.test.cpu().numpy()
         self.held_out_ = self._scores(graph, test, self.judged_) if test.any() else None
@@ -256,8 +256,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logits = self.model_.logits(graph, self.scaling_(graph), find_device(self.device))
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
-    def predict(self, graph: Graph) -> NDArray[np.str_]:
-        """Return the name of the class of every node that is predicted.
+    def predict(self, graph: Graph) -> NDArray[Any]:
+        """Return the class of every node that is predicted, as it was given: its name, or a whole number.
 
         Args:
             graph: as for ``predict_proba``.

@@ -279,7 +279,7 @@ def predictions(
     """
     import pandas
 
-    classes = classifier.classes_
+    classes = classifier.classes_.astype(str)
     columns = {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}
     return pandas.DataFrame(
         {

@@ -36,7 +36,7 @@ from pairnorm.data.features import (
     stored_values,
     structural_features,
 )
-from pairnorm.data.labels import UNKNOWN, as_labels, check_labels, numbered_classes
+from pairnorm.data.labels import UNKNOWN, as_given, as_labels, check_labels, numbered_classes
 from pairnorm.data.packed import PackedGraph
 from pairnorm.data.readers import Given, name_of
 from pairnorm.data.split import Split, check_split, split_by_name
@@ -83,6 +83,8 @@ class Graph:
         notes: what was odd about the data and how it was handled, a sentence each.
         directed: bool, for each entry of ``adjacency`` whether there is an edge from its row to its column;
             None where every edge goes both ways.
+        numbered: whether classes were given as whole numbers, so that ``classes`` are; None, the default:
+            where they have no names.
     """
 
     adjacency: Tensor
@@ -99,6 +101,7 @@ class Graph:
     name: str = "graph"
     notes: tuple[str, ...] = ()
     directed: Tensor | None = None
+    numbered: bool | None = None
 
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
@@ -108,6 +111,7 @@ class Graph:
         labels = torch.full((nodes,), UNKNOWN, device=device) if self.labels is None else self.labels
         labels, class_names = as_labels(labels, self.class_names, device)
         self._set("labels", labels)
+        self._set("numbered", class_names is None if self.numbered is None else self.numbered)
         self._set("class_names", numbered_classes(labels) if class_names is None else class_names)
         for part in (*Split._fields, "missing"):
             given = getattr(self, part)
@@ -150,6 +154,11 @@ class Graph:
     def num_classes(self) -> int:
         """How many classes there are."""
         return len(self.class_names)
+
+    @property
+    def classes(self) -> NDArray[Any]:
+        """The classes in order as they were given: integers where all are whole numbers, else their names."""
+        return as_given(self.class_names, bool(self.numbered))
 
     @property
     def device(self) -> torch.device:
@@ -204,6 +213,8 @@ class Graph:
         _check_names(changes.get("node_names"))
         if "feature_names" in changes:
             changes.setdefault("encoder", None)  # it tells of those features only
+        if "class_names" in changes:
+            changes.setdefault("numbered", None)  # it tells of those names only
         if changes.get("adjacency", self.adjacency) is not self.adjacency:
             changes.setdefault("directed", None)  # it tells of those edges only
         return replace(self, **changes)
@@ -267,14 +278,14 @@ class Graph:
             raise PairNormError(problem, code="wrong-shape", value=self.num_features)
         return self
 
-    def labels_among(self, classes: Sequence[str]) -> Tensor:
+    def labels_among(self, classes: Sequence[str | int]) -> Tensor:
         """Return the labels as numbers of a model's classes, matched by name; -1 where unknown."""
-        place = {name: number for number, name in enumerate(classes)}
+        place = {str(name): number for number, name in enumerate(classes)}
         used = {self.class_names[number] for number in self.labels[self.labelled].unique().tolist()}
         if strange := sorted(used - place.keys()):
             raise PairNormError(
                 f"graph {self.name!r} has nodes of class {quoted(strange[0])}; "
-                f"the model knows {shown(classes, 7)}",
+                f"the model knows {shown([*map(str, classes)], 7)}",
                 code="unknown-class",
                 value=strange[0],
                 remedy="Correct the label, or fit again with it.",

@@ -225,6 +225,36 @@ def whole_labels(what: str, labels: Tensor) -> Tensor:
     return whole
 
 
+def are_numbers(cells: pandas.Series, classes: Sequence[str], typed: bool) -> bool:
+    """Say whether a column of classes holds whole numbers; one without a type is read as ids are.
+
+    Args:
+        cells: the column.
+        classes: the texts found in it.
+        typed: whether numbers and texts are told apart there, which a text file does not.
+    """
+    if typed and any(isinstance(cell, str) for cell in cells):
+        return False
+    return all(map(_is_plain, classes))
+
+
+def as_given(names: Sequence[str], numbered: bool) -> NDArray[Any]:
+    """Return classes by name: integers where they are numbered and all plainly written, else texts.
+
+    >>> as_given(["0", "10"], numbered=True), as_given(["0", "01"], numbered=True)
+    (array([ 0, 10]), array(['0', '01'], dtype='<U2'))
+    """
+    return np.array(names, np.int64) if numbered and all(map(_is_plain, names)) else np.array(names, str)
+
+
+def _is_plain(name: str) -> bool:
+    """Say whether a text is a whole number as we would write it: '007' may be another class than '7'."""
+    try:
+        return str(int(name)) == name and abs(int(name)) < 2**63
+    except ValueError:
+        return False
+
+
 def numbered_classes(labels: Tensor) -> tuple[str, ...]:
     """Return the names of classes that have none: '0', '1', ..."""
     largest = int(labels.max()) if labels.numel() else UNKNOWN

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.encoder import AGAIN, EACH, Column, Encoder, Kind, Options, check_categories, check_columns
-from pairnorm.data.labels import bin_names, binned, find_bins, numbers_first, read_labels, read_split
+from pairnorm.data.labels import (
+    are_numbers,
+    bin_names,
+    binned,
+    find_bins,
+    numbers_first,
+    read_labels,
+    read_split,
+)
 from pairnorm.data.names import NodeIndex, alike, read_rows
 from pairnorm.data.tables import EMPTY, Source, read_blocks, shown
 from pairnorm.errors import PairNormError, quoted
@@ -113,6 +121,7 @@ def _read_classes(
             cells, expected = binned(table, told.label, cells, bins), expected or bin_names(bins)
         found = read_labels(table, told.label, cells, expected, told.classes == EACH)
         parts["labels"], parts["class_names"] = found
+        parts["numbered"] = are_numbers(cells, found[1], typed=table.delimiter is None)
         if told.split is not None:
             parts |= read_split(table, told.split, frame[told.split], *found)._asdict()
     return parts, bins
