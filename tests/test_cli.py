@@ -235,6 +235,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"pairnorm {__version__}\n"
 
 
+@pytest.mark.parametrize("name", ["fit", "compare", "diagnose", "predict", "pack"])
+def test_nodes_come_before_edges_in_the_help_too(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert cli.main([name, "--help"]) == 0
+    options = capsys.readouterr().out.partition("Files:")[2]
+    assert -1 < options.find("--nodes TABLE") < options.find("--edges TABLE")
+
+
 @pytest.mark.parametrize("rich", [True, False])
 @pytest.mark.parametrize("name", ["", *NAMES])
 @pytest.mark.parametrize("word", ["-h", "--help"])

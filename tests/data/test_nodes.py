@@ -202,7 +202,34 @@ def test_thousands_are_not_guessed_at(raises: Callable) -> None:
     source = Source("t.csv", ("x",))
     with raises("ambiguous-number", value="x", options={"decimal": ","}):
         source.numbers("x", pandas.Series(["1,234", "5,678"]))
-    assert Source("t.csv", ("x",), decimal=".").numbers("x", pandas.Series(["1,234", "5,678"])) is None
+    for cells, values, decimal in (
+        (["1,234", "5,678", "9"], [1234, 5678, 9], "."),
+        (["-1,234.5", "5,678", "9", "12345.25"], [-1234.5, 5678, 9, 12345.25], None),
+    ):
+        source = Source("t.csv", ("x",), decimal=decimal)
+        np.testing.assert_allclose(source.numbers("x", pandas.Series(cells)), values)
+        assert source.remarks() == ["column 'x' of t.csv: commas are read as separators of thousands"]
+    for cells in (["1,23.5", "5,678"], ["1,234.5", "5,67"], ["1,234.5", "red"]):
+        assert Source("t.csv", ("x",)).numbers("x", pandas.Series([*cells, "blue", "green"])) is None
+
+
+def column_notes(columns: dict[str, list[str]], **told: Any) -> list[str]:
+    return list(read(pandas.DataFrame(columns), **told)["notes"])
+
+
+def test_texts_that_may_not_be_categories_are_noted() -> None:
+    amounts = [f"$ {number},000" for number in range(1, 26)]
+    found = column_notes({"amount": amounts, "job": ["Nurse", "nurse ", "clerk"] * 8 + ["clerk"]})
+    assert len(found) == 2
+    assert found[0].startswith("25 texts in column 'amount' are read as categories, though they look like")
+    assert found[1].startswith("1 texts in column 'job' differ from another only in case")
+    streets = [f"{number} Elm Street" for number in range(25)]
+    plain = {
+        "street": streets,
+        "job": ["nurse", "clerk"] * 12 + ["cook"],
+        "age": [f"{n}-{n + 9}" for n in range(25)],
+    }
+    assert column_notes(plain) == column_notes({"amount": amounts}, categorical=["amount"]) == []
 
 
 def long(**columns: list[Any]) -> Source:

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
     parser.either = ("nodes", "dataset")
     parser.group(
         "Files",
-        *FILES[1:],
+        *FILES,
         nodes=SHARED["nodes"] | {"required": False},
         dataset=option("NAMES", "Graphs of `pairnorm datasets`, such as cora,citeseer, instead of files."),
         root=SHARED["root"],

@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
     graph = option("FOLDER", "Graph that `pairnorm pack` wrote, instead of tables.")
     memory = option("SIZE", "With --graph: what may be taken, as 8GB. Default: what is free.")
     parser.either = ("nodes", "graph")
-    parser.group("Files", *FILES[1:], "spreadsheet-safe", nodes=nodes, graph=graph, memory=memory, out=out)
+    parser.group("Files", *FILES, "spreadsheet-safe", nodes=nodes, graph=graph, memory=memory, out=out)
     parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
     parser.group(
         "Model",

@@ -76,7 +76,9 @@ SHARED = {
         "COLUMN", "Column of numbers that are categories. May be repeated.", action="append"
     ),
     "ignore": option("COLUMN", "Column to leave out. May be repeated.", action="append"),
-    "keep": option("COLUMN", "Column of very many texts to keep as categories.", action="append"),
+    "keep": option(
+        "COLUMN", "Column of very many texts to keep as categories. May be repeated.", action="append"
+    ),
     "classes": option("N", "Cut a label of numbers into so many classes, or each.", type=_count),
     "unknown-edges": option("WHAT", "Edges whose ends are no nodes: error or drop. Default: error."),
     "scaling": option(

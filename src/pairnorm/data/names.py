@@ -155,9 +155,15 @@ def plain_form(name: object) -> str:
     return LEADING_ZEROS.sub("", text) if "0" in text else text
 
 
-def alike(names: NDArray[Any]) -> list[str]:
-    """Return a note where names of different nodes are all but the same."""
-    if names.dtype != object:
+def alike(names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "nodes") -> list[str]:
+    """Return a note where different names are all but the same.
+
+    Args:
+        names: all different.
+        what: what to call them.
+        are: what they are the names of.
+    """
+    if isinstance(names, np.ndarray) and names.dtype != object:
         return []
     seen: dict[str, str] = {}
     pairs = [(other, name) for name in names if (other := seen.setdefault(plain_form(name), name)) != name]
@@ -165,8 +171,8 @@ def alike(names: NDArray[Any]) -> list[str]:
         return []
     first, second = map(quoted, pairs[0])
     return [
-        f"{len(pairs):,} ids differ from another only in case, spaces, leading zeros or Unicode form, as "
-        f"{first} and {second}; they are different nodes"
+        f"{len(pairs):,} {what} differ from another only in case, spaces, leading zeros or Unicode form, as "
+        f"{first} and {second}; they are different {are}"
     ]
 
 

@@ -39,6 +39,9 @@ MOST_CATEGORIES = 1000
 FEWEST_NAMES = 50
 NAMES = 0.9
 LEFT_OUT = "left out, for nearly all cells differ; --keep (in Python, keep=) takes it in"
+# Texts that are numbers but for a sign before or a unit behind; fewer of them may well be categories.
+WITH_UNIT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*\s?([^\w\s]|[^\W\d_]{1,3})?")
+FEWEST_WITH_UNIT = 20
 CALLED_ID = re.compile("(^|_| )id$", re.IGNORECASE)
 
 
@@ -91,7 +94,7 @@ def read_nodes(
     _check_names(table.name, encoder)
     parts["encoder"] = encoder
     remarks = [*table.remarks(), *(remark for one in long for remark in one.remarks())]
-    parts["notes"] = (*remarks, *alike(node_names), *_doubts(encoder, classes))
+    parts["notes"] = (*remarks, *alike(node_names), *_doubts(encoder, classes, told))
     return parts
 
 
@@ -362,8 +365,8 @@ def _assemble(read: Sequence[_Read], nodes: int) -> tuple[Tensor, Tensor]:
     return features, torch.from_numpy(np.concatenate(entries, 1))
 
 
-def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:
-    """Return notes on what may not be meant: no features, and words that others write for an empty cell."""
+def _doubts(encoder: Encoder, classes: Sequence[str], told: Options) -> tuple[str, ...]:
+    """Return notes on what may not be meant: no features, texts that are nearly one, numbers or empty."""
     notes = []
     if not encoder.features:
         notes.append("there are no feature columns: fit takes degrees and other structure instead")
@@ -374,8 +377,21 @@ def _doubts(encoder: Encoder, classes: Sequence[str]) -> tuple[str, ...]:
         for name in classes
         if name in EMPTY or (minus and name == "-1")
     ]
+    notes += alike(classes, "classes", "classes")
     for column in encoder.named("category"):
+        notes += alike(column.categories, f"texts in column {quoted(column.name)}", "categories")
+        if column.name not in (*told.categorical, *told.keep):
+            notes += _like_numbers(column)
         for word in (word for word in column.categories if word in EMPTY):
             where = f"{word!r} in column {quoted(column.name)}"
             notes.append(f"{where} is read as a category; empty the cells if it means missing")
     return tuple(notes)
+
+
+def _like_numbers(column: Column) -> list[str]:
+    """Return a note where many categories are numbers but for a sign or a unit, as ``'$ 1,200'``."""
+    texts = [word for word in column.categories if WITH_UNIT.fullmatch(word) and not word.isdecimal()]
+    if len(texts) < max(FEWEST_WITH_UNIT, NAMES * len(column.categories)):
+        return []
+    where = f"{len(column.categories):,} texts in column {quoted(column.name)} are read as categories"
+    return [f"{where}, though they look like numbers, as {quoted(texts[0])}; write plain numbers if they are"]

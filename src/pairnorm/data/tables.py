@@ -28,6 +28,7 @@ EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]
 MOSTLY = 0.5
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?(,\d+)?([eE][+-]?\d+)?(?<=\d)")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
+WITH_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
 DATES = (
     (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?", "ISO8601"),
     (r"\d{1,2}\.\d{1,2}\.\d{4}", "%d.%m.%Y"),
@@ -209,13 +210,21 @@ class Source:
         return None if np.isnan(truths[filled]).any() else truths
 
     def _with_points(self, name: str, cells: pandas.Series, first: int) -> pandas.Series:
-        """Return cells with a decimal point where all of them are numbers with a decimal comma."""
+        """Return cells without commas where all are numbers that have them: decimal, or between thousands."""
+        if self.decimal != "," and all(WITH_POINT.fullmatch(str(cell).strip()) for cell in cells):
+            text = cells.astype(str)
+            # One cell that has both tells what the commas of all are for.
+            if self.decimal == "." or text.str.contains(",.*[.]", regex=True).any():
+                self.tell("commas are read as separators of thousands", name)
+                return text.str.replace(",", "")
         if self.decimal == "." or not all(DECIMAL_COMMA.fullmatch(str(cell).strip()) for cell in cells):
             return cells
         if self.decimal is None:
             if all(THOUSANDS.fullmatch(str(cell).strip()) for cell in cells):
                 problem = f"the commas may separate thousands, or be decimal: {quoted(str(cells.iloc[0]))}"
-                remedy = "Pass {decimal} if they are decimal; else write the numbers without commas."
+                remedy = (
+                    "Pass {decimal} if they are decimal, a point in its place if they separate thousands."
+                )
                 raise PairNormError(problem, code="ambiguous-number", value=name, remedy=remedy, decimal=",")
             self.tell("a comma is read as the decimal point", name)
         return cells.astype(str).str.strip().str.replace(".", "").str.replace(",", ".")
