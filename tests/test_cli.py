@@ -239,7 +239,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nodes_come_before_edges_in_the_help_too(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert cli.main([name, "--help"]) == 0
     options = capsys.readouterr().out.partition("Files:")[2]
-    assert -1 < options.find("--nodes TABLE") < options.find("--edges TABLE")
+    assert -1 < options.find("--nodes ") < options.find("--edges ") < options.find("--delimiter ")
 
 
 @pytest.mark.parametrize("rich", [True, False])

@@ -52,6 +52,7 @@ def findings() -> Findings:
     classifier: Any = SimpleNamespace(best_=tried[3], search_=tried, adjacency="rw", scaling_=scaling)
     classifier.decide = lambda chances: chances.argmax(1)
     classifier.threshold = lambda number: 0.5
+    classifier.refit, classifier.probabilities_ = False, probabilities
     classifier.task_ = SimpleNamespace(held_out=())
     rival = Rival("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64))
     found = probabilities.astype(np.float32)
@@ -190,3 +191,25 @@ def test_scrolling_brings_other_rows(view: Any) -> None:
         "first => !document.querySelector('.view').textContent.includes(first)", arg=first[0]
     )
     assert 20 < len(rows(view)) < 60
+
+
+def test_labels_that_are_delivered_may_be_others_and_it_is_said(findings: Findings) -> None:
+    chances = findings.probabilities.copy()
+    changed = np.flatnonzero(findings.wanted)[:7]
+    chances[changed] = np.eye(3)[(findings.predicted[changed] + 1) % 3]
+    again = SimpleNamespace(**vars(findings.classifier) | {"refit": True, "probabilities_": chances})
+    told = f"7 of {int(findings.wanted.sum()):,} labels are others than here"
+    assert told in render(fit_page(replace(findings, classifier=again)))
+    assert "others than here" not in render(fit_page(findings))
+
+
+def test_a_few_held_out_nodes_are_no_measurement(findings: Findings) -> None:
+    test = findings.graph.test & (findings.graph.test.cumsum(0) <= 1)
+    one = replace(findings, graph=findings.graph.replace(test=test))
+    page = fit_page(one)
+    right = int(one.predicted[test.numpy()][0] == int(one.graph.labels[test][0]))
+    assert page.cards[1][1] == f"{right} of 1"
+    text = render(page)
+    assert "1 held-out nodes" not in text
+    assert "too few" in text
+    assert "too few" not in render(fit_page(findings))

@@ -48,6 +48,12 @@ def test_the_shade_of_a_confusion_is_the_share_of_the_true_class() -> None:
     assert trace["customdata"][0][1] == "truly &lt;b&gt;<br>predicted b<br>2 nodes, 20.0% of the class"
 
 
+def test_names_of_classes_are_turned_only_where_they_do_not_fit() -> None:
+    for classes, angle in ((("low", "high"), 0), (("a rather long name", "another", "and a third"), -40)):
+        counts = np.eye(len(classes), dtype=int)
+        assert confusion("x", counts, classes).layout["xaxis"]["tickangle"] == angle
+
+
 def test_reliability_is_how_often_it_is_right_in_each_bin_of_confidence() -> None:
     _, trace = reliability("t", [0.55, 0.57, 0.95, 1.0], [True, False, True, True]).traces
     assert trace["x"] == pytest.approx([56, 97.5])

@@ -159,8 +159,11 @@ class Suggestion:
     @property
     def reason(self) -> str:
         """The reason, in words."""
-        who = "half of the nodes without features hear" if self.lacking else "half of the nodes hear"
-        text = f"At depth {self.depth} {who} from at least {self.voices:.0f} nodes that have some"
+        lacking = self.lacking > 0
+        who = f"half of the nodes {'without features ' if lacking else ''}hear from at least"
+        text = (
+            f"At depth {self.depth} {who} {self.voices:.0f} {'nodes that have some' if lacking else 'others'}"
+        )
         if self.voices < VOICES:
             return f"{text}, fewer than the {VOICES} aimed at; deeper was not tried."
         return f"{text}: enough for their average to mean something."

@@ -33,6 +33,8 @@ from pairnorm.page.charts import NORMS, Line, confusion, intervals, lines, relia
 
 MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
 USUAL_RATE, CONFIDENT = 3, 0.9
+# Shares of fewer held-out nodes are no measurement.
+FEWEST_MEASURED = 10
 GROUP_COLUMNS = ("nodes", "accuracy", "95% interval", "balanced accuracy", "macro F1")
 CLASS_COLUMNS = ("class", "nodes", "found (recall)", "right when said (precision)", "F1")
 Rows = list[list[str]]
@@ -67,7 +69,7 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
     sections = [
         Section("Which labels to trust", list(_trust(findings))),
         *([Section("Labels with a guarantee", _guarantee(findings, sets))] if sets else []),
-        Section("Every node, and why", [_nodes(findings, sets)]),
+        Section("Every node, and why", [*_learnt_again(findings), _nodes(findings, sets)]),
         *([Section("How often it is right", list(_accuracy(findings)))] if test.any() else []),
         *([Section("Against simpler methods", _comparison(findings))] if test.any() else []),
         *([Section("How deep", list(_depth(findings)))] if findings.chosen else []),
@@ -159,8 +161,11 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     groups = findings.groups()
     scores = groups.pop("all held-out nodes")
     low, high = scores.interval
+    few = scores.count < FEWEST_MEASURED
+    headed = f"{scores.right} of {scores.count}" if few else f"{100 * scores.accuracy:.1f}%"
     sure = (
-        f"{scores.right:,} of {scores.count:,} held-out nodes. On all nodes like them it lies between "
+        f"{scores.right:,} of {scores.count:,} held-out {'node' if scores.count == 1 else 'nodes'}. "
+        "On all nodes like them it lies between "
         f"{100 * low:.1f} and {100 * high:.1f}% (95% interval)."
     )
     if groups:
@@ -174,7 +179,7 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     seen = "" if isnan(share) else f" Of held-out labels as confident, {percent(share)} are right."
     return [
         *cards,
-        ("How often is it right?", f"{100 * scores.accuracy:.1f}%", sure),
+        ("How often is it right?", headed, sure),
         ("Is it worth using over the simple way?", headline, rest),
         (
             "Which labels to trust?",
@@ -200,8 +205,9 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
                 hits = int(right[group].sum())
                 low, high = wilson(hits, count)
                 text += (
-                    f" Of {count:,} held-out nodes on which it is {name}, {100 * hits / count:.1f}% are "
-                    f"right (95% interval {100 * low:.1f} to {100 * high:.1f}%)."
+                    f" Of {count:,} held-out {'node' if count == 1 else 'nodes'} on which it is {name}, "
+                    f"{100 * hits / count:.1f}% are right "
+                    f"(95% interval {100 * low:.1f} to {100 * high:.1f}%)."
                 )
         if test.any() and not judged:
             text += " On no held-out node is it so confident: how often it would be right is not known."
@@ -226,8 +232,11 @@ def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Cho
                 name,
                 f"{one.nodes:,}",
                 f"{100 * (1 - found.rate):g}%" if one.own else "–",
-                f"{100 * one.mean:.1f}%",
-                f"{100 * one.low:.1f} to {100 * one.high:.1f}%",
+                *(
+                    ("too few", "–")
+                    if one.nodes < FEWEST_MEASURED
+                    else (f"{100 * one.mean:.1f}%", f"{100 * one.low:.1f} to {100 * one.high:.1f}%")
+                ),
             ]
             for name, one in found.coverage.items()
         ]
@@ -259,6 +268,18 @@ def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Cho
             "one to set the threshold and one to judge."
         ),
     ]
+
+
+def _learnt_again(findings: Findings) -> Iterator[Text]:
+    """Say what the page does not show: the labels that are delivered learnt from the held-out nodes too."""
+    classifier, counted = findings.classifier, findings.wanted
+    if classifier.refit:
+        changed = classifier.decide(classifier.probabilities_) != findings.predicted
+        yield Text(
+            "This page shows the model as it was judged, learnt from training nodes alone. predictions.csv "
+            "is from afterwards, when it had learnt from further known labels too: there, "
+            f"{int(changed[counted].sum()):,} of {int(counted.sum()):,} labels are others than here."
+        )
 
 
 def _shares(sizes: NDArray[np.int64]) -> list[str]:
@@ -376,8 +397,9 @@ def _depth(findings: Findings) -> Iterator[Text | Chart]:
     symbols = ("circle", "square", "triangle-up", "diamond", "cross", "x")
     models = list(dict.fromkeys(one.model for one in tried))
     yield Text(
-        f"Of {len(tried):,} models tried, {best.name} had the smallest loss of networks on {findings.judges} "
-        f"(right on {percent(best.validation_accuracy)}). Of each depth the best setting is drawn."
+        f"Of {len(tried):,} models tried, {best.name} had the smallest loss of all that have a depth, on "
+        f"{findings.judges} (right on {percent(best.validation_accuracy)}). Of each depth the best setting "
+        "is drawn."
     )
     found = []
     for model, norm in dict.fromkeys((one.model, one.norm) for one in tried if one.depth):
@@ -389,7 +411,11 @@ def _depth(findings: Findings) -> Iterator[Text | Chart]:
         name, symbol = model if bare else f"{model}-{norm}", symbols[models.index(model) % len(symbols)]
         found.append(Line(name, depths, [accuracy[depth] for depth in depths], NORMS[norm], bare, symbol))
     if found:
-        marks = [(best.depth, 100 * best.validation_accuracy, f"best: {best.name}")] if best.depth else []
+        marks = (
+            [(best.depth, 100 * best.validation_accuracy, f"smallest loss: {best.name}")]
+            if best.depth
+            else []
+        )
         yield lines("Accuracy on validation nodes against depth", found, "depth", "right (%)", marks=marks)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, columns_of, option
+from pairnorm.commands.options import SHARED, add_command, columns_of, option
 
 FILES = {"metavar": "FILE", "action": "append", "required": True}
 
@@ -20,9 +20,9 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "pack --nodes FILE --edges FILE --out FOLDER", run, example)
     parser.group(
         "Files",
-        "delimiter",
         nodes=FILES | {"help": "Table of nodes (.csv, .tsv, .parquet). May be repeated, or hold a *."},
         edges=FILES | {"help": "Table of edges. May be repeated, or hold a *."},
+        delimiter=SHARED["delimiter"],
         out=option("FOLDER", "Folder to make.", required=True),
     )
     parser.group(

@@ -18,6 +18,8 @@ COLOURS = {"train": BLUE, "validation": PURPLE, "test": VERMILLION}
 NORMS = {"none": VERMILLION, "PN": BLUE, "PN-SI": GREEN, "PN-SCS": PURPLE}
 SYMBOLS = {"train": "square", "validation": "triangle-up", "test": "circle"}
 LONGEST, ANNOTATED = 22, 15
+# So many characters fit under a chart side by side, also on a narrow screen.
+NARROWEST = 40
 
 
 @dataclass(frozen=True)
@@ -191,12 +193,17 @@ def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart
     if len(classes) <= ANNOTATED:
         trace |= {"text": [[f"{count:,}" for count in row] for row in counts], "texttemplate": "%{text}"}
     layout = {
-        "xaxis": {"title": {"text": "predicted"}, "showgrid": False, "zeroline": False, "tickangle": -40,
-                  "ticklabeloverflow": "allow", **names},
+        "xaxis": {"title": {"text": "predicted"}, "showgrid": False, "zeroline": False,
+                  "tickangle": _angle(classes), "ticklabeloverflow": "allow", **names},
         "yaxis": {"title": {"text": "true"}, "showgrid": False, "zeroline": False,
                   "autorange": "reversed", **names},
     }  # fmt: skip
     return Chart(title, [trace], layout, height=min(900, 200 + 34 * len(classes)))
+
+
+def _angle(names: Sequence[str]) -> int:
+    """Return 0 where names fit side by side under a chart, else the angle that they are turned by."""
+    return 0 if len(names) * max(map(len, names), default=0) <= NARROWEST else -40
 
 
 def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int = 10) -> Chart:
@@ -221,6 +228,7 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
         "type": "scatter",
         "mode": "lines+markers",
         "name": "this model",
+        "cliponaxis": False,  # the largest points are at the edge: right throughout
         "x": x.round(2).tolist(),
         "y": y.round(2).tolist(),
         "line": {"color": BLUE, "width": 2},

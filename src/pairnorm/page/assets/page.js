@@ -180,7 +180,7 @@ const nodesBlock = (place, data) => {
   const columns = [
     ["id", "Node", (row) => id[row]],
     ["predicted", "Label", (row) => classes[predicted[row]]],
-    ["confidence", "Confidence", (row) => percent(confidence[row]), "8.5rem"],
+    ["confidence", "Confidence", (row) => percent(confidence[row]), "9.5rem"],
     ...(guaranteed ? [["set", "With guarantee", setOf]] : []),
     ["label", "Known label", (row) => (label[row] < 0 ? "" : `${classes[label[row]]} (${PARTS[part[row]] || "not used"})`)],
     ["features", "Features", (row) => (features[row] ? "there" : "missing"), "8rem"],
