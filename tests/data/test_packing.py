@@ -164,6 +164,22 @@ def test_durations_are_days_as_from_files(tmp_path, raises, unit):
         pack([nodes, tmp_path / "other.parquet"], edges, tmp_path / "both", label="kind", memory="256MB")
 
 
+def test_edges_that_cannot_be_packed_are_refused_before_nodes_are(tmp_path, raises):
+    frame, links = tables()
+    nodes, edges = write(tmp_path, frame, links, "csv")
+    links.to_json(tmp_path / "edges.jsonl", orient="records", lines=True)
+    told = []
+    options = {"label": "kind", "memory": "256MB", "tick": lambda stage, share: told.append(stage)}
+    with raises("unknown-file-type", "edges.jsonl", value=".jsonl"):
+        pack(nodes, tmp_path / "edges.jsonl", tmp_path / "graph", **options)
+    with raises("unknown-column", "edges.csv", value="wieght"):
+        pack(nodes, edges, tmp_path / "graph", weight="wieght", **options)
+    with raises("file-missing"):
+        pack(nodes, tmp_path / "nowhere.csv", tmp_path / "graph", **options)
+    assert not told
+    assert not (tmp_path / "graph").exists()
+
+
 def test_half_precision(tmp_path, raises):
     frame, links = tables()
     files = write(tmp_path, frame[["who", "kind", "x"]], links, "csv")

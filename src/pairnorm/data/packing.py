@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from pairnorm.data.external_sort import BYTES_PER_SORTED_ENTRY, ENTRIES_PER_RANG
 from pairnorm.data.names import Ends, find_ends, header_missing
 from pairnorm.data.pack_nodes import NodePacker, Tick
 from pairnorm.data.packed import DTYPES, Facts, PackedGraph
-from pairnorm.data.queries import Database, File, Files, as_id, as_number, sql_name, sql_row
+from pairnorm.data.queries import Database, File, Files, Table, as_id, as_number, sql_name, sql_row
 from pairnorm.data.tables import Source
 from pairnorm.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.memory import parse_memory
@@ -84,9 +85,10 @@ def pack(
         raise PairNormError(problem, code="exists-already", value=str(place), remedy=remedy)
     told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore, keep)
     with change_folder(place, ()) as draft, _workplace(draft, limit) as base:
+        links = _Links.opened(base, edges, told)  # better now than when all nodes have been packed
         packer = NodePacker(base, draft, nodes, told, tick)
         features = packer.write(dtype, block)
-        entries, counts = _EdgePacker(base, draft, packer, told, tick).write(edges)
+        entries, counts = _EdgePacker(base, draft, packer, told, tick).write(links)
         base.close()
         shutil.rmtree(draft / WORK)
         Facts(
@@ -109,6 +111,20 @@ def _workplace(draft: Path, memory: int) -> Iterator[Database]:
         base.close()
 
 
+class _Links(NamedTuple):
+    """Tables of edges, and the columns of them that are used."""
+
+    table: Table
+    ends: Ends
+
+    @classmethod
+    def opened(cls, base: Database, files: Files, told: Options) -> _Links:
+        table = base.open(files, told.delimiter)
+        if told.weight is not None:
+            table.source.column("weight", told.weight)
+        return cls(table, find_ends(table.source, told.source, told.target))
+
+
 class _EdgePacker:
     """The tables of edges on their way into a folder."""
 
@@ -116,12 +132,11 @@ class _EdgePacker:
         self.base, self.draft, self.told, self.tick = base, draft, told, tick
         self.nodes, self.whole = nodes.nodes, nodes.whole
 
-    def write(self, files: Files) -> tuple[int, EdgeCounts]:
+    def write(self, links: _Links) -> tuple[int, EdgeCounts]:
         """Write crow, column and weight; return how many entries there are, and what was odd."""
-        table, query, kinds = self.base.open(files, self.told.delimiter)
+        (table, query, kinds), ends = links
         weight = self.told.weight
-        ends = find_ends(table, self.told.source, self.told.target)
-        value = "" if weight is None else f", {self._weight(table, weight, kinds)} AS w"
+        value = "" if weight is None else f", {self._weight(weight, kinds)} AS w"
         self._check_header(table, ends)
         first, second = (as_id(end, kinds[end], self.whole) for end in ends[:2])
         self.tick("edges", 0.0)
@@ -145,9 +160,8 @@ class _EdgePacker:
         self.base.run("DROP TABLE half")
         return self._sort(ranges, kept, loops)
 
-    def _weight(self, table: Source, weight: str, kinds: Mapping[str, str]) -> str:
-        kind = kinds[table.column("weight", weight)]
-        return as_number(weight) if kind == "VARCHAR" else f"{sql_name(weight)}::DOUBLE"
+    def _weight(self, weight: str, kinds: Mapping[str, str]) -> str:
+        return as_number(weight) if kinds[weight] == "VARCHAR" else f"{sql_name(weight)}::DOUBLE"
 
     def _check_header(self, table: Source, ends: Ends) -> None:
         if ends.guessed and table.delimiter is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from pairnorm.data.readers import open_table
+from pairnorm.data.readers import FRAMES, kind_of, open_table
 from pairnorm.data.tables import EMPTY, Source, readable
 from pairnorm.errors import PairNormError, quoted
 from pairnorm.memory import size
@@ -90,6 +90,8 @@ class Database:
         """Look at the columns of some files, which must be the same in all."""
         names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
         paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
+        for path in paths:
+            _check_kind(path)
         source, *others = (open_table(path, delimiter) for path in paths)
         for other in others:
             if (other.columns, other.delimiter) != (source.columns, source.delimiter):
@@ -121,6 +123,19 @@ class Database:
                     remedy="Give each column its own name.",
                 )
         return Table(source, table, kinds | dict.fromkeys(durations, DURATION))
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse a file that only memory can hold, before it is read."""
+    kind = kind_of(path)
+    if kind in FRAMES and kind != ".parquet":
+        raise PairNormError(
+            f"{path.name}: a file of type {quoted(kind)} is read into memory as a whole",
+            code="unknown-file-type",
+            value=kind,
+            expected="one of '.csv', '.tsv', '.parquet'",
+            remedy="Write it as one of these; or fit it as it is, where it fits memory.",
+        )
 
 
 def _durations(paths: Sequence[Path]) -> dict[str, str]:
