@@ -158,13 +158,9 @@ def reserved(folder: Path) -> Iterator[None]:
         try:
             lock = _lock(mark, wait=False)
         except BlockingIOError as error:
-            raise PairNormError(
-                f"{folder}: another run is at work there",
-                code="in-use",
-                value=str(folder),
-                remedy="Wait for it, or choose another place: {out}",
-                out=...,
-            ) from error
+            problem = f"{folder}: another run is at work there"
+            remedy = "Wait for it, or choose another place: {out}"
+            raise PairNormError(problem, code="in-use", value=str(folder), remedy=remedy, out=...) from error
         try:
             yield
             shutil.rmtree(folder)

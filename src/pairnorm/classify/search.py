@@ -92,11 +92,8 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
     seeds = whole_number("seeds", wanted.seeds, least=1)
     seconds = parse_budget(wanted.budget)
     if [] in (models, norms, depths, scales, fills):
-        raise PairNormError(
-            "there is nothing to try",
-            code="nothing-to-try",
-            expected="a model, a norm, a depth and a scale at least, or 'auto'",
-        )
+        expected = "a model, a norm, a depth and a scale at least, or 'auto'"
+        raise PairNormError("there is nothing to try", code="nothing-to-try", expected=expected)
     if models is None:
         # One who names a depth or a norm asks for what has them.
         named = any(given is not None for given in (norms, depths, scales, fills))
@@ -106,13 +103,9 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
     chosen = bool(graph.validation.any())
     if not chosen:
         if gnns:
-            raise PairNormError(
-                f"model {gnns[0]!r} is chosen by validation, but no labelled node is left for that",
-                code="no-validation",
-                value=gnns[0],
-                remedy="Label more nodes, or pass {model}.",
-                model="SGC",
-            )
+            problem = f"model {gnns[0]!r} is chosen by validation, but no labelled node is left for that"
+            remedy = "Label more nodes, or pass {model}."
+            raise PairNormError(problem, code="no-validation", value=gnns[0], remedy=remedy, model="SGC")
         sgc = [norm for norm in sgc if norm != "none"][:1] or sgc[:1]
         depths = depths[:1] if depths else [suggest_depth(graph).depth]
         scales = scales[:1] if scales else [USUAL_SCALE]
@@ -345,12 +338,8 @@ def parse_budget(budget: float | str | None) -> float | None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(budget).strip())
     if not found or float(found[1]) == 0:
-        raise PairNormError(
-            f"budget is {quoted(budget)}",
-            code="not-a-time",
-            value=budget,
-            expected="a time such as '90s', '5m' or '1h'",
-        )
+        expected = "a time such as '90s', '5m' or '1h'"
+        raise PairNormError(f"budget is {quoted(budget)}", code="not-a-time", value=budget, expected=expected)
     return float(found[1]) * UNITS[found[2]]
 
 

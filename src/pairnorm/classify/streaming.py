@@ -74,11 +74,8 @@ class Rows:
         )  # fmt: skip
         parts = [mask.numpy() for mask in complete_split(few, seed)]
         if not parts[1].any():
-            raise PairNormError(
-                "no labelled node is left to choose a model by",
-                code="no-validation",
-                remedy="Label more nodes.",
-            )
+            problem = "no labelled node is left to choose a model by"
+            raise PairNormError(problem, code="no-validation", remedy="Label more nodes.")
         taught = np.full(graph.facts.nodes, -1, np.int32)
         taught[labelled[parts[0]]] = labels[parts[0]]
         learnt, held = (
@@ -272,12 +269,9 @@ class Streaming:
         tell: Tell = lambda done: None,
     ) -> None:
         if not graph.facts.classes:
-            raise PairNormError(
-                f"{graph.folder}: no node has a class",
-                code="no-labels",
-                remedy="Pack it again and name the column that holds them: {label}",
-                label=...,
-            )
+            problem = f"{graph.folder}: no node has a class"
+            remedy = "Pack it again and name the column that holds them: {label}"
+            raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
         graph.check()
         depths = sorted({whole_number("depth", depth, 1, DEEPEST) for depth in depths})
         scales = [real_number("scale", scale, least=LEAST_SCALE, most=LARGEST_SCALE) for scale in scales]
@@ -392,9 +386,6 @@ class Streaming:
 
 def _check_finite(graph: PackedGraph, state: torch.Tensor) -> None:
     if not state.isfinite().all():
-        raise PairNormError(
-            f"{graph.folder}: what arrives at some nodes is no finite number",
-            code="not-finite",
-            value=str(graph.folder),
-            remedy="Pack the graph again with smaller weights.",
-        )
+        problem = f"{graph.folder}: what arrives at some nodes is no finite number"
+        remedy = "Pack the graph again with smaller weights."
+        raise PairNormError(problem, code="not-finite", value=str(graph.folder), remedy=remedy)

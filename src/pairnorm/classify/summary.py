@@ -250,12 +250,9 @@ def check_folder(folder: Path) -> None:
         return
     others = set(folder.iterdir()) - set(drafts_in(folder, folder.resolve()))
     if others and not _is_streamed(others):
-        raise PairNormError(
-            f"{folder}: the folder holds files that no run wrote",
-            code="foreign-folder",
-            value=str(folder),
-            remedy="Choose another, such as a new one in it.",
-        )
+        problem = f"{folder}: the folder holds files that no run wrote"
+        remedy = "Choose another, such as a new one in it."
+        raise PairNormError(problem, code="foreign-folder", value=str(folder), remedy=remedy)
 
 
 def _is_streamed(paths: set[Path]) -> bool:
@@ -302,12 +299,9 @@ def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = Fa
     """
     if path.suffix.lower() == ".parquet":
         if not has_parquet():
-            raise PairNormError(
-                f"{path.name}: writing Parquet needs pyarrow",
-                code="library-missing",
-                value="pyarrow",
-                remedy="pip install pyarrow",
-            )
+            problem = f"{path.name}: writing Parquet needs pyarrow"
+            remedy = "pip install pyarrow"
+            raise PairNormError(problem, code="library-missing", value="pyarrow", remedy=remedy)
         frame.to_parquet(path, index=False)
     else:
         write_rows(frame, path, spreadsheet_safe)

@@ -146,12 +146,8 @@ def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
         if development is None:
             return per_class(labels, int(count), seed=seed)
         return of_development(labels, int(count), int(development), seed)
-    raise PairNormError(
-        f"split is {quoted(name)}",
-        code="unknown-choice",
-        value=name,
-        expected="'random', 'per-class-20' or 'per-class-20-of-1500' (or other numbers)",
-    )
+    expected = "'random', 'per-class-20' or 'per-class-20-of-1500' (or other numbers)"
+    raise PairNormError(f"split is {quoted(name)}", code="unknown-choice", value=name, expected=expected)
 
 
 def _shuffled(labels: Tensor, seed: int) -> NDArray[np.int64]:

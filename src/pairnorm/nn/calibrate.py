@@ -47,11 +47,8 @@ def calibrate(
     """
     norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.statistics is not None]
     if not norms:
-        raise PairNormError(
-            "the model has no PairNorm that keeps statistics",
-            code="nothing-to-calibrate",
-            expected="PairNorm(track_statistics=True)",
-        )
+        problem = "the model has no PairNorm that keeps statistics"
+        raise PairNormError(problem, code="nothing-to-calibrate", expected="PairNorm(track_statistics=True)")
     done: list[PairNorm] = []
     training = {module: module.training for module in model.modules()}
     model.eval()
@@ -80,11 +77,9 @@ def _next(
         assert isinstance(norm, PairNorm)
         assert norm.statistics is not None
         if norm in called:
-            raise PairNormError(
-                "a PairNorm that keeps statistics is called twice in one forward pass",
-                code="shared-layer",
-                remedy="Give every layer a PairNorm of its own.",
-            )
+            problem = "a PairNorm that keeps statistics is called twice in one forward pass"
+            remedy = "Give every layer a PairNorm of its own."
+            raise PairNormError(problem, code="shared-layer", remedy=remedy)
         called.add(norm)
         if norm in done:
             return

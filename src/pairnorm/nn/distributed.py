@@ -65,12 +65,8 @@ class Shards:
         """Return this rank's rows of what is about all nodes: features, labels, masks."""
         count = x.pattern.shape[0] if isinstance(x, SparseMatrix) else x.size(0)
         if count != self.num_nodes:
-            raise PairNormError(
-                f"there are {count} rows",
-                code="wrong-shape",
-                value=count,
-                expected=f"{self.num_nodes}, one a node",
-            )
+            expected = f"{self.num_nodes}, one a node"
+            raise PairNormError(f"there are {count} rows", code="wrong-shape", value=count, expected=expected)
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.from_torch(x)
         return SparseRows.of(x, self.rows) if isinstance(x, SparseMatrix) else x[self.rows]

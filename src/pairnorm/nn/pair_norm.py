@@ -157,12 +157,9 @@ class PairNorm(nn.Module):
         if self.statistics is not None:
             check_states(x)
             if batch is not None or self.process_group is not None:
-                raise PairNormError(
-                    "track_statistics is for one graph in one process",
-                    code="conflicting-options",
-                    remedy="Drop track_statistics, or pass neither {batch} nor a process_group.",
-                    batch=...,
-                )
+                problem = "track_statistics is for one graph in one process"
+                remedy = "Drop track_statistics, or pass neither {batch} nor a process_group."
+                raise PairNormError(problem, code="conflicting-options", remedy=remedy, batch=...)
             if not self.training:
                 return self._by_statistics(x, self.statistics)
             self.statistics.update(x)
@@ -207,13 +204,9 @@ def _check_settings(scale: Any, mode: Any, eps: Any, process_group: Any) -> None
     one_of("mode", mode, MODES)
     for name, value in (("scale", scale), ("eps", eps)):
         if isinstance(value, Tensor):
-            raise PairNormError(
-                f"{name} is a tensor of shape {list(value.shape)}",
-                code="not-a-number",
-                value=value,
-                expected="a number",
-                remedy="Call its item(); to learn a scale, multiply the result by it.",
-            )
+            problem = f"{name} is a tensor of shape {list(value.shape)}"
+            remedy = "Call its item(); to learn a scale, multiply the result by it."
+            raise PairNormError(problem, code="not-a-number", value=value, expected="a number", remedy=remedy)
     real_number("scale", scale, above=0, most=1e18)  # beyond it squares are infinite in single precision
     # In single precision, where the statistics are, a smaller one is zero and a zero row is divided by it.
     real_number("eps", eps, least=torch.finfo(torch.float32).tiny)

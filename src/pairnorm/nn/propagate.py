@@ -62,12 +62,9 @@ def _row_sums(matrix: SparseMatrix) -> Tensor:
     for _, place, row in matrix.pattern.blocks():
         degree.index_add_(0, row, matrix.values[place])
     for node in (~((degree > 0) & degree.isfinite())).nonzero()[:1, 0].tolist():
-        raise PairNormError(
-            f"the weights of node {node} add up to {degree[node]:g}",
-            code="out-of-range",
-            value=float(degree[node]),
-            expected="a positive finite sum",
-        )
+        problem = f"the weights of node {node} add up to {degree[node]:g}"
+        expected = "a positive finite sum"
+        raise PairNormError(problem, code="out-of-range", value=float(degree[node]), expected=expected)
     return degree
 
 

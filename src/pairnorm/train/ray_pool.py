@@ -51,13 +51,9 @@ class Ray(Pool):
         resources = self._ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         if device == "cuda" and not gpus:
-            raise PairNormError(
-                "no node of the Ray cluster has a GPU",
-                code="unknown-device",
-                value=device,
-                remedy="Pass {device}, or start a node with ray start --num-gpus.",
-                device="cpu",
-            )
+            problem = "no node of the Ray cluster has a GPU"
+            remedy = "Pass {device}, or start a node with ray start --num-gpus."
+            raise PairNormError(problem, code="unknown-device", value=device, remedy=remedy, device="cpu")
         self._on_gpu = gpus > 0 and one_of("device", device, ("auto", "cpu", "cuda")) != "cpu"
         super().__init__(gpus if self._on_gpu else max(1, int(resources.get("CPU", 1))), hear)
         self._graphs: dict[int, tuple[Graph, Any]] = {}

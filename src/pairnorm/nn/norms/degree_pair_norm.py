@@ -82,13 +82,10 @@ class DegreePairNorm(BaseNorm):
         check_states(x)
         if self.degree is None or len(self.degree) != len(x):
             known = "none" if self.degree is None else f"those of {len(self.degree)} nodes"
-            raise PairNormError(
-                f"x has {len(x)} nodes, and the degrees known are {known}",
-                code="not-fitted",
-                value=len(x),
-                expected="the degree of each node",
-                remedy="Call .bind(degree) with those of this graph.",
-            )
+            problem = f"x has {len(x)} nodes, and the degrees known are {known}"
+            expected = "the degree of each node"
+            remedy = "Call .bind(degree) with those of this graph."
+            raise PairNormError(problem, code="not-fitted", value=len(x), expected=expected, remedy=remedy)
         self.degree = self.degree.to(x.device)
         one = Groups.of(x, batch, batch_size)
         groups = _Weighted(one.num_nodes, one.batch, one.size, degree=self.degree)

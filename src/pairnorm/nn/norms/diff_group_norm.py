@@ -77,12 +77,9 @@ class DiffGroupNorm(ParametricNorm):
         self.running_var.fill_(1)
         trials = self.trials or 1
         if seeds is not None and len(seeds) != trials:
-            raise PairNormError(
-                f"there are {len(seeds)} seeds",
-                code="wrong-shape",
-                value=len(seeds),
-                expected=f"one for each of {trials} trials",
-            )
+            problem = f"there are {len(seeds)} seeds"
+            expected = f"one for each of {trials} trials"
+            raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected=expected)
         bound = 1 / math.sqrt(self.features)
         with torch.no_grad():
             for trial in range(trials):

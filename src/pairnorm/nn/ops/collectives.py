@@ -26,13 +26,10 @@ def check_group(group: Any) -> "dist.ProcessGroup":
     """Return a process group that this process is a member of, or raise an error."""
     if dist.is_available() and isinstance(group, dist.ProcessGroup):
         return group
-    raise PairNormError(
-        f"process_group is {group!r}",
-        code="wrong-type",
-        value=group,
-        expected="a torch.distributed process group with this process in it",
-        remedy="Call torch.distributed.init_process_group() first, then pass torch.distributed.group.WORLD.",
-    )
+    problem = f"process_group is {group!r}"
+    expected = "a torch.distributed process group with this process in it"
+    remedy = "Call torch.distributed.init_process_group() first, then pass torch.distributed.group.WORLD."
+    raise PairNormError(problem, code="wrong-type", value=group, expected=expected, remedy=remedy)
 
 
 def gather(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
@@ -171,12 +168,9 @@ def _together(begin: Callable[[], Any], group: "dist.ProcessGroup") -> None:
         silent = _silent_ranks(group)
         if not silent:
             raise
-        raise PairNormError(
-            f"rank {', '.join(map(str, silent))} of {dist.get_world_size()} no longer answers",
-            code="rank-died",
-            value=silent,
-            remedy="Its own messages say why; torchrun --max-restarts starts all ranks again.",
-        ) from error
+        problem = f"rank {', '.join(map(str, silent))} of {dist.get_world_size()} no longer answers"
+        remedy = "Its own messages say why; torchrun --max-restarts starts all ranks again."
+        raise PairNormError(problem, code="rank-died", value=silent, remedy=remedy) from error
 
 
 def _arrives(work: Any) -> bool:

@@ -91,27 +91,19 @@ class Groups:
         if batch is None:
             return cls(x.size(0))
         if not isinstance(batch, Tensor):
-            raise PairNormError(
-                f"batch is of type {type(batch).__name__}",
-                code="wrong-type",
-                value=batch,
-                expected=f"a tensor [{x.size(0)}]",
-                remedy="Call torch.tensor(batch).",
-            )
+            problem = f"batch is of type {type(batch).__name__}"
+            expected = f"a tensor [{x.size(0)}]"
+            remedy = "Call torch.tensor(batch)."
+            raise PairNormError(problem, code="wrong-type", value=batch, expected=expected, remedy=remedy)
         if batch.dim() != 1 or batch.size(0) != x.size(0):
-            raise PairNormError(
-                f"batch has shape {list(batch.shape)}",
-                code="wrong-shape",
-                value=list(batch.shape),
-                expected=f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes",
-            )
+            problem = f"batch has shape {list(batch.shape)}"
+            expected = f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes"
+            raise PairNormError(problem, code="wrong-shape", value=list(batch.shape), expected=expected)
         if batch.dtype not in (torch.int64, torch.int32):
+            problem = f"batch has dtype {batch.dtype}"
+            expected = "torch.int64"
             raise PairNormError(
-                f"batch has dtype {batch.dtype}",
-                code="wrong-type",
-                value=batch.dtype,
-                expected="torch.int64",
-                remedy="Call batch.long().",
+                problem, code="wrong-type", value=batch.dtype, expected=expected, remedy="Call batch.long()."
             )
         # To look at the numbers is a device sync on CUDA and a graph break under torch.compile: with
         # batch_size, neither happens.
@@ -221,11 +213,9 @@ class RunningMoments(nn.Module):
         """
         if not self.count.numel():
             if not empty:
-                raise PairNormError(
-                    "PairNorm(track_statistics=True) has no statistics to go by in eval",
-                    code="not-fitted",
-                    remedy="Call calibrate(model, loader), train it, or load a state_dict.",
-                )
+                problem = "PairNorm(track_statistics=True) has no statistics to go by in eval"
+                remedy = "Call calibrate(model, loader), train it, or load a state_dict."
+                raise PairNormError(problem, code="not-fitted", remedy=remedy)
         elif self.mean.shape != x.shape[1:]:
             raise PairNormError(
                 f"x has shape {list(x.shape)}, but the statistics are of rows {list(self.mean.shape)}",
