@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pairnorm.errors import PairNormError
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn.ops.moments import check_tensor
 
 _BLOCK = 2**19  # numbers: two megabytes in single precision
 
@@ -33,10 +34,7 @@ def mask_of(features: Tensor, known: Tensor) -> Tensor:
             or [n, trials, d].
     """
     for name, value in (("features", features), ("known", known)):
-        if not isinstance(value, Tensor):
-            problem = f"{name} is of type {type(value).__name__}"
-            remedy = f"Call torch.tensor({name})."
-            raise PairNormError(problem, code="wrong-type", value=value, expected="a tensor", remedy=remedy)
+        check_tensor(name, value)
     if features.dim() != 2 or not features.is_floating_point():
         problem = f"features have shape {list(features.shape)} and type {features.dtype}"
         expected = "floating-point numbers [nodes, features]"

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pairnorm.errors import PairNormError, real_number
+from pairnorm.nn.ops.moments import widen
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.propagate import entries
@@ -217,7 +218,7 @@ def _prepare(x: Tensor, adjacency: Adjacency, lam: float) -> tuple[_Hessian, Ten
         problem = f"lam is {lam}, for which Eq. 6 is unbounded below: the repulsion outweighs all else"
         expected = f"at most {largest:.4g}, the largest admissible one for this graph; see largest_lambda"
         raise PairNormError(problem, code="out-of-range", value=lam, expected=expected)
-    wide = x.flatten(1).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    wide = widen(x.flatten(1))
     return graph.hessian(lam, wide.dtype), wide
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, one_of, real_number
 from pairnorm.nn.ops.collectives import check_group
-from pairnorm.nn.ops.moments import Groups, RunningMoments, check_states
+from pairnorm.nn.ops.moments import Groups, RunningMoments, check_states, widen
 from pairnorm.nn.ops.pair_norm import ranks
 from pairnorm.nn.ops.pair_norm.plain import centre_and_scale, scale_and_centre
 
@@ -173,7 +173,7 @@ class PairNorm(nn.Module):
 
     def _by_statistics(self, x: Tensor, statistics: RunningMoments) -> Tensor:
         statistics.check(x)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = widen(x)
         high = statistics.mean.to(wide.dtype)
         low = (statistics.mean - high).to(wide.dtype)
         centred = (wide - high) - low

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, real_number
-from pairnorm.nn.norms.base import ParametricNorm, widen
+from pairnorm.nn.norms.base import ParametricNorm
+from pairnorm.nn.ops.moments import widen
 
 
 class BatchNorm(ParametricNorm):

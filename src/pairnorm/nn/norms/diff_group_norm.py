@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, real_number, whole_number
-from pairnorm.nn.norms.base import ParametricNorm, widen
+from pairnorm.nn.norms.base import ParametricNorm
 from pairnorm.nn.norms.batch_norm import check_several
 from pairnorm.nn.ops.linear.plain import trial_linear
+from pairnorm.nn.ops.moments import widen
 
 ROWS_OF_SUMS = 512
 """So many nodes are summed up at once: a GPU takes long for one sum over all of them."""

@@ -23,6 +23,18 @@ def check_states(x: Tensor) -> None:
         raise _wrong("shape", list(x.shape), "a tensor")
 
 
+def check_tensor(name: str, value: object, expected: str = "a tensor") -> None:
+    """Raise an error unless an argument of that name is a tensor."""
+    if not isinstance(value, Tensor):
+        problem, remedy = f"{name} is of type {type(value).__name__}", f"Call torch.tensor({name})."
+        raise PairNormError(problem, code="wrong-type", value=value, expected=expected, remedy=remedy)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return ``x`` in the dtype that statistics accumulate in: float32, float64 for float64."""
+    return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
 def _wrong(what: str, found: object, expected: str, remedy: str = "") -> PairNormError:
     expected = f"{expected} [nodes, features] or [nodes, ..., features]"
     return PairNormError(
@@ -90,20 +102,15 @@ class Groups:
         """Read the graphs of the nodes of ``x`` from a PyG-style ``batch`` vector, checked."""
         if batch is None:
             return cls(x.size(0))
-        if not isinstance(batch, Tensor):
-            problem = f"batch is of type {type(batch).__name__}"
-            expected = f"a tensor [{x.size(0)}]"
-            remedy = "Call torch.tensor(batch)."
-            raise PairNormError(problem, code="wrong-type", value=batch, expected=expected, remedy=remedy)
+        check_tensor("batch", batch, f"a tensor [{x.size(0)}]")
         if batch.dim() != 1 or batch.size(0) != x.size(0):
             problem = f"batch has shape {list(batch.shape)}"
             expected = f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes"
             raise PairNormError(problem, code="wrong-shape", value=list(batch.shape), expected=expected)
         if batch.dtype not in (torch.int64, torch.int32):
-            problem = f"batch has dtype {batch.dtype}"
-            expected = "torch.int64"
+            problem, expected, remedy = f"batch has dtype {batch.dtype}", "torch.int64", "Call batch.long()."
             raise PairNormError(
-                problem, code="wrong-type", value=batch.dtype, expected=expected, remedy="Call batch.long()."
+                problem, code="wrong-type", value=batch.dtype, expected=expected, remedy=remedy
             )
         # To look at the numbers is a device sync on CUDA and a graph break under torch.compile: with
         # batch_size, neither happens.
@@ -113,13 +120,9 @@ class Groups:
             limit = most + 1 if batch_size is None else batch_size
             if least < 0 or most >= limit:
                 graph = least if least < 0 else most
-                raise PairNormError(
-                    f"batch names graph {graph}",
-                    code="out-of-range",
-                    value=graph,
-                    expected="numbers from 0"
-                    + ("" if batch_size is None else f" to below batch_size, {limit}"),
-                )
+                problem, below = f"batch names graph {graph}", f" to below batch_size, {limit}"
+                expected = "numbers from 0" + ("" if batch_size is None else below)
+                raise PairNormError(problem, code="out-of-range", value=graph, expected=expected)
             batch_size = limit
         return cls(x.size(0), batch, batch_size or 0)
 
@@ -192,7 +195,7 @@ class RunningMoments(nn.Module):
     def update(self, x: Tensor) -> None:
         """Take in the rows of ``x`` ``[rows, ..., features]``, merged exactly with those before."""
         self.check(x, empty=True)
-        found = Moments.of(x.to(torch.promote_types(x.dtype, torch.float32)), Groups(x.size(0)))
+        found = Moments.of(widen(x), Groups(x.size(0)))
         if self.count.numel():
             before = Moments(
                 self.count.expand_as(found.count),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.nn.ops.kernels import choose, derives_itself, is_transformed
-from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.ops.moments import Groups, widen
 from pairnorm.nn.ops.pair_norm import blocks
 
 
@@ -99,15 +99,11 @@ def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> Ten
     return y
 
 
-def _accumulator(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
 def _formula(
     x: Tensor, groups: Groups, scale: float, eps: float, individually: bool
 ) -> tuple[Tensor, Tensor]:
     """Return s·c/r and the norm r that rows, or whole graphs, are divided by."""
-    centred = groups.centre(x.to(_accumulator(x)))
+    centred = groups.centre(widen(x))
     square = centred.square().sum(-1, keepdim=True)
     if not individually:
         square = groups.mean_of_each(square)
@@ -190,7 +186,7 @@ def _wide_enough(
 
 
 def _scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> tuple[Tensor, Tensor]:
-    wide = x.to(_accumulator(x))
+    wide = widen(x)
     norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
     return torch.addcmul(-groups.mean_of_each(wide), wide, scale / norm).to(x.dtype), norm
 
@@ -207,7 +203,7 @@ class _ScaleAndCentre(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
-        grad, wide = grad.to(_accumulator(x)), x.to(_accumulator(x))
+        grad, wide = widen(grad), widen(x)
         norm = (wide.square().sum(-1, keepdim=True) + ctx.eps).sqrt()
         pull = (grad * (wide / norm)).sum(-1, keepdim=True) / norm
         result = torch.addcmul(grad, wide, pull, value=-1) * (ctx.scale / norm)

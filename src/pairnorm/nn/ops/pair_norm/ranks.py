@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pairnorm.nn.ops.collectives import all_sum, gather
 from pairnorm.nn.ops.kernels import opaque
-from pairnorm.nn.ops.moments import Groups, Moments
+from pairnorm.nn.ops.moments import Groups, Moments, widen
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,7 +29,7 @@ def centre_and_scale(
 @opaque
 def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float, group: "ProcessGroup") -> Tensor:
     """Return s·x/r, where r is the norm of every row, minus the mean of x over all ranks."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = widen(x)
     norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
     total = groups.sum(wide).double()
     total, count = all_sum(_pack(total, _count(total, groups)), group).tensor_split([x.size(-1)], -1)
@@ -44,7 +44,7 @@ class _CentreAndScale(torch.autograd.Function):
         ctx: Any, x: Tensor, groups: Groups, scale: float, eps: float, individually: bool,
         group: "ProcessGroup",
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = widen(x)
         moments = _moments(wide, groups, group)
         # All ranks see the same moments, and so agree on going again where squares leave single precision.
         if x.device.type == "cpu" and not bool(moments.squares.isfinite().all()):
