@@ -78,18 +78,14 @@ def _pair_norm(
     groups = Groups.of(x, batch, batch_size)
     if process_group is not None:
         if batch is not None and batch_size is None:
-            raise PairNormError(
-                "batch without batch_size: the ranks of a process group may see different numbers of graphs",
-                code="no-batch-size",
-                remedy="Pass {batch_size}, the same on all ranks.",
-                batch_size=...,
+            problem = (
+                "batch without batch_size: the ranks of a process group may see different numbers of graphs"
             )
-        y: Tensor
+            remedy = "Pass {batch_size}, the same on all ranks."
+            raise PairNormError(problem, code="no-batch-size", remedy=remedy, batch_size=...)
         if mode == "PN-SCS":
-            y = ranks.scale_and_centre(x, groups, scale, eps, process_group)
-        else:
-            y = ranks.centre_and_scale(x, groups, scale, eps, mode == "PN-SI", process_group)
-        return y
+            return ranks.scale_and_centre(x, groups, scale, eps, process_group)
+        return ranks.centre_and_scale(x, groups, scale, eps, mode == "PN-SI", process_group)
     if batch is None and not torch.compiler.is_compiling() and dist.is_available() and dist.is_initialized():
         _say_that_statistics_are_local()
     if mode == "PN-SCS":

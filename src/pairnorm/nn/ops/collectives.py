@@ -42,8 +42,7 @@ def gather(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
 
 def all_sum(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
     """Return the sum over all ranks; so is its gradient: that of the sum of what the ranks make of it."""
-    result: Tensor = _AllSum.apply(x, group)
-    return result
+    return _AllSum.apply(x, group)
 
 
 class _AllSum(torch.autograd.Function):
@@ -73,20 +72,17 @@ def to_columns(rows: Tensor, nodes: int, group: "dist.ProcessGroup", unit: int =
         group: of the ranks.
         unit: so many columns stay together.
     """
-    result: Tensor = _ToColumns.apply(rows, nodes, group, unit)
-    return result
+    return _ToColumns.apply(rows, nodes, group, unit)
 
 
 def to_rows(columns: Tensor, width: int, group: "dist.ProcessGroup", unit: int = 1) -> Tensor:
     """Give away own columns ``[nodes, own]`` and get own rows of all ``[own, width]``."""
-    result: Tensor = _ToRows.apply(columns, width, group, unit)
-    return result
+    return _ToRows.apply(columns, width, group, unit)
 
 
 def all_rows(rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
     """Return the rows of all ranks, ``[nodes, ...]``; its gradient is the sum over what they make of it."""
-    result: Tensor = _AllRows.apply(rows, nodes, group)
-    return result
+    return _AllRows.apply(rows, nodes, group)
 
 
 class _AllRows(torch.autograd.Function):

@@ -64,9 +64,8 @@ class Moments:
         rest = groups.mean(centred)  # what rounding left of the mean
         centred = centred - groups.spread(rest)
         mean = shift.double() + rest.double()
-        count = groups.count(x.device).double().view(-1, *[1] * (mean.dim() - 1))
         squares = groups.sum(centred.square().sum(-1, keepdim=True).double())
-        return cls(count.expand(*mean.shape[:-1], 1), mean, squares)
+        return cls(groups.counts(mean), mean, squares)
 
     def merge(self) -> "Moments":
         """Merge the parts of one graph: blocks of a tensor, or what several machines have gathered.
@@ -145,6 +144,11 @@ class Groups:
         if self.batch is None:
             return torch.tensor([self.num_nodes], device=device)
         return self.sum(torch.ones_like(self.batch).unsqueeze(1)).squeeze(1)
+
+    def counts(self, statistic: Tensor) -> Tensor:
+        """Count them in float64: ``[graphs, ..., 1]``, as ``statistic`` ``[graphs, ..., features]`` is."""
+        count = self.count(statistic.device).double()
+        return count.view(-1, *[1] * (statistic.dim() - 1)).expand(*statistic.shape[:-1], 1)
 
     def mean(self, x: Tensor) -> Tensor:
         """Average over the nodes of each graph; a graph without nodes has mean zero."""

@@ -46,8 +46,7 @@ def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     kernels = choose(_load, x)
     if kernels is None:
         return ACTIVATIONS[activation](x + bias).to(x.dtype)
-    result: Tensor = _Activate.apply(kernels, x, bias, activation)
-    return result
+    return _Activate.apply(kernels, x, bias, activation)
 
 
 class _Activate(torch.autograd.Function):

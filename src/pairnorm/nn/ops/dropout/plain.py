@@ -42,8 +42,7 @@ def dropout(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
     """
     if rate == 0:
         return x
-    result: Tensor = _Dropout.apply(x, rate, keys, first)
-    return result
+    return _Dropout.apply(x, rate, keys, first)
 
 
 def keep_mask(keys: Tensor, nodes: int, features: int, rate: float, first: int = 0) -> Tensor:

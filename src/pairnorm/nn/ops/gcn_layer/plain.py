@@ -59,8 +59,7 @@ def gcn_layer(
     values = matrix.values
     if kernels is None or values.requires_grad or values.dtype != bias.dtype or values.dim() == 2:
         return _one_by_one(x, weight, bias, *settings)
-    result: Tensor = Compiled.apply(kernels, _one_by_one, settings, x, weight, bias)
-    return result
+    return Compiled.apply(kernels, _one_by_one, settings, x, weight, bias)
 
 
 def _one_by_one(

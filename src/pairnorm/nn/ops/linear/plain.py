@@ -62,8 +62,7 @@ def trial_linear_with_scores(
     kernels = choose(_load, x, weight, ends)
     if kernels is not None:
         x = x.expand(-1, weight.size(0), -1)
-        result: tuple[Tensor, Tensor] = Compiled.apply(kernels, _formula, (rate, keys), x, weight, ends)
-        return result
+        return Compiled.apply(kernels, _formula, (rate, keys), x, weight, ends)
     z = trial_linear(x, weight, rate, keys)
     return z, trial_linear(z.to(torch.promote_types(z.dtype, ends.dtype)), ends)
 

@@ -87,16 +87,14 @@ def centre_and_scale(x: Tensor, groups: Groups, scale: float, eps: float, indivi
     """Return s·c/r, where c is centred and r is the norm of every row, or of all rows together."""
     if derives_itself():
         return _formula(x, groups, scale, eps, individually)[0]
-    y: Tensor = _CentreAndScale.apply(x, groups, scale, eps, individually)[0]
-    return y
+    return _CentreAndScale.apply(x, groups, scale, eps, individually)[0]
 
 
 def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> Tensor:
     """Return s·x/r, where r is the norm of every row, minus the mean of x."""
     if derives_itself():
         return _scale_and_centre(x, groups, scale, eps)[0]
-    y: Tensor = _ScaleAndCentre.apply(x, groups, scale, eps)
-    return y
+    return _ScaleAndCentre.apply(x, groups, scale, eps)
 
 
 def _formula(

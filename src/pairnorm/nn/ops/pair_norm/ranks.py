@@ -22,8 +22,7 @@ def centre_and_scale(
     x: Tensor, groups: Groups, scale: float, eps: float, individually: bool, group: "ProcessGroup"
 ) -> Tensor:
     """Return s·c/r, where c is centred and r is the norm of every row, or of all rows of all ranks."""
-    y: Tensor = _CentreAndScale.apply(x, groups, scale, eps, individually, group)[0]
-    return y
+    return _CentreAndScale.apply(x, groups, scale, eps, individually, group)[0]
 
 
 @opaque
@@ -32,7 +31,7 @@ def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float, group:
     wide = widen(x)
     norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
     total = groups.sum(wide).double()
-    total, count = all_sum(_pack(total, _count(total, groups)), group).tensor_split([x.size(-1)], -1)
+    total, count = all_sum(_pack(total, groups.counts(total)), group).tensor_split([x.size(-1)], -1)
     return (wide * (scale / norm) - groups.spread((total / count.clamp(min=1)).to(wide.dtype))).to(x.dtype)
 
 
@@ -93,12 +92,6 @@ def _moments(x: Tensor, groups: Groups, group: "ProcessGroup") -> Moments:
     count, mean, squares = parts.tensor_split([1, 1 + features], -1)
     merged = Moments(count, mean, squares).merge()
     return Moments(merged.count[0].clamp(min=1), merged.mean[0], merged.squares[0])
-
-
-def _count(statistic: Tensor, groups: Groups) -> Tensor:
-    """Return the rows of every graph here, in the shape of ``statistic`` but for one feature."""
-    count = groups.count(statistic.device).double()
-    return count.view(-1, *[1] * (statistic.dim() - 1)).expand(*statistic.shape[:-1], 1)
 
 
 def _pack(*statistics: Tensor) -> Tensor:

@@ -188,8 +188,7 @@ def activated_product(matrix: SparseMatrix, dense: Tensor, bias: Tensor, activat
     # The kernels have no gradient for values that are learned.
     if kernels is None or matrix.values.requires_grad or matrix.values.dtype != _wide(dense):
         return ACTIVATIONS[activation](matrix @ dense + bias).to(dense.dtype)
-    result: Tensor = _ActivatedProduct.apply(kernels, matrix, dense, bias, activation)
-    return result
+    return _ActivatedProduct.apply(kernels, matrix, dense, bias, activation)
 
 
 class _ActivatedProduct(torch.autograd.Function):
