@@ -19,7 +19,7 @@ from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.regression import GRADIENT, regressions
 from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES, Sparing, evenly, usual_norms
-from pairnorm.classify.summary import write_rows
+from pairnorm.classify.summary import predicted_rows, write_rows
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.escaping import markdown
@@ -163,23 +163,14 @@ class Outcome:
             parquet: as Parquet too.
             spreadsheet_safe: see ``write_rows``.
         """
-        import pandas
-
         start, writer, classes = 0, None, np.array(self.graph.facts.classes)
         try:
             with open(folder / "predictions.csv", "w", encoding="utf-8", newline="") as file:
                 for ids in self.graph.ids():
                     rows = slice(start, start + len(ids))
                     chances = self._chances(self.logits[rows])
-                    frame = pandas.DataFrame(
-                        {
-                            "id": ids,
-                            "predicted": classes[self._predicted(chances)],
-                            **{f"p_{name}": chances[:, place] for place, name in enumerate(classes)},
-                            "features_missing": self.graph.missing[rows] == 2,
-                            "labelled": self.graph.labels[rows] >= 0,
-                        }
-                    )
+                    missing, labelled = self.graph.missing[rows] == 2, self.graph.labels[rows] >= 0
+                    frame = predicted_rows(ids, self._predicted(chances), classes, chances, missing, labelled)
                     write_rows(frame, file, spreadsheet_safe, header=start == 0)
                     if parquet:
                         writer = _append(writer, frame, folder / "predictions.parquet")

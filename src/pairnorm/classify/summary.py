@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -274,19 +274,21 @@ def predictions(
         probabilities: [n, classes].
         classifier: names classes, and decides among them.
     """
+    missing, labelled = (mask.cpu().numpy() for mask in (graph.missing_vectors, graph.labelled))
+    decided = classifier.decide(probabilities)
+    return predicted_rows(graph.node_names, decided, classifier.classes_, probabilities, missing, labelled)
+
+
+def predicted_rows(
+    ids: NDArray[Any], predicted: NDArray[np.int64], classes: NDArray[np.str_], chances: NDArray[np.float32],
+    missing: NDArray[np.bool_], labelled: NDArray[np.bool_],
+) -> pandas.DataFrame:  # fmt: skip
+    """Return the rows of ``predictions`` of some nodes."""
     import pandas
 
-    classes = classifier.classes_
-    columns = {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}
-    return pandas.DataFrame(
-        {
-            "id": graph.node_names,
-            "predicted": classes[classifier.decide(probabilities)],
-            **columns,
-            "features_missing": graph.missing_vectors.cpu().numpy(),
-            "labelled": graph.labelled.cpu().numpy(),
-        }
-    )
+    columns = {f"p_{name}": chances[:, place] for place, name in enumerate(classes)}
+    known = {"features_missing": missing, "labelled": labelled}
+    return pandas.DataFrame({"id": ids, "predicted": classes[predicted], **columns, **known})
 
 
 def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = False) -> None:
