@@ -225,9 +225,8 @@ def steady_folder(folder: Path) -> Iterator[None]:
     try:
         lock = _lock(folder)
     except OSError as error:
-        raise PairNormError(
-            f"{folder}: cannot be read ({error.strerror or error})", code="not-readable", value=str(folder)
-        ) from error
+        problem = f"{folder}: cannot be read ({error.strerror or error})"
+        raise PairNormError(problem, code="not-readable", value=str(folder)) from error
     try:
         with writable(folder):
             _finish(folder)

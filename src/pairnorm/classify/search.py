@@ -153,9 +153,8 @@ def _specs(
                 own, shares = {**shared, **REMEDIES[model].settings}, REMEDIES[model].grid
                 found += [Spec("own", "GCN", depth, remedy=model, strength=one, **own) for one in shares]
     if not found:
-        raise PairNormError(
-            f"{' and '.join(models)} have no norm", code="nothing-to-try", value=norms, expected="norm 'none'"
-        )
+        problem = f"{' and '.join(models)} have no norm"
+        raise PairNormError(problem, code="nothing-to-try", value=norms, expected="norm 'none'")
     return sorted(dict.fromkeys(found), key=lambda spec: spec.depth)
 
 

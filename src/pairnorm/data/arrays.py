@@ -109,8 +109,7 @@ def plain_or_csr(what: str, matrix: Tensor) -> Tensor:
         for ends, size in zip(matrix._indices(), (rows, columns), strict=True):
             check_csr(what, [0, entries], ends, entries, (1, size))
     else:
-        raise PairNormError(
-            f"{what} is a {matrix.layout} tensor", code="wrong-shape", expected="a dense, CSR, CSC or COO one"
-        )
+        problem = f"{what} is a {matrix.layout} tensor"
+        raise PairNormError(problem, code="wrong-shape", expected="a dense, CSR, CSC or COO one")
     quieten()
     return matrix.to_sparse_csr()

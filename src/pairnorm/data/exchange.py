@@ -215,9 +215,8 @@ def from_scipy(adjacency: Any, features: Any = None) -> Parts:
     import scipy.sparse
 
     if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1]:
-        raise PairNormError(
-            f"adjacency has shape {adjacency.shape}", code="wrong-shape", expected="a square matrix"
-        )
+        problem = f"adjacency has shape {adjacency.shape}"
+        raise PairNormError(problem, code="wrong-shape", expected="a square matrix")
     edges = scipy.sparse.coo_array(adjacency)
     edges.sum_duplicates()
     edges.eliminate_zeros()

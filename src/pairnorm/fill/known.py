@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pairnorm.errors import PairNormError
 from pairnorm.nn import SparseMatrix
-from pairnorm.nn.ops.moments import check_tensor
+from pairnorm.nn.ops.moments import no_tensor
 
 _BLOCK = 2**19  # numbers: two megabytes in single precision
 
@@ -34,7 +34,8 @@ def mask_of(features: Tensor, known: Tensor) -> Tensor:
             or [n, trials, d].
     """
     for name, value in (("features", features), ("known", known)):
-        check_tensor(name, value)
+        if not isinstance(value, Tensor):
+            raise no_tensor(name, value)
     if features.dim() != 2 or not features.is_floating_point():
         problem = f"features have shape {list(features.shape)} and type {features.dtype}"
         expected = "floating-point numbers [nodes, features]"

@@ -107,13 +107,11 @@ def _next(
         for hook in hooks:
             hook.remove()
     if not reached:
-        raise PairNormError(
-            "the loader has no batches", code="empty", remedy="Pass one that can be gone through again."
-        )
+        problem = "the loader has no batches"
+        raise PairNormError(problem, code="empty", remedy="Pass one that can be gone through again.")
     if len(reached) > 1:
-        raise PairNormError(
-            "the layers of the model come in an order that differs from batch to batch", code="wrong-order"
-        )
+        problem = "the layers of the model come in an order that differs from batch to batch"
+        raise PairNormError(problem, code="wrong-order")
     return reached[0]
 
 

@@ -79,11 +79,10 @@ class Shards:
         """Give a model the weights of the first rank, torch's generator its state, and PairNorm the ranks."""
         for module in model.modules():
             if _is_local(module):
+                problem = f"the model has {type(module).__name__}"
+                expected = "GCN, GAT or SGC, with PairNorm and skips, and no remedy else"
                 raise PairNormError(
-                    f"the model has {type(module).__name__}",
-                    code="unknown-choice",
-                    value=type(module).__name__,
-                    expected="GCN, GAT or SGC, with PairNorm and skips, and no remedy else",
+                    problem, code="unknown-choice", value=type(module).__name__, expected=expected
                 )
             if isinstance(module, PairNorm):
                 module.process_group = self.process_group

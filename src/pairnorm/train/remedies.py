@@ -157,9 +157,8 @@ def register(
         'Dropped@2'
     """
     if name in _OURS:
-        raise PairNormError(
-            f"there is a remedy {name!r} already", code="name-taken", value=name, expected="another name"
-        )
+        problem = f"there is a remedy {name!r} already"
+        raise PairNormError(problem, code="name-taken", value=name, expected="another name")
     if not name or not name.isprintable() or "@" in name:
         problem = f"a remedy is named {quoted(name)}"
         expected = "a name that can be printed, without an @"
@@ -246,11 +245,10 @@ def _attribute(module: str, attribute: str) -> Callable[..., nn.Module]:
     try:
         found: Callable[..., nn.Module] = attrgetter(attribute)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
+        problem = f"remedy {module}:{attribute} cannot be imported ({error})"
+        expected = "package.module:attribute of a factory of norms or models"
         raise PairNormError(
-            f"remedy {module}:{attribute} cannot be imported ({error})",
-            code="not-importable",
-            value=f"{module}:{attribute}",
-            expected="package.module:attribute of a factory of norms or models",
+            problem, code="not-importable", value=f"{module}:{attribute}", expected=expected
         ) from error
     return found
 

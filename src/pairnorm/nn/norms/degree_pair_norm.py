@@ -67,12 +67,11 @@ class DegreePairNorm(BaseNorm):
             degree: The row sums of the adjacency, self-loops included where it has them, ``[nodes]``.
         """
         if degree.dim() != 1 or not bool((degree > 0).all() & degree.isfinite().all()):
+            problem = f"degree has shape {list(degree.shape)} and values from {float(degree.min()):g}"
+            expected = "a positive finite number for each node"
+            remedy = "Count self-loops: without them an isolated node has none."
             raise PairNormError(
-                f"degree has shape {list(degree.shape)} and values from {float(degree.min()):g}",
-                code="out-of-range",
-                value=float(degree.min()),
-                expected="a positive finite number for each node",
-                remedy="Count self-loops: without them an isolated node has none.",
+                problem, code="out-of-range", value=float(degree.min()), expected=expected, remedy=remedy
             )
         self.degree = degree
         return self

@@ -23,11 +23,10 @@ def check_states(x: Tensor) -> None:
         raise _wrong("shape", list(x.shape), "a tensor")
 
 
-def check_tensor(name: str, value: object, expected: str = "a tensor") -> None:
-    """Raise an error unless an argument of that name is a tensor."""
-    if not isinstance(value, Tensor):
-        problem, remedy = f"{name} is of type {type(value).__name__}", f"Call torch.tensor({name})."
-        raise PairNormError(problem, code="wrong-type", value=value, expected=expected, remedy=remedy)
+def no_tensor(name: str, value: object, expected: str = "a tensor") -> PairNormError:
+    """Return the error of an argument of that name that is no tensor."""
+    problem, remedy = f"{name} is of type {type(value).__name__}", f"Call torch.tensor({name})."
+    return PairNormError(problem, code="wrong-type", value=value, expected=expected, remedy=remedy)
 
 
 def widen(x: Tensor) -> Tensor:
@@ -101,7 +100,8 @@ class Groups:
         """Read the graphs of the nodes of ``x`` from a PyG-style ``batch`` vector, checked."""
         if batch is None:
             return cls(x.size(0))
-        check_tensor("batch", batch, f"a tensor [{x.size(0)}]")
+        if not isinstance(batch, Tensor):
+            raise no_tensor("batch", batch, f"a tensor [{x.size(0)}]")
         if batch.dim() != 1 or batch.size(0) != x.size(0):
             problem = f"batch has shape {list(batch.shape)}"
             expected = f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes"
@@ -224,12 +224,11 @@ class RunningMoments(nn.Module):
                 remedy = "Call calibrate(model, loader), train it, or load a state_dict."
                 raise PairNormError(problem, code="not-fitted", remedy=remedy)
         elif self.mean.shape != x.shape[1:]:
+            problem = f"x has shape {list(x.shape)}, but the statistics are of rows {list(self.mean.shape)}"
+            expected = f"[nodes, {', '.join(map(str, self.mean.shape))}]"
+            remedy = "Give every layer a PairNorm of its own."
             raise PairNormError(
-                f"x has shape {list(x.shape)}, but the statistics are of rows {list(self.mean.shape)}",
-                code="wrong-shape",
-                value=list(x.shape),
-                expected=f"[nodes, {', '.join(map(str, self.mean.shape))}]",
-                remedy="Give every layer a PairNorm of its own.",
+                problem, code="wrong-shape", value=list(x.shape), expected=expected, remedy=remedy
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
