@@ -18,18 +18,7 @@ from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import csr_matrix, hops
 from pairnorm.escaping import terminal
-from pairnorm.page import (
-    Chart,
-    Choices,
-    Details,
-    Document,
-    Markdown,
-    Nodes,
-    Section,
-    Table,
-    Text,
-    Threshold,
-)
+from pairnorm.page import Chart, Choices, Details, Document, Markdown, Nodes, Section, Table, Text, Threshold
 from pairnorm.page.charts import NORMS, Line, confusion, intervals, lines, reliability
 
 MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300

@@ -24,15 +24,7 @@ from pairnorm.classify.candidates.average import (
     one_of_every_kind,
     tells,
 )
-from pairnorm.classify.candidates.base import (
-    Candidate,
-    Family,
-    Known,
-    Lesson,
-    Task,
-    Tick,
-    Tried,
-)
+from pairnorm.classify.candidates.base import Candidate, Family, Known, Lesson, Task, Tick, Tried
 from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation

@@ -294,12 +294,7 @@ def selection(options: Namespace, *what: str) -> "Selection":
 
 
 def train(
-    path: Path,
-    runner: Any,
-    wanted: Any,
-    graphs: Collection[str],
-    command: str,
-    running: "Running",
+    path: Path, runner: Any, wanted: Any, graphs: Collection[str], command: str, running: "Running"
 ) -> "Outcome | None":
     """Train what a store lacks and show how far it is; None, and how to go on, after an interruption.
 

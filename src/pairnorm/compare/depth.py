@@ -253,10 +253,7 @@ def _written(value: Any) -> str:
 
 
 def reproduce(
-    wanted: DepthComparison,
-    store: Store,
-    running: Running,
-    progress: Report = lambda stage, progress: None,
+    wanted: DepthComparison, store: Store, running: Running, progress: Report = lambda stage, progress: None
 ) -> Outcome:
     """Train whatever of a comparison the store lacks, a slice after the other.
 

@@ -592,9 +592,7 @@ def _check_names(names: ArrayLike | None) -> None:
 def _check_shapes(graph: Graph) -> None:
     """Raise an error that names the first part whose type is wrong, or that does not fit the others."""
     features, nodes = graph.features, graph.num_nodes
-    kinds = {
-        "features": (features.is_floating_point() and features.dim() == 2, "floats of shape [n, d]"),
-    }
+    kinds = {"features": (features.is_floating_point() and features.dim() == 2, "floats of shape [n, d]")}
     for part, mask in graph.split._asdict().items():
         kinds[part] = (mask.dtype == torch.bool and mask.dim() == 1, "bool of shape [n]")
     kinds["missing"] = (graph.missing.dtype == torch.bool, "bool of shape [n] or [n, d]")

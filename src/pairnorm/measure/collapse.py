@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.measure.inputs import (
-    Estimate,
-    block_length,
-    centred,
-    over_trials,
-    result_dtype,
-    unit_rows,
-)
+from pairnorm.measure.inputs import Estimate, block_length, centred, over_trials, result_dtype, unit_rows
 from pairnorm.nn.ops.moments import check_states
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.

@@ -150,10 +150,7 @@ def connected_pairs(adjacency: Adjacency) -> Tensor:
 
 
 def random_pairs(
-    num_nodes: int,
-    count: int,
-    seed: int | torch.Generator = 0,
-    device: torch.device | str | None = None,
+    num_nodes: int, count: int, seed: int | torch.Generator = 0, device: torch.device | str | None = None
 ) -> Tensor:
     """Return ``count`` pairs [2, count], uniform and independent over all n² ordered pairs.
 
