@@ -16,6 +16,7 @@ import torch
 
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of
+from pairnorm.sparse import pieces
 from pairnorm.train.cluster import ATTEMPTS, cause_of, check_room, check_version, connect, has_died
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.pools import Pool, Told, keep_freed_memory, work
@@ -112,7 +113,8 @@ class Ray(Pool):
     def _place(self, graph: Graph) -> Any:
         """Return where in the cluster a graph is, and put it there first if it is not."""
         if id(graph) not in self._graphs:
-            check_room(self._ray, f"graph {graph.name!r}", _size(graph))
+            parts = (*pieces(graph.adjacency), *pieces(graph.features))
+            check_room(self._ray, f"graph {graph.name!r}", sum(part.nbytes for part in parts))
             self._graphs[id(graph)] = graph, self._ray.put(graph)
         return self._graphs[id(graph)][1]
 
@@ -168,19 +170,6 @@ def _when_all_are_done(parts: list[Future[None]], whole: Future[None]) -> None:
 
     for part in parts:
         part.add_done_callback(look)
-
-
-def _size(graph: Graph) -> int:
-    """Return the bytes of a graph's adjacency and features."""
-    return sum(
-        part.nbytes
-        for tensor in (graph.adjacency, graph.features)
-        for part in (
-            (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-            if tensor.layout == torch.sparse_csr
-            else (tensor,)
-        )
-    )
 
 
 def _work(graph: Graph, job: Job, on_gpu: bool, options: dict[str, Any], version: str) -> Iterator[Told]:
