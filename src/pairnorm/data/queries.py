@@ -104,9 +104,12 @@ class Database:
         kinds = {name: kind for name, kind, *_ in self.run(f"DESCRIBE SELECT * FROM {table}")}
         for name in source.columns:
             if name not in kinds:
-                problem = f"{source.name}: column {quoted(name)} has no name, or another's but for its case"
-                remedy = "Give each column its own name."
-                raise PairNormError(problem, code="duplicate-column", value=name, remedy=remedy)
+                raise PairNormError(
+                    f"{source.name}: column {quoted(name)} has no name, or another's but for its case",
+                    code="duplicate-column",
+                    value=name,
+                    remedy="Give each column its own name.",
+                )
         return Table(source, table, kinds)
 
 
