@@ -180,7 +180,7 @@ def _drafts(place: Path) -> Iterator[Path]:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     nearest = place if place.is_dir() else above
     drafts = nearest / f".{place.name[:40]}.{uuid4().hex[:8]}.partial"
-    _clear(place)
+    _clear(place, above)
     with _locked(nearest):
         drafts.mkdir()
         lock = _lock(drafts)
@@ -201,9 +201,8 @@ def drafts_in(where: Path, place: Path) -> list[Path]:
     ]
 
 
-def _clear(place: Path) -> None:
+def _clear(place: Path, above: Path) -> None:
     """Remove the drafts of processes that are no more."""
-    above = next(above for above in place.parents if above.exists())
     for where in (place, above):
         if where.is_dir() and os.access(where, os.R_OK | os.W_OK):
             with _locked(where):  # nobody is between making drafts and locking them

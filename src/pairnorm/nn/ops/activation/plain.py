@@ -1,7 +1,6 @@
 """Bias and activation in one step, because together they are one pass over memory."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -30,7 +29,6 @@ class Kernels(Protocol):
         """Return the gradients of x and of the bias."""
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.activation import cpu

@@ -1,6 +1,5 @@
 """Dropout whose mask is a function of a key: the same on every device, and cheaper than random numbers."""
 
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +19,6 @@ class Kernels(Protocol):
         """Drop entries of ``[nodes, trials, features]``."""
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.dropout import cpu

@@ -1,6 +1,5 @@
 """Dropout and the linear map of many trials at once, each with a weight and a mask of its own."""
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from pairnorm.nn.ops.kernels import choose, derives_itself
 Two = tuple[Tensor, Tensor | None]
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.linear import cpu

@@ -1,6 +1,5 @@
 """PairNorm's centring and scaling, with gradients that keep one tensor of the input's size."""
 
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -57,7 +56,6 @@ class Kernels(Protocol):
         """Return dL/dx."""
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.pair_norm import cpu
@@ -68,7 +66,6 @@ def _load(device: str) -> Kernels:
     return cuda
 
 
-@cache
 def _load_large(device: str) -> Kernels:
     from pairnorm.nn.ops.pair_norm import large
 

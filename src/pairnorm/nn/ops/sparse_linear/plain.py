@@ -1,6 +1,5 @@
 """Dropout and the linear map of sparse features, which stay sparse: only their non-zeros are drawn for."""
 
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +30,6 @@ class Kernels(Protocol):
         """Return the gradient of the weights."""
 
 
-@cache
 def _load(device: str) -> Kernels | None:
     if device == "cpu":
         from pairnorm.nn.ops.sparse_linear import cpu

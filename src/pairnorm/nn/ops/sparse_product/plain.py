@@ -1,7 +1,7 @@
 """Sparse matrices whose values may differ by trial, for graph convolution, sparse features and attention."""
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +27,6 @@ class Kernels(Protocol):
         """Return ``activation(matrix @ dense + bias)``, for values ``[entries]`` or ``[trials, entries]``."""
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.sparse_product import cpu
