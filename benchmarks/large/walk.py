@@ -121,7 +121,7 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
 
 def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measured:
     """Measure a walk in bfloat16 whose sums are in single precision; rows of two steps are checked."""
-    from pairnorm.nn.ops.hop.cuda import hop
+    from benchmarks.large.hop import hop
     from pairnorm.nn.ops.pair_norm.cuda import forward
 
     torch.manual_seed(0)

@@ -184,6 +184,5 @@ def real_number(
     low = f"above {above:g}" if above > -inf else f"from {least:g}" if least > -inf else ""
     high = f"below {below:g}" if below < inf else f"{'to' if low else 'up to'} {most:g}" if most < inf else ""
     bounds = f" {low or ''}{' ' if low and high else ''}{high}".rstrip()
-    raise PairNormError(
-        f"{what} is {quoted(value)}", code="not-a-number", value=value, expected=f"a finite number{bounds}"
-    )
+    problem = f"{what} is {quoted(value)}"
+    raise PairNormError(problem, code="not-a-number", value=value, expected=f"a finite number{bounds}")

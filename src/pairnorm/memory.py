@@ -19,12 +19,8 @@ def parse_memory(memory: int | str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(memory).strip(), re.IGNORECASE)
     if not found or float(found[1]) == 0:
-        raise PairNormError(
-            f"memory is {memory!r}",
-            code="not-a-size",
-            value=memory,
-            expected="a size such as '8GB' or '500MB'",
-        )
+        expected = "a size such as '8GB' or '500MB'"
+        raise PairNormError(f"memory is {memory!r}", code="not-a-size", value=memory, expected=expected)
     unit = UNITS[found[2].upper()]
     return int(float(found[1]) * (2 ** (10 * list(UNITS).index(found[2].upper())) if found[3] else unit))
 

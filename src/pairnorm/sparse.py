@@ -21,6 +21,13 @@ def sparse_csr(crow: Tensor, column: Tensor, values: Tensor, shape: Sequence[int
     return torch.sparse_csr_tensor(crow, column, values, tuple(shape), check_invariants=False)
 
 
+def pieces(matrix: Tensor) -> tuple[Tensor, ...]:
+    """Return row starts, columns and values of a CSR tensor; of a dense one, itself alone."""
+    if matrix.layout != torch.sparse_csr:
+        return (matrix,)
+    return matrix.crow_indices(), matrix.col_indices(), matrix.values()
+
+
 @cache
 def quieten() -> None:
     """Make a first CSR tensor: torch says once in a process that they are in beta and go unchecked."""

@@ -158,13 +158,9 @@ def reserved(folder: Path) -> Iterator[None]:
         try:
             lock = _lock(mark, wait=False)
         except BlockingIOError as error:
-            raise PairNormError(
-                f"{folder}: another run is at work there",
-                code="in-use",
-                value=str(folder),
-                remedy="Wait for it, or choose another place: {out}",
-                out=...,
-            ) from error
+            problem = f"{folder}: another run is at work there"
+            remedy = "Wait for it, or choose another place: {out}"
+            raise PairNormError(problem, code="in-use", value=str(folder), remedy=remedy, out=...) from error
         try:
             yield
             shutil.rmtree(folder)
@@ -184,7 +180,7 @@ def _drafts(place: Path) -> Iterator[Path]:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     nearest = place if place.is_dir() else above
     drafts = nearest / f".{place.name[:40]}.{uuid4().hex[:8]}.partial"
-    _clear(place)
+    _clear(place, above)
     with _locked(nearest):
         drafts.mkdir()
         lock = _lock(drafts)
@@ -205,9 +201,8 @@ def drafts_in(where: Path, place: Path) -> list[Path]:
     ]
 
 
-def _clear(place: Path) -> None:
+def _clear(place: Path, above: Path) -> None:
     """Remove the drafts of processes that are no more."""
-    above = next(above for above in place.parents if above.exists())
     for where in (place, above):
         if where.is_dir() and os.access(where, os.R_OK | os.W_OK):
             with _locked(where):  # nobody is between making drafts and locking them
@@ -229,9 +224,8 @@ def steady_folder(folder: Path) -> Iterator[None]:
     try:
         lock = _lock(folder)
     except OSError as error:
-        raise PairNormError(
-            f"{folder}: cannot be read ({error.strerror or error})", code="not-readable", value=str(folder)
-        ) from error
+        problem = f"{folder}: cannot be read ({error.strerror or error})"
+        raise PairNormError(problem, code="not-readable", value=str(folder)) from error
     try:
         with writable(folder):
             _finish(folder)

@@ -298,12 +298,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         _check_graph(graph)
         if not graph.labelled.any():
-            raise PairNormError(
-                f"graph {graph.name!r} has no labelled node",
-                code="no-labels",
-                value=graph.name,
-                expected="some to judge",
-            )
+            problem = f"graph {graph.name!r} has no labelled node"
+            raise PairNormError(problem, code="no-labels", value=graph.name, expected="some to judge")
         judged = graph.test.cpu().numpy() if graph.test.any() else self.unseen(graph)
         if not judged.any() and self.held_out_ is not None and holds(graph, self._tested):
             return self.held_out_.accuracy
@@ -339,11 +335,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):
-            raise PairNormError(
-                "this NodeClassifier is not fitted yet",
-                code="not-fitted",
-                remedy="Call fit(graph), or NodeClassifier.load.",
-            )
+            problem = "this NodeClassifier is not fitted yet"
+            raise PairNormError(problem, code="not-fitted", remedy="Call fit(graph), or NodeClassifier.load.")
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``model.json``, which is all that prediction needs.
@@ -370,10 +363,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _check_graph(graph: object) -> None:
     if not isinstance(graph, Graph):
+        problem = f"graph is a {type(graph).__name__}"
+        remedy = "Graph.from_frames, from_files, from_edges or from_pyg makes one."
         raise PairNormError(
-            f"graph is a {type(graph).__name__}",
-            code="wrong-type",
-            value=type(graph).__name__,
-            expected="a pairnorm.Graph",
-            remedy="Graph.from_frames, from_files, from_edges or from_pyg makes one.",
+            problem, code="wrong-type", value=type(graph).__name__, expected="a pairnorm.Graph", remedy=remedy
         )

@@ -222,12 +222,9 @@ def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """
     found = (logits / temperature).softmax(-1).mean(1)
     if not found.isfinite().all():
-        raise PairNormError(
-            f"the probabilities of {int((~found.isfinite()).any(1).sum()):,} nodes are not finite",
-            code="not-finite",
-            remedy="Look for very large features, or pass another {scaling}.",
-            scaling="columns",
-        )
+        problem = f"the probabilities of {int((~found.isfinite()).any(1).sum()):,} nodes are not finite"
+        remedy = "Look for very large features, or pass another {scaling}."
+        raise PairNormError(problem, code="not-finite", remedy=remedy, scaling="columns")
     return found
 
 

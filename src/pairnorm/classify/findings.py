@@ -82,12 +82,8 @@ class Findings:
             tick: is told of each of ``STEPS`` steps.
         """
         if len(getattr(classifier, "probabilities_", ())) != graph.num_nodes:
-            raise PairNormError(
-                f"the classifier was not fitted on graph {graph.name!r}",
-                code="not-fitted",
-                value=graph.name,
-                remedy="Call fit(graph).",
-            )
+            problem = f"the classifier was not fitted on graph {graph.name!r}"
+            raise PairNormError(problem, code="not-fitted", value=graph.name, remedy="Call fit(graph).")
         task = classifier.task_
         graph = task.graph
         if large := is_large(graph):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pairnorm.classify.candidates.base import Candidate
+from pairnorm.classify.candidates.base import Candidate, best_by_depth
 from pairnorm.classify.diagnosis import Smoothing
 from pairnorm.classify.evaluation import Scores
 from pairnorm.escaping import terminal
@@ -69,13 +69,7 @@ def draw_depths(tried: Sequence[Candidate], best: Candidate) -> Figure:
     """
     figure = new_figure(6.4, 3.8)
     axis = figure.subplots()
-    kinds = dict.fromkeys((candidate.model, candidate.norm) for candidate in tried if candidate.depth)
-    for model, norm in kinds:
-        accuracy: dict[int, float] = {}
-        for candidate in tried:
-            if (candidate.model, candidate.norm) == (model, norm):
-                found = accuracy.get(candidate.depth, 0.0)
-                accuracy[candidate.depth] = max(found, candidate.validation_accuracy)
+    for (model, norm), accuracy in best_by_depth(tried).items():
         plain = norm == "none"
         axis.plot(
             list(accuracy),

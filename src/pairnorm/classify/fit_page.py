@@ -10,25 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pairnorm.classify.candidates.base import best_by_depth
 from pairnorm.classify.conformal import LabelSets, label_sets
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
 from pairnorm.classify.evaluation import Scores, wilson
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.data import Graph
-from pairnorm.data.adjacency import csr_matrix
+from pairnorm.data.adjacency import csr_matrix, hops
 from pairnorm.escaping import terminal
-from pairnorm.page import (
-    Chart,
-    Choices,
-    Details,
-    Document,
-    Markdown,
-    Nodes,
-    Section,
-    Table,
-    Text,
-    Threshold,
-)
+from pairnorm.page import Chart, Choices, Details, Document, Markdown, Nodes, Section, Table, Text, Threshold
 from pairnorm.page.charts import NORMS, Line, confusion, intervals, lines, reliability
 
 MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
@@ -323,23 +313,13 @@ def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
         "label": labels[rows].tolist(),
         "part": parts[rows].tolist(),
         "features": (~lacking[rows]).astype(int).tolist(),
-        "featureHops": _hops(pattern, ~lacking)[rows].tolist(),
-        "labelHops": _hops(pattern, train)[rows].tolist(),
+        "featureHops": hops(graph.adjacency, ~lacking)[rows].tolist(),
+        "labelHops": hops(graph.adjacency, train)[rows].tolist(),
         "neighbours": _flat_rows((pattern[rows] @ classes).tocsr()),
         "degree": np.diff(pattern.indptr)[rows].tolist(),
         "sets": [found.sizes[rows].tolist() for found in sets],
     }
     return Nodes(graph.num_nodes, columns)
-
-
-def _hops(pattern: Any, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return how many edges lie between every node and the nearest source; -1 where no path leads to one."""
-    from scipy.sparse.csgraph import dijkstra
-
-    if not sources.any():
-        return np.full(len(sources), -1)
-    found = dijkstra(pattern, indices=np.flatnonzero(sources), unweighted=True, min_only=True)
-    return np.where(np.isfinite(found), found, -1).astype(np.int64)
 
 
 def _flat_rows(counts: Any) -> list[list[int]]:
@@ -402,14 +382,12 @@ def _depth(findings: Findings) -> Iterator[Text | Chart]:
         "is drawn."
     )
     found = []
-    for model, norm in dict.fromkeys((one.model, one.norm) for one in tried if one.depth):
-        accuracy: dict[int, float] = {}
-        for one in tried:
-            if (one.model, one.norm) == (model, norm):
-                accuracy[one.depth] = max(accuracy.get(one.depth, 0.0), 100 * one.validation_accuracy)
+    for (model, norm), accuracy in best_by_depth(tried).items():
         depths, bare = sorted(accuracy), norm == "none"
         name, symbol = model if bare else f"{model}-{norm}", symbols[models.index(model) % len(symbols)]
-        found.append(Line(name, depths, [accuracy[depth] for depth in depths], NORMS[norm], bare, symbol))
+        found.append(
+            Line(name, depths, [100 * accuracy[depth] for depth in depths], NORMS[norm], bare, symbol)
+        )
     if found:
         marks = (
             [(best.depth, 100 * best.validation_accuracy, f"smallest loss: {best.name}")]

@@ -211,19 +211,13 @@ def _share(left: int, wanted: float) -> int:
 def _check_labels(graph: Graph) -> None:
     found = torch.unique(graph.labels[graph.labelled])
     if len(found) == 0:
-        raise PairNormError(
-            f"graph {graph.name!r}: no node has a label",
-            code="no-labels",
-            value=graph.name,
-            remedy="Label some nodes of every class.",
-        )
+        problem = f"graph {graph.name!r}: no node has a label"
+        remedy = "Label some nodes of every class."
+        raise PairNormError(problem, code="no-labels", value=graph.name, remedy=remedy)
     if len(found) == 1:
-        raise PairNormError(
-            f"graph {graph.name!r}: all labels are {graph.class_names[int(found)]!r}",
-            code="one-class",
-            value=graph.class_names[int(found)],
-            remedy="Label some nodes of another.",
-        )
+        problem = f"graph {graph.name!r}: all labels are {graph.class_names[int(found)]!r}"
+        remedy = "Label some nodes of another."
+        raise PairNormError(problem, code="one-class", value=graph.class_names[int(found)], remedy=remedy)
 
 
 def _counts(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
@@ -235,12 +229,9 @@ def _check_train(graph: Graph, split: Split) -> None:
     lacking = (_counts(graph, split.train) == 0) & (_counts(graph, graph.labelled) > 0)
     if lacking.any():
         name = graph.class_names[int(lacking.argmax())]
-        raise PairNormError(
-            f"class {quoted(name)} has no training node",
-            code="class-without-training",
-            value=name,
-            remedy="Put one of its nodes in the training set.",
-        )
+        problem = f"class {quoted(name)} has no training node"
+        remedy = "Put one of its nodes in the training set."
+        raise PairNormError(problem, code="class-without-training", value=name, remedy=remedy)
 
 
 def _warn(graph: Graph, split: Split) -> None:

@@ -274,15 +274,13 @@ def _read(place: Path) -> Facts:
         problems = {problem["loc"]: problem for problem in error.errors()}
         if version := problems.get(("format",)):
             found = None if version["type"] == "missing" else version["input"]
+            problem = f"{path}: format {quoted(found)} is not known"
+            remedy = "Fit again with this version."
             raise PairNormError(
-                f"{path}: format {quoted(found)} is not known",
-                code="wrong-version",
-                value=found,
-                expected=str(FORMAT),
-                remedy="Fit again with this version.",
+                problem, code="wrong-version", value=found, expected=str(FORMAT), remedy=remedy
             ) from error
-        where, problem = next(iter(problems.items()))
-        raise _damaged(path, f"{'.'.join(map(str, where))}: {problem['msg']}".lstrip(": ")) from error
+        where, first = next(iter(problems.items()))
+        raise _damaged(path, f"{'.'.join(map(str, where))}: {first['msg']}".lstrip(": ")) from error
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from error
 

@@ -94,16 +94,10 @@ def _is_bag_of_words(graph: Graph) -> bool:
 def check_features(graph: Graph) -> None:
     """Refuse a graph that has nothing to propagate."""
     if graph.num_features == 0:
-        raise PairNormError(
-            f"graph {graph.name!r} has no features",
-            code="no-features",
-            value=graph.name,
-            remedy="Give its nodes a feature column; some cells may be empty.",
-        )
+        problem = f"graph {graph.name!r} has no features"
+        remedy = "Give its nodes a feature column; some cells may be empty."
+        raise PairNormError(problem, code="no-features", value=graph.name, remedy=remedy)
     if not stored_values(graph.features).any():
-        raise PairNormError(
-            f"graph {graph.name!r}: every feature of every node is missing or zero",
-            code="no-features",
-            value=graph.name,
-            remedy="Fill in those you know, or leave the columns out: structure then stands in.",
-        )
+        problem = f"graph {graph.name!r}: every feature of every node is missing or zero"
+        remedy = "Fill in those you know, or leave the columns out: structure then stands in."
+        raise PairNormError(problem, code="no-features", value=graph.name, remedy=remedy)

@@ -24,15 +24,7 @@ from pairnorm.classify.candidates.average import (
     one_of_every_kind,
     tells,
 )
-from pairnorm.classify.candidates.base import (
-    Candidate,
-    Family,
-    Known,
-    Lesson,
-    Task,
-    Tick,
-    Tried,
-)
+from pairnorm.classify.candidates.base import Candidate, Family, Known, Lesson, Task, Tick, Tried
 from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation
@@ -92,11 +84,8 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
     seeds = whole_number("seeds", wanted.seeds, least=1)
     seconds = parse_budget(wanted.budget)
     if [] in (models, norms, depths, scales, fills):
-        raise PairNormError(
-            "there is nothing to try",
-            code="nothing-to-try",
-            expected="a model, a norm, a depth and a scale at least, or 'auto'",
-        )
+        expected = "a model, a norm, a depth and a scale at least, or 'auto'"
+        raise PairNormError("there is nothing to try", code="nothing-to-try", expected=expected)
     if models is None:
         # One who names a depth or a norm asks for what has them.
         named = any(given is not None for given in (norms, depths, scales, fills))
@@ -106,13 +95,9 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
     chosen = bool(graph.validation.any())
     if not chosen:
         if gnns:
-            raise PairNormError(
-                f"model {gnns[0]!r} is chosen by validation, but no labelled node is left for that",
-                code="no-validation",
-                value=gnns[0],
-                remedy="Label more nodes, or pass {model}.",
-                model="SGC",
-            )
+            problem = f"model {gnns[0]!r} is chosen by validation, but no labelled node is left for that"
+            remedy = "Label more nodes, or pass {model}."
+            raise PairNormError(problem, code="no-validation", value=gnns[0], remedy=remedy, model="SGC")
         sgc = [norm for norm in sgc if norm != "none"][:1] or sgc[:1]
         depths = depths[:1] if depths else [suggest_depth(graph).depth]
         scales = scales[:1] if scales else [USUAL_SCALE]
@@ -160,9 +145,8 @@ def _specs(
                 own, shares = {**shared, **REMEDIES[model].settings}, REMEDIES[model].grid
                 found += [Spec("own", "GCN", depth, remedy=model, strength=one, **own) for one in shares]
     if not found:
-        raise PairNormError(
-            f"{' and '.join(models)} have no norm", code="nothing-to-try", value=norms, expected="norm 'none'"
-        )
+        problem = f"{' and '.join(models)} have no norm"
+        raise PairNormError(problem, code="nothing-to-try", value=norms, expected="norm 'none'")
     return sorted(dict.fromkeys(found), key=lambda spec: spec.depth)
 
 
@@ -345,12 +329,8 @@ def parse_budget(budget: float | str | None) -> float | None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(budget).strip())
     if not found or float(found[1]) == 0:
-        raise PairNormError(
-            f"budget is {quoted(budget)}",
-            code="not-a-time",
-            value=budget,
-            expected="a time such as '90s', '5m' or '1h'",
-        )
+        expected = "a time such as '90s', '5m' or '1h'"
+        raise PairNormError(f"budget is {quoted(budget)}", code="not-a-time", value=budget, expected=expected)
     return float(found[1]) * UNITS[found[2]]
 
 

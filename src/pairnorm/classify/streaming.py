@@ -19,7 +19,7 @@ from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.regression import GRADIENT, regressions
 from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES, Sparing, evenly, usual_norms
-from pairnorm.classify.summary import write_rows
+from pairnorm.classify.summary import predicted_rows, write_rows
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.escaping import markdown
@@ -74,11 +74,8 @@ class Rows:
         )  # fmt: skip
         parts = [mask.numpy() for mask in complete_split(few, seed)]
         if not parts[1].any():
-            raise PairNormError(
-                "no labelled node is left to choose a model by",
-                code="no-validation",
-                remedy="Label more nodes.",
-            )
+            problem = "no labelled node is left to choose a model by"
+            raise PairNormError(problem, code="no-validation", remedy="Label more nodes.")
         taught = np.full(graph.facts.nodes, -1, np.int32)
         taught[labelled[parts[0]]] = labels[parts[0]]
         learnt, held = (
@@ -166,23 +163,14 @@ class Outcome:
             parquet: as Parquet too.
             spreadsheet_safe: see ``write_rows``.
         """
-        import pandas
-
         start, writer, classes = 0, None, np.array(self.graph.facts.classes)
         try:
             with open(folder / "predictions.csv", "w", encoding="utf-8", newline="") as file:
                 for ids in self.graph.ids():
                     rows = slice(start, start + len(ids))
                     chances = self._chances(self.logits[rows])
-                    frame = pandas.DataFrame(
-                        {
-                            "id": ids,
-                            "predicted": classes[self._predicted(chances)],
-                            **{f"p_{name}": chances[:, place] for place, name in enumerate(classes)},
-                            "features_missing": self.graph.missing[rows] == 2,
-                            "labelled": self.graph.labels[rows] >= 0,
-                        }
-                    )
+                    missing, labelled = self.graph.missing[rows] == 2, self.graph.labels[rows] >= 0
+                    frame = predicted_rows(ids, self._predicted(chances), classes, chances, missing, labelled)
                     write_rows(frame, file, spreadsheet_safe, header=start == 0)
                     if parquet:
                         writer = _append(writer, frame, folder / "predictions.parquet")
@@ -298,12 +286,9 @@ class Streaming:
         tell: Tell = lambda done: None,
     ) -> None:
         if not graph.facts.classes:
-            raise PairNormError(
-                f"{graph.folder}: no node has a class",
-                code="no-labels",
-                remedy="Pack it again and name the column that holds them: {label}",
-                label=...,
-            )
+            problem = f"{graph.folder}: no node has a class"
+            remedy = "Pack it again and name the column that holds them: {label}"
+            raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
         graph.check()
         depths = sorted({whole_number("depth", depth, 1, DEEPEST) for depth in depths})
         scales = [real_number("scale", scale, least=LEAST_SCALE, most=LARGEST_SCALE) for scale in scales]
@@ -419,9 +404,6 @@ class Streaming:
 
 def _check_finite(graph: PackedGraph, state: torch.Tensor) -> None:
     if not state.isfinite().all():
-        raise PairNormError(
-            f"{graph.folder}: what arrives at some nodes is no finite number",
-            code="not-finite",
-            value=str(graph.folder),
-            remedy="Pack the graph again with smaller weights.",
-        )
+        problem = f"{graph.folder}: what arrives at some nodes is no finite number"
+        remedy = "Pack the graph again with smaller weights."
+        raise PairNormError(problem, code="not-finite", value=str(graph.folder), remedy=remedy)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,12 +250,9 @@ def check_folder(folder: Path) -> None:
         return
     others = set(folder.iterdir()) - set(drafts_in(folder, folder.resolve()))
     if others and not _is_streamed(others):
-        raise PairNormError(
-            f"{folder}: the folder holds files that no run wrote",
-            code="foreign-folder",
-            value=str(folder),
-            remedy="Choose another, such as a new one in it.",
-        )
+        problem = f"{folder}: the folder holds files that no run wrote"
+        remedy = "Choose another, such as a new one in it."
+        raise PairNormError(problem, code="foreign-folder", value=str(folder), remedy=remedy)
 
 
 def _is_streamed(paths: set[Path]) -> bool:
@@ -277,19 +274,22 @@ def predictions(
         probabilities: [n, classes].
         classifier: names classes, and decides among them.
     """
+    missing, labelled = (mask.cpu().numpy() for mask in (graph.missing_vectors, graph.labelled))
+    decided = classifier.decide(probabilities)
+    classes = classifier.classes_.astype(str)  # a file has names
+    return predicted_rows(graph.node_names, decided, classes, probabilities, missing, labelled)
+
+
+def predicted_rows(
+    ids: NDArray[Any], predicted: NDArray[np.int64], classes: NDArray[np.str_], chances: NDArray[np.float32],
+    missing: NDArray[np.bool_], labelled: NDArray[np.bool_],
+) -> pandas.DataFrame:  # fmt: skip
+    """Return the rows of ``predictions`` of some nodes."""
     import pandas
 
-    classes = classifier.classes_.astype(str)
-    columns = {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}
-    return pandas.DataFrame(
-        {
-            "id": graph.node_names,
-            "predicted": classes[classifier.decide(probabilities)],
-            **columns,
-            "features_missing": graph.missing_vectors.cpu().numpy(),
-            "labelled": graph.labelled.cpu().numpy(),
-        }
-    )
+    columns = {f"p_{name}": chances[:, place] for place, name in enumerate(classes)}
+    known = {"features_missing": missing, "labelled": labelled}
+    return pandas.DataFrame({"id": ids, "predicted": classes[predicted], **columns, **known})
 
 
 def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = False) -> None:
@@ -302,12 +302,9 @@ def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = Fa
     """
     if path.suffix.lower() == ".parquet":
         if not has_parquet():
-            raise PairNormError(
-                f"{path.name}: writing Parquet needs pyarrow",
-                code="library-missing",
-                value="pyarrow",
-                remedy="pip install pyarrow",
-            )
+            problem = f"{path.name}: writing Parquet needs pyarrow"
+            remedy = "pip install pyarrow"
+            raise PairNormError(problem, code="library-missing", value="pyarrow", remedy=remedy)
         frame.to_parquet(path, index=False)
     else:
         write_rows(frame, path, spreadsheet_safe)

@@ -115,12 +115,9 @@ def drawers() -> int:
 def _compare(options: Namespace) -> int | None:
     """Train what a comparison lacks, and write what its store then says."""
     if len(options.what) > 1:
-        raise PairNormError(
-            f"{', '.join(options.what)} are asked for together",
-            code="not-together",
-            value=options.what,
-            remedy="Give each of depth and missing a command of its own: it has a store of its own.",
-        )
+        problem = f"{', '.join(options.what)} are asked for together"
+        remedy = "Give each of depth and missing a command of its own: it has a store of its own."
+        raise PairNormError(problem, code="not-together", value=options.what, remedy=remedy)
     (what,) = options.what
     path = options.store or options.out / f"{what}.sqlite"
     return _depth(options, path) if what == "depth" else _missing(options, path)
@@ -157,13 +154,10 @@ def _missing(options: Namespace, path: Path) -> int | None:
 
     refuse(options, ("remedy",), "is for depth, and this is missing", "Leave it out.")
     if options.depths is not None or options.on != "here":
+        problem = "'missing' runs on this machine, with depths of its own"
+        remedy = "Leave out {depths} and {on}."
         raise PairNormError(
-            "'missing' runs on this machine, with depths of its own",
-            code="wrong-option",
-            value=options.what,
-            remedy="Leave out {depths} and {on}.",
-            depths=...,
-            on=...,
+            problem, code="wrong-option", value=options.what, remedy=remedy, depths=..., on=...
         )
     how = running(options)
     chosen = Selection(
@@ -300,12 +294,7 @@ def selection(options: Namespace, *what: str) -> "Selection":
 
 
 def train(
-    path: Path,
-    runner: Any,
-    wanted: Any,
-    graphs: Collection[str],
-    command: str,
-    running: "Running",
+    path: Path, runner: Any, wanted: Any, graphs: Collection[str], command: str, running: "Running"
 ) -> "Outcome | None":
     """Train what a store lacks and show how far it is; None, and how to go on, after an interruption.
 

@@ -222,12 +222,10 @@ class Table:
 def _summary(spec: Spec, results: Sequence[Result]) -> dict[str, Any]:
     trials = [result.trial for result in results]
     accuracies = [trial.test_accuracy for trial in trials]
-    measures = {
-        name: fmean(values)
-        if len(values := [trial.measures[name] for trial in trials if name in trial.measures]) == len(trials)
-        else nan
-        for name in MEASURES
-    }
+    measures = {}
+    for name in MEASURES:
+        values = [trial.measures[name] for trial in trials if name in trial.measures]
+        measures[name] = fmean(values) if len(values) == len(trials) else nan
     return {
         "accuracies": accuracies,
         "accuracy": fmean(accuracies),
@@ -253,10 +251,7 @@ def _written(value: Any) -> str:
 
 
 def reproduce(
-    wanted: DepthComparison,
-    store: Store,
-    running: Running,
-    progress: Report = lambda stage, progress: None,
+    wanted: DepthComparison, store: Store, running: Running, progress: Report = lambda stage, progress: None
 ) -> Outcome:
     """Train whatever of a comparison the store lacks, a slice after the other.
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pairnorm.data import Graph
+from pairnorm.data.adjacency import hops
 from pairnorm.nn import SparseMatrix, propagation
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.propagate import degrees
@@ -76,19 +77,18 @@ def subgraph_diffusion(
         memory: λ, how much of the subgraph before is added at every step.
         steps: on each subgraph.
     """
-    pattern = propagation(adjacency).pattern
-    row, column = pattern.row.long(), pattern.column.long()
+    pattern, away = propagation(adjacency).pattern, torch.from_numpy(hops(adjacency, known.numpy()))
     # But for a factor all is linear in the known vectors: their coordinates in a basis of theirs are enough,
     # which are few where few are known, and have the same norm.
     basis, coordinates = torch.linalg.qr(features[known].t())
     start = features.new_zeros(len(features), basis.size(1))
     start[known] = coordinates.t()
     state = before = start
-    last, inside, hops = torch.zeros_like(known), known, 0
+    last, inside, reach, number = torch.zeros_like(known), known, 0, 0
     while not torch.equal(last, inside):
-        last, hops = inside, hops + 1
-        for _ in range(hops):
-            inside = inside.index_fill(0, row[inside[column]], True)
+        number += 1
+        reach += number  # of the first subgraph 1, of the second 2 hops more, ...
+        last, inside = inside, (away >= 0) & (away <= reach)
         matrix = fractional(pattern, inside, gamma, features.dtype)
         for _ in range(steps):
             state = torch.where(known.unsqueeze(1), start, (matrix @ state).add_(before, alpha=memory))

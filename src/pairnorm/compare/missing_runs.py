@@ -87,12 +87,10 @@ def read_judged(path: Path) -> list[Judged]:
                 for row in csv.DictReader(file, strict=True)
             ]
         except (KeyError, TypeError, ValueError, csv.Error) as error:
+            problem = f"{path} cannot be read ({error})"
+            remedy = "Restore a copy, or delete it to judge anew."
             raise PairNormError(
-                f"{path} cannot be read ({error})",
-                code="file-damaged",
-                value=path,
-                expected="what a comparison wrote",
-                remedy="Restore a copy, or delete it to judge anew.",
+                problem, code="file-damaged", value=path, expected="what a comparison wrote", remedy=remedy
             ) from error
 
 

@@ -192,6 +192,16 @@ def reachable(adjacency: Tensor, there: Tensor) -> Tensor:
     return found[members]
 
 
+def hops(adjacency: Tensor, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return how many edges lie between every node and the nearest source; -1 where no path leads to one."""
+    from scipy.sparse.csgraph import dijkstra
+
+    if not sources.any():
+        return np.full(len(sources), -1)
+    found = dijkstra(csr_matrix(adjacency), indices=np.flatnonzero(sources), unweighted=True, min_only=True)
+    return np.where(np.isfinite(found), found, -1).astype(np.int64)
+
+
 def most_empty(held: int) -> int:
     """Return how many nodes or features may be claimed, most of them empty, where so much is held."""
     return 10_000_000 + 1000 * held

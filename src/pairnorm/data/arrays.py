@@ -52,7 +52,8 @@ def _numbers(what: str, values: Any) -> NDArray[Any]:
     array = as_array(what, values)
     if array.dtype == object:
         with suppress(TypeError, ValueError):
-            array = np.array([_number(one) for one in array.ravel()]).reshape(array.shape)
+            numbers = [np.nan if is_absent(one) else float(one) for one in array.ravel()]
+            array = np.array(numbers).reshape(array.shape)
     if array.dtype.kind in "biuf":
         return array.astype(array.dtype.newbyteorder("="), copy=False)
     text = next((one for one in array.ravel() if isinstance(one, str)), None)
@@ -60,10 +61,6 @@ def _numbers(what: str, values: Any) -> NDArray[Any]:
     problem = problem if text is None else f"{what} holds {quoted(str(text))}"
     remedy = "Graph.from_frames reads columns of text and dates." if what == "features" else ""
     raise PairNormError(problem, code="wrong-type", value=what, expected="numbers", remedy=remedy)
-
-
-def _number(value: Any) -> float:
-    return np.nan if is_absent(value) else float(value)
 
 
 def is_absent(value: object) -> bool:
@@ -109,8 +106,7 @@ def plain_or_csr(what: str, matrix: Tensor) -> Tensor:
         for ends, size in zip(matrix._indices(), (rows, columns), strict=True):
             check_csr(what, [0, entries], ends, entries, (1, size))
     else:
-        raise PairNormError(
-            f"{what} is a {matrix.layout} tensor", code="wrong-shape", expected="a dense, CSR, CSC or COO one"
-        )
+        problem = f"{what} is a {matrix.layout} tensor"
+        raise PairNormError(problem, code="wrong-shape", expected="a dense, CSR, CSC or COO one")
     quieten()
     return matrix.to_sparse_csr()

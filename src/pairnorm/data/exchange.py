@@ -186,10 +186,8 @@ def from_pyg(found: Mapping[str, Any]) -> Parts:
         remedy = "data.to_homogeneous() makes one."
         raise PairNormError(problem, code="wrong-type", value="HeteroData", expected=expected, remedy=remedy)
     if not isinstance(found.get("edge_index"), Tensor):
-        raise PairNormError(
-            f"the PyG data has no edge_index; it has {', '.join(map(repr, found)) or 'nothing'}",
-            code="edges-missing",
-        )
+        problem = f"the PyG data has no edge_index; it has {', '.join(map(repr, found)) or 'nothing'}"
+        raise PairNormError(problem, code="edges-missing")
     parts = {"edge_index": found["edge_index"], "weights": found.get("edge_weight")}
     if found.get("edge_attr") is not None:
         parts["notes"] = ("edge_attr of the PyG data: not used; only its edge_weight weighs edges",)
@@ -217,9 +215,8 @@ def from_scipy(adjacency: Any, features: Any = None) -> Parts:
     import scipy.sparse
 
     if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1]:
-        raise PairNormError(
-            f"adjacency has shape {adjacency.shape}", code="wrong-shape", expected="a square matrix"
-        )
+        problem = f"adjacency has shape {adjacency.shape}"
+        raise PairNormError(problem, code="wrong-shape", expected="a square matrix")
     edges = scipy.sparse.coo_array(adjacency)
     edges.sum_duplicates()
     edges.eliminate_zeros()

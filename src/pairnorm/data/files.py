@@ -44,9 +44,8 @@ def read_files(
             problem = f"{place_name(nodes)}: a table of nodes needs a table of edges beside it"
             raise PairNormError(problem, code="option-missing", remedy="Pass {edges}", edges=...)
         if nodes == edges == STDIN:
-            raise PairNormError(
-                "nodes and edges are both '-'", code="conflicting-options", remedy="Pipe one of them in only."
-            )
+            problem = "nodes and edges are both '-'"
+            raise PairNormError(problem, code="conflicting-options", remedy="Pipe one of them in only.")
         how = {name: getattr(again, name) for name in ("delimiter", "encoding", "decimal")}
         tables = [
             [] if given is None else open_tables(role, given, database=database, **how)
@@ -160,9 +159,8 @@ def _check_sizes(archive: Any) -> None:
             shape, _, dtype = read(member)
         claimed = float(np.prod(shape, dtype=float)) * dtype.itemsize
         if claimed > archive.zip.getinfo(name).file_size:
-            raise PairNormError(
-                f"{name} claims {claimed:,.0f} bytes, more than are there", code="file-damaged", value=name
-            )
+            problem = f"{name} claims {claimed:,.0f} bytes, more than are there"
+            raise PairNormError(problem, code="file-damaged", value=name)
 
 
 def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:

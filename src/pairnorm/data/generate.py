@@ -51,7 +51,20 @@ def csbm(
         seed: for everything that is drawn.
     """
     words = min(16, features) if words is None else words
-    _check(nodes, classes, degree, homophily, features, words, signal, exponent)
+    peers = nodes / max(classes, 1)
+    most = min((peers - 1) / 2 / max(homophily, 1e-9), (nodes - peers) / 2 / max(1 - homophily, 1e-9))
+    for name, value, fine, expected in (
+        ("nodes", nodes, 100 <= nodes <= 10_000_000, "from 100 to 10,000,000"),
+        ("classes", classes, 2 <= classes <= nodes // 10, "at least 2, and at most one for every ten nodes"),
+        ("homophily", homophily, 0 <= homophily <= 1, "from 0 to 1"),
+        ("degree", degree, 0 <= degree <= most, f"from 0 to {most:.4g}, half of all pairs of so many nodes"),
+        ("features", features, classes <= features, "at least one word for each class"),
+        ("words", words, 1 <= words <= features, "from 1 to the number of features"),
+        ("signal", signal, 0 <= signal <= 1, "from 0 to 1"),
+        ("exponent", exponent, exponent > 2, "above 2"),
+    ):
+        if not fine:
+            raise PairNormError(f"{name} is {value}", code="out-of-range", value=value, expected=expected)
     stream = Stream(seed, "csbm")
     labels = np.empty(nodes, dtype=np.int64)
     members = stream.order(nodes)
@@ -76,33 +89,6 @@ def csbm(
         *split,
         name="csbm",
     )
-
-
-def _check(
-    nodes: int,
-    classes: int,
-    degree: float,
-    homophily: float,
-    features: int,
-    words: int,
-    signal: float,
-    exponent: float,
-) -> None:
-    """Raise an error that names the first of the arguments of ``csbm`` for which there is no graph."""
-    peers = nodes / max(classes, 1)
-    most = min((peers - 1) / 2 / max(homophily, 1e-9), (nodes - peers) / 2 / max(1 - homophily, 1e-9))
-    for name, value, fine, expected in (
-        ("nodes", nodes, 100 <= nodes <= 10_000_000, "from 100 to 10,000,000"),
-        ("classes", classes, 2 <= classes <= nodes // 10, "at least 2, and at most one for every ten nodes"),
-        ("homophily", homophily, 0 <= homophily <= 1, "from 0 to 1"),
-        ("degree", degree, 0 <= degree <= most, f"from 0 to {most:.4g}, half of all pairs of so many nodes"),
-        ("features", features, classes <= features, "at least one word for each class"),
-        ("words", words, 1 <= words <= features, "from 1 to the number of features"),
-        ("signal", signal, 0 <= signal <= 1, "from 0 to 1"),
-        ("exponent", exponent, exponent > 2, "above 2"),
-    ):
-        if not fine:
-            raise PairNormError(f"{name} is {value}", code="out-of-range", value=value, expected=expected)
 
 
 class _WeightedDraw:

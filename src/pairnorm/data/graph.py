@@ -42,7 +42,7 @@ from pairnorm.data.readers import Given, name_of
 from pairnorm.data.split import Split, check_split, split_by_name
 from pairnorm.data.tables import readable, shown
 from pairnorm.errors import PairNormError, one_of, quoted, whole_number
-from pairnorm.sparse import sparse_csr
+from pairnorm.sparse import pieces, sparse_csr
 
 if TYPE_CHECKING:
     import networkx
@@ -254,9 +254,7 @@ class Graph:
         digest = sha256()
         parts = (self.adjacency, self.features, self.labels, *self.split, self.missing)
         for part in parts:
-            sparse = part.layout == torch.sparse_csr
-            pieces = (part.crow_indices(), part.col_indices(), part.values()) if sparse else (part,)
-            for piece in pieces:
+            for piece in pieces(part):
                 array = piece.detach().cpu().contiguous().numpy()
                 # Torch's CSR may count in 32 or 64 bits; the graph is the same.
                 array = array.astype("<i8") if array.dtype.kind == "i" else array
@@ -620,9 +618,7 @@ def _check_names(names: ArrayLike | None) -> None:
 def _check_shapes(graph: Graph) -> None:
     """Raise an error that names the first part whose type is wrong, or that does not fit the others."""
     features, nodes = graph.features, graph.num_nodes
-    kinds = {
-        "features": (features.is_floating_point() and features.dim() == 2, "floats of shape [n, d]"),
-    }
+    kinds = {"features": (features.is_floating_point() and features.dim() == 2, "floats of shape [n, d]")}
     for part, mask in graph.split._asdict().items():
         kinds[part] = (mask.dtype == torch.bool and mask.dim() == 1, "bool of shape [n]")
     kinds["missing"] = (graph.missing.dtype == torch.bool, "bool of shape [n] or [n, d]")

@@ -210,9 +210,8 @@ def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np
 def whole_labels(what: str, labels: Tensor) -> Tensor:
     """Return the classes of nodes as int64 [n], -1 for NaN; fractions are refused."""
     if labels.dim() == 0 or labels.numel() != len(labels):
-        raise PairNormError(
-            f"{what} has shape {tuple(labels.shape)}", code="wrong-shape", expected="one class per node, [n]"
-        )
+        problem = f"{what} has shape {tuple(labels.shape)}"
+        raise PairNormError(problem, code="wrong-shape", expected="one class per node, [n]")
     labels = labels.reshape(-1)
     if not labels.is_floating_point():
         return labels.long()

@@ -71,9 +71,8 @@ def read_nodes(
     as_text += [] if known is None else [column.name for column in known.named("category")]
     table, frame, node_names = read_rows(tables, identity, as_text)
     if len(frame) == 0:
-        raise PairNormError(
-            f"{table.name}: there are no rows under the header", code="no-rows", expected="a row per node"
-        )
+        problem = f"{table.name}: there are no rows under the header"
+        raise PairNormError(problem, code="no-rows", expected="a row per node")
     parts, bins = _read_classes(table, frame, told, known)
     classes = parts.get("class_names", ())
     read = list(_read_features(table, frame, chosen, told, known))

@@ -296,7 +296,7 @@ class NodePacker:
         listed = ["row_number() OVER ()", names, *expressions]
         query = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(listed))
         hashes, start = np.memmap(self.work / "hashes", np.uint64, "r"), 0
-        at_once = _rows_within(self.base.memory // 8, len(listed))
+        at_once = max(1024, min(ROWS_PER_BATCH, self.base.memory // 8 // (16 * len(listed))))  # of doubles
         for _, found, *values in self.base.batches(f"SELECT {query} FROM {self.table}", at_once):
             rows = slice(start, start + len(found))
             if not np.array_equal(found, hashes[rows]):
@@ -402,11 +402,6 @@ class _Moments:
         self.squares[place] += squares + apart**2 * self.count[place] * count / both
         self.mean[place] += apart * count / both
         self.count[place] += count
-
-
-def _rows_within(memory: int, columns: int) -> int:
-    """Return how many rows of doubles are a batch."""
-    return max(1024, min(ROWS_PER_BATCH, memory // (16 * max(columns, 1))))
 
 
 def _check_labelled(classes: NDArray[Any], parts: NDArray[Any], first: int) -> None:

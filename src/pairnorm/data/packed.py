@@ -93,12 +93,9 @@ class Facts:
                 raise ValueError(f"its format is {facts.format}, expected {FORMAT}")
             facts.check()
         except (OSError, ValueError) as error:
-            raise PairNormError(
-                f"{folder}: this is no packed graph ({' '.join(str(error).split())[:200]})",
-                code="file-damaged",
-                value=str(folder),
-                remedy="Name the folder that `pairnorm pack` wrote, or pack the graph again.",
-            ) from error
+            problem = f"{folder}: this is no packed graph ({' '.join(str(error).split())[:200]})"
+            remedy = "Name the folder that `pairnorm pack` wrote, or pack the graph again."
+            raise PairNormError(problem, code="file-damaged", value=str(folder), remedy=remedy) from error
         return facts
 
     def check(self) -> None:

@@ -370,9 +370,8 @@ def _read_excel(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFram
         )
     cells = cells.dropna(how="all").dropna(how="all", axis=1)
     if cells.empty:
-        raise PairNormError(
-            f"sheet {quoted(sheet)} is empty", code="file-empty", expected="a header and rows"
-        )
+        problem = f"sheet {quoted(sheet)} is empty"
+        raise PairNormError(problem, code="file-empty", expected="a header and rows")
     cells.columns = pandas.Index([str(title).strip() for title in cells.iloc[0]])
     return _typed(cells.iloc[1:].reset_index(drop=True))
 

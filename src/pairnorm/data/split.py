@@ -93,8 +93,9 @@ def per_class(labels: Tensor, count: int = 20, validation: int | None = None, se
     order = _shuffled(labels, seed)
     classes = labels.cpu().numpy()[order]
     sizes = np.bincount(classes)
-    if len(sizes) == 0 or (small := int(sizes.argmin())) < 0 or sizes[small] < count:
-        found = f"class {small} has {sizes[small]}" if len(sizes) else "there are no"
+    small = int(sizes.argmin()) if len(sizes) else None
+    if small is None or sizes[small] < count:
+        found = "there are no" if small is None else f"class {small} has {sizes[small]}"
         problem = f"{found} labelled nodes; {count} per class were asked for"
         raise PairNormError(problem, code="too-few-labels", value=count, remedy="Ask for fewer.")
     by_class = np.argsort(classes, kind="stable")
@@ -118,10 +119,9 @@ def of_development(labels: Tensor, count: int = 20, development: int = 1500, see
         seed: the same seed gives the same split on every machine.
     """
     order = _shuffled(labels, seed)
+    most = whole_number("development", development, least=1, most=len(order))
     drawn = torch.zeros_like(labels, dtype=torch.bool)
-    drawn[torch.from_numpy(order[: whole_number("development", development, least=1, most=len(order))])] = (
-        True
-    )
+    drawn[torch.from_numpy(order[:most])] = True
     train = per_class(torch.where(drawn, labels, -1), count, seed=seed).train
     return rest_is_test(labels, train, drawn & ~train)
 
@@ -146,12 +146,8 @@ def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
         if development is None:
             return per_class(labels, int(count), seed=seed)
         return of_development(labels, int(count), int(development), seed)
-    raise PairNormError(
-        f"split is {quoted(name)}",
-        code="unknown-choice",
-        value=name,
-        expected="'random', 'per-class-20' or 'per-class-20-of-1500' (or other numbers)",
-    )
+    expected = "'random', 'per-class-20' or 'per-class-20-of-1500' (or other numbers)"
+    raise PairNormError(f"split is {quoted(name)}", code="unknown-choice", value=name, expected=expected)
 
 
 def _shuffled(labels: Tensor, seed: int) -> NDArray[np.int64]:

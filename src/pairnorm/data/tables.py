@@ -345,9 +345,8 @@ def readable(name: str) -> Iterator[None]:
     except PairNormError as error:
         raise error.within(name) from error
     except MemoryError as error:
-        raise PairNormError(
-            f"{name}: it asks for more memory than there is ({quoted(str(error))})", code="too-large"
-        ) from error
+        problem = f"{name}: it asks for more memory than there is ({quoted(str(error))})"
+        raise PairNormError(problem, code="too-large") from error
     except UnicodeDecodeError as error:
         problem = f"{name}: byte {error.start} is not {error.encoding.upper()}"
         raise PairNormError(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pairnorm.errors import PairNormError
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn.ops.moments import no_tensor
 
 _BLOCK = 2**19  # numbers: two megabytes in single precision
 
@@ -34,30 +35,18 @@ def mask_of(features: Tensor, known: Tensor) -> Tensor:
     """
     for name, value in (("features", features), ("known", known)):
         if not isinstance(value, Tensor):
-            raise PairNormError(
-                f"{name} is of type {type(value).__name__}",
-                code="wrong-type",
-                value=value,
-                expected="a tensor",
-                remedy=f"Call torch.tensor({name}).",
-            )
+            raise no_tensor(name, value)
     if features.dim() != 2 or not features.is_floating_point():
-        raise PairNormError(
-            f"features have shape {list(features.shape)} and type {features.dtype}",
-            code="wrong-shape",
-            value=tuple(features.shape),
-            expected="floating-point numbers [nodes, features]",
-        )
+        problem = f"features have shape {list(features.shape)} and type {features.dtype}"
+        expected = "floating-point numbers [nodes, features]"
+        raise PairNormError(problem, code="wrong-shape", value=tuple(features.shape), expected=expected)
     n, d = features.shape
     mask = known.unsqueeze(1) if known.dim() == 1 else known
     fits = mask.dim() in (2, 3) and mask.size(0) == n and mask.size(-1) in (1, d)
     if not fits or mask.dtype != torch.bool:
-        raise PairNormError(
-            f"known has shape {list(known.shape)} and type {known.dtype}",
-            code="wrong-shape",
-            value=tuple(known.shape),
-            expected=f"bool [{n}], [{n}, {d}], [{n}, trials, 1] or [{n}, trials, {d}]",
-        )
+        problem = f"known has shape {list(known.shape)} and type {known.dtype}"
+        expected = f"bool [{n}], [{n}, {d}], [{n}, trials, 1] or [{n}, trials, {d}]"
+        raise PairNormError(problem, code="wrong-shape", value=tuple(known.shape), expected=expected)
     return mask
 
 

@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.measure.inputs import (
-    Estimate,
-    block_length,
-    centred,
-    over_trials,
-    result_dtype,
-    unit_rows,
-)
+from pairnorm.measure.inputs import Estimate, block_length, centred, over_trials, result_dtype, unit_rows
 from pairnorm.nn.ops.moments import check_states
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.
@@ -96,12 +89,11 @@ def dominant_subspace_distance(
     root = x.new_ones(len(x), 1, dtype=torch.float64)
     if degree is not None:
         if bool((degree <= 0).any()):
+            problem = f"degree holds {float(degree.min()):g}"
+            expected = "positive numbers"
+            remedy = "Count self-loops: without them an isolated node has none."
             raise PairNormError(
-                f"degree holds {float(degree.min()):g}",
-                code="out-of-range",
-                value=float(degree.min()),
-                expected="positive numbers",
-                remedy="Count self-loops: without them an isolated node has none.",
+                problem, code="out-of-range", value=float(degree.min()), expected=expected, remedy=remedy
             )
         root = degree.to(root).sqrt().unsqueeze(1)
     index = None if component is None else component.to(x.device).long()

@@ -150,10 +150,7 @@ def connected_pairs(adjacency: Adjacency) -> Tensor:
 
 
 def random_pairs(
-    num_nodes: int,
-    count: int,
-    seed: int | torch.Generator = 0,
-    device: torch.device | str | None = None,
+    num_nodes: int, count: int, seed: int | torch.Generator = 0, device: torch.device | str | None = None
 ) -> Tensor:
     """Return ``count`` pairs [2, count], uniform and independent over all n² ordered pairs.
 
@@ -271,9 +268,8 @@ def dirichlet_energy(
     pairs, weight = _edges_of(x, adjacency)
     if weight.numel() and float(weight.min()) < 0:
         worst = float(weight.min())
-        raise PairNormError(
-            f"adjacency holds the weight {worst:g}", code="out-of-range", value=worst, expected="weights >= 0"
-        )
+        problem = f"adjacency holds the weight {worst:g}"
+        raise PairNormError(problem, code="out-of-range", value=worst, expected="weights >= 0")
     states = x.double()
     # Half of either direction: the degree itself in a symmetric graph.
     degree = weight.new_ones(len(x)).index_add_(0, pairs.flatten(), weight.repeat(2) / 2)

@@ -89,7 +89,9 @@ def is_sparse_adjacency(value: object) -> bool:
     """Return whether ``value`` is a sparse matrix [nodes, nodes], the same for all trials."""
     if isinstance(value, SparseMatrix):
         return value.pattern.shape[0] == value.pattern.shape[1] and value.values.ndim == 1
-    return isinstance(value, Tensor) and value.layout != torch.strided and _is_square(value)
+    if not isinstance(value, Tensor) or value.layout == torch.strided:
+        return False
+    return value.ndim == 2 and value.shape[0] == value.shape[1] and value.is_floating_point()
 
 
 def check_nodes(what: str, index: Tensor, num_nodes: int) -> None:
@@ -98,7 +100,3 @@ def check_nodes(what: str, index: Tensor, num_nodes: int) -> None:
         bad = int(index.min()) if int(index.min()) < 0 else int(index.max())
         expected = f"nodes from 0 to {num_nodes - 1}"
         raise PairNormError(f"{what} holds the node {bad}", code="out-of-range", value=bad, expected=expected)
-
-
-def _is_square(value: Tensor) -> bool:
-    return value.ndim == 2 and value.shape[0] == value.shape[1] and value.is_floating_point()

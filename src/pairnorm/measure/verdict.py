@@ -169,9 +169,8 @@ def _no_generalisation(*losses: float | None) -> Verdict | None:
         if any(loss is not None for loss in losses):
             names = ("train_loss", "validation_loss", "chance_loss")
             lacking = [name for name, loss in zip(names, losses, strict=True) if loss is None]
-            raise PairNormError(
-                f"there is no {lacking[0]}", code="no-loss", value=lacking[0], expected="all three losses"
-            )
+            problem = f"there is no {lacking[0]}"
+            raise PairNormError(problem, code="no-loss", value=lacking[0], expected="all three losses")
         return None
     train, validation, chance = (real_number("a loss", loss) for loss in losses)
     if train > chance / 2 or chance - validation >= (chance - train) / 2:

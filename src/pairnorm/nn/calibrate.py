@@ -47,11 +47,8 @@ def calibrate(
     """
     norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.statistics is not None]
     if not norms:
-        raise PairNormError(
-            "the model has no PairNorm that keeps statistics",
-            code="nothing-to-calibrate",
-            expected="PairNorm(track_statistics=True)",
-        )
+        problem = "the model has no PairNorm that keeps statistics"
+        raise PairNormError(problem, code="nothing-to-calibrate", expected="PairNorm(track_statistics=True)")
     done: list[PairNorm] = []
     training = {module: module.training for module in model.modules()}
     model.eval()
@@ -80,11 +77,9 @@ def _next(
         assert isinstance(norm, PairNorm)
         assert norm.statistics is not None
         if norm in called:
-            raise PairNormError(
-                "a PairNorm that keeps statistics is called twice in one forward pass",
-                code="shared-layer",
-                remedy="Give every layer a PairNorm of its own.",
-            )
+            problem = "a PairNorm that keeps statistics is called twice in one forward pass"
+            remedy = "Give every layer a PairNorm of its own."
+            raise PairNormError(problem, code="shared-layer", remedy=remedy)
         called.add(norm)
         if norm in done:
             return
@@ -112,13 +107,11 @@ def _next(
         for hook in hooks:
             hook.remove()
     if not reached:
-        raise PairNormError(
-            "the loader has no batches", code="empty", remedy="Pass one that can be gone through again."
-        )
+        problem = "the loader has no batches"
+        raise PairNormError(problem, code="empty", remedy="Pass one that can be gone through again.")
     if len(reached) > 1:
-        raise PairNormError(
-            "the layers of the model come in an order that differs from batch to batch", code="wrong-order"
-        )
+        problem = "the layers of the model come in an order that differs from batch to batch"
+        raise PairNormError(problem, code="wrong-order")
     return reached[0]
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pairnorm.errors import PairNormError, real_number
+from pairnorm.nn.ops.moments import widen
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.propagate import entries
@@ -135,21 +136,15 @@ class _Graph:
     def __init__(self, adjacency: Adjacency, num_nodes: int | None) -> None:
         nodes, row, column, weight = entries(adjacency, num_nodes)
         if num_nodes not in (None, nodes):
-            raise PairNormError(
-                f"x has {num_nodes} rows",
-                code="wrong-shape",
-                value=num_nodes,
-                expected=f"one for each of the {nodes} nodes of adjacency",
-            )
+            problem = f"x has {num_nodes} rows"
+            expected = f"one for each of the {nodes} nodes of adjacency"
+            raise PairNormError(problem, code="wrong-shape", value=num_nodes, expected=expected)
         joins = row != column
         row, column, weight = row[joins], column[joins], weight[joins].double()
         if not bool((weight > 0).all()):
-            raise PairNormError(
-                f"adjacency has an edge of weight {weight.min():g}",
-                code="out-of-range",
-                value=float(weight.min()),
-                expected="positive weights",
-            )
+            problem = f"adjacency has an edge of weight {weight.min():g}"
+            expected = "positive weights"
+            raise PairNormError(problem, code="out-of-range", value=float(weight.min()), expected=expected)
         # The diagonal is there too: a Laplacian needs it.
         loops = torch.arange(nodes, device=row.device) * (nodes + 1)
         entry, inverse = torch.unique(torch.cat([row * nodes + column, loops]), return_inverse=True)
@@ -157,12 +152,10 @@ class _Graph:
         row, column = entry // nodes, entry % nodes
         reverse, order = (column * nodes + row).sort()
         if not (torch.equal(reverse, entry) and torch.equal(weight[order], weight)):
-            raise PairNormError(
-                "adjacency is not symmetric",
-                code="not-symmetric",
-                expected="an undirected graph, which Eq. 5 and 6 are about",
-                remedy="Add every edge's reverse, as torch_geometric.utils.to_undirected does.",
-            )
+            problem = "adjacency is not symmetric"
+            expected = "an undirected graph, which Eq. 5 and 6 are about"
+            remedy = "Add every edge's reverse, as torch_geometric.utils.to_undirected does."
+            raise PairNormError(problem, code="not-symmetric", expected=expected, remedy=remedy)
         count = torch.bincount(row, minlength=nodes)
         self.nodes, self.weight, self.diagonal = nodes, weight, row == column
         self.neighbours = count - 1
@@ -214,24 +207,18 @@ class _Hessian:
 def _prepare(x: Tensor, adjacency: Adjacency, lam: float) -> tuple[_Hessian, Tensor]:
     """Return the Hessian and ``x`` as a matrix in its precision, after checking all three."""
     if x.layout != torch.strided or not x.is_floating_point() or x.dim() < 2:
-        raise PairNormError(
-            f"x is a {x.layout} {x.dtype} tensor of shape {list(x.shape)}",
-            code="wrong-shape",
-            value=list(x.shape),
-            expected="dense floating-point features [nodes, features] or [nodes, trials, features]",
-        )
+        problem = f"x is a {x.layout} {x.dtype} tensor of shape {list(x.shape)}"
+        expected = "dense floating-point features [nodes, features] or [nodes, trials, features]"
+        raise PairNormError(problem, code="wrong-shape", value=list(x.shape), expected=expected)
     real_number("lam", lam, least=0)
     graph = _Graph.of(adjacency, x.size(0))
     if lam > graph.safe_lambda and lam >= graph.largest_lambda:
         digits = 3 - math.floor(math.log10(graph.largest_lambda))
         largest = math.floor(graph.largest_lambda * (1 - 1e-6) * 10**digits) / 10**digits
-        raise PairNormError(
-            f"lam is {lam}, for which Eq. 6 is unbounded below: the repulsion outweighs all else",
-            code="out-of-range",
-            value=lam,
-            expected=f"at most {largest:.4g}, the largest admissible one for this graph; see largest_lambda",
-        )
-    wide = x.flatten(1).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        problem = f"lam is {lam}, for which Eq. 6 is unbounded below: the repulsion outweighs all else"
+        expected = f"at most {largest:.4g}, the largest admissible one for this graph; see largest_lambda"
+        raise PairNormError(problem, code="out-of-range", value=lam, expected=expected)
+    wide = widen(x.flatten(1))
     return graph.hessian(lam, wide.dtype), wide
 
 
@@ -304,8 +291,5 @@ def _largest_ratio(
         if float(gradient[:, -1].norm()) <= tolerance * ratio * float(present[:, -1].norm()):
             return ratio
         basis = torch.cat([present, gradient, previous], dim=1)
-    raise PairNormError(
-        f"{steps} steps leave the largest admissible lam of this graph less exact than {tolerance:g}",
-        code="not-converged",
-        value=1 / ratio,
-    )
+    problem = f"{steps} steps leave the largest admissible lam of this graph less exact than {tolerance:g}"
+    raise PairNormError(problem, code="not-converged", value=1 / ratio)

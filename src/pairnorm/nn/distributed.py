@@ -65,12 +65,8 @@ class Shards:
         """Return this rank's rows of what is about all nodes: features, labels, masks."""
         count = x.pattern.shape[0] if isinstance(x, SparseMatrix) else x.size(0)
         if count != self.num_nodes:
-            raise PairNormError(
-                f"there are {count} rows",
-                code="wrong-shape",
-                value=count,
-                expected=f"{self.num_nodes}, one a node",
-            )
+            expected = f"{self.num_nodes}, one a node"
+            raise PairNormError(f"there are {count} rows", code="wrong-shape", value=count, expected=expected)
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.from_torch(x)
         return SparseRows.of(x, self.rows) if isinstance(x, SparseMatrix) else x[self.rows]
@@ -83,11 +79,10 @@ class Shards:
         """Give a model the weights of the first rank, torch's generator its state, and PairNorm the ranks."""
         for module in model.modules():
             if _is_local(module):
+                problem = f"the model has {type(module).__name__}"
+                expected = "GCN, GAT or SGC, with PairNorm and skips, and no remedy else"
                 raise PairNormError(
-                    f"the model has {type(module).__name__}",
-                    code="unknown-choice",
-                    value=type(module).__name__,
-                    expected="GCN, GAT or SGC, with PairNorm and skips, and no remedy else",
+                    problem, code="unknown-choice", value=type(module).__name__, expected=expected
                 )
             if isinstance(module, PairNorm):
                 module.process_group = self.process_group

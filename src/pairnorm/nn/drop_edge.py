@@ -26,12 +26,9 @@ def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatr
     """
     pattern = adjacency.pattern
     if adjacency.values.dim() != 1 or pattern.shape[0] != pattern.shape[1]:
-        raise PairNormError(
-            f"edges are dropped of {adjacency!r}",
-            code="wrong-shape",
-            value=list(pattern.shape),
-            expected="a square matrix with the same values for all trials",
-        )
+        problem = f"edges are dropped of {adjacency!r}"
+        expected = "a square matrix with the same values for all trials"
+        raise PairNormError(problem, code="wrong-shape", value=list(pattern.shape), expected=expected)
     count = pattern.num_entries
     if "loops" not in pattern.derived:
         pattern.derived["loops"] = pattern.row == pattern.column

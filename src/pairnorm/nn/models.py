@@ -88,12 +88,8 @@ class DeepModel(nn.Module):
         generators: list[torch.Generator | None] = [None] * (self.trials or 1)
         if seeds is not None:
             if len(seeds) != len(generators):
-                raise PairNormError(
-                    f"{len(seeds)} seeds for {len(generators)} trials",
-                    code="wrong-shape",
-                    value=len(seeds),
-                    expected="one for each",
-                )
+                problem = f"{len(seeds)} seeds for {len(generators)} trials"
+                raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected="one for each")
             generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         norms = self._norms()
         for number, norm in enumerate(norms):
@@ -127,24 +123,18 @@ class DeepModel(nn.Module):
         fits = len(shape) > 1 and shape[-1] == self.in_features and shape[1:-1] in ((), (1,), (trials,))
         if not fits or not dtype.is_floating_point:
             wanted = "" if self.trials is None else f" or [nodes, {trials}, {self.in_features}]"
-            raise PairNormError(
-                f"x has shape {list(shape)} and dtype {dtype}",
-                code="wrong-shape",
-                value=list(shape),
-                expected=f"floating-point [nodes, {self.in_features}]{wanted}",
-            )
+            problem = f"x has shape {list(shape)} and dtype {dtype}"
+            expected = f"floating-point [nodes, {self.in_features}]{wanted}"
+            raise PairNormError(problem, code="wrong-shape", value=list(shape), expected=expected)
         if isinstance(x, Tensor) and x.dim() == 2:
             x = x.unsqueeze(1)
         nodes = shape[0]
         if not isinstance(adjacency, SparseMatrix):
             adjacency = self.propagation(adjacency, nodes)
         if adjacency.num_rows != nodes:
-            raise PairNormError(
-                f"the adjacency has {adjacency.num_rows} nodes",
-                code="wrong-shape",
-                value=adjacency.num_rows,
-                expected=f"{nodes}, as many as there are rows of features",
-            )
+            problem = f"the adjacency has {adjacency.num_rows} nodes"
+            expected = f"{nodes}, as many as there are rows of features"
+            raise PairNormError(problem, code="wrong-shape", value=adjacency.num_rows, expected=expected)
         return x, adjacency
 
     def _keys(self, keys: Tensor | None, count: int, device: torch.device) -> Tensor | list[None]:
@@ -155,12 +145,9 @@ class DeepModel(nn.Module):
         if keys is None:
             return draw_keys(*shape, device=device)
         if keys.shape != shape or keys.dtype != torch.int32:
-            raise PairNormError(
-                f"keys have shape {list(keys.shape)} and dtype {keys.dtype}",
-                code="wrong-shape",
-                value=list(keys.shape),
-                expected=f"{list(shape)} and torch.int32",
-            )
+            problem = f"keys have shape {list(keys.shape)} and dtype {keys.dtype}"
+            expected = f"{list(shape)} and torch.int32"
+            raise PairNormError(problem, code="wrong-shape", value=list(keys.shape), expected=expected)
         return keys
 
     def _logits(self, h: Tensor) -> Tensor:
@@ -379,12 +366,9 @@ class GAT(_DeepGNN):
             residual, jump, 0.0, precision,
         )  # fmt: skip
         if hidden % whole_number("heads", heads, least=1):
-            raise PairNormError(
-                f"hidden is {hidden} and heads is {heads}",
-                code="out-of-range",
-                value=heads,
-                expected="hidden to be a multiple of heads",
-            )
+            problem = f"hidden is {hidden} and heads is {heads}"
+            expected = "hidden to be a multiple of heads"
+            raise PairNormError(problem, code="out-of-range", value=heads, expected=expected)
         for layer in range(depth):
             width = in_features if layer == 0 else hidden
             last = layer == self._hidden_layers

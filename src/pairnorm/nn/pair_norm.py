@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, one_of, real_number
 from pairnorm.nn.ops.collectives import check_group
-from pairnorm.nn.ops.moments import Groups, RunningMoments, check_states
+from pairnorm.nn.ops.moments import Groups, RunningMoments, check_states, widen
 from pairnorm.nn.ops.pair_norm import ranks
 from pairnorm.nn.ops.pair_norm.plain import centre_and_scale, scale_and_centre
 
@@ -78,18 +78,14 @@ def _pair_norm(
     groups = Groups.of(x, batch, batch_size)
     if process_group is not None:
         if batch is not None and batch_size is None:
-            raise PairNormError(
-                "batch without batch_size: the ranks of a process group may see different numbers of graphs",
-                code="no-batch-size",
-                remedy="Pass {batch_size}, the same on all ranks.",
-                batch_size=...,
+            problem = (
+                "batch without batch_size: the ranks of a process group may see different numbers of graphs"
             )
-        y: Tensor
+            remedy = "Pass {batch_size}, the same on all ranks."
+            raise PairNormError(problem, code="no-batch-size", remedy=remedy, batch_size=...)
         if mode == "PN-SCS":
-            y = ranks.scale_and_centre(x, groups, scale, eps, process_group)
-        else:
-            y = ranks.centre_and_scale(x, groups, scale, eps, mode == "PN-SI", process_group)
-        return y
+            return ranks.scale_and_centre(x, groups, scale, eps, process_group)
+        return ranks.centre_and_scale(x, groups, scale, eps, mode == "PN-SI", process_group)
     if batch is None and not torch.compiler.is_compiling() and dist.is_available() and dist.is_initialized():
         _say_that_statistics_are_local()
     if mode == "PN-SCS":
@@ -157,12 +153,9 @@ class PairNorm(nn.Module):
         if self.statistics is not None:
             check_states(x)
             if batch is not None or self.process_group is not None:
-                raise PairNormError(
-                    "track_statistics is for one graph in one process",
-                    code="conflicting-options",
-                    remedy="Drop track_statistics, or pass neither {batch} nor a process_group.",
-                    batch=...,
-                )
+                problem = "track_statistics is for one graph in one process"
+                remedy = "Drop track_statistics, or pass neither {batch} nor a process_group."
+                raise PairNormError(problem, code="conflicting-options", remedy=remedy, batch=...)
             if not self.training:
                 return self._by_statistics(x, self.statistics)
             self.statistics.update(x)
@@ -176,7 +169,7 @@ class PairNorm(nn.Module):
 
     def _by_statistics(self, x: Tensor, statistics: RunningMoments) -> Tensor:
         statistics.check(x)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = widen(x)
         high = statistics.mean.to(wide.dtype)
         low = (statistics.mean - high).to(wide.dtype)
         centred = (wide - high) - low
@@ -207,13 +200,9 @@ def _check_settings(scale: Any, mode: Any, eps: Any, process_group: Any) -> None
     one_of("mode", mode, MODES)
     for name, value in (("scale", scale), ("eps", eps)):
         if isinstance(value, Tensor):
-            raise PairNormError(
-                f"{name} is a tensor of shape {list(value.shape)}",
-                code="not-a-number",
-                value=value,
-                expected="a number",
-                remedy="Call its item(); to learn a scale, multiply the result by it.",
-            )
+            problem = f"{name} is a tensor of shape {list(value.shape)}"
+            remedy = "Call its item(); to learn a scale, multiply the result by it."
+            raise PairNormError(problem, code="not-a-number", value=value, expected="a number", remedy=remedy)
     real_number("scale", scale, above=0, most=1e18)  # beyond it squares are infinite in single precision
     # In single precision, where the statistics are, a smaller one is zero and a zero row is divided by it.
     real_number("eps", eps, least=torch.finfo(torch.float32).tiny)

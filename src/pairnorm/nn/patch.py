@@ -106,7 +106,7 @@ def add_pair_norm(
             problem = f"{where} is PairNorm already"
             remedy = "Build the model without it, or leave it as it is."
             raise PairNormError(problem, code="already-normalised", value=name, remedy=remedy)
-        if _patch_of(module):
+        if patch_of(module):
             problem = f"{where} is patched already"
             remedy = "Call remove() of its handle or remove_pair_norm."
             raise PairNormError(problem, code="already-normalised", value=name, remedy=remedy)
@@ -121,11 +121,12 @@ def remove_pair_norm(model: nn.Module) -> None:
         model: what was patched, or holds it; where there is nothing to remove, it stays as it is.
     """
     for module in model.modules():
-        if patch := _patch_of(module):
+        if patch := patch_of(module):
             patch.remove()
 
 
-def _patch_of(module: nn.Module) -> "PairNormPatch | None":
+def patch_of(module: nn.Module) -> "PairNormPatch | None":
+    """Return what ``add_pair_norm`` put into a module itself, None where it did not."""
     owners = (getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values())
     return next((owner for owner in owners if isinstance(owner, PairNormPatch)), None)
 

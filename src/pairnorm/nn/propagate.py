@@ -62,12 +62,9 @@ def _row_sums(matrix: SparseMatrix) -> Tensor:
     for _, place, row in matrix.pattern.blocks():
         degree.index_add_(0, row, matrix.values[place])
     for node in (~((degree > 0) & degree.isfinite())).nonzero()[:1, 0].tolist():
-        raise PairNormError(
-            f"the weights of node {node} add up to {degree[node]:g}",
-            code="out-of-range",
-            value=float(degree[node]),
-            expected="a positive finite sum",
-        )
+        problem = f"the weights of node {node} add up to {degree[node]:g}"
+        expected = "a positive finite sum"
+        raise PairNormError(problem, code="out-of-range", value=float(degree[node]), expected=expected)
     return degree
 
 
@@ -247,11 +244,10 @@ def _edge_index_entries(edge_index: Tensor, num_nodes: int | None) -> tuple[int,
     least, most = (int(end) for end in edge_index.aminmax()) if edge_index.numel() else (0, -1)
     nodes = most + 1 if num_nodes is None else num_nodes
     if least < 0 or most >= nodes:
+        problem = f"edge_index names node {least if least < 0 else most}"
+        expected = "numbers from 0" if least < 0 else f"numbers below {nodes}, the number of nodes"
         raise PairNormError(
-            f"edge_index names node {least if least < 0 else most}",
-            code="out-of-range",
-            value=least if least < 0 else most,
-            expected="numbers from 0" if least < 0 else f"numbers below {nodes}, the number of nodes",
+            problem, code="out-of-range", value=least if least < 0 else most, expected=expected
         )
     source, target = edge_index.long()
     return nodes, target, source, torch.ones(source.numel(), device=edge_index.device)

@@ -117,10 +117,7 @@ SGC = {"model": "SGC", "depth": SGC_DEPTHS, "epochs": 500}
 GCN = {"model": "GCN", "depth": GNN_DEPTHS, "epochs": 1000}
 GAT = {"model": "GAT", "depth": GNN_DEPTHS, "epochs": 1000}
 
-SGC_METHODS = {
-    "SGC": SGC,
-    "SGC-PN": {**SGC, "norm": "PN", "scale": SCALES},
-}
+SGC_METHODS = {"SGC": SGC, "SGC-PN": {**SGC, "norm": "PN", "scale": SCALES}}
 # The paper's released code gives SGC features as they are, GCN and GAT rows divided by their sum; over the 48
 # numbers of Table 1 raw features come nearer to the paper's too.
 RAW_SGC_METHODS = {name: {**settings, "scaling": "none"} for name, settings in SGC_METHODS.items()}
@@ -246,10 +243,7 @@ CASE_STUDY = Experiment(
     "Distances of connected and of random pairs, layer by layer",
     {
         f"{model}-{norm}" if norm != "none" else model: {**settings, "norm": norm}
-        for model, settings in (
-            ("SGC", {**SGC, "depth": 40}),
-            ("GCN", {**GCN, "depth": 12, "hidden": 128}),
-        )
+        for model, settings in (("SGC", {**SGC, "depth": 40}), ("GCN", {**GCN, "depth": 12, "hidden": 128}))
         for norm in ("none", "PN", "PN-SI")
     },
     missing={0: 1},

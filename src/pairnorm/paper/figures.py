@@ -343,10 +343,7 @@ def _case_study(layers: Mapping[Spec, Layers], experiment: Experiment) -> Iterat
 
 
 PER_GRAPH: dict[str, tuple[Callable[[Results, Experiment, str], "Figure | None"], str]] = {
-    "figure1": (
-        figure1,
-        "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%.",
-    ),
+    "figure1": (figure1, "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%."),
     "figure3": (
         partial(against_depth, models=("GCN", "GAT"), percent=0),
         "GCN and GAT on {} without PairNorm-SI (dashed) and with it (solid).",

@@ -93,11 +93,7 @@ def _studied(experiment: Experiment) -> list[Spec]:
 
 
 def _study(
-    experiment: Experiment,
-    store: Store,
-    running: Running,
-    progress: Report,
-    should_stop: Callable[[], bool],
+    experiment: Experiment, store: Store, running: Running, progress: Report, should_stop: Callable[[], bool]
 ) -> int:
     path, device = file_beside(store.path), find_device(running.device)
     todo = lacking(_studied(experiment), path)

@@ -82,9 +82,8 @@ def plan(
         cores: how many workers share the trials out. Default: one for each core of this machine.
     """
     if graph.num_features == 0:
-        raise PairNormError(
-            f"graph {graph.name!r} has no features", code="no-features", value=0, expected="at least one"
-        )
+        problem = f"graph {graph.name!r} has no features"
+        raise PairNormError(problem, code="no-features", value=0, expected="at least one")
     cuda = device is not None and device.type == "cuda"
     groups: dict[Spec, list[Pair]] = defaultdict(list)
     for spec, seed in sorted(pairs, key=_variant) if cuda else pairs:

@@ -147,11 +147,9 @@ def _features(
     """
     masks = [_missing(graph, spec, seed) for spec, seed in trials]
     if len({mask.kind == "entries" for mask in masks}) > 1:
+        problem = "trials that lose entries and trials that lose vectors cannot train side by side"
         raise PairNormError(
-            "trials that lose entries and trials that lose vectors cannot train side by side",
-            code="mixed-kinds",
-            value=sorted({mask.kind for mask in masks}),
-            expected="one kind",
+            problem, code="mixed-kinds", value=sorted({mask.kind for mask in masks}), expected="one kind"
         )
     mask = torch.cat([mask.mask for mask in masks], 1)
     alike = torch.equal(mask, mask[:, :1].expand_as(mask))
@@ -177,13 +175,10 @@ def _known(graph: Graph, missing: Missing) -> Tensor:
         known = known.unsqueeze(2)
     elif graph.features.layout == torch.sparse_csr:
         # Only entries that are not zero were drawn: that one is missing would tell what it was.
-        raise PairNormError(
-            "single entries of sparse features cannot be filled",
-            code="sparse-entries",
-            value="entries",
-            expected="dense features, or whole vectors that are missing",
-            remedy="Make them dense: graph.replace(features=graph.features.to_dense()).",
-        )
+        problem = "single entries of sparse features cannot be filled"
+        expected = "dense features, or whole vectors that are missing"
+        remedy = "Make them dense: graph.replace(features=graph.features.to_dense())."
+        raise PairNormError(problem, code="sparse-entries", value="entries", expected=expected, remedy=remedy)
     else:
         known = known.view(graph.num_nodes, graph.num_features, -1).transpose(1, 2)
     given = graph.missing if graph.missing.dim() == 2 else graph.missing.unsqueeze(1)

@@ -16,6 +16,7 @@ import torch
 
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError, one_of
+from pairnorm.sparse import pieces
 from pairnorm.train.cluster import ATTEMPTS, cause_of, check_room, check_version, connect, has_died
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.pools import Pool, Told, keep_freed_memory, work
@@ -51,13 +52,9 @@ class Ray(Pool):
         resources = self._ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         if device == "cuda" and not gpus:
-            raise PairNormError(
-                "no node of the Ray cluster has a GPU",
-                code="unknown-device",
-                value=device,
-                remedy="Pass {device}, or start a node with ray start --num-gpus.",
-                device="cpu",
-            )
+            problem = "no node of the Ray cluster has a GPU"
+            remedy = "Pass {device}, or start a node with ray start --num-gpus."
+            raise PairNormError(problem, code="unknown-device", value=device, remedy=remedy, device="cpu")
         self._on_gpu = gpus > 0 and one_of("device", device, ("auto", "cpu", "cuda")) != "cpu"
         super().__init__(gpus if self._on_gpu else max(1, int(resources.get("CPU", 1))), hear)
         self._graphs: dict[int, tuple[Graph, Any]] = {}
@@ -116,7 +113,8 @@ class Ray(Pool):
     def _place(self, graph: Graph) -> Any:
         """Return where in the cluster a graph is, and put it there first if it is not."""
         if id(graph) not in self._graphs:
-            check_room(self._ray, f"graph {graph.name!r}", _size(graph))
+            parts = (*pieces(graph.adjacency), *pieces(graph.features))
+            check_room(self._ray, f"graph {graph.name!r}", sum(part.nbytes for part in parts))
             self._graphs[id(graph)] = graph, self._ray.put(graph)
         return self._graphs[id(graph)][1]
 
@@ -172,19 +170,6 @@ def _when_all_are_done(parts: list[Future[None]], whole: Future[None]) -> None:
 
     for part in parts:
         part.add_done_callback(look)
-
-
-def _size(graph: Graph) -> int:
-    """Return the bytes of a graph's adjacency and features."""
-    return sum(
-        part.nbytes
-        for tensor in (graph.adjacency, graph.features)
-        for part in (
-            (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-            if tensor.layout == torch.sparse_csr
-            else (tensor,)
-        )
-    )
 
 
 def _work(graph: Graph, job: Job, on_gpu: bool, options: dict[str, Any], version: str) -> Iterator[Told]:

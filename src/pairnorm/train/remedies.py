@@ -157,16 +157,12 @@ def register(
         'Dropped@2'
     """
     if name in _OURS:
-        raise PairNormError(
-            f"there is a remedy {name!r} already", code="name-taken", value=name, expected="another name"
-        )
+        problem = f"there is a remedy {name!r} already"
+        raise PairNormError(problem, code="name-taken", value=name, expected="another name")
     if not name or not name.isprintable() or "@" in name:
-        raise PairNormError(
-            f"a remedy is named {quoted(name)}",
-            code="not-a-name",
-            value=name,
-            expected="a name that can be printed, without an @",
-        )
+        problem = f"a remedy is named {quoted(name)}"
+        expected = "a name that can be printed, without an @"
+        raise PairNormError(problem, code="not-a-name", value=name, expected=expected)
     kind = one_of("kind", getattr(factory, "kind", "norm") if kind is None else kind, ("norm", "model"))
     version = getattr(factory, "version", "1") if version is None else version
     grid = getattr(factory, "grid", ()) if grid is None else grid
@@ -249,11 +245,10 @@ def _attribute(module: str, attribute: str) -> Callable[..., nn.Module]:
     try:
         found: Callable[..., nn.Module] = attrgetter(attribute)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
+        problem = f"remedy {module}:{attribute} cannot be imported ({error})"
+        expected = "package.module:attribute of a factory of norms or models"
         raise PairNormError(
-            f"remedy {module}:{attribute} cannot be imported ({error})",
-            code="not-importable",
-            value=f"{module}:{attribute}",
-            expected="package.module:attribute of a factory of norms or models",
+            problem, code="not-importable", value=f"{module}:{attribute}", expected=expected
         ) from error
     return found
 
@@ -263,13 +258,9 @@ def find(name: str) -> Remedy:
     if name not in REMEDIES:
         known = stored_name("remedy", name.rpartition("@")[0])
         if known != name:
-            raise PairNormError(
-                f"remedy {name!r} is here as {known!r}",
-                code="other-version",
-                value=name,
-                expected=known,
-                remedy="Register the version that the trials are of.",
-            )
+            problem = f"remedy {name!r} is here as {known!r}"
+            remedy = "Register the version that the trials are of."
+            raise PairNormError(problem, code="other-version", value=name, expected=known, remedy=remedy)
     return REMEDIES[name]
 
 

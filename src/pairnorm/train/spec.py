@@ -39,12 +39,8 @@ LATER: dict[str, Any] = {
 def _name(what: str, value: Any) -> str:
     if isinstance(value, str) and value and value.isprintable():
         return value
-    raise PairNormError(
-        f"{what} is {quoted(value)}",
-        code="not-a-name",
-        value=value,
-        expected="a name: a string that is not empty and can be printed",
-    )
+    expected = "a name: a string that is not empty and can be printed"
+    raise PairNormError(f"{what} is {quoted(value)}", code="not-a-name", value=value, expected=expected)
 
 
 def _choice(*allowed: str) -> Callable[[str, Any], str]:
@@ -295,12 +291,8 @@ def _remedied(values: dict[str, Any]) -> dict[str, Any]:
     others = {name: value for name, value in _NEITHER.items() if remedy.alone or name in said}
     for name, without in others.items():
         if values[name] not in (without, said.get(name)):
-            raise PairNormError(
-                f"{name} is {values[name]!r} beside remedy {values['remedy']!r}",
-                code="not-together",
-                value=values[name],
-                expected="one or the other",
-            )
+            problem = f"{name} is {values[name]!r} beside remedy {values['remedy']!r}"
+            raise PairNormError(problem, code="not-together", value=values[name], expected="one or the other")
     return said or {"strength": strength}
 
 

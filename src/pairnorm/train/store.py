@@ -116,13 +116,10 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     if application != APPLICATION and (application or version or tables):
         raise _no_store(path, "not-a-store", "the SQLite file of another program:", "Choose another path.")
     if version > len(MIGRATIONS):
-        raise PairNormError(
-            f"{path} was written by a newer pairnorm (schema version {version})",
-            code="newer-store",
-            value=version,
-            expected=f"up to {len(MIGRATIONS)}",
-            remedy="Upgrade pairnorm.",
-        )
+        problem = f"{path} was written by a newer pairnorm (schema version {version})"
+        expected = f"up to {len(MIGRATIONS)}"
+        remedy = "Upgrade pairnorm."
+        raise PairNormError(problem, code="newer-store", value=version, expected=expected, remedy=remedy)
     return version
 
 
@@ -164,12 +161,9 @@ def _fault(path: Path, error: Exception, code: int = 0) -> PairNormError:
     if code == sqlite3.SQLITE_NOTADB:
         return _foreign(path)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return PairNormError(
-            f"{path} has been locked by another process for {BUSY_SECONDS} seconds",
-            code="store-locked",
-            value=path,
-            remedy="Wait until that one ends, or end it; the same command then goes on.",
-        )
+        problem = f"{path} has been locked by another process for {BUSY_SECONDS} seconds"
+        remedy = "Wait until that one ends, or end it; the same command then goes on."
+        return PairNormError(problem, code="store-locked", value=path, remedy=remedy)
     journal = path.with_name(f"{path.name}-journal")
     if code in _NOT_WRITABLE:
         remedy = "Make room, or choose a place where you may write."
@@ -178,12 +172,9 @@ def _fault(path: Path, error: Exception, code: int = 0) -> PairNormError:
         return PairNormError(
             f"{path} cannot be opened or written ({error})", code="not-writable", value=path, remedy=remedy
         )
-    return PairNormError(
-        f"{path} is damaged ({' '.join(str(error).split())[:200]})",
-        code="store-damaged",
-        value=path,
-        remedy="Restore a copy; `sqlite3 FILE .recover` saves what can be read.",
-    )
+    problem = f"{path} is damaged ({' '.join(str(error).split())[:200]})"
+    remedy = "Restore a copy; `sqlite3 FILE .recover` saves what can be read."
+    return PairNormError(problem, code="store-damaged", value=path, remedy=remedy)
 
 
 _NOT_WRITABLE = (
@@ -276,12 +267,9 @@ class Store:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         if self.read_only:
-            raise PairNormError(
-                f"{self.path} is open for reading only",
-                code="read-only",
-                value=self.path,
-                remedy="Copy it to where you may write.",
-            )
+            problem = f"{self.path} is open for reading only"
+            remedy = "Copy it to where you may write."
+            raise PairNormError(problem, code="read-only", value=self.path, remedy=remedy)
         connection = self._connect(create=True)
         assert connection is not None
         with faults(self.path), transaction(connection):

@@ -90,6 +90,15 @@ class Candidate:
         return (self.validation_accuracy, -loss, -self.depth)
 
 
+def best_by_depth(tried: Sequence[Candidate]) -> dict[tuple[str, Norm], dict[int, float]]:
+    """Return the best validation accuracy of every depth, by model and norm, of those that have a depth."""
+    found: dict[tuple[str, Norm], dict[int, float]] = {}
+    for one in (one for one in tried if one.depth):
+        depths = found.setdefault((one.model, one.norm), {})
+        depths[one.depth] = max(depths.get(one.depth, 0.0), one.validation_accuracy)
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """What every candidate is trained on: a graph with its split, and its features as they were scaled.

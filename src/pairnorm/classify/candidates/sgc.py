@@ -13,13 +13,7 @@ from torch.nn.functional import one_hot
 
 from pairnorm.classify.candidates.base import Candidate, Found, Task, Tick, check_size, fewer
 from pairnorm.classify.candidates.network import Network
-from pairnorm.classify.candidates.shared_walks import (
-    SharedWalk,
-    filled,
-    has_many_nodes,
-    is_dear,
-    normalised,
-)
+from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, is_dear, normalised
 from pairnorm.classify.regression import GRADIENT, fold_regressions, span
 from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES
 from pairnorm.nn import SGC, PairNorm, states

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, real_number, whole_number
@@ -80,8 +79,3 @@ class ParametricNorm(BaseNorm):
                 features=x.shape[-1],
                 trials=x.shape[1] if x.dim() == 3 else None,
             )
-
-
-def widen(x: Tensor) -> Tensor:
-    """Return ``x`` in the dtype that statistics accumulate in: float32, float64 for float64."""
-    return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, real_number
-from pairnorm.nn.norms.base import ParametricNorm, widen
+from pairnorm.nn.norms.base import ParametricNorm
+from pairnorm.nn.ops.moments import widen
 
 
 class BatchNorm(ParametricNorm):
@@ -63,10 +64,7 @@ class BatchNorm(ParametricNorm):
 def check_several(x: Tensor) -> None:
     """Raise an error unless there are nodes enough for a variance."""
     if len(x) < 2:
-        raise PairNormError(
-            f"x has {len(x)} nodes in training",
-            code="too-few-nodes",
-            value=len(x),
-            expected="at least 2: the variance of fewer says nothing",
-            remedy="Call .eval() to use the running statistics.",
-        )
+        problem = f"x has {len(x)} nodes in training"
+        expected = "at least 2: the variance of fewer says nothing"
+        remedy = "Call .eval() to use the running statistics."
+        raise PairNormError(problem, code="too-few-nodes", value=len(x), expected=expected, remedy=remedy)

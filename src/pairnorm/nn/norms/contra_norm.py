@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pairnorm.errors import real_number, whole_number
-from pairnorm.nn.norms.base import BaseNorm, widen
-from pairnorm.nn.ops.moments import Groups, check_states
+from pairnorm.nn.norms.base import BaseNorm
+from pairnorm.nn.ops.moments import Groups, check_states, widen
 
 # The most similarities that may be held at a time where no fused attention kernel takes the input. A GPU
 # takes sixteen times that, lest it wait for launches.

@@ -67,12 +67,11 @@ class DegreePairNorm(BaseNorm):
             degree: The row sums of the adjacency, self-loops included where it has them, ``[nodes]``.
         """
         if degree.dim() != 1 or not bool((degree > 0).all() & degree.isfinite().all()):
+            problem = f"degree has shape {list(degree.shape)} and values from {float(degree.min()):g}"
+            expected = "a positive finite number for each node"
+            remedy = "Count self-loops: without them an isolated node has none."
             raise PairNormError(
-                f"degree has shape {list(degree.shape)} and values from {float(degree.min()):g}",
-                code="out-of-range",
-                value=float(degree.min()),
-                expected="a positive finite number for each node",
-                remedy="Count self-loops: without them an isolated node has none.",
+                problem, code="out-of-range", value=float(degree.min()), expected=expected, remedy=remedy
             )
         self.degree = degree
         return self
@@ -82,13 +81,10 @@ class DegreePairNorm(BaseNorm):
         check_states(x)
         if self.degree is None or len(self.degree) != len(x):
             known = "none" if self.degree is None else f"those of {len(self.degree)} nodes"
-            raise PairNormError(
-                f"x has {len(x)} nodes, and the degrees known are {known}",
-                code="not-fitted",
-                value=len(x),
-                expected="the degree of each node",
-                remedy="Call .bind(degree) with those of this graph.",
-            )
+            problem = f"x has {len(x)} nodes, and the degrees known are {known}"
+            expected = "the degree of each node"
+            remedy = "Call .bind(degree) with those of this graph."
+            raise PairNormError(problem, code="not-fitted", value=len(x), expected=expected, remedy=remedy)
         self.degree = self.degree.to(x.device)
         one = Groups.of(x, batch, batch_size)
         groups = _Weighted(one.num_nodes, one.batch, one.size, degree=self.degree)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.errors import PairNormError, real_number, whole_number
-from pairnorm.nn.norms.base import ParametricNorm, widen
+from pairnorm.nn.norms.base import ParametricNorm
 from pairnorm.nn.norms.batch_norm import check_several
 from pairnorm.nn.ops.linear.plain import trial_linear
+from pairnorm.nn.ops.moments import widen
 
 ROWS_OF_SUMS = 512
 """So many nodes are summed up at once: a GPU takes long for one sum over all of them."""
@@ -77,12 +78,9 @@ class DiffGroupNorm(ParametricNorm):
         self.running_var.fill_(1)
         trials = self.trials or 1
         if seeds is not None and len(seeds) != trials:
-            raise PairNormError(
-                f"there are {len(seeds)} seeds",
-                code="wrong-shape",
-                value=len(seeds),
-                expected=f"one for each of {trials} trials",
-            )
+            problem = f"there are {len(seeds)} seeds"
+            expected = f"one for each of {trials} trials"
+            raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected=expected)
         bound = 1 / math.sqrt(self.features)
         with torch.no_grad():
             for trial in range(trials):

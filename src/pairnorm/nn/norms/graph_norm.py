@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from pairnorm.nn.norms.base import ParametricNorm, widen
-from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.norms.base import ParametricNorm
+from pairnorm.nn.ops.moments import Groups, widen
 
 
 class GraphNorm(ParametricNorm):

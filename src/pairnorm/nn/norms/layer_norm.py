@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pairnorm.errors import one_of
-from pairnorm.nn.norms.base import ParametricNorm, widen
-from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.norms.base import ParametricNorm
+from pairnorm.nn.ops.moments import Groups, widen
 
 MODES = ("graph", "node")
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from pairnorm.nn.norms.base import BaseNorm, widen
-from pairnorm.nn.ops.moments import Groups, check_states
+from pairnorm.nn.norms.base import BaseNorm
+from pairnorm.nn.ops.moments import Groups, check_states, widen
 
 
 class MeanSubtraction(BaseNorm):

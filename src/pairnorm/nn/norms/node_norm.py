@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from pairnorm.errors import real_number
-from pairnorm.nn.norms.base import BaseNorm, widen
-from pairnorm.nn.ops.moments import check_states
+from pairnorm.nn.norms.base import BaseNorm
+from pairnorm.nn.ops.moments import check_states, widen
 
 
 class NodeNorm(BaseNorm):

@@ -34,13 +34,6 @@ class NamedNorm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     parameter: str | None = None
 
-    def make(self, features: int, trials: int | None = None, **settings: Any) -> nn.Module:
-        """Make the norm for states ``[nodes, features]`` or ``[nodes, trials, features]``."""
-        settings = {**self.settings, **settings}
-        if issubclass(self.kind, ParametricNorm):
-            return self.kind(features, trials=trials, **settings)
-        return self.kind(**settings)
-
 
 NORMS: Mapping[str, NamedNorm] = MappingProxyType(
     {
@@ -76,4 +69,8 @@ def make_norm(name: str, features: int, trials: int | None = None, **settings: A
         >>> make_norm("PN-SI", features=32, scale=10)
         PairNorm(scale=10, mode='PN-SI', eps=1e-06)
     """
-    return NORMS[one_of("norm", name, [*NORMS])].make(features, trials, **settings)
+    named = NORMS[one_of("norm", name, [*NORMS])]
+    settings = {**named.settings, **settings}
+    if issubclass(named.kind, ParametricNorm):
+        return named.kind(features, trials=trials, **settings)
+    return named.kind(**settings)

@@ -26,13 +26,10 @@ def check_group(group: Any) -> "dist.ProcessGroup":
     """Return a process group that this process is a member of, or raise an error."""
     if dist.is_available() and isinstance(group, dist.ProcessGroup):
         return group
-    raise PairNormError(
-        f"process_group is {group!r}",
-        code="wrong-type",
-        value=group,
-        expected="a torch.distributed process group with this process in it",
-        remedy="Call torch.distributed.init_process_group() first, then pass torch.distributed.group.WORLD.",
-    )
+    problem = f"process_group is {group!r}"
+    expected = "a torch.distributed process group with this process in it"
+    remedy = "Call torch.distributed.init_process_group() first, then pass torch.distributed.group.WORLD."
+    raise PairNormError(problem, code="wrong-type", value=group, expected=expected, remedy=remedy)
 
 
 def gather(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
@@ -45,8 +42,7 @@ def gather(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
 
 def all_sum(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
     """Return the sum over all ranks; so is its gradient: that of the sum of what the ranks make of it."""
-    result: Tensor = _AllSum.apply(x, group)
-    return result
+    return _AllSum.apply(x, group)
 
 
 class _AllSum(torch.autograd.Function):
@@ -76,20 +72,17 @@ def to_columns(rows: Tensor, nodes: int, group: "dist.ProcessGroup", unit: int =
         group: of the ranks.
         unit: so many columns stay together.
     """
-    result: Tensor = _ToColumns.apply(rows, nodes, group, unit)
-    return result
+    return _ToColumns.apply(rows, nodes, group, unit)
 
 
 def to_rows(columns: Tensor, width: int, group: "dist.ProcessGroup", unit: int = 1) -> Tensor:
     """Give away own columns ``[nodes, own]`` and get own rows of all ``[own, width]``."""
-    result: Tensor = _ToRows.apply(columns, width, group, unit)
-    return result
+    return _ToRows.apply(columns, width, group, unit)
 
 
 def all_rows(rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
     """Return the rows of all ranks, ``[nodes, ...]``; its gradient is the sum over what they make of it."""
-    result: Tensor = _AllRows.apply(rows, nodes, group)
-    return result
+    return _AllRows.apply(rows, nodes, group)
 
 
 class _AllRows(torch.autograd.Function):
@@ -171,12 +164,9 @@ def _together(begin: Callable[[], Any], group: "dist.ProcessGroup") -> None:
         silent = _silent_ranks(group)
         if not silent:
             raise
-        raise PairNormError(
-            f"rank {', '.join(map(str, silent))} of {dist.get_world_size()} no longer answers",
-            code="rank-died",
-            value=silent,
-            remedy="Its own messages say why; torchrun --max-restarts starts all ranks again.",
-        ) from error
+        problem = f"rank {', '.join(map(str, silent))} of {dist.get_world_size()} no longer answers"
+        remedy = "Its own messages say why; torchrun --max-restarts starts all ranks again."
+        raise PairNormError(problem, code="rank-died", value=silent, remedy=remedy) from error
 
 
 def _arrives(work: Any) -> bool:

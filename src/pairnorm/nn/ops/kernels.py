@@ -36,8 +36,14 @@ def choose(load: Callable[[str], K | None], x: Tensor, *others: Any) -> K | None
     # None serves float64: to load their compiler in order to learn so would take half a second.
     if derives_itself() or x.numel() == 0 or x.dtype == torch.float64 or not installed(x.device.type):
         return None
-    kernels = load(x.device.type)
+    kernels: K | None = _loaded(load, x.device.type)
     return kernels if kernels is not None and kernels.serves(x, *others) else None
+
+
+@cache
+def _loaded(load: Callable[[str], Any], device: str) -> Any:
+    """Import kernels once, for every call of an operation asks for them."""
+    return load(device)
 
 
 @cache

@@ -23,6 +23,17 @@ def check_states(x: Tensor) -> None:
         raise _wrong("shape", list(x.shape), "a tensor")
 
 
+def no_tensor(name: str, value: object, expected: str = "a tensor") -> PairNormError:
+    """Return the error of an argument of that name that is no tensor."""
+    problem, remedy = f"{name} is of type {type(value).__name__}", f"Call torch.tensor({name})."
+    return PairNormError(problem, code="wrong-type", value=value, expected=expected, remedy=remedy)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return ``x`` in the dtype that statistics accumulate in: float32, float64 for float64."""
+    return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
 def _wrong(what: str, found: object, expected: str, remedy: str = "") -> PairNormError:
     expected = f"{expected} [nodes, features] or [nodes, ..., features]"
     return PairNormError(
@@ -52,9 +63,8 @@ class Moments:
         rest = groups.mean(centred)  # what rounding left of the mean
         centred = centred - groups.spread(rest)
         mean = shift.double() + rest.double()
-        count = groups.count(x.device).double().view(-1, *[1] * (mean.dim() - 1))
         squares = groups.sum(centred.square().sum(-1, keepdim=True).double())
-        return cls(count.expand(*mean.shape[:-1], 1), mean, squares)
+        return cls(groups.counts(mean), mean, squares)
 
     def merge(self) -> "Moments":
         """Merge the parts of one graph: blocks of a tensor, or what several machines have gathered.
@@ -91,27 +101,15 @@ class Groups:
         if batch is None:
             return cls(x.size(0))
         if not isinstance(batch, Tensor):
-            raise PairNormError(
-                f"batch is of type {type(batch).__name__}",
-                code="wrong-type",
-                value=batch,
-                expected=f"a tensor [{x.size(0)}]",
-                remedy="Call torch.tensor(batch).",
-            )
+            raise no_tensor("batch", batch, f"a tensor [{x.size(0)}]")
         if batch.dim() != 1 or batch.size(0) != x.size(0):
-            raise PairNormError(
-                f"batch has shape {list(batch.shape)}",
-                code="wrong-shape",
-                value=list(batch.shape),
-                expected=f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes",
-            )
+            problem = f"batch has shape {list(batch.shape)}"
+            expected = f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes"
+            raise PairNormError(problem, code="wrong-shape", value=list(batch.shape), expected=expected)
         if batch.dtype not in (torch.int64, torch.int32):
+            problem, expected, remedy = f"batch has dtype {batch.dtype}", "torch.int64", "Call batch.long()."
             raise PairNormError(
-                f"batch has dtype {batch.dtype}",
-                code="wrong-type",
-                value=batch.dtype,
-                expected="torch.int64",
-                remedy="Call batch.long().",
+                problem, code="wrong-type", value=batch.dtype, expected=expected, remedy=remedy
             )
         # To look at the numbers is a device sync on CUDA and a graph break under torch.compile: with
         # batch_size, neither happens.
@@ -121,13 +119,9 @@ class Groups:
             limit = most + 1 if batch_size is None else batch_size
             if least < 0 or most >= limit:
                 graph = least if least < 0 else most
-                raise PairNormError(
-                    f"batch names graph {graph}",
-                    code="out-of-range",
-                    value=graph,
-                    expected="numbers from 0"
-                    + ("" if batch_size is None else f" to below batch_size, {limit}"),
-                )
+                problem, below = f"batch names graph {graph}", f" to below batch_size, {limit}"
+                expected = "numbers from 0" + ("" if batch_size is None else below)
+                raise PairNormError(problem, code="out-of-range", value=graph, expected=expected)
             batch_size = limit
         return cls(x.size(0), batch, batch_size or 0)
 
@@ -150,6 +144,11 @@ class Groups:
         if self.batch is None:
             return torch.tensor([self.num_nodes], device=device)
         return self.sum(torch.ones_like(self.batch).unsqueeze(1)).squeeze(1)
+
+    def counts(self, statistic: Tensor) -> Tensor:
+        """Count them in float64: ``[graphs, ..., 1]``, as ``statistic`` ``[graphs, ..., features]`` is."""
+        count = self.count(statistic.device).double()
+        return count.view(-1, *[1] * (statistic.dim() - 1)).expand(*statistic.shape[:-1], 1)
 
     def mean(self, x: Tensor) -> Tensor:
         """Average over the nodes of each graph; a graph without nodes has mean zero."""
@@ -200,7 +199,7 @@ class RunningMoments(nn.Module):
     def update(self, x: Tensor) -> None:
         """Take in the rows of ``x`` ``[rows, ..., features]``, merged exactly with those before."""
         self.check(x, empty=True)
-        found = Moments.of(x.to(torch.promote_types(x.dtype, torch.float32)), Groups(x.size(0)))
+        found = Moments.of(widen(x), Groups(x.size(0)))
         if self.count.numel():
             before = Moments(
                 self.count.expand_as(found.count),
@@ -221,18 +220,15 @@ class RunningMoments(nn.Module):
         """
         if not self.count.numel():
             if not empty:
-                raise PairNormError(
-                    "PairNorm(track_statistics=True) has no statistics to go by in eval",
-                    code="not-fitted",
-                    remedy="Call calibrate(model, loader), train it, or load a state_dict.",
-                )
+                problem = "PairNorm(track_statistics=True) has no statistics to go by in eval"
+                remedy = "Call calibrate(model, loader), train it, or load a state_dict."
+                raise PairNormError(problem, code="not-fitted", remedy=remedy)
         elif self.mean.shape != x.shape[1:]:
+            problem = f"x has shape {list(x.shape)}, but the statistics are of rows {list(self.mean.shape)}"
+            expected = f"[nodes, {', '.join(map(str, self.mean.shape))}]"
+            remedy = "Give every layer a PairNorm of its own."
             raise PairNormError(
-                f"x has shape {list(x.shape)}, but the statistics are of rows {list(self.mean.shape)}",
-                code="wrong-shape",
-                value=list(x.shape),
-                expected=f"[nodes, {', '.join(map(str, self.mean.shape))}]",
-                remedy="Give every layer a PairNorm of its own.",
+                problem, code="wrong-shape", value=list(x.shape), expected=expected, remedy=remedy
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

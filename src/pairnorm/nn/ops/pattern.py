@@ -38,12 +38,9 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if max(self.shape) >= 2**31:
-            raise PairNormError(
-                f"the matrix has shape {list(self.shape)}",
-                code="too-large",
-                value=self.shape,
-                expected="fewer than 2³¹ rows and columns",
-            )
+            problem = f"the matrix has shape {list(self.shape)}"
+            expected = "fewer than 2³¹ rows and columns"
+            raise PairNormError(problem, code="too-large", value=self.shape, expected=expected)
 
     @property
     def num_entries(self) -> int:

@@ -1,7 +1,6 @@
 """Bias and activation in one step, because together they are one pass over memory."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -30,7 +29,6 @@ class Kernels(Protocol):
         """Return the gradients of x and of the bias."""
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.activation import cpu
@@ -46,8 +44,7 @@ def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     kernels = choose(_load, x)
     if kernels is None:
         return ACTIVATIONS[activation](x + bias).to(x.dtype)
-    result: Tensor = _Activate.apply(kernels, x, bias, activation)
-    return result
+    return _Activate.apply(kernels, x, bias, activation)
 
 
 class _Activate(torch.autograd.Function):

@@ -1,7 +1,5 @@
 """Attention over the entries of a sparsity pattern, for many trials and heads at once."""
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,6 @@ from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 NEGATIVE_SLOPE = 0.2
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.attention import cpu

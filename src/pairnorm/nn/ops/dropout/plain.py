@@ -1,6 +1,5 @@
 """Dropout whose mask is a function of a key: the same on every device, and cheaper than random numbers."""
 
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +19,6 @@ class Kernels(Protocol):
         """Drop entries of ``[nodes, trials, features]``."""
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.dropout import cpu
@@ -42,8 +40,7 @@ def dropout(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
     """
     if rate == 0:
         return x
-    result: Tensor = _Dropout.apply(x, rate, keys, first)
-    return result
+    return _Dropout.apply(x, rate, keys, first)
 
 
 def keep_mask(keys: Tensor, nodes: int, features: int, rate: float, first: int = 0) -> Tensor:

@@ -1,7 +1,5 @@
 """A whole layer of GCN: dropout, linear map, average over neighbours, bias, activation and PairNorm."""
 
-from functools import cache
-
 from torch import Tensor
 
 from pairnorm.nn.ops.activation.plain import activate
@@ -14,7 +12,6 @@ from pairnorm.nn.ops.sparse_product.plain import SparseMatrix, activated_product
 from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.gcn_layer import cpu
@@ -59,8 +56,7 @@ def gcn_layer(
     values = matrix.values
     if kernels is None or values.requires_grad or values.dtype != bias.dtype or values.dim() == 2:
         return _one_by_one(x, weight, bias, *settings)
-    result: Tensor = Compiled.apply(kernels, _one_by_one, settings, x, weight, bias)
-    return result
+    return Compiled.apply(kernels, _one_by_one, settings, x, weight, bias)
 
 
 def _one_by_one(

@@ -1,6 +1,5 @@
 """Dropout and the linear map of many trials at once, each with a weight and a mask of its own."""
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from pairnorm.nn.ops.kernels import choose, derives_itself
 Two = tuple[Tensor, Tensor | None]
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.linear import cpu
@@ -62,8 +60,7 @@ def trial_linear_with_scores(
     kernels = choose(_load, x, weight, ends)
     if kernels is not None:
         x = x.expand(-1, weight.size(0), -1)
-        result: tuple[Tensor, Tensor] = Compiled.apply(kernels, _formula, (rate, keys), x, weight, ends)
-        return result
+        return Compiled.apply(kernels, _formula, (rate, keys), x, weight, ends)
     z = trial_linear(x, weight, rate, keys)
     return z, trial_linear(z.to(torch.promote_types(z.dtype, ends.dtype)), ends)
 

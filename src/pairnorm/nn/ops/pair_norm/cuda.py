@@ -64,13 +64,7 @@ def backward(grad: Tensor, y: Tensor, norm: Tensor, scale: float, individually: 
 
 
 def backward_activated(
-    grad: Tensor,
-    x: Tensor,
-    norm: Tensor,
-    centre: Tensor,
-    scale: float,
-    individually: bool,
-    activation: str,
+    grad: Tensor, x: Tensor, norm: Tensor, centre: Tensor, scale: float, individually: bool, activation: str
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of h and of a bias in it, from x = activation(h) that went into PairNorm."""
     result, sums = _backward(grad, x, norm, centre, scale, individually, CODES[activation])

@@ -1,13 +1,12 @@
 """PairNorm's centring and scaling, with gradients that keep one tensor of the input's size."""
 
-from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pairnorm.nn.ops.kernels import choose, derives_itself, is_transformed
-from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.ops.moments import Groups, widen
 from pairnorm.nn.ops.pair_norm import blocks
 
 
@@ -57,7 +56,6 @@ class Kernels(Protocol):
         """Return dL/dx."""
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.pair_norm import cpu
@@ -68,7 +66,6 @@ def _load(device: str) -> Kernels:
     return cuda
 
 
-@cache
 def _load_large(device: str) -> Kernels:
     from pairnorm.nn.ops.pair_norm import large
 
@@ -87,27 +84,21 @@ def centre_and_scale(x: Tensor, groups: Groups, scale: float, eps: float, indivi
     """Return s·c/r, where c is centred and r is the norm of every row, or of all rows together."""
     if derives_itself():
         return _formula(x, groups, scale, eps, individually)[0]
-    y: Tensor = _CentreAndScale.apply(x, groups, scale, eps, individually)[0]
-    return y
+    return _CentreAndScale.apply(x, groups, scale, eps, individually)[0]
 
 
 def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> Tensor:
     """Return s·x/r, where r is the norm of every row, minus the mean of x."""
     if derives_itself():
         return _scale_and_centre(x, groups, scale, eps)[0]
-    y: Tensor = _ScaleAndCentre.apply(x, groups, scale, eps)
-    return y
-
-
-def _accumulator(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+    return _ScaleAndCentre.apply(x, groups, scale, eps)
 
 
 def _formula(
     x: Tensor, groups: Groups, scale: float, eps: float, individually: bool
 ) -> tuple[Tensor, Tensor]:
     """Return s·c/r and the norm r that rows, or whole graphs, are divided by."""
-    centred = groups.centre(x.to(_accumulator(x)))
+    centred = groups.centre(widen(x))
     square = centred.square().sum(-1, keepdim=True)
     if not individually:
         square = groups.mean_of_each(square)
@@ -190,7 +181,7 @@ def _wide_enough(
 
 
 def _scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> tuple[Tensor, Tensor]:
-    wide = x.to(_accumulator(x))
+    wide = widen(x)
     norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
     return torch.addcmul(-groups.mean_of_each(wide), wide, scale / norm).to(x.dtype), norm
 
@@ -207,7 +198,7 @@ class _ScaleAndCentre(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
-        grad, wide = grad.to(_accumulator(x)), x.to(_accumulator(x))
+        grad, wide = widen(grad), widen(x)
         norm = (wide.square().sum(-1, keepdim=True) + ctx.eps).sqrt()
         pull = (grad * (wide / norm)).sum(-1, keepdim=True) / norm
         result = torch.addcmul(grad, wide, pull, value=-1) * (ctx.scale / norm)

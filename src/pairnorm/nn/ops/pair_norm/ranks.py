@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pairnorm.nn.ops.collectives import all_sum, gather
 from pairnorm.nn.ops.kernels import opaque
-from pairnorm.nn.ops.moments import Groups, Moments
+from pairnorm.nn.ops.moments import Groups, Moments, widen
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -22,17 +22,16 @@ def centre_and_scale(
     x: Tensor, groups: Groups, scale: float, eps: float, individually: bool, group: "ProcessGroup"
 ) -> Tensor:
     """Return s·c/r, where c is centred and r is the norm of every row, or of all rows of all ranks."""
-    y: Tensor = _CentreAndScale.apply(x, groups, scale, eps, individually, group)[0]
-    return y
+    return _CentreAndScale.apply(x, groups, scale, eps, individually, group)[0]
 
 
 @opaque
 def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float, group: "ProcessGroup") -> Tensor:
     """Return s·x/r, where r is the norm of every row, minus the mean of x over all ranks."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = widen(x)
     norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
     total = groups.sum(wide).double()
-    total, count = all_sum(_pack(total, _count(total, groups)), group).tensor_split([x.size(-1)], -1)
+    total, count = all_sum(_pack(total, groups.counts(total)), group).tensor_split([x.size(-1)], -1)
     return (wide * (scale / norm) - groups.spread((total / count.clamp(min=1)).to(wide.dtype))).to(x.dtype)
 
 
@@ -44,7 +43,7 @@ class _CentreAndScale(torch.autograd.Function):
         ctx: Any, x: Tensor, groups: Groups, scale: float, eps: float, individually: bool,
         group: "ProcessGroup",
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = widen(x)
         moments = _moments(wide, groups, group)
         # All ranks see the same moments, and so agree on going again where squares leave single precision.
         if x.device.type == "cpu" and not bool(moments.squares.isfinite().all()):
@@ -93,12 +92,6 @@ def _moments(x: Tensor, groups: Groups, group: "ProcessGroup") -> Moments:
     count, mean, squares = parts.tensor_split([1, 1 + features], -1)
     merged = Moments(count, mean, squares).merge()
     return Moments(merged.count[0].clamp(min=1), merged.mean[0], merged.squares[0])
-
-
-def _count(statistic: Tensor, groups: Groups) -> Tensor:
-    """Return the rows of every graph here, in the shape of ``statistic`` but for one feature."""
-    count = groups.count(statistic.device).double()
-    return count.view(-1, *[1] * (statistic.dim() - 1)).expand(*statistic.shape[:-1], 1)
 
 
 def _pack(*statistics: Tensor) -> Tensor:

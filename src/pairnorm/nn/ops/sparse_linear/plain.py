@@ -1,6 +1,5 @@
 """Dropout and the linear map of sparse features, which stay sparse: only their non-zeros are drawn for."""
 
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +30,6 @@ class Kernels(Protocol):
         """Return the gradient of the weights."""
 
 
-@cache
 def _load(device: str) -> Kernels | None:
     if device == "cpu":
         from pairnorm.nn.ops.sparse_linear import cpu
@@ -52,8 +50,7 @@ def sparse_linear(x: SparseMatrix, weight: Tensor, rate: float = 0.0, keys: Tens
     kernels = choose(_load, weight) if x.values.dtype == weight.dtype else None
     if kernels is None or keys is None or rate == 0 or x.values.requires_grad:
         return dropped(x, rate, keys) @ weight.transpose(0, 1).contiguous()
-    result: Tensor = _SparseLinear.apply(kernels, x, weight, rate, keys)
-    return result
+    return _SparseLinear.apply(kernels, x, weight, rate, keys)
 
 
 def dropped(x: SparseMatrix, rate: float, keys: Tensor | None) -> SparseMatrix:

@@ -44,8 +44,7 @@ class Schedule:
         """Cut the rows of a pattern into pieces, once."""
         if "schedule" not in pattern.derived:
             pattern.derived["schedule"] = cls._cut(pattern)
-        found: Schedule = pattern.derived["schedule"]
-        return found
+        return pattern.derived["schedule"]
 
     @classmethod
     def _cut(cls, pattern: Pattern) -> "Schedule":

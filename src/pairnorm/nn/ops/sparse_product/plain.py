@@ -1,7 +1,7 @@
 """Sparse matrices whose values may differ by trial, for graph convolution, sparse features and attention."""
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +27,6 @@ class Kernels(Protocol):
         """Return ``activation(matrix @ dense + bias)``, for values ``[entries]`` or ``[trials, entries]``."""
 
 
-@cache
 def _load(device: str) -> Kernels:
     if device == "cpu":
         from pairnorm.nn.ops.sparse_product import cpu
@@ -57,12 +56,9 @@ class SparseMatrix:
     def from_torch(cls, tensor: Tensor) -> "SparseMatrix":
         """Take over a torch sparse tensor of any layout, or a dense one."""
         if tensor.dim() != 2:
-            raise PairNormError(
-                f"the sparse tensor has shape {list(tensor.shape)}",
-                code="wrong-shape",
-                value=list(tensor.shape),
-                expected="two dimensions",
-            )
+            problem = f"the sparse tensor has shape {list(tensor.shape)}"
+            expected = "two dimensions"
+            raise PairNormError(problem, code="wrong-shape", value=list(tensor.shape), expected=expected)
         quieten()
         if tensor.layout not in (torch.strided, torch.sparse_csr):
             tensor = tensor.to_sparse_coo().coalesce()
@@ -100,21 +96,16 @@ class SparseMatrix:
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            raise PairNormError(
-                "torch.compile cannot see into the product with a SparseMatrix",
-                code="not-compilable",
-                remedy="Let a function under torch.compiler.disable do it.",
-            )
+            problem = "torch.compile cannot see into the product with a SparseMatrix"
+            remedy = "Let a function under torch.compiler.disable do it."
+            raise PairNormError(problem, code="not-compilable", remedy=remedy)
         rows, trials = self.pattern.shape[1], self.values.size(0) if self.values.dim() == 2 else None
         fits = dense.dim() in (2, 3) and dense.size(0) == rows and dense.is_floating_point()
         if not fits or (trials is not None and dense.shape[1:-1] != (trials,)):
             shape = f"[{rows}, {'trials' if trials is None else trials}, features]"
-            raise PairNormError(
-                f"the features have shape {list(dense.shape)} and dtype {dense.dtype}",
-                code="wrong-shape",
-                value=list(dense.shape),
-                expected=f"floating-point {shape}" + (f" or [{rows}, features]" if trials is None else ""),
-            )
+            problem = f"the features have shape {list(dense.shape)} and dtype {dense.dtype}"
+            expected = f"floating-point {shape}" + (f" or [{rows}, features]" if trials is None else "")
+            raise PairNormError(problem, code="wrong-shape", value=list(dense.shape), expected=expected)
         wide = _wide(dense)
         matrix = self if self.values.dtype == wide else SparseMatrix(self.pattern, self.values.to(wide))
         by_kernels = not self.values.requires_grad and choose(_load, dense) is not None
@@ -196,8 +187,7 @@ def activated_product(matrix: SparseMatrix, dense: Tensor, bias: Tensor, activat
     # The kernels have no gradient for values that are learned.
     if kernels is None or matrix.values.requires_grad or matrix.values.dtype != _wide(dense):
         return ACTIVATIONS[activation](matrix @ dense + bias).to(dense.dtype)
-    result: Tensor = _ActivatedProduct.apply(kernels, matrix, dense, bias, activation)
-    return result
+    return _ActivatedProduct.apply(kernels, matrix, dense, bias, activation)
 
 
 class _ActivatedProduct(torch.autograd.Function):

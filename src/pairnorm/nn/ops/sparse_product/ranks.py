@@ -38,12 +38,9 @@ class ShardedMatrix(SparseMatrix):
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         if dense.size(0) != self.num_rows:
-            raise PairNormError(
-                f"the features have shape {list(dense.shape)}",
-                code="wrong-shape",
-                value=list(dense.shape),
-                expected=f"[{self.num_rows}, ...], this rank's rows",
-            )
+            problem = f"the features have shape {list(dense.shape)}"
+            expected = f"[{self.num_rows}, ...], this rank's rows"
+            raise PairNormError(problem, code="wrong-shape", value=list(dense.shape), expected=expected)
         nodes, width = self.pattern.shape[0], dense[0].numel() if len(dense) else dense.shape[1:].numel()
         columns = to_columns(dense.flatten(1), nodes, self.process_group)
         # A rank without columns still takes part in what follows, and in its gradient.

@@ -1,4 +1,4 @@
-"""A step of a walk on CUDA in Triton, in half precision too: sums are in single."""
+"""A step of a walk on CUDA in Triton, for this benchmark alone; in half precision too: sums are in single."""
 
 import triton
 import triton.language as tl
