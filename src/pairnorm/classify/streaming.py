@@ -218,10 +218,8 @@ def _check_fills(fills: Sequence[str], norms: Sequence[str] | None, graph: Packe
     """Refuse a fill that is asked for and cannot be had while columns are walked block by block."""
     vectors, single = graph.facts.missing
     for fill in fills:
-        alone = (
-            one_of("fill", fill, FILLS) == "mass"
-        )  # known mass arrives beside a state that no norm changes
-        if fill == "zero":
+        alone = fill == "mass"  # known mass arrives beside a state that no norm changes
+        if one_of("fill", fill, FILLS) == "zero":
             continue
         if single:
             problem = f"fill {fill!r} of a packed graph needs nodes that have all features or none"
