@@ -211,5 +211,9 @@ def test_a_few_held_out_nodes_are_no_measurement(findings: Findings) -> None:
     assert page.cards[1][1] == f"{right} of 1"
     text = render(page)
     assert "1 held-out nodes" not in text
+    told = (
+        f"Of 1 held-out node on which it is at least so confident, {right} {'is' if right else 'are'} right."
+    )
+    assert block(page, Threshold).sentences[0].endswith(told)
     assert "too few" in text
     assert "too few" not in render(fit_page(findings))

@@ -193,12 +193,12 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
         for group, name in ((test & sure, "at least so confident"), (test & ~sure, "less so")):
             if count := int(group.sum()):
                 hits = int(right[group].sum())
-                low, high = wilson(hits, count)
-                text += (
-                    f" Of {count:,} held-out {'node' if count == 1 else 'nodes'} on which it is {name}, "
-                    f"{100 * hits / count:.1f}% are right "
-                    f"(95% interval {100 * low:.1f} to {100 * high:.1f}%)."
-                )
+                text += f" Of {count:,} held-out {'node' if count == 1 else 'nodes'} on which it is {name}, "
+                if count < FEWEST_MEASURED:
+                    text += f"{hits} {'is' if hits == 1 else 'are'} right."
+                else:
+                    low, high = (100 * share for share in wilson(hits, count))
+                    text += f"{100 * hits / count:.1f}% are right (95% interval {low:.1f} to {high:.1f}%)."
         if test.any() and not judged:
             text += " On no held-out node is it so confident: how often it would be right is not known."
         sentences.append(text)
