@@ -67,24 +67,28 @@ def test_a_users_files_get_labels(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
 
 
-def test_ranks_go_on_from_their_checkpoint_to_what_one_run_gives(tmp_path: Path) -> None:
+def test_ranks_go_on_from_a_checkpoint_to_what_one_run_gives(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is of one process: it has what all ranks have alike, so any number of them goes on."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    checkpoint = str(tmp_path / "checkpoint.pt")
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-
-    def train(*words: str, launcher: list[str] = launcher, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *launcher, EXAMPLES / "ranks.py", *words],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    whole = train("6", launcher=[], **alone)
-    train("3", str(tmp_path / "checkpoint.pt"))
-    rest = train("6", str(tmp_path / "checkpoint.pt"))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: 0)
+        for name, value in (alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}).items():
+            patch.setenv(name, value)
+        whole = run("ranks.py", "6")
+        run("ranks.py", "3", checkpoint)
+    done = subprocess.run(
+        [sys.executable, *launcher, EXAMPLES / "ranks.py", "6", checkpoint],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    rest = done.stdout
+    assert torch.load(checkpoint, weights_only=True)["epoch"] == 6
     assert whole.startswith("1 ranks, 6 epochs")
     assert rest.startswith("2 ranks, 3 epochs")
     losses = [float(re.search(r"loss ([\d.]+)", text)[1]) for text in (whole, rest)]
