@@ -6,9 +6,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+
+from pairnorm.train import REMEDIES, remedies
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -18,11 +21,15 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run an example here, where all that it imports has been imported before, and return what it prints."""
+    """Run an example here, where all that it imports has been imported before, and return what it prints.
+
+    What it registers is forgotten.
+    """
 
     def here(name: str, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *words])
-        with warnings.catch_warnings(), torch.random.fork_rng():
+        registered = mock.patch.dict(REMEDIES), mock.patch.dict(remedies._LATEST)
+        with warnings.catch_warnings(), torch.random.fork_rng(), registered[0], registered[1]:
             warnings.simplefilter("ignore")
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr().out
@@ -31,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def run_alone(name: str, *words: str) -> str:
-    """Run in a process of its own an example that has workers, or registers something."""
+    """Run in a process of its own an example that has workers."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", EXAMPLES / name, *words],
         capture_output=True,
@@ -117,5 +124,5 @@ def test_calibrated_batches_give_what_the_whole_graph_gives(run: Run) -> None:
     assert float(difference[1]) < 1e-5
 
 
-def test_a_model_of_ones_own_learns() -> None:
-    assert min(accuracies(run_alone("own_model.py", "30"))) > 50
+def test_a_model_of_ones_own_learns(run: Run) -> None:
+    assert min(accuracies(run("own_model.py", "30"))) > 50
