@@ -605,6 +605,19 @@ def _share(part: int, whole: int) -> str:
     return f"{part:,} ({100 * part / max(whole, 1):.3g}%)"
 
 
+def check_graph(graph: object, what: str = "graph") -> None:
+    """Raise an error that says how to make a graph, unless this is one."""
+    if not isinstance(graph, Graph):
+        raise PairNormError(
+            f"{what} is a {type(graph).__name__}",
+            code="wrong-type",
+            value=type(graph).__name__,
+            expected="a pairnorm.Graph",
+            remedy="Graph.from_frames, from_files, from_edges, from_packed or from_pyg makes one; "
+            "pairnorm.load('cora') reads one by its name.",
+        )
+
+
 def _check_names(names: ArrayLike | None) -> None:
     """Raise an error that tells a name that two nodes have."""
     listed = [] if names is None else np.asarray(names).ravel().tolist()
