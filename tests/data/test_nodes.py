@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,35 @@ def test_categories_of_numbers_are_categories_and_said_so() -> None:
     assert torch.equal(read(frame.astype(float), known=found["encoder"])["features"], found["features"])
     arrow = pyarrow.table({"zip": pyarrow.array([7, None, 10]).dictionary_encode()})
     assert torch.equal(read(arrow_frame(arrow))["features"], found["features"])
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_whole_numbers_with_leading_zeros_are_codes_and_said_so(tmp_path: Path) -> None:
+    nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
+    edges.write_text("source,target\na,b\n")
+    nodes.write_text('id,zip,age,size,born\na,"01234",07,00.5,1990-01-02\nb, 1234,-3,07,1990-01-02\nc,,1,,\n')
+    graph = Graph.from_files(nodes, edges)
+    assert graph.feature_names == ("zip=01234", "zip=1234", "age", "size", "born")
+    assert graph.features[:2, :4].tolist() == [[1, 0, 7, 0.5], [0, 1, -3, 7]]
+    assert any("column 'zip' of nodes.csv: whole numbers with leading zeros" in note for note in graph.notes)
+    frame = {"id": ["a", "b"], "zip": ["01234", "99999"]}
+    assert Graph.from_frames(frame, {"s": ["a"], "t": ["b"]}).feature_names == ("zip=01234", "zip=99999")
+    more = tmp_path / "more.csv"
+    more.write_text("id,zip\nd,99999\ne,\n")
+    assert Graph.from_files([nodes, more], edges).feature_names[:3] == ("zip=01234", "zip=1234", "zip=99999")
+    told = Graph.from_files(nodes, edges, categorical=["zip"])
+    assert told.feature_names == graph.feature_names
+    assert not any("leading zeros" in note for note in told.notes if "codes" in note)
+    nodes.write_text("id,zip,age,size,born\na,1234,1,1,1990-01-02\nb,01234,02,1,\n")
+    again = Graph.from_files(nodes, edges, encoder=graph.encoder)
+    assert again.features[:, :3].tolist() == [[0, 1, 1], [1, 0, 2]]
+
+
+def test_codes_of_which_nearly_all_differ_are_names() -> None:
+    accounts = [f"{number:06d}" for number in range(60)]
+    frame = pandas.DataFrame({"account": accounts})
+    assert [column.kind for column in read(frame)["encoder"].columns] == ["id", "ignored"]
+    assert read(frame, keep=["account"])["features"].shape == (60, 60)
 
 
 def test_categories_of_text_are_read_as_text_is() -> None:

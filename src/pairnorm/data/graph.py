@@ -399,8 +399,8 @@ class Graph:
         ``'part-*.parquet'`` matches, are one table; rows of nodes with the same id are put together.
 
         Every column of the nodes that is not named below is a feature: numbers as they are, dates as days,
-        text one-hot. An empty cell is missing; among numbers, so is ``NA`` and its like. A column of text
-        whose cells nearly all differ is left out.
+        text one-hot, and so are whole numbers with leading zeros (``01234``). An empty cell is missing; among
+        numbers, so is ``NA`` and its like. A column of text whose cells nearly all differ is left out.
         Whole graphs are ``.npz`` (``edge_index``, ``x``, ``y``; or CSR pieces ``adj_*``, ``attr_*``, and
         ``labels``), a PyG ``Data`` as ``.safetensors`` or ``.pt``, or ``.graphml``.
         What is odd is handled, noted in ``graph.notes``, and warned of once.

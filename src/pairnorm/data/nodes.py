@@ -25,7 +25,7 @@ from pairnorm.data.labels import (
     read_split,
 )
 from pairnorm.data.names import NodeIndex, alike, read_rows
-from pairnorm.data.tables import EMPTY, Source, read_blocks, shown
+from pairnorm.data.tables import CODES, EMPTY, Source, are_codes, read_blocks, shown
 from pairnorm.errors import PairNormError, quoted
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def read_nodes(
 
     as_text = [name for name in (identity, told.label, told.split, *told.categorical) if name is not None]
     as_text += [] if known is None else [column.name for column in known.named("category")]
+    as_text += [name for table in tables for name in table.padded()]
     table, frame, node_names = read_rows(tables, identity, as_text)
     if len(frame) == 0:
         problem = f"{table.name}: there are no rows under the header"
@@ -194,11 +195,15 @@ def _read_column(
     import pandas
 
     free = not known and name not in (*told.categorical, *told.keep)
-    if free and _are_names(cells):
+    wanted = known.kind if known else "category" if name in told.categorical else None
+    codes = wanted is None and are_codes(cells)
+    if free and _are_names(cells, codes):
         table.tell(LEFT_OUT, name)
         nothing = np.zeros(0, dtype=np.int64)
         return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
-    wanted = known.kind if known else "category" if name in told.categorical else None
+    if codes:
+        table.tell(CODES, name)
+        wanted = "category"
     if wanted is None and _are_numbered(cells):
         table.tell("numbers are read as categories, as their type says", name)
         wanted = "category"
@@ -246,8 +251,8 @@ def _are_numbered(cells: pandas.Series) -> bool:
     return isinstance(cells.dtype, pandas.CategoricalDtype) and cells.cat.categories.dtype.kind in "iuf"
 
 
-def _are_names(cells: pandas.Series) -> bool:
-    """Say whether texts, or the whole numbers of a column called id, are nearly all different."""
+def _are_names(cells: pandas.Series, codes: bool) -> bool:
+    """Say whether texts or codes, or the whole numbers of a column called id, are nearly all different."""
     import pandas
 
     filled = cells.dropna()
@@ -258,6 +263,8 @@ def _are_names(cells: pandas.Series) -> bool:
     words = filled[[isinstance(cell, str) for cell in filled]]
     if (different := words.nunique()) < NAMES * len(filled):
         return False
+    if codes:
+        return True
     lettered = int(words.str.contains(r"[^\W\d_]", regex=True).sum())
     numbers = int(pandas.to_numeric(words, errors="coerce").notna().sum())
     return are_names(len(filled), different, lettered, numbers)

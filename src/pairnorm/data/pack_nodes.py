@@ -29,7 +29,7 @@ from pairnorm.data.queries import (
     sql_row,
     sql_text,
 )
-from pairnorm.data.tables import DATES, DAY_FIRST, DURATIONS, MOSTLY, NO_MONTH, TRUTH, Source
+from pairnorm.data.tables import CODES, DATES, DAY_FIRST, DURATIONS, MOSTLY, NO_MONTH, TRUTH, Source
 from pairnorm.errors import PairNormError, quoted, whole_number
 
 MOST_CLASSES = 10_000
@@ -148,11 +148,16 @@ class NodePacker:
         counts = self._count_kinds([name for name in names if self.kinds[name] == "VARCHAR"])
         for name in names:
             kind, free = self.kinds[name], name not in (*self.told.categorical, *self.told.keep)
-            filled, numbers, truths, lettered = counts.get(name, (0, 0, 0, 0))
+            filled, numbers, truths, codes, lettered = counts.get(name, (0, 0, 0, 0, 0))
+            if codes:  # they are texts, of which digits are the letters
+                numbers, lettered = 0, filled
             if free and self._are_names(name, filled, lettered, numbers):
                 source.tell(LEFT_OUT, name)
                 yield Column(name, "ignored")
             elif name in self.told.categorical:
+                yield self._category(source, name, free)
+            elif codes:
+                source.tell(CODES, name)
                 yield self._category(source, name, free)
             elif kind.startswith(NUMERIC) or (kind == "VARCHAR" and filled in (numbers, truths)):
                 if kind == "VARCHAR" and filled > numbers:
@@ -236,16 +241,24 @@ class NodePacker:
         return None
 
     def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Return how many cells of each column are filled, numbers, truths, and have a letter."""
+        """Return how many cells of each column are filled, numbers, truths, and have a letter.
+
+        The last but one is whether all are codes, by the rule of ``tables.are_codes``.
+        """
         cells = [(filled_cell(name), as_number(name)) for name in names]
         counts = self._counts(
             [
-                (f"count({cell})", f"count({number})", f"count(*) FILTER ({cell} IN {sql_row(TRUTH)})")
+                (
+                    f"count({cell})",
+                    f"count({number})",
+                    f"count(*) FILTER ({cell} IN {sql_row(TRUTH)})",
+                    f"bool_and({cell} NOT GLOB '*[!0-9]*') AND bool_or({cell} GLOB '0[0-9]*')",
+                )
                 for cell, number in cells
             ]
         )
         # Only of texts: for every column that it is asked of, DuckDB keeps a table of all letters there are.
-        texts = [place for place, (filled, numbers, _) in enumerate(counts) if numbers < filled]
+        texts = [place for place, (filled, numbers, *_) in enumerate(counts) if numbers < filled]
         letters = self._counts(
             [(f"count(*) FILTER (regexp_matches({cells[place][0]}, '\\p{{L}}'))",) for place in texts]
         )
