@@ -65,6 +65,7 @@ def same(packed: PackedGraph, expected: Graph, notes: int = 4) -> None:
     assert torch.equal(graph.missing.expand_as(expected.missing), expected.missing)
     assert torch.equal(graph.labels, expected.labels)
     assert graph.class_names == expected.class_names
+    assert graph.classes.tolist() == expected.classes.tolist()
     assert graph.feature_names == expected.feature_names
     assert graph.node_names.tolist() == expected.node_names.tolist()
     assert set(graph.notes) <= set(expected.notes)  # of edges; doubts about words are from_files' own
@@ -147,6 +148,26 @@ def test_what_a_column_is_follows_one_rule(tmp_path, ending):
         *files, tmp_path / "kept", label="kind", keep=["external_id"], ignore=["street"], memory="1GB"
     )
     assert "external_id" in kept.facts.encoder.feature_names
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", [int, bool, str])
+def test_classes_are_given_back_as_from_files(tmp_path, ending, kind):
+    frame, links = tables()
+    frame["kind"] = np.arange(NODES) % 2
+    frame["kind"] = frame["kind"].astype(kind)
+    files = write(tmp_path, frame, links, ending)
+    packed = pack(*files, tmp_path / "graph", label="kind", memory="256MB")
+    same(packed, Graph.from_files(*files, label="kind"))
+    texts = kind is str and ending == "parquet"
+    expected = ["0", "1"] if texts else [False, True] if kind is bool else [0, 1]
+    assert repr(Graph.from_packed(packed).classes.tolist()) == repr(expected)
+    facts = json.loads((tmp_path / "graph" / FACTS).read_text(encoding="utf-8"))
+    del facts["numbered"]  # as an earlier version wrote them
+    (tmp_path / "graph" / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    old = Graph.from_packed(PackedGraph.open(tmp_path / "graph"))
+    assert old.classes.tolist() == list(packed.facts.classes)
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")

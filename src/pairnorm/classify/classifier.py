@@ -258,7 +258,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def predict(self, graph: Graph) -> NDArray[Any]:
-        """Return the class of every node that is predicted, as it was given: its name, or a whole number.
+        """Return the class of every node that is predicted, as it was given: a name, a number or a truth.
 
         Args:
             graph: as for ``predict_proba``.

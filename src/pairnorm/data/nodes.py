@@ -16,7 +16,6 @@ from torch import Tensor
 from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.encoder import AGAIN, EACH, Column, Encoder, Kind, Options, check_categories, check_columns
 from pairnorm.data.labels import (
-    are_numbers,
     bin_names,
     binned,
     find_bins,
@@ -124,7 +123,8 @@ def _read_classes(
             cells, expected = binned(table, told.label, cells, bins), expected or bin_names(bins)
         found = read_labels(table, told.label, cells, expected, told.classes == EACH)
         parts["labels"], parts["class_names"] = found
-        parts["numbered"] = are_numbers(cells, found[1], typed=table.delimiter is None)
+        # A text file does not tell numbers and texts apart: there they are read as ids are.
+        parts["numbered"] = table.delimiter is not None or not any(isinstance(cell, str) for cell in cells)
         if told.split is not None:
             parts |= read_split(table, told.split, frame[told.split], *found)._asdict()
     return parts, bins
@@ -196,12 +196,12 @@ def _read_column(
 
     free = not known and name not in (*told.categorical, *told.keep)
     wanted = known.kind if known else "category" if name in told.categorical else None
-    codes = wanted is None and are_codes(cells)
-    if free and _are_names(cells, codes):
+    coded = wanted is None and are_codes(cells)
+    if free and _are_names(cells, coded):
         table.tell(LEFT_OUT, name)
         nothing = np.zeros(0, dtype=np.int64)
         return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
-    if codes:
+    if coded:
         table.tell(CODES, name)
         wanted = "category"
     if wanted is None and _are_numbered(cells):
@@ -251,7 +251,7 @@ def _are_numbered(cells: pandas.Series) -> bool:
     return isinstance(cells.dtype, pandas.CategoricalDtype) and cells.cat.categories.dtype.kind in "iuf"
 
 
-def _are_names(cells: pandas.Series, codes: bool) -> bool:
+def _are_names(cells: pandas.Series, coded: bool) -> bool:
     """Say whether texts or codes, or the whole numbers of a column called id, are nearly all different."""
     import pandas
 
@@ -263,7 +263,7 @@ def _are_names(cells: pandas.Series, codes: bool) -> bool:
     words = filled[[isinstance(cell, str) for cell in filled]]
     if (different := words.nunique()) < NAMES * len(filled):
         return False
-    if codes:
+    if coded:
         return True
     lettered = int(words.str.contains(r"[^\W\d_]", regex=True).sum())
     numbers = int(pandas.to_numeric(words, errors="coerce").notna().sum())

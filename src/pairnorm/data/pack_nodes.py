@@ -52,6 +52,7 @@ class NodePacker:
 
     nodes = 0
     classes: tuple[str, ...] = ()
+    numbered = False
 
     def __init__(self, base: Database, draft: Path, files: Files, told: Options, tick: Tick) -> None:
         self.base, self.draft, self.told, self.tick = base, draft, told, tick
@@ -134,6 +135,7 @@ class NodePacker:
                 expected=f"from 2 to {MOST_CLASSES:,}",
             )
         self.classes = tuple(sorted(found, key=numbers_first))
+        self.numbered = source.delimiter is not None or self.kinds[column] != "VARCHAR"
         return self.classes
 
     def _check_split(self, source: Source, column: str) -> None:

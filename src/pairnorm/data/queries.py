@@ -191,6 +191,8 @@ def as_text(column: str, kind: str) -> str:
         whole = f"abs({cell}) < 1e18 AND {cell} = trunc({cell})"
         text = f"CASE WHEN {whole} THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
         return f"CASE WHEN NOT isnan({cell}) THEN {text} END"
+    if kind == "BOOLEAN":  # as Python writes them
+        return f"CASE WHEN {cell} THEN 'True' WHEN NOT {cell} THEN 'False' END"
     return f"nullif(trim({cell}::VARCHAR), '')"
 
 
