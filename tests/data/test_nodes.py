@@ -103,6 +103,13 @@ def test_whole_numbers_with_leading_zeros_are_codes_and_said_so(tmp_path: Path) 
     assert again.features[:, :3].tolist() == [[0, 1, 1], [1, 0, 2]]
 
 
+def test_an_empty_column_and_unknown_as_a_class_are_noted() -> None:
+    frame = pandas.DataFrame({"x": [1, 2, 3], "none": [None] * 3, "y": ["a", "b", "Unknown"]})
+    notes = read(frame, label="y")["notes"]
+    assert "column 'none' of nodes.csv: empty throughout" in notes
+    assert "'Unknown' is read as a class; empty the cells if it means unknown" in notes
+
+
 def test_codes_of_which_nearly_all_differ_are_names() -> None:
     accounts = [f"{number:06d}" for number in range(60)]
     frame = pandas.DataFrame({"account": accounts})
@@ -179,6 +186,7 @@ def test_a_column_called_id_is_no_feature_where_all_its_numbers_differ() -> None
     [
         (["2001-02-03", None, "1970-01-01"], 11356),
         (["2001-02-03 12:00", "", "1970-01-01T00:00:00Z"], 11356.5),
+        (["2001/02/03", None, "1970/1/1"], 11356),
         (["03.02.2001", None, "01.01.1970"], 11356),
         (["02/03/2001", None, "1/1/1970"], 11356),
         (["13/02/2001", None, "01/01/1970"], 11366),

@@ -135,15 +135,23 @@ def test_what_a_column_is_follows_one_rule(tmp_path, ending):
     frame["postcode"], frame["account"] = (
         [f"{number:05d}" for number in some] for some in (numbers % 4 * 3000, numbers)
     )
+    frame["blank"] = None
+    frame["since"] = days.strftime("%Y/%m/%d")
     frame["offset"] = [f"{number - 5:+04d}" for number in numbers % 9]
     files = write(tmp_path, frame, links, ending)
     expected = Graph.from_files(*files, label="kind")
     packed = pack(*files, tmp_path / "graph", label="kind", memory="1GB")
-    same(packed, expected, notes=8)
+    same(packed, expected, notes=9)
     kinds = {column.name: column.kind for column in packed.facts.encoder.columns}
     assert [name for name, kind in kinds.items() if kind == "ignored"] == ["street", "external_id", "account"]
     assert (kinds["postcode"], kinds["offset"]) == ("category", "number")
-    assert [name for name, kind in kinds.items() if kind == "date"] == ["born", "seen", "left", "paid"]
+    assert [name for name, kind in kinds.items() if kind == "date"] == [
+        "born",
+        "seen",
+        "left",
+        "paid",
+        "since",
+    ]
     kept = pack(
         *files, tmp_path / "kept", label="kind", keep=["external_id"], ignore=["street"], memory="1GB"
     )

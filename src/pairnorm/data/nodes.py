@@ -24,7 +24,7 @@ from pairnorm.data.labels import (
     read_split,
 )
 from pairnorm.data.names import NodeIndex, alike, read_rows
-from pairnorm.data.tables import CODES, EMPTY, Source, are_codes, read_blocks, shown
+from pairnorm.data.tables import BLANK, CODES, EMPTY, Source, are_codes, read_blocks, shown
 from pairnorm.errors import PairNormError, quoted
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ def read_nodes(
     read = list(_read_features(table, frame, chosen, told, known))
     left_out = [column for one in read for column in one.columns if column.kind == "ignored"]
     read = [one for one in read if one.columns[0].kind != "ignored"]
+    for one in read:
+        for place in np.flatnonzero(one.empty.all(0)):
+            table.tell(BLANK, one.columns[place].name)
     if long or (known is not None and known.named("sparse")):
         read.append(_read_long(long, identity, node_names, told, known))
     parts["node_names"] = node_names
@@ -381,7 +384,7 @@ def _doubts(encoder: Encoder, classes: Sequence[str], told: Options) -> tuple[st
     notes += [
         f"{quoted(name)} is read as a class; empty the cells if it means unknown"
         for name in classes
-        if name in EMPTY or (minus and name == "-1")
+        if name in EMPTY or name.lower() == "unknown" or (minus and name == "-1")
     ]
     notes += alike(classes, "classes", "classes")
     for column in encoder.named("category"):

@@ -29,7 +29,7 @@ from pairnorm.data.queries import (
     sql_row,
     sql_text,
 )
-from pairnorm.data.tables import CODES, DATES, DAY_FIRST, DURATIONS, MOSTLY, NO_MONTH, TRUTH, Source
+from pairnorm.data.tables import BLANK, CODES, DATES, DAY_FIRST, DURATIONS, MOSTLY, NO_MONTH, TRUTH, Source
 from pairnorm.errors import PairNormError, quoted, whole_number
 
 MOST_CLASSES = 10_000
@@ -296,6 +296,9 @@ class NodePacker:
                 kind = (gone > 0).astype("i1") + (gone == max(len(features), 1))
                 kind.tofile(file)
                 missing += np.bincount(kind, minlength=3)
+        for column, count in zip(Encoder(tuple(self.columns)).feature_names, moments.count, strict=True):
+            if count == 0:
+                self.source.tell(BLANK, column)
         deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
         return {
             "missing": (int(missing[2]), int(missing[1])),

@@ -31,6 +31,7 @@ THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
 WITH_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
 DATES = (
     (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?", "ISO8601"),
+    (r"\d{4}/\d{1,2}/\d{1,2}", "%Y/%m/%d"),
     (r"\d{1,2}\.\d{1,2}\.\d{4}", "%d.%m.%Y"),
     (r"\d{1,2}/\d{1,2}/\d{4}", "%m/%d/%Y"),
 )
@@ -42,6 +43,7 @@ PADDED, WHOLE = re.compile("0[0-9]+"), re.compile("[0-9]+")
 CODES = (
     "whole numbers with leading zeros are codes, read as categories; write them without if they are numbers"
 )
+BLANK = "empty throughout"
 TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 
 
