@@ -48,6 +48,16 @@ def raises() -> Raises:
 
 
 @pytest.fixture(scope="module")
+def brief_rivals() -> Iterator[None]:
+    """The GCN that ``fit`` compares with trains for moments, where no test looks at how good it is."""
+    from pairnorm.classify import search
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "RIVAL_EPOCHS", 5)
+        yield
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A real browser, driven; where there is none, its tests are skipped."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -6,9 +6,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+
+from pairnorm.train import REMEDIES, remedies
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -18,11 +21,15 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run an example here, where all that it imports has been imported before, and return what it prints."""
+    """Run an example here, where all that it imports has been imported before, and return what it prints.
+
+    What it registers is forgotten.
+    """
 
     def here(name: str, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *words])
-        with warnings.catch_warnings(), torch.random.fork_rng():
+        registered = mock.patch.dict(REMEDIES), mock.patch.dict(remedies._LATEST)
+        with warnings.catch_warnings(), torch.random.fork_rng(), registered[0], registered[1]:
             warnings.simplefilter("ignore")
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr().out
@@ -31,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def run_alone(name: str, *words: str) -> str:
-    """Run in a process of its own an example that has workers, or registers something."""
+    """Run in a process of its own an example that has workers."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", EXAMPLES / name, *words],
         capture_output=True,
@@ -67,24 +74,28 @@ def test_a_users_files_get_labels(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
 
 
-def test_ranks_go_on_from_their_checkpoint_to_what_one_run_gives(tmp_path: Path) -> None:
+def test_ranks_go_on_from_a_checkpoint_to_what_one_run_gives(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is of one process: it has what all ranks have alike, so any number of them goes on."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    checkpoint = str(tmp_path / "checkpoint.pt")
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-
-    def train(*words: str, launcher: list[str] = launcher, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *launcher, EXAMPLES / "ranks.py", *words],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    whole = train("6", launcher=[], **alone)
-    train("3", str(tmp_path / "checkpoint.pt"))
-    rest = train("6", str(tmp_path / "checkpoint.pt"))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: 0)
+        for name, value in (alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}).items():
+            patch.setenv(name, value)
+        whole = run("ranks.py", "6")
+        run("ranks.py", "3", checkpoint)
+    done = subprocess.run(
+        [sys.executable, *launcher, EXAMPLES / "ranks.py", "6", checkpoint],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    rest = done.stdout
+    assert torch.load(checkpoint, weights_only=True)["epoch"] == 6
     assert whole.startswith("1 ranks, 6 epochs")
     assert rest.startswith("2 ranks, 3 epochs")
     losses = [float(re.search(r"loss ([\d.]+)", text)[1]) for text in (whole, rest)]
@@ -113,5 +124,5 @@ def test_calibrated_batches_give_what_the_whole_graph_gives(run: Run) -> None:
     assert float(difference[1]) < 1e-5
 
 
-def test_a_model_of_ones_own_learns() -> None:
-    assert min(accuracies(run_alone("own_model.py", "30"))) > 50
+def test_a_model_of_ones_own_learns(run: Run) -> None:
+    assert min(accuracies(run("own_model.py", "30"))) > 50

@@ -7,6 +7,7 @@ import torch
 
 from pairnorm.classify import Candidate, NodeClassifier
 from pairnorm.classify import findings as findings_module
+from pairnorm.classify import search as search_module
 from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.findings import ALIKE, LATER, RANDOM, STEPS, Findings, Rival
 from pairnorm.classify.holdout import without
@@ -25,6 +26,12 @@ def findings(small: Graph) -> Findings:
     return found
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that do not look at rivals, or not at how good they are."""
+    monkeypatch.setattr(search_module, "RIVAL_EPOCHS", 5)
+
+
 def test_groups_with_and_without_features_make_up_the_held_out_nodes(findings: Findings) -> None:
     groups = findings.groups()
     assert list(groups) == ["all held-out nodes", "with features", "without features", LATER]
@@ -41,6 +48,7 @@ def test_without_missing_vectors_there_is_one_group(findings: Findings) -> None:
     assert list(complete.groups()) == ["all held-out nodes", LATER]
 
 
+@pytest.mark.usefixtures("brief")
 def test_where_the_nodes_to_predict_have_no_features_it_is_told_what_that_does(small: Graph) -> None:
     """Labels and features are known of the same nodes, and the features say all: what is left without."""
     known = torch.arange(300) % 3 > 0
@@ -57,6 +65,7 @@ def test_where_the_nodes_to_predict_have_no_features_it_is_told_what_that_does(s
     assert scores.accuracy < 0.7
 
 
+@pytest.mark.usefixtures("brief")
 def test_what_comes_later_is_labelled_without_retraining(small: Graph) -> None:
     """Neither features nor labels nor edges of those that come later change what was learnt."""
     classifier = NodeClassifier("SGC", depth=4, norm="PN", scale=10.0, refit=False).fit(small)
@@ -70,6 +79,7 @@ def test_what_comes_later_is_labelled_without_retraining(small: Graph) -> None:
     assert torch.equal(kept.labels, small.labels[~small.test])
 
 
+@pytest.mark.usefixtures("brief")
 def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> None:
     classifier = NodeClassifier("boosted trees", refit=False).fit(flow)
     assert classifier.held_out_ is not None
@@ -101,6 +111,7 @@ def test_what_was_there_before_keeps_its_directions(flow: Graph) -> None:
     assert torch.equal(found, along[kept][:, kept])
 
 
+@pytest.mark.usefixtures("brief")
 def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(raises, tmp_path: Path) -> None:
     """Classes drift: what tells them early is reversed late."""
     generator = torch.Generator().manual_seed(0)
@@ -206,6 +217,7 @@ def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None
     }
 
 
+@pytest.mark.usefixtures("brief")
 def test_the_model_is_asked_about_the_graph_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, logits = [], Network.logits
 
@@ -226,6 +238,7 @@ def test_findings_are_about_the_graph_that_was_fitted_on(small: Graph, tmp_path,
         Findings.of(NodeClassifier.load(tmp_path), small)
 
 
+@pytest.mark.usefixtures("brief")
 def test_what_fit_tried_is_not_tried_again(small: Graph, monkeypatch) -> None:
     classifier = NodeClassifier(model=["SGC", "label propagation", "logistic regression"], depth=(1, 4))
     classifier.fit(small)

@@ -19,6 +19,8 @@ from pairnorm.classify.summary import (
 from pairnorm.data import Graph
 from pairnorm.errors import PairNormError
 
+pytestmark = pytest.mark.usefixtures("brief_rivals")
+
 
 @pytest.fixture(scope="module")
 def findings(small: Graph) -> Findings:

@@ -3,4 +3,11 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "classify"))  # for written.py
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _brief(brief_rivals: None) -> None:
+    pass

@@ -12,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from safetensors.torch import load_file
 from written import Files, write_customers, write_papers
 
 from pairnorm import cli
@@ -311,11 +312,11 @@ def test_a_rank_that_is_killed_costs_the_epochs_since_the_last_checkpoint(
     packed: Path, tmp_path: Path
 ) -> None:
     common = ["--model", "GCN", "--depth", "2", "--norm", "PN-SI", "--epochs", "150", "--seeds", "1"]
-    fit = ["-m", "pairnorm", "fit", "--graph", str(packed), *common, "--checkpoint"]
-    whole = [*TORCHRUN, *fit, str(tmp_path / "kept"), "--out", str(tmp_path / "whole")]
-    subprocess.run(whole, check=True, capture_output=True, timeout=300)
-    kept, seen, killed = tmp_path / "kept again", [0], 0
-    words = [*TORCHRUN, "--max-restarts", "1", *fit, str(kept), "--out", str(tmp_path / "again")]
+    fit = ["fit", "--graph", str(packed), *common, "--out"]
+    assert cli.main([*fit, str(tmp_path / "alone")]) == 0
+    kept, seen, killed = tmp_path / "kept", [0], 0
+    words = [*TORCHRUN, "--max-restarts", "1", "-m", "pairnorm", *fit, str(tmp_path / "again")]
+    words += ["--checkpoint", str(kept)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as launcher:
         end = time.monotonic() + 300
         while launcher.poll() is None and time.monotonic() < end:
@@ -331,8 +332,11 @@ def test_a_rank_that_is_killed_costs_the_epochs_since_the_last_checkpoint(
     assert seen[killed - 1] < 150
     assert min(seen[killed:]) >= seen[killed - 1]  # from the start, it would have kept the 25th again
     assert "process_group" not in error  # it has been seen to
-    for name in ("predictions.csv", "model.safetensors"):
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    # One process that was not killed, and has the whole graph, sums in another order.
+    alone, again = (pandas.read_csv(tmp_path / name / "predictions.csv") for name in ("alone", "again"))
+    np.testing.assert_allclose(again["p_high"], alone["p_high"], atol=1e-5)
+    alone, again = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "again"))
+    torch.testing.assert_close(again, alone, rtol=1e-3, atol=1e-4)
 
 
 def _rank(launcher: int, rank: int) -> int:

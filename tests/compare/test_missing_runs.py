@@ -146,7 +146,7 @@ OF_FIT = replace(SMALL, datasets=("small",), missing=(90,), judged=(*TRIED, FIT)
 @pytest.fixture(scope="module")
 def small() -> Iterator[Graph]:
     """The one graph of a protocol, on which `fit` takes seconds."""
-    graph = csbm(300, seed=0)
+    graph = csbm(200, classes=3, features=60, seed=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Protocol, "graph", lambda *_: graph)
         yield graph

@@ -41,3 +41,8 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Fails:
         return message(capsys.readouterr().err)
 
     return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _brief(brief_rivals: None) -> None:
+    pass

@@ -115,7 +115,7 @@ def check_predict(corpus: Path, place: Path) -> None:
         raise Lost("half of the predictions")
 
 
-SMALL = ["--dataset", "cora", "--runs", "2", "--epochs", "5", "--depths", "1,2,3"]
+SMALL = ["--dataset", "cora", "--runs", "2", "--epochs", "5", "--depths", "1,2,3", "--missing", "0,100"]
 
 
 def reproduce(corpus: Path, place: Path, number: int) -> list[str]:

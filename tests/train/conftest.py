@@ -31,7 +31,7 @@ def graph() -> Graph:
     return csbm(200, classes=4, features=60, words=8, signal=0.2, homophily=0.6, degree=4, seed=1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Any]:
     """A real cluster of two nodes, of one core each, on this machine; this process is its driver."""
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")

@@ -42,27 +42,30 @@ def ranking(situations: Sequence[Scores], groups: Sequence[str] | None = None) -
     """
     methods = list(situations[0])
     values = np.array([[situation[method] for method in methods] for situation in situations])
-    ranks = _mean_ranks(values.mean(2))
     generator = np.random.default_rng(0)
     runs = values.shape[2]
     names = np.array(range(len(values)) if groups is None else groups)
     together = [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
-    drawn = np.empty((RESAMPLES, len(methods)))
-    for number in range(RESAMPLES):
+    drawn = [values.mean(2)]
+    for _ in range(RESAMPLES):
         places = generator.integers(len(together), size=len(together))
         some = values[np.concatenate([together[place] for place in places])]
         again = np.take_along_axis(some, generator.integers(runs, size=some.shape), axis=2)
-        drawn[number] = _mean_ranks(again.mean(2))
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        drawn.append(again.mean(2))
+    ranks, *resampled = _mean_ranks(drawn)
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     found = zip(methods, ranks.tolist(), low.tolist(), high.tolist(), strict=True)
     return sorted((Standing(*one) for one in found), key=lambda one: one.rank)
 
 
-def _mean_ranks(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean_ranks(drawn: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the methods' mean ranks in each of several sets of situations, which are ranked all at once."""
     from scipy.stats import rankdata
 
-    ranks: NDArray[np.float64] = rankdata(-accuracies, axis=1).mean(0)
-    return ranks
+    ranks = rankdata(-np.concatenate(drawn), axis=1)
+    sizes = np.array([len(situations) for situations in drawn])
+    means: NDArray[np.float64] = np.add.reduceat(ranks, np.cumsum(sizes) - sizes) / sizes[:, None]
+    return means
 
 
 def critical_difference(methods: int, situations: int) -> float:

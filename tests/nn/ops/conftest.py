@@ -10,6 +10,8 @@ import os
 import pytest
 import torch
 
+from pairnorm.nn import SparseMatrix, propagation
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 RUNS = importlib.util.find_spec("triton") is not None and (INTERPRETED or torch.cuda.is_available())
 
@@ -21,3 +23,10 @@ if importlib.util.find_spec("numba") is None:
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     return torch.device("cpu" if INTERPRETED else "cuda")
+
+
+@pytest.fixture
+def few_nodes() -> SparseMatrix:
+    """Eight nodes: a hub, a triangle, a node alone. The interpreter takes rows and entries one by one."""
+    edges = torch.tensor([[0, 0, 0, 0, 0, 1, 5], [1, 2, 3, 4, 5, 2, 6]])
+    return propagation(torch.cat([edges, edges.flip(0)], 1), num_nodes=8)

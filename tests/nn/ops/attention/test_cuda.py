@@ -40,26 +40,26 @@ def inputs(nodes, trials, features, device, scale=1.0):
     ("trials", "features", "rate", "activation"),
     [(1, 1, None, "none"), (1, 1, 0.6, "elu"), (3, 7, None, "elu"), (3, 7, 0.6, "none")],
 )
-def test_equals_the_plain_form(trials, features, rate, activation, adjacency, device):
+def test_equals_the_plain_form(trials, features, rate, activation, few_nodes, device):
     keys = None if rate is None else draw_keys(trials, device=device)
-    tensors = inputs(20, trials, features, device)
-    assert_equal_with_gradients(adjacency.pattern.to(device), tensors, activation, rate or 0.0, keys)
+    tensors = inputs(8, trials, features, device)
+    assert_equal_with_gradients(few_nodes.pattern.to(device), tensors, activation, rate or 0.0, keys)
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
 @pytest.mark.parametrize("activation", ["relu", "elu"])
-def test_with_pair_norm_equals_the_plain_form(activation, mode, adjacency, device):
-    tensors, keys = inputs(20, 3, 7, device), draw_keys(3, device=device)
+def test_with_pair_norm_equals_the_plain_form(activation, mode, few_nodes, device):
+    tensors, keys = inputs(8, 3, 7, device), draw_keys(3, device=device)
     norm = PairNorm(scale=3.0, mode=mode)
-    assert_equal_with_gradients(adjacency.pattern.to(device), tensors, activation, 0.6, keys, norm)
+    assert_equal_with_gradients(few_nodes.pattern.to(device), tensors, activation, 0.6, keys, norm)
 
 
 @pytest.mark.parametrize("norm", [None, PairNorm()])
-def test_a_bias_that_is_not_learned(norm, adjacency, device):
-    scores, z, bias = inputs(20, 2, 3, device)
+def test_a_bias_that_is_not_learned(norm, few_nodes, device):
+    scores, z, bias = inputs(8, 2, 3, device)
     tensors = [scores, z, bias.detach()]
-    y = by_kernels(adjacency.pattern.to(device), *tensors, "relu", 0.0, None, norm)
-    plain = attend(adjacency.pattern.to(device), *(tensor.double() for tensor in tensors), "relu", norm=norm)
+    y = by_kernels(few_nodes.pattern.to(device), *tensors, "relu", 0.0, None, norm)
+    plain = attend(few_nodes.pattern.to(device), *(tensor.double() for tensor in tensors), "relu", norm=norm)
     grad = torch.randn_like(y)
     gradients = [
         torch.autograd.grad(*pair, retain_graph=True)
@@ -69,16 +69,16 @@ def test_a_bias_that_is_not_learned(norm, adjacency, device):
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
 
 
-def test_rows_in_pieces_and_many_trials(adjacency, device, monkeypatch):
+def test_rows_in_pieces_and_many_trials(few_nodes, device, monkeypatch):
     monkeypatch.setattr(sparse_product, "PIECE", 3)
-    tensors, keys = inputs(20, 18, 16, device), draw_keys(18, device=device)
-    pattern = adjacency.pattern.to(device)
+    tensors, keys = inputs(8, 18, 16, device), draw_keys(18, device=device)
+    pattern = few_nodes.pattern.to(device)
     pattern = Pattern(pattern.crow.clone(), pattern.column.clone(), pattern.shape)  # not cut before
     assert_equal_with_gradients(pattern, tensors, "elu", 0.6, keys)
 
 
-def test_without_bias(adjacency, device):
-    pattern, (scores, z, bias) = adjacency.pattern.to(device), inputs(20, 2, 3, device)
+def test_without_bias(few_nodes, device):
+    pattern, (scores, z, bias) = few_nodes.pattern.to(device), inputs(8, 2, 3, device)
     plain = by_kernels(pattern, scores, z, None, "none", 0.0, None)
     torch.testing.assert_close(plain + bias, by_kernels(pattern, scores, z, bias, "none", 0.0, None))
     normed = by_kernels(pattern, scores, z, None, "none", 0.0, None, PairNorm())
@@ -88,8 +88,8 @@ def test_without_bias(adjacency, device):
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_extreme_scores(adjacency, device):
-    pattern, tensors = adjacency.pattern.to(device), inputs(20, 2, 3, device, scale=1e4)
+def test_extreme_scores(few_nodes, device):
+    pattern, tensors = few_nodes.pattern.to(device), inputs(8, 2, 3, device, scale=1e4)
     y = by_kernels(pattern, *tensors, "none", 0.0, None)
     assert y.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(y.sum(), tensors))
@@ -101,9 +101,9 @@ def test_rows_without_entries_get_zeros(device):
     assert_equal_with_gradients(pattern, inputs(3, 2, 4, device), "relu", 0.0, None)
 
 
-def test_gradients_of_gradients(adjacency, device):
+def test_gradients_of_gradients(few_nodes, device):
     """Bug: on CUDA they were refused."""
-    pattern, tensors = adjacency.pattern.to(device), inputs(20, 2, 3, device)
+    pattern, tensors = few_nodes.pattern.to(device), inputs(8, 2, 3, device)
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
 
     def second(y, tensors):
@@ -118,10 +118,10 @@ def test_gradients_of_gradients(adjacency, device):
 
 
 @pytest.mark.parametrize("norm", [None, PairNorm()])
-def test_states_in_half_precision(norm, adjacency, device):
+def test_states_in_half_precision(norm, few_nodes, device):
     """Scores, weights and sums stay in single."""
-    pattern, keys = adjacency.pattern.to(device), draw_keys(3, device=device)
-    scores, z, bias = (tensor.detach() for tensor in inputs(20, 3, 7, device))
+    pattern, keys = few_nodes.pattern.to(device), draw_keys(3, device=device)
+    scores, z, bias = (tensor.detach() for tensor in inputs(8, 3, 7, device))
     given = [tensor.requires_grad_() for tensor in (scores, z.bfloat16(), bias)]
     wide = [tensor.detach().double().requires_grad_() for tensor in given]
     y = by_kernels(pattern, *given, "elu", 0.5, keys, norm)

@@ -35,9 +35,14 @@ def test_large_offset(individually, order, noise, device, in_double):
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@individual
-@pytest.mark.parametrize("activation", ["none", "relu", "elu"])
-@pytest.mark.parametrize(("offset", "noise"), [(0.0, 1.0), (1e4, 0.01), (1.0, 1e-5)])
+@pytest.mark.parametrize(  # each with each other, though not all three
+    ("individually", "activation", "offset", "noise"),
+    [
+        *[(False, "none", 0.0, 1.0), (True, "none", 1e4, 0.01), (False, "none", 1.0, 1e-5)],
+        *[(True, "relu", 0.0, 1.0), (False, "relu", 1e4, 0.01), (True, "relu", 1.0, 1e-5)],
+        *[(False, "elu", 0.0, 1.0), (True, "elu", 1e4, 0.01), (False, "elu", 1.0, 1e-5)],
+    ],
+)
 def test_the_gradient_through_an_activation(individually, activation, offset, noise, device, in_double):
     shape = (700, 2, 30)
     before, grad = offset + noise * torch.randn(shape, device=device), torch.randn(shape, device=device)
