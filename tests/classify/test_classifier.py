@@ -14,7 +14,7 @@ from sklearn.base import clone, is_classifier
 from pairnorm.classify import ClassifierWarning, NodeClassifier
 from pairnorm.classify.candidates import base
 from pairnorm.classify.summary import predictions
-from pairnorm.data import Graph, Split, features_after, load, missing_vectors
+from pairnorm.data import Graph, Split, features_after, load, missing_vectors, pack
 
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
 
@@ -157,6 +157,41 @@ def test_classes_come_back_as_they_were_given(tmp_path: Path, small: Graph, give
     table = predictions(graph, classifier.predict_proba(graph), classifier)
     assert set(table["predicted"]) <= set(map(str, expected))
     assert {f"p_{value}" for value in expected} <= set(table)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize(
+    "given", ["frame", "array", "list", "tensor", "csv", "parquet", "packed csv", "packed parquet"]
+)
+@pytest.mark.parametrize("unknown", [False, True])
+def test_truths_come_back_as_truths(tmp_path: Path, small: Graph, given: str, unknown: bool) -> None:
+    values = pandas.Series(small.labels.numpy() > 0)
+    labels = values.astype(object).where(np.arange(300) % 3 > 0, None) if unknown else values
+    nodes = pandas.DataFrame({"id": np.arange(300), "x": small.features.to_dense()[:, 0], "y": labels})
+    edges = pandas.DataFrame(small.edge_index.T.numpy(), columns=["source", "target"])
+    if given == "frame":
+        graph = Graph.from_frames(nodes, edges, label="y")
+    elif given in ("array", "list", "tensor"):
+        form = {"array": np.array, "list": list, "tensor": lambda some: torch.tensor(values)}[given]
+        graph = Graph.from_edges(small.edge_index, nodes[["x"]], form(labels))
+    else:
+        *packed, kind = given.split()
+        places = [tmp_path / f"{name}.{kind}" for name in ("nodes", "edges")]
+        for frame, place in zip((nodes, edges), places, strict=True):
+            (frame.to_csv if kind == "csv" else frame.to_parquet)(place, index=False)
+        graph = Graph.from_files(*places, label="y")
+        if packed:
+            pytest.importorskip("duckdb")
+            graph = Graph.from_packed(pack(*places, tmp_path / "packed", label="y", memory="256MB"))
+    classifier = NodeClassifier("label propagation").fit(graph)
+    assert classifier.predict(graph).dtype == bool
+    assert classifier.classes_.tolist() == [False, True]
+    assert graph.class_names == ("False", "True")
+    known = graph.labelled.numpy()
+    assert np.array_equal(graph.classes[graph.labels.numpy()][known], values[known])
+    assert classifier.score(graph.replace(test=graph.labelled)) > 0.5
+    classifier.save(tmp_path / "model")
+    assert NodeClassifier.load(tmp_path / "model").predict(graph).dtype == bool
 
 
 def test_new_names_are_no_numbers(small: Graph) -> None:

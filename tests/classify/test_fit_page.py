@@ -193,6 +193,22 @@ def test_scrolling_brings_other_rows(view: Any) -> None:
     assert 20 < len(rows(view)) < 60
 
 
+def test_all_columns_of_nodes_are_in_sight_and_whoever_is_chosen_too(view: Any) -> None:
+    for width in (1100, 1400):
+        view.set_viewport_size({"width": width, "height": 900})
+        seen, wide = view.eval_on_selector(".view", "view => [view.clientWidth, view.scrollWidth]")
+        assert wide == seen
+        cut = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+        assert view.eval_on_selector_all(".view thead th", cut) == []
+    view.focus(".view")
+    for _ in range(3):
+        view.keyboard.press("PageDown")
+    end, bottom = view.evaluate(
+        "['.view tr.chosen', '.view'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
+    )
+    assert end <= bottom
+
+
 def test_labels_that_are_delivered_may_be_others_and_it_is_said(findings: Findings) -> None:
     chances = findings.probabilities.copy()
     changed = np.flatnonzero(findings.wanted)[:7]

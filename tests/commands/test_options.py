@@ -112,6 +112,25 @@ def test_tables_may_be_several_and_repeated(parser: Command) -> None:
     assert parser.parse_args(["--nodes", "-", "--edges=e"]).nodes == ["-"]
 
 
+def test_values_with_commas_may_be_repeated() -> None:
+    """``--dataset cora --dataset citeseer`` are both: the last one alone would go unnoticed."""
+    parser = Command(usage="", prog="")
+    parser.group("Some", "dataset", "device", missing=option("NUMBERS", "Percent.", "0"))
+    words = [
+        "--missing",
+        "0",
+        "--dataset",
+        "cora,pubmed",
+        "--device",
+        "cpu",
+        "--missing=50",
+        "--dataset=citeseer",
+    ]
+    found = parser.parse_args([*words, "--device", "cuda"])
+    assert (found.dataset, found.missing, found.device) == ("cora,pubmed,citeseer", "0,50", "cuda")
+    assert parser.parse_args(["--missing", "90"]).missing == "90"
+
+
 def test_several_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "n.csv").write_text("id,age\na,31\nb,25\nc,1\n")
     edges = [tmp_path / "e1.csv", tmp_path / "e2.csv"]

@@ -49,7 +49,6 @@ def test_a_mask_of_numbers_is_refused(raises: Callable) -> None:
         [1.0, np.nan, 0.0],
         np.array([1, -1, 0], np.int32),
         torch.tensor([1, -1, 0], dtype=torch.int8),
-        [True, None, False],
         np.array([[1], [-1], [0]]),
         pandas.Series([1, None, 0], index=[7, 8, 9]),
         pandas.Series([1, pandas.NA, 0], dtype="Int64"),
@@ -73,6 +72,17 @@ def test_classes_may_be_texts_beside_nothing(nothing: Any) -> None:
     graph = Graph.from_edges(EDGES, labels=pandas.Series(["b", nothing, "a"], dtype=object))
     assert (graph.labels.tolist(), graph.class_names) == ([1, -1, 0], ("a", "b"))
     assert graph.replace(labels=[["a"], ["a"], [nothing]]).labels.tolist() == [0, 0, -1]
+
+
+@pytest.mark.parametrize(
+    "labels", [[True, None, False], pandas.Series([True, pandas.NA, False], dtype="boolean")]
+)
+def test_truths_are_classes_of_their_own(labels: Any) -> None:
+    graph = Graph.from_edges(EDGES, labels=labels)
+    assert (graph.labels.tolist(), graph.class_names) == ([1, -1, 0], ("False", "True"))
+    assert graph.replace(name="other").classes.tolist() == [False, True]
+    numbers = Graph.from_edges(EDGES, labels=[0, 1, 1])
+    assert numbers.replace(labels=labels).classes.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("labels", [np.zeros(3, complex), np.zeros(3, "M8[s]"), [{}, 1, 2], zip("abc")])

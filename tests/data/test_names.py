@@ -157,16 +157,17 @@ def test_another_form_of_a_name_is_recognised(write: Write, cell: str, raises: C
     assert "Unicode form" in caught.value.problem
 
 
-def test_leading_zeros_are_said(write: Write, raises: Callable) -> None:
-    names = np.array(["7", "x"], dtype=object)
-    with raises("unknown-node", value="007") as caught:
-        read_edges(open_table(write("e.csv", "a,b\n007,x\n")), Ends("a", "b"), names, None)
-    assert "differs from the node '7' only in" in caught.value.problem
+@pytest.mark.parametrize(("node", "cell"), [("7", "007"), ("7.0", "7"), ("7", "7.0")])
+def test_other_zeros_are_said(write: Write, node: str, cell: str, raises: Callable) -> None:
+    names = np.array([node, "x"], dtype=object)
+    with raises("unknown-node", value=cell) as caught:
+        read_edges(open_table(write("e.csv", f"a,b\n{cell},x\n")), Ends("a", "b"), names, None)
+    assert f"differs from the node '{node}' only in" in caught.value.problem
 
 
 def test_names_of_nodes_that_are_all_but_the_same_are_noted() -> None:
     assert alike(np.array(["Bob", "ann", "Bo  b", "bo b", "BOB"], dtype=object)) == [
-        "2 ids differ from another only in case, spaces, leading zeros or Unicode form, as 'Bo  b' and "
-        "'bo b'; they are different nodes"
+        "2 ids differ from another only in case, spaces, leading zeros, a final .0 or Unicode form, as "
+        "'Bo  b' and 'bo b'; they are different nodes"
     ]
     assert alike(np.array([1, 2])) == alike(np.array(["a", "b"], dtype=object)) == []

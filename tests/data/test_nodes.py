@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,42 @@ def test_categories_of_numbers_are_categories_and_said_so() -> None:
     assert torch.equal(read(arrow_frame(arrow))["features"], found["features"])
 
 
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_whole_numbers_with_leading_zeros_are_codes_and_said_so(tmp_path: Path) -> None:
+    nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
+    edges.write_text("source,target\na,b\n")
+    nodes.write_text('id,zip,age,size,born\na,"01234",07,00.5,1990-01-02\nb, 1234,-3,07,1990-01-02\nc,,1,,\n')
+    graph = Graph.from_files(nodes, edges)
+    assert graph.feature_names == ("zip=01234", "zip=1234", "age", "size", "born")
+    assert graph.features[:2, :4].tolist() == [[1, 0, 7, 0.5], [0, 1, -3, 7]]
+    assert any("column 'zip' of nodes.csv: whole numbers with leading zeros" in note for note in graph.notes)
+    frame = {"id": ["a", "b"], "zip": ["01234", "99999"]}
+    assert Graph.from_frames(frame, {"s": ["a"], "t": ["b"]}).feature_names == ("zip=01234", "zip=99999")
+    more = tmp_path / "more.csv"
+    more.write_text("id,zip\nd,99999\ne,\n")
+    assert Graph.from_files([nodes, more], edges).feature_names[:3] == ("zip=01234", "zip=1234", "zip=99999")
+    told = Graph.from_files(nodes, edges, categorical=["zip"])
+    assert told.feature_names == graph.feature_names
+    assert not any("leading zeros" in note for note in told.notes if "codes" in note)
+    nodes.write_text("id,zip,age,size,born\na,1234,1,1,1990-01-02\nb,01234,02,1,\n")
+    again = Graph.from_files(nodes, edges, encoder=graph.encoder)
+    assert again.features[:, :3].tolist() == [[0, 1, 1], [1, 0, 2]]
+
+
+def test_an_empty_column_and_unknown_as_a_class_are_noted() -> None:
+    frame = pandas.DataFrame({"x": [1, 2, 3], "none": [None] * 3, "y": ["a", "b", "Unknown"]})
+    notes = read(frame, label="y")["notes"]
+    assert "column 'none' of nodes.csv: empty throughout" in notes
+    assert "'Unknown' is read as a class; empty the cells if it means unknown" in notes
+
+
+def test_codes_of_which_nearly_all_differ_are_names() -> None:
+    accounts = [f"{number:06d}" for number in range(60)]
+    frame = pandas.DataFrame({"account": accounts})
+    assert [column.kind for column in read(frame)["encoder"].columns] == ["id", "ignored"]
+    assert read(frame, keep=["account"])["features"].shape == (60, 60)
+
+
 def test_categories_of_text_are_read_as_text_is() -> None:
     frame = pandas.DataFrame({"born": ["2001-02-03", "1970-01-01"], "age": ["7", "9"]}, dtype="category")
     assert [column.kind for column in read(frame)["encoder"].columns[1:]] == ["date", "number"]
@@ -149,6 +186,7 @@ def test_a_column_called_id_is_no_feature_where_all_its_numbers_differ() -> None
     [
         (["2001-02-03", None, "1970-01-01"], 11356),
         (["2001-02-03 12:00", "", "1970-01-01T00:00:00Z"], 11356.5),
+        (["2001/02/03", None, "1970/1/1"], 11356),
         (["03.02.2001", None, "01.01.1970"], 11356),
         (["02/03/2001", None, "1/1/1970"], 11356),
         (["13/02/2001", None, "01/01/1970"], 11366),

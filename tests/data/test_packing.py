@@ -65,6 +65,7 @@ def same(packed: PackedGraph, expected: Graph, notes: int = 4) -> None:
     assert torch.equal(graph.missing.expand_as(expected.missing), expected.missing)
     assert torch.equal(graph.labels, expected.labels)
     assert graph.class_names == expected.class_names
+    assert graph.classes.tolist() == expected.classes.tolist()
     assert graph.feature_names == expected.feature_names
     assert graph.node_names.tolist() == expected.node_names.tolist()
     assert set(graph.notes) <= set(expected.notes)  # of edges; doubts about words are from_files' own
@@ -131,17 +132,50 @@ def test_what_a_column_is_follows_one_rule(tmp_path, ending):
     frame["code"] = np.where(
         numbers % 3, "c" + pandas.Series(numbers % 7).astype(str), (numbers % 9).astype(str)
     )
+    frame["postcode"], frame["account"] = (
+        [f"{number:05d}" for number in some] for some in (numbers % 4 * 3000, numbers)
+    )
+    frame["blank"] = None
+    frame["since"] = days.strftime("%Y/%m/%d")
+    frame["offset"] = [f"{number - 5:+04d}" for number in numbers % 9]
     files = write(tmp_path, frame, links, ending)
     expected = Graph.from_files(*files, label="kind")
     packed = pack(*files, tmp_path / "graph", label="kind", memory="1GB")
-    same(packed, expected, notes=7)
+    same(packed, expected, notes=9)
     kinds = {column.name: column.kind for column in packed.facts.encoder.columns}
-    assert [name for name, kind in kinds.items() if kind == "ignored"] == ["street", "external_id"]
-    assert [name for name, kind in kinds.items() if kind == "date"] == ["born", "seen", "left", "paid"]
+    assert [name for name, kind in kinds.items() if kind == "ignored"] == ["street", "external_id", "account"]
+    assert (kinds["postcode"], kinds["offset"]) == ("category", "number")
+    assert [name for name, kind in kinds.items() if kind == "date"] == [
+        "born",
+        "seen",
+        "left",
+        "paid",
+        "since",
+    ]
     kept = pack(
         *files, tmp_path / "kept", label="kind", keep=["external_id"], ignore=["street"], memory="1GB"
     )
     assert "external_id" in kept.facts.encoder.feature_names
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", [int, bool, str])
+def test_classes_are_given_back_as_from_files(tmp_path, ending, kind):
+    frame, links = tables()
+    frame["kind"] = np.arange(NODES) % 2
+    frame["kind"] = frame["kind"].astype(kind)
+    files = write(tmp_path, frame, links, ending)
+    packed = pack(*files, tmp_path / "graph", label="kind", memory="256MB")
+    same(packed, Graph.from_files(*files, label="kind"))
+    texts = kind is str and ending == "parquet"
+    expected = ["0", "1"] if texts else [False, True] if kind is bool else [0, 1]
+    assert repr(Graph.from_packed(packed).classes.tolist()) == repr(expected)
+    facts = json.loads((tmp_path / "graph" / FACTS).read_text(encoding="utf-8"))
+    del facts["numbered"]  # as an earlier version wrote them
+    (tmp_path / "graph" / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    old = Graph.from_packed(PackedGraph.open(tmp_path / "graph"))
+    assert old.classes.tolist() == list(packed.facts.classes)
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")

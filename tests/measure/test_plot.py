@@ -86,6 +86,7 @@ def test_a_probe_draws_the_chosen_forward(raises, adjacency, tmp_path):
         probe.plot(2)
 
 
-def test_nothing_recorded_says_what_to_do(raises):
+@pytest.mark.parametrize("ask", [Probe.plot, Probe.frame, Probe.verdict])
+def test_nothing_recorded_says_what_to_do(raises, ask):
     with raises("no-records"):
-        Probe(GCN(5, 3)).plot()
+        ask(Probe(GCN(5, 3)))

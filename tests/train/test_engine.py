@@ -48,6 +48,15 @@ def test_one_number_may_be_a_seed_or_how_many_so_it_is_refused(
         call(graph, Spec("csbm", "SGC", 2), seeds, "cpu")
 
 
+@pytest.mark.parametrize("call", [train, fit])
+def test_a_name_is_no_graph_and_no_spec(raises: Any, graph: Graph, call: Callable[..., Any]) -> None:
+    spec = Spec("csbm", "SGC", 2)
+    with raises("wrong-type", "graph is a str", value="str"):
+        call("cora", spec, [0], "cpu")
+    with raises("wrong-type", "spec is 'SGC'", value="SGC"):
+        call(graph, "SGC", [0], "cpu")
+
+
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
 def test_trials_come_in_the_order_of_the_seeds_which_changes_nothing_else(graph: Graph, model: str) -> None:
     spec = Spec("csbm", model, 3, missing_rate=0.5, **NORM)

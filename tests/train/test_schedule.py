@@ -418,6 +418,8 @@ def test_what_is_no_store_and_what_has_no_name_is_said(raises: Any, graph: Graph
         run([(SPECS[0], 0)], 3)  # type: ignore[arg-type]
     with raises("wrong-type", "graphs is a Graph"):
         run([(SPECS[0], 0)], store, graphs=graph)  # type: ignore[arg-type]
+    with raises("wrong-type", "graphs['mine'] is a str"):
+        run([(SPECS[0], 0)], store, graphs={"mine": "mine.npz"})  # type: ignore[dict-item]
 
 
 def test_a_graph_of_ones_own_is_asked_for_by_its_name(raises: Any, store: Store) -> None:

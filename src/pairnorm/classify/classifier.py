@@ -31,6 +31,7 @@ from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Choice, plan, search
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
+from pairnorm.data.graph import check_graph
 from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.nn import Kind
 from pairnorm.nn.distributed import shards_of
@@ -160,7 +161,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: not used; labels are in the graph.
             progress: is told (steps done, steps in all, what was done last).
         """
-        _check_graph(graph)
+        check_graph(graph)
         if y is not None:
             problem, remedy = "y is given", "Labels are the graph's: pass graph.replace(labels=...)."
             raise PairNormError(problem, code="conflicting-options", remedy=remedy)
@@ -245,7 +246,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             graph: the one fitted on, or one that has changed since; features are matched by name.
         """
         self._check_fitted()
-        _check_graph(graph)
+        check_graph(graph)
         graph = graph.aligned(self.encoder_, self.n_features_in_)
         if graph.directed is None and any(one.setting.endswith(DIRECTED) for _, one in self.parts_):
             warnings.warn(
@@ -257,7 +258,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def predict(self, graph: Graph) -> NDArray[Any]:
-        """Return the class of every node that is predicted, as it was given: its name, or a whole number.
+        """Return the class of every node that is predicted, as it was given: a name, a number or a truth.
 
         Args:
             graph: as for ``predict_proba``.
@@ -296,7 +297,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: not used.
         """
         self._check_fitted()
-        _check_graph(graph)
+        check_graph(graph)
         if not graph.labelled.any():
             problem = f"graph {graph.name!r} has no labelled node"
             raise PairNormError(problem, code="no-labels", value=graph.name, expected="some to judge")
@@ -359,12 +360,3 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         from pairnorm.classify.persistence import load
 
         return load(cls, folder)
-
-
-def _check_graph(graph: object) -> None:
-    if not isinstance(graph, Graph):
-        problem = f"graph is a {type(graph).__name__}"
-        remedy = "Graph.from_frames, from_files, from_edges or from_pyg makes one."
-        raise PairNormError(
-            problem, code="wrong-type", value=type(graph).__name__, expected="a pairnorm.Graph", remedy=remedy
-        )

@@ -103,7 +103,9 @@ class Facts(_Schema):
     average: SavedCandidate | None
     parts: Annotated[list[SavedPart], Field(min_length=1)]
     smooth: SavedSmooth | None
-    classes: Annotated[list[str] | list[Annotated[int, Field(gt=-(2**63), lt=2**63)]], Field(min_length=1)]
+    classes: Annotated[
+        list[str] | list[bool] | list[Annotated[int, Field(gt=-(2**63), lt=2**63)]], Field(min_length=1)
+    ]
     features: Annotated[int, Field(ge=1)]
     encoder: Encoder | None
     scaling: Literal["rows", "columns", "none"]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 LONGEST = 400
 KINDS: dict[str, type] = {"FILE": Path, "FOLDER": Path, "N": int, "MINUTES": float}
+LISTS = ("NAMES", "NUMBERS")
+"""Values that are several, with commas."""
 
 
 def option(metavar: str, help: str, default: object = None, **settings: Any) -> dict[str, Any]:
@@ -127,6 +129,7 @@ class Command(Parser):
         super().__init__(**settings)
         self._names = {"-h", "--help"}
         self._several: set[str] = set()
+        self._lists: set[str] = set()
         self.either: tuple[str, ...] = ()  # options of which one is needed
         self._flags = {"-h", "--help"}
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
@@ -139,6 +142,8 @@ class Command(Parser):
             self._names.add(f"--{name}")
             if "nargs" in settings:
                 self._several.add(f"--{name}")
+            if settings.get("metavar") in LISTS:
+                self._lists.add(f"--{name}")
             if settings.get("action") == "store_true":
                 self._flags.add(f"--{name}")
 
@@ -162,12 +167,23 @@ class Command(Parser):
                 options.append(f"{word}={words.pop(0)}")
                 while name in self._several and words and not words[0].startswith("-"):
                     options.append(f"{word}={words.pop(0)}")  # what a shell made of a pattern
-        found, unknown = super().parse_known_args(options + arguments, namespace)
+        found, unknown = super().parse_known_args(self._joined(options) + arguments, namespace)
         if unknown:
             self.error(f"there is no argument {quoted(unknown[0])}.")
         if self.either and all(getattr(found, name) is None for name in self.either):
             self.error(f"{' or '.join(f'--{name}' for name in self.either)} is needed.")
         return found, []
+
+    def _joined(self, options: Iterable[str]) -> list[str]:
+        """Give an option of several values that is repeated all of them; ``argparse`` would keep the last."""
+        joined: dict[str, str] = {}
+        for number, word in enumerate(options):
+            name, equals, value = word.partition("=")
+            if equals and name in self._lists:
+                joined[name] = f"{joined[name]},{value}" if name in joined else word
+            else:
+                joined[f"{number} {word}"] = word
+        return list(joined.values())
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

@@ -83,8 +83,8 @@ class Graph:
         notes: what was odd about the data and how it was handled, a sentence each.
         directed: bool, for each entry of ``adjacency`` whether there is an edge from its row to its column;
             None where every edge goes both ways.
-        numbered: whether classes were given as whole numbers, so that ``classes`` are; None, the default:
-            where they have no names.
+        numbered: whether classes were not given as texts, so that ``classes`` are integers or truths where
+            their names are; None, the default: where they have no names.
     """
 
     adjacency: Tensor
@@ -109,9 +109,9 @@ class Graph:
         none = torch.zeros(nodes, dtype=torch.bool, device=device)
         self._set("features", as_tensor("features", self.features, np.float32, device))
         labels = torch.full((nodes,), UNKNOWN, device=device) if self.labels is None else self.labels
-        labels, class_names = as_labels(labels, self.class_names, device)
+        labels, class_names, numbered = as_labels(labels, self.class_names, device)
         self._set("labels", labels)
-        self._set("numbered", class_names is None if self.numbered is None else self.numbered)
+        self._set("numbered", numbered if self.numbered is None else self.numbered)
         self._set("class_names", numbered_classes(labels) if class_names is None else class_names)
         for part in (*Split._fields, "missing"):
             given = getattr(self, part)
@@ -157,7 +157,7 @@ class Graph:
 
     @property
     def classes(self) -> NDArray[Any]:
-        """The classes in order as they were given: integers where all are whole numbers, else their names."""
+        """The classes in order as they were given: integers or truths where all are, else their names."""
         return as_given(self.class_names, bool(self.numbered))
 
     @property
@@ -316,7 +316,7 @@ class Graph:
         Args:
             edge_index: whole numbers of shape [2, edges]: the two ends of each edge.
             features: [n, d], also a scipy matrix; NaN or None where missing. Default: none, d = 0.
-            labels: [n]; numbers of classes, -1 where unknown, or their names; None or NaN is unknown too.
+            labels: [n]; numbers of classes, -1 where unknown, or truths, or names; None or NaN is unknown.
             num_nodes: n. Default: the length of ``features`` or ``labels``, else the largest end + 1.
             weights: [edges], positive. Default: 1.
             notes: what else was odd; what is odd about the edges comes before it.
@@ -346,8 +346,8 @@ class Graph:
         if features is not None:
             features = as_tensor("features", features, np.float32).to(device, torch.float32)
         if labels is not None:
-            labels, parts["class_names"] = as_labels(labels, parts.get("class_names"))
-            labels = labels.to(device)
+            labels, parts["class_names"], numbered = as_labels(labels, parts.get("class_names"))
+            labels, parts = labels.to(device), {"numbered": numbered} | parts
         if num_nodes is None:
             known = next((len(part) for part in (features, labels) if part is not None), None)
             num_nodes = known if known is not None else int(ends.max(initial=-1)) + 1
@@ -399,8 +399,8 @@ class Graph:
         ``'part-*.parquet'`` matches, are one table; rows of nodes with the same id are put together.
 
         Every column of the nodes that is not named below is a feature: numbers as they are, dates as days,
-        text one-hot. An empty cell is missing; among numbers, so is ``NA`` and its like. A column of text
-        whose cells nearly all differ is left out.
+        text one-hot, and so are whole numbers with leading zeros (``01234``). An empty cell is missing; among
+        numbers, so is ``NA`` and its like. A column of text whose cells nearly all differ is left out.
         Whole graphs are ``.npz`` (``edge_index``, ``x``, ``y``; or CSR pieces ``adj_*``, ``attr_*``, and
         ``labels``), a PyG ``Data`` as ``.safetensors`` or ``.pt``, or ``.graphml``.
         What is odd is handled, noted in ``graph.notes``, and warned of once.
@@ -497,6 +497,7 @@ class Graph:
             missing=gone,
             node_names=np.concatenate(list(packed.ids())),
             class_names=facts.classes,
+            numbered=facts.numbered,
             encoder=facts.encoder,
             name=packed.folder.name,
             notes=facts.notes,
@@ -603,6 +604,19 @@ def _share(part: int, whole: int) -> str:
     '140 (5.17%)'
     """
     return f"{part:,} ({100 * part / max(whole, 1):.3g}%)"
+
+
+def check_graph(graph: object, what: str = "graph") -> None:
+    """Raise an error that says how to make a graph, unless this is one."""
+    if not isinstance(graph, Graph):
+        raise PairNormError(
+            f"{what} is a {type(graph).__name__}",
+            code="wrong-type",
+            value=type(graph).__name__,
+            expected="a pairnorm.Graph",
+            remedy="Graph.from_frames, from_files, from_edges, from_packed or from_pyg makes one; "
+            "pairnorm.load('cora') reads one by its name.",
+        )
 
 
 def _check_names(names: ArrayLike | None) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = -1
+TRUTHS = ("False", "True")
 # More classes than nodes cannot all be meant; so few do no harm.
 MOST_EMPTY_CLASSES = 1000
 PARTS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
@@ -173,19 +174,24 @@ def read_split(
 
 def as_labels(
     labels: Any, class_names: Sequence[str] | None, device: torch.device | str | None = None
-) -> tuple[Tensor, tuple[str, ...] | None]:
-    """Return the class of each node, int64 [n], and the names of the classes where there are some.
+) -> tuple[Tensor, tuple[str, ...] | None, bool]:
+    """Return the class of each node, int64 [n], the names of the classes where there are some, and whether
+    those are the numbers or truths that were given.
 
     Args:
-        labels: numbers of classes, -1, NaN, None or ``pandas.NA`` where unknown, or names, then also ``''``.
+        labels: numbers of classes, -1, NaN, None or ``pandas.NA`` where unknown, or truths, or names, then
+            also ``''``.
         class_names: those that are known.
         device: where labels go that are no tensor yet.
     """
     if not isinstance(labels, Tensor) and _are_texts(as_array("labels", labels)):
         codes, class_names = _named_classes(labels, class_names)
         labels = torch.from_numpy(codes).to(device)
+    numbered = class_names is None
+    if numbered and _are_truths(labels):
+        class_names = TRUTHS
     labels = whole_labels("labels", as_tensor("labels", labels, device=device))
-    return labels, None if class_names is None else tuple(class_names)
+    return labels, None if class_names is None else tuple(class_names), numbered
 
 
 def _are_texts(labels: NDArray[Any]) -> bool:
@@ -193,6 +199,15 @@ def _are_texts(labels: NDArray[Any]) -> bool:
     return labels.dtype.kind in "UST" or (
         labels.dtype == object and any(isinstance(one, str) for one in labels.ravel())
     )
+
+
+def _are_truths(labels: Any) -> bool:
+    """Say whether classes are True and False, but for those that are unknown."""
+    if isinstance(labels, Tensor):
+        return labels.dtype == torch.bool
+    array = as_array("labels", labels)
+    known = (one for one in array.ravel() if not is_absent(one)) if array.dtype == object else ()
+    return array.dtype == bool or {type(one) for one in known} in ({bool}, {np.bool_})
 
 
 def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -224,26 +239,17 @@ def whole_labels(what: str, labels: Tensor) -> Tensor:
     return whole
 
 
-def are_numbers(cells: pandas.Series, classes: Sequence[str], typed: bool) -> bool:
-    """Say whether a column of classes holds whole numbers; one without a type is read as ids are.
-
-    Args:
-        cells: the column.
-        classes: the texts found in it.
-        typed: whether numbers and texts are told apart there, which a text file does not.
-    """
-    if typed and any(isinstance(cell, str) for cell in cells):
-        return False
-    return all(map(_is_plain, classes))
-
-
 def as_given(names: Sequence[str], numbered: bool) -> NDArray[Any]:
-    """Return classes by name: integers where they are numbered and all plainly written, else texts.
+    """Return classes by name: integers or truths where they are, all plainly written, else texts.
 
     >>> as_given(["0", "10"], numbered=True), as_given(["0", "01"], numbered=True)
     (array([ 0, 10]), array(['0', '01'], dtype='<U2'))
     """
-    return np.array(names, np.int64) if numbered and all(map(_is_plain, names)) else np.array(names, str)
+    if numbered and all(map(_is_plain, names)):
+        return np.array(names, np.int64)
+    if numbered and set(names) <= set(TRUTHS):
+        return np.array([name == "True" for name in names])
+    return np.array(names, str)
 
 
 def _is_plain(name: str) -> bool:

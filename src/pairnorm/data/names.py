@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 
 LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+# What becomes of whole numbers where a column of floats is written as text.
+FINAL_ZERO = re.compile(r"([+-]?\d+)\.0")
+ALIKE = "only in case, spaces, leading zeros, a final .0 or Unicode form"
 
 
 class Ends(NamedTuple):
@@ -143,16 +146,19 @@ def _whole_numbers(text: NDArray[np.object_]) -> NDArray[Any]:
 
 
 def plain_form(name: object) -> str:
-    """Return what is left of a name without case, spaces, leading zeros and forms of Unicode.
+    """Return what is left of a name without case, spaces, leading zeros, a final .0 and forms of Unicode.
 
-    >>> plain_form("Straße  7") == plain_form("STRASSE 07")
-    True
+    >>> plain_form("Straße  7") == plain_form("STRASSE 07"), plain_form("7.0") == plain_form("7")
+    (True, True)
     """
     text = str(name)
     if not text.isascii():  # most are, and names may be many
         text = unicodedata.normalize("NFKC", text)
     text = " ".join(text.casefold().split())
-    return LEADING_ZEROS.sub("", text) if "0" in text else text
+    if "0" not in text:
+        return text
+    whole = FINAL_ZERO.fullmatch(text)
+    return LEADING_ZEROS.sub("", whole[1] if whole else text)
 
 
 def alike(names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "nodes") -> list[str]:
@@ -171,8 +177,8 @@ def alike(names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "no
         return []
     first, second = map(quoted, pairs[0])
     return [
-        f"{len(pairs):,} {what} differ from another only in case, spaces, leading zeros or Unicode form, as "
-        f"{first} and {second}; they are different {are}"
+        f"{len(pairs):,} {what} differ from another {ALIKE}, as {first} and {second}; "
+        f"they are different {are}"
     ]
 
 
@@ -259,9 +265,7 @@ class NodeIndex:
         close = next((node for node in self._index if plain_form(node) == plain), None)
         if close is None:
             return ""
-        return (
-            f"; it differs from the node {quoted(close)} only in case, spaces, leading zeros or Unicode form"
-        )
+        return f"; it differs from the node {quoted(close)} {ALIKE}"
 
 
 def _weights(edges: Source, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:

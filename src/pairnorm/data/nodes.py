@@ -16,7 +16,6 @@ from torch import Tensor
 from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.encoder import AGAIN, EACH, Column, Encoder, Kind, Options, check_categories, check_columns
 from pairnorm.data.labels import (
-    are_numbers,
     bin_names,
     binned,
     find_bins,
@@ -25,7 +24,7 @@ from pairnorm.data.labels import (
     read_split,
 )
 from pairnorm.data.names import NodeIndex, alike, read_rows
-from pairnorm.data.tables import EMPTY, Source, read_blocks, shown
+from pairnorm.data.tables import BLANK, CODES, EMPTY, Source, are_codes, read_blocks, shown
 from pairnorm.errors import PairNormError, quoted
 
 if TYPE_CHECKING:
@@ -69,6 +68,7 @@ def read_nodes(
 
     as_text = [name for name in (identity, told.label, told.split, *told.categorical) if name is not None]
     as_text += [] if known is None else [column.name for column in known.named("category")]
+    as_text += [name for table in tables for name in table.padded()]
     table, frame, node_names = read_rows(tables, identity, as_text)
     if len(frame) == 0:
         problem = f"{table.name}: there are no rows under the header"
@@ -78,6 +78,9 @@ def read_nodes(
     read = list(_read_features(table, frame, chosen, told, known))
     left_out = [column for one in read for column in one.columns if column.kind == "ignored"]
     read = [one for one in read if one.columns[0].kind != "ignored"]
+    for one in read:
+        for place in np.flatnonzero(one.empty.all(0)):
+            table.tell(BLANK, one.columns[place].name)
     if long or (known is not None and known.named("sparse")):
         read.append(_read_long(long, identity, node_names, told, known))
     parts["node_names"] = node_names
@@ -123,7 +126,8 @@ def _read_classes(
             cells, expected = binned(table, told.label, cells, bins), expected or bin_names(bins)
         found = read_labels(table, told.label, cells, expected, told.classes == EACH)
         parts["labels"], parts["class_names"] = found
-        parts["numbered"] = are_numbers(cells, found[1], typed=table.delimiter is None)
+        # A text file does not tell numbers and texts apart: there they are read as ids are.
+        parts["numbered"] = table.delimiter is not None or not any(isinstance(cell, str) for cell in cells)
         if told.split is not None:
             parts |= read_split(table, told.split, frame[told.split], *found)._asdict()
     return parts, bins
@@ -194,11 +198,15 @@ def _read_column(
     import pandas
 
     free = not known and name not in (*told.categorical, *told.keep)
-    if free and _are_names(cells):
+    wanted = known.kind if known else "category" if name in told.categorical else None
+    coded = wanted is None and are_codes(cells)
+    if free and _are_names(cells, coded):
         table.tell(LEFT_OUT, name)
         nothing = np.zeros(0, dtype=np.int64)
         return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
-    wanted = known.kind if known else "category" if name in told.categorical else None
+    if coded:
+        table.tell(CODES, name)
+        wanted = "category"
     if wanted is None and _are_numbered(cells):
         table.tell("numbers are read as categories, as their type says", name)
         wanted = "category"
@@ -246,8 +254,8 @@ def _are_numbered(cells: pandas.Series) -> bool:
     return isinstance(cells.dtype, pandas.CategoricalDtype) and cells.cat.categories.dtype.kind in "iuf"
 
 
-def _are_names(cells: pandas.Series) -> bool:
-    """Say whether texts, or the whole numbers of a column called id, are nearly all different."""
+def _are_names(cells: pandas.Series, coded: bool) -> bool:
+    """Say whether texts or codes, or the whole numbers of a column called id, are nearly all different."""
     import pandas
 
     filled = cells.dropna()
@@ -258,6 +266,8 @@ def _are_names(cells: pandas.Series) -> bool:
     words = filled[[isinstance(cell, str) for cell in filled]]
     if (different := words.nunique()) < NAMES * len(filled):
         return False
+    if coded:
+        return True
     lettered = int(words.str.contains(r"[^\W\d_]", regex=True).sum())
     numbers = int(pandas.to_numeric(words, errors="coerce").notna().sum())
     return are_names(len(filled), different, lettered, numbers)
@@ -374,7 +384,7 @@ def _doubts(encoder: Encoder, classes: Sequence[str], told: Options) -> tuple[st
     notes += [
         f"{quoted(name)} is read as a class; empty the cells if it means unknown"
         for name in classes
-        if name in EMPTY or (minus and name == "-1")
+        if name in EMPTY or name.lower() == "unknown" or (minus and name == "-1")
     ]
     notes += alike(classes, "classes", "classes")
     for column in encoder.named("category"):

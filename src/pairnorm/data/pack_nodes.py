@@ -29,7 +29,7 @@ from pairnorm.data.queries import (
     sql_row,
     sql_text,
 )
-from pairnorm.data.tables import DATES, DAY_FIRST, DURATIONS, MOSTLY, NO_MONTH, TRUTH, Source
+from pairnorm.data.tables import BLANK, CODES, DATES, DAY_FIRST, DURATIONS, MOSTLY, NO_MONTH, TRUTH, Source
 from pairnorm.errors import PairNormError, quoted, whole_number
 
 MOST_CLASSES = 10_000
@@ -52,6 +52,7 @@ class NodePacker:
 
     nodes = 0
     classes: tuple[str, ...] = ()
+    numbered = False
 
     def __init__(self, base: Database, draft: Path, files: Files, told: Options, tick: Tick) -> None:
         self.base, self.draft, self.told, self.tick = base, draft, told, tick
@@ -134,6 +135,7 @@ class NodePacker:
                 expected=f"from 2 to {MOST_CLASSES:,}",
             )
         self.classes = tuple(sorted(found, key=numbers_first))
+        self.numbered = source.delimiter is not None or self.kinds[column] != "VARCHAR"
         return self.classes
 
     def _check_split(self, source: Source, column: str) -> None:
@@ -148,11 +150,16 @@ class NodePacker:
         counts = self._count_kinds([name for name in names if self.kinds[name] == "VARCHAR"])
         for name in names:
             kind, free = self.kinds[name], name not in (*self.told.categorical, *self.told.keep)
-            filled, numbers, truths, lettered = counts.get(name, (0, 0, 0, 0))
+            filled, numbers, truths, codes, lettered = counts.get(name, (0, 0, 0, 0, 0))
+            if codes:  # they are texts, of which digits are the letters
+                numbers, lettered = 0, filled
             if free and self._are_names(name, filled, lettered, numbers):
                 source.tell(LEFT_OUT, name)
                 yield Column(name, "ignored")
             elif name in self.told.categorical:
+                yield self._category(source, name, free)
+            elif codes:
+                source.tell(CODES, name)
                 yield self._category(source, name, free)
             elif kind.startswith(NUMERIC) or (kind == "VARCHAR" and filled in (numbers, truths)):
                 if kind == "VARCHAR" and filled > numbers:
@@ -236,16 +243,24 @@ class NodePacker:
         return None
 
     def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Return how many cells of each column are filled, numbers, truths, and have a letter."""
+        """Return how many cells of each column are filled, numbers, truths, and have a letter.
+
+        The last but one is whether all are codes, by the rule of ``tables.are_codes``.
+        """
         cells = [(filled_cell(name), as_number(name)) for name in names]
         counts = self._counts(
             [
-                (f"count({cell})", f"count({number})", f"count(*) FILTER ({cell} IN {sql_row(TRUTH)})")
+                (
+                    f"count({cell})",
+                    f"count({number})",
+                    f"count(*) FILTER ({cell} IN {sql_row(TRUTH)})",
+                    f"bool_and({cell} NOT GLOB '*[!0-9]*') AND bool_or({cell} GLOB '0[0-9]*')",
+                )
                 for cell, number in cells
             ]
         )
         # Only of texts: for every column that it is asked of, DuckDB keeps a table of all letters there are.
-        texts = [place for place, (filled, numbers, _) in enumerate(counts) if numbers < filled]
+        texts = [place for place, (filled, numbers, *_) in enumerate(counts) if numbers < filled]
         letters = self._counts(
             [(f"count(*) FILTER (regexp_matches({cells[place][0]}, '\\p{{L}}'))",) for place in texts]
         )
@@ -281,6 +296,9 @@ class NodePacker:
                 kind = (gone > 0).astype("i1") + (gone == max(len(features), 1))
                 kind.tofile(file)
                 missing += np.bincount(kind, minlength=3)
+        for column, count in zip(Encoder(tuple(self.columns)).feature_names, moments.count, strict=True):
+            if count == 0:
+                self.source.tell(BLANK, column)
         deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
         return {
             "missing": (int(missing[2]), int(missing[1])),

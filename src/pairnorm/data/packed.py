@@ -48,6 +48,7 @@ class Facts:
         deviation: likewise.
         classes: their names.
         notes: what was odd.
+        numbered: whether classes were not given as texts, see ``Graph``; older folders do not say.
         format: of the folder.
     """
 
@@ -63,6 +64,7 @@ class Facts:
     deviation: tuple[float, ...]
     classes: tuple[str, ...]
     notes: tuple[str, ...]
+    numbered: bool = False
     format: int = FORMAT
 
     @property

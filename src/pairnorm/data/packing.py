@@ -94,7 +94,7 @@ def pack(
         Facts(
             nodes=packer.nodes, entries=entries, weighted=weight is not None, dtype=dtype, block=block,
             encoder=Encoder(tuple(packer.columns), **{name: getattr(told, name) for name in AGAIN}),
-            classes=packer.classes,
+            classes=packer.classes, numbered=packer.numbered,
             notes=(*packer.source.remarks(), *counts.notes(weight is not None)), **features,
         ).write(draft)  # fmt: skip
     return PackedGraph.open(place)

@@ -27,7 +27,8 @@ WHOLE = (
     "UBIGINT",
     "HUGEINT",
 )
-NUMERIC = (*WHOLE, "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
+# A column of Arrow that is empty throughout may have no other type than null.
+NUMERIC = (*WHOLE, "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN", '"NULL"')
 DURATION = "DURATION"
 """The type of a column of Arrow's durations, which DuckDB takes for whole numbers; our query makes days."""
 UNITS_PER_DAY = {"s": 86400, "ms": 86400 * 10**3, "us": 86400 * 10**6, "ns": 86400 * 10**9}
@@ -191,6 +192,8 @@ def as_text(column: str, kind: str) -> str:
         whole = f"abs({cell}) < 1e18 AND {cell} = trunc({cell})"
         text = f"CASE WHEN {whole} THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
         return f"CASE WHEN NOT isnan({cell}) THEN {text} END"
+    if kind == "BOOLEAN":  # as Python writes them
+        return f"CASE WHEN {cell} THEN 'True' WHEN NOT {cell} THEN 'False' END"
     return f"nullif(trim({cell}::VARCHAR), '')"
 
 

@@ -171,7 +171,8 @@ def _table(
         found, notes = (_with_mark(encoding), []) if encoding else _find_encoding(name, opened)
         source = Source(name, (), None, opened, None, delimiter, found, decimal, notes)
         with source.lines() as lines:
-            header: list[str] = next((cells for cells in lines if any(cell.strip() for cell in cells)), [])
+            titles = ([cell.strip() for cell in cells] for cells in lines)
+            header: list[str] = next(filter(any, titles), [])
     if not header:
         raise _empty(name)
     other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)

@@ -31,12 +31,19 @@ THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
 WITH_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
 DATES = (
     (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?", "ISO8601"),
+    (r"\d{4}/\d{1,2}/\d{1,2}", "%Y/%m/%d"),
     (r"\d{1,2}\.\d{1,2}\.\d{4}", "%d.%m.%Y"),
     (r"\d{1,2}/\d{1,2}/\d{4}", "%m/%d/%Y"),
 )
 # A first number that is no month says which of the two orders it is.
 NO_MONTH, DAY_FIRST = r"(1[3-9]|[23]\d)/", "%d/%m/%Y"
 DURATIONS = "durations are read as days"
+# '01234' is a postcode, or the number of an account: without its zeros it would be another.
+PADDED, WHOLE = re.compile("0[0-9]+"), re.compile("[0-9]+")
+CODES = (
+    "whole numbers with leading zeros are codes, read as categories; write them without if they are numbers"
+)
+BLANK = "empty throughout"
 TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 
 
@@ -81,6 +88,21 @@ class Source:
         """Give the csv reader of a text file, for cells of any length."""
         with long_cells(), self.characters(errors) as file:
             yield csv.reader(file, delimiter=self.delimiter or ",", skipinitialspace=True)
+
+    def padded(self) -> list[str]:
+        """Return the columns of a text file in which whole numbers have leading zeros, to be read as text."""
+        if self.open is None:
+            return []
+        around = rf'[^{re.escape(self.delimiter or ",")}"\s]'
+        cell = re.compile(rf"0[0-9](?<!{around}0[0-9])[0-9]*(?!{around})")
+        with readable(self.name), self.characters() as file:
+            if not any(map(cell.search, file)):  # much sooner said than what is in which column
+                return []
+        with readable(self.name), self.lines() as lines:
+            found = {
+                place for cells in lines for place, text in enumerate(cells) if PADDED.fullmatch(text.strip())
+            }
+        return [name for place, name in enumerate(self.columns) if place in found]
 
     def tell(self, what: str, name: str) -> None:
         """Note something of a column; columns of which the same is said share a sentence."""
@@ -282,6 +304,28 @@ def _filled(column: pandas.Series) -> tuple[pandas.Series, NDArray[np.bool_], pa
     cells[cells.isin(EMPTY)] = None
     filled = cells.notna().to_numpy()
     return cells, filled, cells[filled]
+
+
+def are_codes(column: pandas.Series) -> bool:
+    """Say whether cells are texts of whole numbers, some of them with leading zeros.
+
+    >>> import pandas
+    >>> are_codes(pandas.Series(["01234", "99999", None])), are_codes(pandas.Series(["01", "1.5"]))
+    (True, False)
+    """
+    import pandas
+
+    if pandas.api.types.is_numeric_dtype(column.dtype):
+        return False
+    padded = False
+    for cell in column.dropna():  # one by one, for most columns of text are none at their first cell
+        text = cell.strip() if isinstance(cell, str) else "no text"
+        if text in EMPTY:
+            continue
+        if not WHOLE.fullmatch(text):
+            return False
+        padded = padded or PADDED.fullmatch(text) is not None
+    return padded
 
 
 @contextmanager

@@ -213,6 +213,8 @@ class Probe:
         """
         import pandas
 
+        if not self.records:
+            raise no_records()
         rows: list[dict[str, Any]] = []
         for record in self.records:
             place: dict[str, Any] = {"forward": record.forward, "layer": record.layer, "name": record.name}
@@ -256,8 +258,6 @@ class Probe:
         from pairnorm.measure.plot import draw
 
         frame = self.frame()
-        if frame.empty:
-            raise no_records()
         known = sorted(set(frame["forward"]))
         if not -len(known) <= forward < len(known):
             problem = f"forward is {forward}"

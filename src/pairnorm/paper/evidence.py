@@ -27,8 +27,9 @@ class Case:
 
 
 CASES = (
-    "A case that lacks some of its trials counts as not run. Where a verdict hung on less than the noise of "
-    "the paper's number of runs, more were made of what validation had chosen, and decide."
+    "A case that lacks some of its trials counts as not run. Where a verdict hangs on less than the noise of "
+    "the paper's number of runs, `pairnorm reproduce claims` makes more of what validation has chosen; once "
+    "made, they decide."
 )
 
 

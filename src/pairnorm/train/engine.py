@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.data import Graph
+from pairnorm.data.graph import check_graph
 from pairnorm.errors import PairNormError, one_of, quoted
 from pairnorm.measure.functional import MEASURES, dirichlet_energy
 from pairnorm.nn import SGC
@@ -58,6 +59,7 @@ def train(
         >>> trial.test_accuracy > 0.7
         True
     """
+    _check(graph, spec)
     where, seeds = find_device(device), check_seeds(seeds)
     found: dict[Pair, Trial] = {}
     for job in plan(graph, [(spec, seed) for seed in dict.fromkeys(seeds)], where):
@@ -77,10 +79,19 @@ def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.devi
     Returns:
         One module in evaluation mode, with a trial for each seed; logits are ``[nodes, trials, classes]``.
     """
+    _check(graph, spec)
     where = find_device(device)
     pairs = [(spec, seed) for seed in check_seeds(seeds)]
     with on_device(where):
         return _fit_gnn(graph, pairs, where) if spec.model != "SGC" else _fit_sgc(graph, pairs, where)
+
+
+def _check(graph: object, spec: object) -> None:
+    """Raise an error unless these are a graph and what to train on it."""
+    check_graph(graph)
+    if not isinstance(spec, Spec):
+        problem, expected = f"spec is {quoted(spec)}", "a pairnorm.train.Spec, such as Spec('cora', 'GCN', 2)"
+        raise PairNormError(problem, code="wrong-type", value=spec, expected=expected)
 
 
 def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> Model:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pairnorm.data import Graph, datasets, load
+from pairnorm.data.graph import check_graph
 from pairnorm.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
@@ -177,6 +178,8 @@ def _checked(pairs: Any) -> Iterator[Pair]:
 
 def _by_name(graphs: Any) -> dict[str, Graph]:
     if isinstance(graphs, Mapping):
+        for name, graph in graphs.items():
+            check_graph(graph, f"graphs[{name!r}]")
         return dict(graphs)
     problem, expected = f"graphs is a {type(graphs).__name__}", "graphs by name"
     remedy = "Pass graphs={'mine': graph}, with the name that specs give as dataset."

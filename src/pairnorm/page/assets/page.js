@@ -180,12 +180,12 @@ const nodesBlock = (place, data) => {
   const columns = [
     ["id", "Node", (row) => id[row]],
     ["predicted", "Label", (row) => classes[predicted[row]]],
-    ["confidence", "Confidence", (row) => percent(confidence[row]), "9.5rem"],
+    ["confidence", "Confidence", (row) => percent(confidence[row]), "7.7rem"],
     ...(guaranteed ? [["set", "With guarantee", setOf]] : []),
     ["label", "Known label", (row) => (label[row] < 0 ? "" : `${classes[label[row]]} (${PARTS[part[row]] || "not used"})`)],
-    ["features", "Features", (row) => (features[row] ? "there" : "missing"), "8rem"],
-    ["featureHops", "Hops to features", (row) => hops(featureHops[row]), "11rem"],
-    ["labelHops", "Hops to a label", (row) => hops(labelHops[row]), "11rem"],
+    ["features", "Features", (row) => (features[row] ? "there" : "missing"), "6.5rem"],
+    ["featureHops", "Hops to features", (row) => hops(featureHops[row]), "6.5rem"],
+    ["labelHops", "Hops to a label", (row) => hops(labelHops[row]), "5.8rem"],
     ["neighbours", "Neighbours' labels", said],
   ];
   const byId = () => {
@@ -296,7 +296,8 @@ const nodesBlock = (place, data) => {
       make("p", {}, sentences.join(" ")));
     why.hidden = false;
     if (active * ROW < view.scrollTop) view.scrollTop = active * ROW;
-    if ((active + 2) * ROW > view.scrollTop + view.clientHeight) view.scrollTop = (active + 2) * ROW - view.clientHeight;
+    const end = table.tHead.offsetHeight + (active + 1) * ROW;
+    if (end > view.scrollTop + view.clientHeight) view.scrollTop = end - view.clientHeight;
     scroll();
   };
   view.addEventListener("keydown", (event) => {
