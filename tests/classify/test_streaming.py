@@ -11,6 +11,7 @@ from pairnorm.classify.candidates import SGCFamily, Task
 from pairnorm.classify.evaluation import METRICS, decide
 from pairnorm.classify.scaling import Scaling
 from pairnorm.data import Graph
+from pairnorm.data.packed import PackedGraph
 
 pytest.importorskip("numba")
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
@@ -123,6 +124,17 @@ def test_rows_are_a_split_of_the_labelled(tmp_path):
     parts = np.concatenate([rows.train, rows.validation, rows.test])
     assert sorted(parts) == np.flatnonzero(packed.labels >= 0).tolist()
     assert np.array_equal(np.flatnonzero(rows.taught >= 0), np.sort(rows.train))
+
+
+def test_rows_of_one_node_are_rows(tmp_path):
+    """To numpy a tensor of one number is a place, not an array of one."""
+    packed = packed_graph(tmp_path / "graph", nodes=600)
+    labelled = np.flatnonzero(packed.labels >= 0)
+    split = np.full(600, -1, "i1")
+    split[labelled] = np.arange(len(labelled)) % 2 * 2  # to train on and to test on, by turns
+    split[labelled[0]] = 1
+    split.tofile(packed.folder / "split")
+    assert Rows.of(PackedGraph.open(packed.folder), 0).validation.tolist() == [labelled[0]]
 
 
 @pytest.mark.parametrize(("name", "code"), [("features-0000", "file-damaged"), ("weight", "not-finite")])

@@ -549,6 +549,12 @@ def test_damage_in_the_middle_is_an_error(tmp_path: Path) -> None:
     assert codes == {"store-damaged"}
 
 
+def test_damage_that_sqlite_quotes_is_an_error(raises: Any, path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"CREATE VIEW results", b"CREATE \x83IEW results"))
+    with raises("store-damaged"):
+        Store(path, read_only=True)
+
+
 def test_a_full_disk_is_an_error_and_loses_nothing(raises: Any, path: Path) -> None:
     with Store(path) as store:
         assert store._connection is not None

@@ -79,7 +79,7 @@ class Rows:
         taught = np.full(graph.facts.nodes, -1, np.int32)
         taught[labelled[parts[0]]] = labels[parts[0]]
         learnt, held = (
-            labelled[part][evenly(torch.from_numpy(labels[part]), most)]
+            labelled[part][evenly(torch.from_numpy(labels[part]), most).numpy()]  # a tensor of one is a place
             for part, most in zip(parts, (MOST_ROWS, MOST_VALIDATED), strict=False)
         )
         counts = np.bincount(labels[parts[0]], minlength=len(graph.facts.classes)).clip(min=1)

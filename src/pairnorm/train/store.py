@@ -151,6 +151,8 @@ def faults(path: Path) -> Iterator[None]:
     """Say what went wrong with a store's file, in place of SQLite's own errors."""
     try:
         yield
+    except UnicodeDecodeError as error:  # SQLite quotes what a damaged file holds, and Python cannot read it
+        raise _fault(path, error) from error
     except sqlite3.Error as error:
         if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
             raise  # a mistake of ours, such as a wrong number of values
