@@ -181,7 +181,7 @@ def test_truths_come_back_as_truths(tmp_path: Path, small: Graph, given: str, un
             (frame.to_csv if kind == "csv" else frame.to_parquet)(place, index=False)
         graph = Graph.from_files(*places, label="y")
         if packed:
-            pytest.importorskip("duckdb")
+            pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
             graph = Graph.from_packed(pack(*places, tmp_path / "packed", label="y", memory="256MB"))
     classifier = NodeClassifier("label propagation").fit(graph)
     assert classifier.predict(graph).dtype == bool

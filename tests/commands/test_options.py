@@ -116,17 +116,8 @@ def test_values_with_commas_may_be_repeated() -> None:
     """``--dataset cora --dataset citeseer`` are both: the last one alone would go unnoticed."""
     parser = Command(usage="", prog="")
     parser.group("Some", "dataset", "device", missing=option("NUMBERS", "Percent.", "0"))
-    words = [
-        "--missing",
-        "0",
-        "--dataset",
-        "cora,pubmed",
-        "--device",
-        "cpu",
-        "--missing=50",
-        "--dataset=citeseer",
-    ]
-    found = parser.parse_args([*words, "--device", "cuda"])
+    words = "--missing 0 --dataset cora,pubmed --device cpu --missing=50 --dataset=citeseer --device cuda"
+    found = parser.parse_args(words.split())
     assert (found.dataset, found.missing, found.device) == ("cora,pubmed,citeseer", "0,50", "cuda")
     assert parser.parse_args(["--missing", "90"]).missing == "90"
 

@@ -12,7 +12,7 @@ from written import write_customers
 from pairnorm import cli
 from pairnorm.data import Graph
 
-pytest.importorskip("duckdb")
+pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
 pytest.importorskip("numba")
 
 

@@ -15,7 +15,7 @@ import torch
 from pairnorm.data import Graph, PackedGraph, pack
 from pairnorm.data.packed import FACTS
 
-pytest.importorskip("duckdb")
+pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
 NODES, EDGES = 3000, 9000
 
 

@@ -309,7 +309,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         connection = sqlite3.connect(path)
     else:
         pytest.importorskip("duckdb_engine")
-        connection = pytest.importorskip("duckdb").connect(str(path))
+        connection = pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]").connect(
+            str(path)
+        )
     connection.execute(TABLE)
     connection.execute(VALUES)
     connection.commit()
