@@ -61,7 +61,7 @@ def _fill(builder: Any, value: Any) -> Any:
 
 
 def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any]:
-    """Return the address of ``matrix[row, start]`` and which of the columns from there exist."""
+    """Return the address of ``matrix[row, start]`` and how many columns there are from there on."""
     kind = signature.args[0]
     matrix = context.make_array(kind)(context, builder, arguments[0])
     row, start = (
@@ -72,9 +72,18 @@ def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[
     offset = builder.add(offset, builder.mul(start, start.type(kind.dtype.bitwidth // 8)))
     address = builder.add(builder.ptrtoint(matrix.data, start.type), offset)
     left = builder.trunc(builder.sub(builder.extract_value(matrix.shape, 1), start), INT)
+    return builder.inttoptr(address, _llvm(Vector(kind.dtype)).as_pointer()), left
+
+
+def _all_or_some(builder: Any, left: Any) -> Any:
+    """Part whole vectors from the last of a row: masks take longer to make than a branch does."""
+    return builder.if_else(builder.icmp_signed(">=", left, INT(LANES)))
+
+
+def _exist(builder: Any, left: Any) -> Any:
+    """Return which of ``LANES`` columns there are."""
     lanes = ir.VectorType(INT, LANES)(list(range(LANES)))
-    pointer = builder.inttoptr(address, _llvm(Vector(kind.dtype)).as_pointer())
-    return pointer, builder.icmp_signed("<", lanes, _fill(builder, left))
+    return builder.icmp_signed("<", lanes, _fill(builder, left))
 
 
 @intrinsic
@@ -83,10 +92,21 @@ def load(typing: Any, matrix: Any, row: Any, start: Any) -> Any:
     vector = Vector(matrix.dtype)
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, exists = _place(context, builder, signature, arguments)
+        pointer, left = _place(context, builder, signature, arguments)
         kind = _llvm(vector)
         name = f"llvm.masked.load.v{LANES}{_suffix(vector)}.p0"
-        return _call(builder, name, kind, pointer, INT(4), exists, ir.Constant(kind, None))
+        found = []
+        with _all_or_some(builder, left) as (all_exist, some_exist):
+            with all_exist:
+                found.append((builder.load(pointer, align=4), builder.block))
+            with some_exist:
+                exists, none = _exist(builder, left), ir.Constant(kind, None)
+                loaded = _call(builder, name, kind, pointer, INT(4), exists, none)
+                found.append((loaded, builder.block))
+        result = builder.phi(kind)
+        for value, block in found:
+            result.add_incoming(value, block)
+        return result
 
     return vector(matrix, row, start), build
 
@@ -96,9 +116,13 @@ def store(typing: Any, matrix: Any, row: Any, start: Any, vector: Any) -> Any:
     """Write ``LANES`` columns of a row, from ``start`` on."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, exists = _place(context, builder, signature, arguments)
+        pointer, left = _place(context, builder, signature, arguments)
         name = f"llvm.masked.store.v{LANES}{_suffix(vector)}.p0"
-        _call(builder, name, ir.VoidType(), arguments[3], pointer, INT(4), exists)
+        with _all_or_some(builder, left) as (all_exist, some_exist):
+            with all_exist:
+                builder.store(arguments[3], pointer, align=4)
+            with some_exist:
+                _call(builder, name, ir.VoidType(), arguments[3], pointer, INT(4), _exist(builder, left))
         return context.get_dummy_value()
 
     return types.none(matrix, row, start, vector), build

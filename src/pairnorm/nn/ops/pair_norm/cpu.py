@@ -10,7 +10,7 @@ from torch import Tensor
 from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.simd import LANES, empty, fill, load, store, total, widen
 
-HALF = np.float32(0.5)
+HALF, ONE = np.float32(0.5), np.float32(1)
 # Of four squares of this size, the sum is still a number.
 LARGEST_SQUARE = np.float32(8e37)
 # Norms beyond the range of single precision divide in two steps.
@@ -79,33 +79,50 @@ def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, norm: Any) ->
 
     Half of c is worked with, which is as exact: the difference of two of the largest numbers is none.
     """
-    rows, features = x.shape
+    rows = len(x)
     individually = len(norm) == rows
     mean = sums / (2 * rows)
     high = mean.astype(np.float32)
     low = (mean - high).astype(np.float32)
+    if individually:
+        for row in range(rows):
+            norm[row] = centred_square(x, row, high, low)
+        for row in range(rows):
+            square = norm[row]
+            norm[row] = np.sqrt(np.float32(4) * square + np.float32(eps))
+            if square < LARGEST_SQUARE:
+                write_centred(x, row, high, low, np.float32(2 * scale) / norm[row], y)
+            else:
+                write_centred(x, row, high, low, ONE, y)
+                norm[row] = rescale_wide(y, row, row + 1, scale, eps)
+        return
     squares: Any = 0.0
     for row in range(rows):
-        products = fill(np.float32(0))
-        for start in range(0, features, LANES):
-            centred = load(x, row, start) * HALF - load(high, 0, start) - load(low, 0, start)
-            store(y, row, start, centred)
-            products = products + centred * centred
-        square = total(products)
-        if individually:
-            if square < LARGEST_SQUARE:
-                norm[row] = np.sqrt(np.float32(4) * square + np.float32(eps))
-                rescale(y, row, np.float32(2 * scale) / norm[row])
-            else:
-                norm[row] = rescale_wide(y, row, row + 1, scale, eps)
-        squares += square
-    if not individually:
-        if squares < np.inf:
-            norm[0] = np.sqrt(4 * squares / rows + eps)
-            for row in range(rows):
-                rescale(y, row, np.float32(2 * scale) / norm[0])
-        else:
-            norm[0] = rescale_wide(y, 0, rows, scale, eps)
+        squares += centred_square(x, row, high, low)
+    norm[0] = np.sqrt(4 * squares / rows + eps)
+    factor = np.float32(2 * scale) / norm[0] if squares < np.inf else ONE
+    for row in range(rows):
+        write_centred(x, row, high, low, factor, y)
+    if not squares < np.inf:
+        norm[0] = rescale_wide(y, 0, rows, scale, eps)
+
+
+@njit(inline="always")
+def centred_square(x: Any, row: int, high: Any, low: Any) -> Any:
+    """Return the squared norm of half a centred row."""
+    products = fill(np.float32(0))
+    for start in range(0, x.shape[1], LANES):
+        centred = load(x, row, start) * HALF - load(high, 0, start) - load(low, 0, start)
+        products = products + centred * centred
+    return total(products)
+
+
+@njit(inline="always")
+def write_centred(x: Any, row: int, high: Any, low: Any, factor: Any, y: Any) -> None:
+    """Write half a centred row times a number: centred again, for what was just stored is slow to load."""
+    for start in range(0, x.shape[1], LANES):
+        centred = load(x, row, start) * HALF - load(high, 0, start) - load(low, 0, start)
+        store(y, row, start, centred * factor)
 
 
 @kernel
@@ -136,22 +153,23 @@ def gradient(grad: Any, y: Any, norm: Any, scale: float, result: Any) -> Any:
     """Write dL/dc to ``result``; return its mean over the rows, ``[1, features]``, still to be subtracted."""
     rows, features = y.shape
     individually = len(norm) == rows
-    pull = np.float32(0)
-    if not individually:
-        product = 0.0
-        for row in range(rows):
-            product += dot(grad, y, row)
-        pull = np.float32(product / (norm[0] * scale * rows))
+    pulls, product = np.empty(len(norm), np.float32), 0.0
     for row in range(rows):
-        root = norm[row if individually else 0]
         if individually:
-            pull = dot(grad, y, row) / (root * np.float32(scale))
-        factor = np.float32(scale) / root
-        for start in range(0, features, LANES):
-            value = load(grad, row, start) * factor - load(y, row, start) * pull
-            store(result, row, start, value)
+            pulls[row] = dot(grad, y, row) / (norm[row] * np.float32(scale))
+        else:
+            product += dot(grad, y, row)
+    if not individually:
+        pulls[0] = product / (norm[0] * scale * rows)
     sums = np.empty((1, features), np.float64)
-    column_sums(result, sums)
+    for start in range(0, features, LANES):
+        column = widen(fill(np.float32(0)))
+        for row in range(rows):
+            of = row if individually else 0
+            value = load(grad, row, start) * (np.float32(scale) / norm[of]) - load(y, row, start) * pulls[of]
+            store(result, row, start, value)
+            column = column + widen(value)
+        store(sums, 0, start, column)
     return (sums / rows).astype(np.float32)
 
 
