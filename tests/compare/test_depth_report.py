@@ -1,4 +1,6 @@
+from math import isnan
 from pathlib import Path
+from typing import Any
 
 import pytest
 from depth_table import ORIGIN, a_table, line
@@ -137,3 +139,21 @@ def test_runs_that_diverged_are_counted_in_the_table() -> None:
         object.__setattr__(result.trial, "diverged", True)
     assert "| none | **0.805 ± 0.007 (2 diverged)** |" in report(table, "x")
     assert table.csv().splitlines()[1].endswith(",2")
+
+
+def test_where_no_run_could_be_trained_there_is_neither_a_number_nor_a_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pairnorm import plotting
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append(figure) or [])
+    table = a_table(missing=[0])
+    for result in table._found[table.chosen(Place("cora", "GCN", "none", 0, 16))].values():
+        object.__setattr__(result.trial, "diverged", True)
+        object.__setattr__(result.trial, "test_accuracy", 0.0)
+    assert "| none | **0.805 ± 0.007** | diverged |" in report(table, "x")
+    draw(table.wanted, list(table.rows()), tmp_path, "depth")
+    for axis in drawn[0].axes:
+        (line,) = [line for line in axis.lines if line.get_label() == "none"]
+        assert [isnan(value) for value in line.get_ydata()] == [False, True]

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ centred by degrees among them.
 """
 FIGURE = """\
 The effective rank is that of the last hidden state: 1 where all nodes share one direction, 0 where all are
-zero. Jumping knowledge need not use that state.
+zero. Jumping knowledge need not use that state. Where a line ends before the others, all runs diverged.
 """
 TOO_LITTLE = "At every depth less than half of the remedies have been run: too little to compare."
 PUBLISHED = """\
@@ -164,9 +164,16 @@ def report(table: Table, command: str, figures: Mapping[tuple[str, str], str] | 
 def _number(row: Row | None = None) -> str:
     if row is None:
         return "not run"
+    if _never_trained(row):
+        return "diverged"
     deviation = row["accuracy_std"]
     diverged = f" ({row['diverged']} diverged)" if row["diverged"] else ""
     return f"{row['accuracy']:.3f}" + ("" if isnan(deviation) else f" ± {deviation:.3f}") + diverged
+
+
+def _never_trained(row: Row) -> bool:
+    """Say whether all runs diverged before an epoch could be kept: then no node has a label."""
+    return row["accuracy"] == 0 and row["diverged"] == row["runs"]  # type: ignore[no-any-return]
 
 
 def _what_to_use(wanted: DepthComparison, rows: Sequence[Row]) -> str:
@@ -389,7 +396,8 @@ def _curves(
     axis: "Axes", remedies: Mapping[tuple[str], Sequence[Row]], measure: str, styles: Mapping[str, Any]
 ) -> None:
     for (remedy,), rows in remedies.items():
-        depths, values = zip(*sorted((row["depth"], row[measure]) for row in rows), strict=True)
+        points = sorted((row["depth"], nan if _never_trained(row) else row[measure]) for row in rows)
+        depths, values = zip(*points, strict=True)
         if remedy in styles:
             axis.plot(depths, values, marker="o", label=short(remedy), zorder=3, **styles[remedy])
         else:

@@ -210,7 +210,7 @@ def _summary(tables: Sequence[Table], decided: Sequence[Verdict], selection: Sel
         f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
         f"Of {len(decided)} claims of its text, {listed}"
         + (f", {narrow} of them in one to {FEW} cases of at least {MANY}" if narrow else "")
-        + (f"; {unsure} of these verdicts hang on less than the noise of the runs" if unsure else "")
+        + (f"; within the noise of the runs: {unsure}" if unsure else "")
         + ".\n"
         + (f"\nThese are not the paper's runs: {markdown_code(other)} was asked for.\n" if other else "")
     )
