@@ -20,6 +20,30 @@ def test_classes_are_sorted_numbers_as_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cells", "known", "names", "codes"),
+    [
+        (["10.0", "9.0", None, "9.00"], None, ("9", "10"), [1, 0, -1, 0]),  # as pandas writes them
+        (["10.0", "9", "-1.0"], None, ("9", "10", "-1"), [1, 0, 2]),
+        (["1.0", "1.5"], None, ("1.0", "1.5"), [0, 1]),
+        (["1.0", "x"], None, ("1.0", "x"), [0, 1]),
+        (["1.0", "0.0"], ("0", "1"), ("0", "1"), [1, 0]),
+        (["1.0", "0.0"], ("0.0", "1.0"), ("0.0", "1.0"), [1, 0]),  # a model that learnt them so
+    ],
+)
+def test_whole_numbers_of_a_text_file_have_no_point(
+    cells: list[str | None], known: tuple[str, ...] | None, names: tuple[str, ...], codes: list[int]
+) -> None:
+    frame = pandas.DataFrame({"y": cells})
+    labels, found = read_labels(Source("nodes.csv", ("y",), frame, delimiter=","), "y", frame["y"], known)
+    assert (found, labels.tolist()) == (names, codes)
+
+
+def test_texts_that_are_told_from_numbers_stay_as_they_are() -> None:
+    frame = pandas.DataFrame({"y": ["1.0", "0.0"]})
+    assert read_labels(table(frame), "y", frame["y"])[1] == ("0.0", "1.0")
+
+
+@pytest.mark.parametrize(
     ("cells", "message"),
     [
         ([None, None], "nodes.csv: no node has a label: column 'y' is empty throughout. Label some nodes."),

@@ -160,11 +160,13 @@ def test_what_a_column_is_follows_one_rule(tmp_path, ending):
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-@pytest.mark.parametrize("kind", [int, bool, str])
+@pytest.mark.parametrize("kind", [int, bool, str, float])
 def test_classes_are_given_back_as_from_files(tmp_path, ending, kind):
     frame, links = tables()
     frame["kind"] = np.arange(NODES) % 2
     frame["kind"] = frame["kind"].astype(kind)
+    if kind is float:  # as they are beside nodes without a class
+        frame["kind"] = frame["kind"].where(np.arange(NODES) > 0)
     files = write(tmp_path, frame, links, ending)
     packed = pack(*files, tmp_path / "graph", label="kind", memory="256MB")
     same(packed, Graph.from_files(*files, label="kind"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ PARTS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev"
 # Classes that are numbers: more than so many, with fewer nodes each than that, are no classes.
 MOST_NUMBERS, FEWEST_NODES_EACH = 100, 20
 MOST_FRACTIONS = 20
+WHOLE = re.compile(r"-?\d+(\.0+)?", re.ASCII)
 
 
 def read_labels(
@@ -39,6 +41,10 @@ def read_labels(
     Others than the ``known`` classes of a model are refused. With ``each``, every number is a class.
     """
     text = table.text(name, cells)
+    if table.delimiter is not None:
+        classes = without_points({value for value in text if value is not None})
+        if known is None or not {*classes} <= {*known}:
+            text = np.array([classes.get(value) for value in text], dtype=object)
     codes, found = class_codes(text, known)
     if known is None and len(found) < 2:
         only = f"holds one class only, {quoted(found[0])}" if len(found) else "is empty throughout"
@@ -60,6 +66,19 @@ def read_labels(
             remedy="Empty it or fit again.",
         )
     return torch.from_numpy(codes), found if known is None else tuple(known)
+
+
+def without_points(texts: Iterable[str]) -> dict[str, str]:
+    """Return the class of each text of a text file: of ``'1.0'`` it is ``'1'`` where all are whole numbers.
+
+    So pandas writes them where other cells are empty.
+
+    >>> without_points(["0.0", "1.0"]), without_points(["0.5", "1.0"])
+    ({'0.0': '0', '1.0': '1'}, {'0.5': '0.5', '1.0': '1.0'})
+    """
+    found = list(texts)
+    whole = all(WHOLE.fullmatch(text) for text in found)
+    return {text: text.partition(".")[0] if whole else text for text in found}
 
 
 def class_codes(

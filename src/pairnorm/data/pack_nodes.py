@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.data.encoder import Column, Encoder, Options
-from pairnorm.data.labels import PARTS, numbers_first
+from pairnorm.data.labels import PARTS, numbers_first, without_points
 from pairnorm.data.nodes import CALLED_ID, FEWEST_NAMES, LEFT_OUT, MOST_CATEGORIES, are_names
 from pairnorm.data.packed import MOST_NODES, ROWS_PER_BATCH
 from pairnorm.data.queries import (
@@ -59,6 +59,7 @@ class NodePacker:
         self.work = draft / "work"
         self.source, self.table, self.kinds = base.open(files, told.delimiter)
         self.at_once = max(4, min(COLUMNS_AT_ONCE, base.memory // BYTES_PER_COLUMN))
+        self.class_of: dict[str, str] = {}
         self.dates: dict[str, str] = {}
         self.truths: set[str] = set()
         self.columns = self._name_nodes()
@@ -134,7 +135,9 @@ class NodePacker:
                 value=column,
                 expected=f"from 2 to {MOST_CLASSES:,}",
             )
-        self.classes = tuple(sorted(found, key=numbers_first))
+        texts = source.delimiter is not None
+        self.class_of = without_points(found) if texts else dict(zip(found, found, strict=True))
+        self.classes = tuple(sorted({*self.class_of.values()}, key=numbers_first))
         self.numbered = source.delimiter is not None or self.kinds[column] != "VARCHAR"
         return self.classes
 
@@ -326,7 +329,7 @@ class NodePacker:
 
     def _write_labels(self) -> None:
         taught = np.zeros(len(self.classes), np.int64)
-        numbers = {name: number for number, name in enumerate(self.classes)}
+        numbers = {text: self.classes.index(name) for text, name in self.class_of.items()}
         places = (self._place(self.told.label, numbers), self._place(self.told.split, PARTS, lower=True))
         with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
             for rows, (classes, parts) in self._read_again(places):
