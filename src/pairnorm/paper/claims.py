@@ -130,12 +130,17 @@ def drop(evidence: Evidence) -> Iterator[Case]:
 
 @cases
 def monotone_drop(evidence: Evidence) -> Iterator[Case]:
-    """Test that plain models lose accuracy from each missing rate of the bar charts to the next."""
+    """Test that plain models lose accuracy from each missing rate of the bar charts to the next.
+
+    Means are over all the runs that there are: the paper has a single one of most.
+    """
 
     def falls(*found: Chosen) -> Decision:
-        values = [chosen.accuracy for chosen in found]
+        runs = [chosen.every or chosen.best for chosen in found]
+        values = [one.mean("test_accuracy") for one in runs]
         holds = all(later <= before + NOISE for before, later in pairwise(values))
-        return holds, ", ".join(f"{value:.3f}" for value in values)
+        counts = ", ".join(str(len(one.trials)) for one in runs)
+        return holds, ", ".join(f"{value:.3f}" for value in values) + f"; of {counts} runs"
 
     for model, dataset in product(GNNS, DATASETS):
         found = [evidence.chosen("bars", dataset, model, percent) for percent in BAR_RATES]

@@ -209,8 +209,8 @@ def _summary(tables: Sequence[Table], decided: Sequence[Verdict], selection: Sel
     return (
         f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
         f"Of {len(decided)} claims of its text, {listed}"
-        + (f", {narrow} of them in one to {FEW} cases of at least {MANY}" if narrow else "")
-        + (f"; within the noise of the runs: {unsure}" if unsure else "")
+        + (f", {narrow} of these in only one to {FEW} cases of {MANY} or more" if narrow else "")
+        + (f"; verdicts within the noise of their runs: {unsure}" if unsure else "")
         + ".\n"
         + (f"\nThese are not the paper's runs: {markdown_code(other)} was asked for.\n" if other else "")
     )
