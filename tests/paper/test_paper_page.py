@@ -18,7 +18,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wanted = [found for experiment in EXPERIMENTS.values() if (found := SELECTION.narrow(experiment))]
     store = fill(folder / "paper.sqlite", wanted)
     (folder / "out").mkdir()
-    (folder / "out" / "notes.md").write_text("## Explained\n\nSee [scaling](#how-features-are-scaled).\n")
+    (folder / "out" / "notes.md").write_text(
+        "Take *this* away.\n\n## Explained\n\nSee [scaling](#how-features-are-scaled).\n"
+    )
     write_report(store, folder / "out", SELECTION)
     return folder / "out"
 
@@ -31,7 +33,8 @@ def test_the_page_in_a_browser(written: Path, open_page: Callable[..., Any]) -> 
     assert view.locator("a[href='#how-features-are-scaled']").count() == 2
     assert view.locator("#how-features-are-scaled").count() == 1
 
-    table = view.locator("main > section").nth(0)
+    assert view.locator("main > section").nth(0).locator("p").all_text_contents() == ["Take this away."]
+    table = view.locator("main > section").nth(1)
     with (written / "table1.csv").open() as file:
         wanted = {(row["method"], row["missing_percent"]): row for row in csv.DictReader(file)}
     cells = table.locator("tbody tr").evaluate_all(

@@ -166,7 +166,8 @@ def write_report(
         ]
         outputs.write("report.md", "\n".join(section for section in sections if section))
         if can_render():
-            shown = texts(lambda table: "")  # a page has tables apart, and can sort them
+            shown = {"takeaway": f"## In short\n{takeaway}" if takeaway else ""}
+            shown |= texts(lambda table: "")  # a page has tables apart, and can sort them
             shown |= {
                 name: f"## {outputs.tables[name].title}"
                 for name in ("bars", "table1-rows")
