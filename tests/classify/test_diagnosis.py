@@ -79,8 +79,26 @@ def test_nodes_that_no_path_reaches_are_counted_and_left_out() -> None:
     graph = Graph.from_edges([[0, 3], [1, 4]], torch.ones(5, 1), num_nodes=5, missing=missing)
     found = suggest_depth(graph, deepest=7)
     assert (found.lacking, found.unreachable) == (4, 3)
-    assert (found.depth, found.voices) == (7, 1.0)
-    assert "fewer than the 20 aimed at" in found.reason
+    assert (found.depth, found.voices, found.tried) == (1, 1.0, 7)
+    assert found.reason == (
+        "At depth 1 half of the nodes without features hear from at least 1 node with some, fewer than "
+        "the 20 aimed at; deeper brings hardly more."
+    )
+
+
+def test_small_components_are_heard_at_once() -> None:
+    """Bug: the largest depth was suggested, and a node counted among its others."""
+    pairs = [(4 * clique + i, 4 * clique + j) for clique in range(10) for i in range(4) for j in range(i)]
+    found = suggest_depth(Graph.from_edges(torch.tensor(pairs).t(), torch.randn(40, 3)))
+    assert (found.depth, round(found.voices)) == (1, 4)
+    assert "hear from at least 4 nodes including themselves, fewer" in found.reason
+
+
+def test_where_depth_brings_ever_more_the_largest_is_suggested() -> None:
+    line = torch.stack([torch.arange(59), torch.arange(1, 60)])
+    found = suggest_depth(Graph.from_edges(line, torch.ones(60, 1)), deepest=5)
+    assert (found.depth, found.tried) == (5, 5)
+    assert "deeper was not tried" in found.reason
 
 
 def test_a_graph_that_nothing_reaches_gets_the_least_depth() -> None:

@@ -134,6 +134,11 @@ def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(rai
         NodeClassifier(time="week").fit(graph)
     with raises("conflicting-options"):
         NodeClassifier(time="day").fit(graph.with_split("per-class-20"))
+    words = graph.replace(feature_names=("day=1", "day=2"))
+    with raises("not-a-time", "time is 'day', a column that is read as categories", value="day"):
+        NodeClassifier(time="day").fit(words)
+    with raises("not-a-time", value="day"):
+        NodeClassifier(time="day").fit(graph.replace(feature_names=None))
 
 
 def test_rivals_start_with_the_model_itself(findings: Findings) -> None:

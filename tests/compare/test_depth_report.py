@@ -133,6 +133,16 @@ def test_a_users_graph_keeps_its_name() -> None:
     assert "my\\|graph, SGC" in report(Table(wanted, []), "compare")
 
 
+def test_a_depth_of_which_little_was_run_is_not_advised() -> None:
+    """Bug: the report left it out, and the last line of ``compare`` recommended it."""
+    table = a_table(missing=[0])
+    rows = [row for row in table.rows() if row["depth"] == 2 or row["remedy"] == "APPNP"]
+    assert {row["depth"] for row in rows} == {2, 16}
+    (sentence,) = advice(table.wanted, rows)
+    assert "2 layers" in sentence
+    assert "16 layers" not in sentence
+
+
 def test_runs_that_diverged_are_counted_in_the_table() -> None:
     table = a_table(missing=[0])
     for result in table._found[table.chosen(Place("cora", "GCN", "none", 0, 2))].values():

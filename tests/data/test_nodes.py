@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pairnorm.data import Encoder, Graph
 from pairnorm.data import nodes as module
-from pairnorm.data.encoder import Options
+from pairnorm.data.encoder import Column, Options, align_features
 from pairnorm.data.nodes import read_nodes
 from pairnorm.data.readers import arrow_frame
 from pairnorm.data.tables import Source
@@ -181,6 +181,13 @@ def test_a_column_called_id_is_no_feature_where_all_its_numbers_differ() -> None
     assert read(frame, keep=["facebook_id"])["encoder"].feature_names == ("facebook_id", "paid", "group_id")
 
 
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_the_index_that_pandas_writes_is_no_feature(name: str) -> None:
+    """Bug: rows that were sorted by class gave the class away."""
+    frame = pandas.DataFrame({name: range(100), "paid": range(100)})
+    assert read(frame)["encoder"].feature_names == ("paid",)
+
+
 @pytest.mark.parametrize(
     ("cells", "first"),
     [
@@ -206,6 +213,26 @@ def test_dates_are_days_and_said_so(cells: list[Any], first: float) -> None:
     again = read(frame, known=found["encoder"])
     assert torch.equal(again["features"], found["features"])
     assert read(pandas.DataFrame({"x": [None] * 3}), known=found["encoder"])["missing"].all()
+
+
+def test_dates_are_read_in_the_order_of_the_model(raises: Callable) -> None:
+    """Bug: a file without a day after the 12th was read month first, whatever the model had learnt."""
+    first = read(pandas.DataFrame({"joined": ["31/01/2020", "02/03/2020"]}))
+    assert first["encoder"].features["joined"] == Column("joined", "date", form="%d/%m/%Y")
+    later = pandas.DataFrame({"joined": ["02/03/2020"]})
+    again = read(later, known=first["encoder"])
+    assert again["features"].to_dense()[0, 0] == first["features"].to_dense()[1, 0]
+    guessed = read(later)
+    assert guessed["encoder"].features["joined"].form == "%m/%d/%Y"
+    with raises("other-dates", "nodes.csv: the dates in column 'joined'", value="joined"):
+        read(pandas.DataFrame({"joined": ["31/01/2020"]}), known=guessed["encoder"])
+    with raises("other-dates", "nodes.csv: the dates in column 'joined'", value="joined"):
+        read(pandas.DataFrame({"joined": ["01/31/2020"]}), known=first["encoder"])
+    with raises("other-dates", "graph: the dates in column 'joined'"):  # two graphs, each read by itself
+        align_features("graph", torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.bool),
+                       guessed["encoder"], first["encoder"])  # fmt: skip
+    plain = read(pandas.DataFrame({"joined": ["2020-01-31"]}))
+    assert plain["encoder"].features["joined"] == Column("joined", "date")
 
 
 def test_what_only_looks_like_a_date_is_text() -> None:

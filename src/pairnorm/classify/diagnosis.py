@@ -26,6 +26,8 @@ DEEP_ENOUGH = 16
 TINY = 1e-30
 # Below this many voices a node's average is noise; the depths this gives are near the paper's best ones.
 VOICES = 20
+# Depths at which as good as no more are heard than at any.
+NEARLY = 0.95
 
 
 @dataclass(frozen=True)
@@ -149,23 +151,25 @@ class Suggestion:
         voices: how many nodes with features the middle node hears from at that depth.
         lacking: how many nodes have no features.
         unreachable: how many of those no path connects to a node with features.
+        tried: the largest depth that was looked at.
     """
 
     depth: int
     voices: float
     lacking: int
     unreachable: int
+    tried: int
 
     @property
     def reason(self) -> str:
         """The reason, in words."""
-        lacking = self.lacking > 0
+        lacking, count = self.lacking > 0, round(self.voices)
         who = f"half of the nodes {'without features ' if lacking else ''}hear from at least"
-        text = (
-            f"At depth {self.depth} {who} {self.voices:.0f} {'nodes that have some' if lacking else 'others'}"
-        )
+        whom = "with some" if lacking else "including themselves"
+        text = f"At depth {self.depth} {who} {count} node{'' if count == 1 else 's'} {whom}"
         if self.voices < VOICES:
-            return f"{text}, fewer than the {VOICES} aimed at; deeper was not tried."
+            deeper = "was not tried" if self.depth == self.tried else "brings hardly more"
+            return f"{text}, fewer than the {VOICES} aimed at; deeper {deeper}."
         return f"{text}: enough for their average to mean something."
 
 
@@ -175,7 +179,8 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
     At depth $K$ a node's state averages over the nodes $j$ with features, with the weights
     $w_j = (\tilde{\mathbf{A}}^K)_{ij}$. It hears from $(\sum_j w_j)^2 / \sum_j w_j^2$ of them: their number,
     were the weights equal. $\sum_j w_j^2$ is the mean square of $\sum_j \pm w_j$ over random signs. Nodes
-    that no path connects to a feature are left out; where all nodes have features, all count.
+    that no path connects to a feature are left out; where all nodes have features, all count. Where there
+    never are enough, it is the smallest depth with nearly as many as any.
 
     Args:
         graph: whose edges, and which nodes lack features.
@@ -190,13 +195,15 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
     heard_from = reachable(graph.adjacency, ~lacking)
     asked = heard_from & (lacking if lacking.any() else torch.ones_like(lacking))
     state = torch.cat([there[:, None], signs * there[:, None]], 1)
-    depth, voices = 0, 0.0
-    while depth < deepest:
-        depth += 1
+    found: list[float] = []
+    while len(found) < deepest:
         state = matrix @ state
         total, square = state[asked, 0].square(), state[asked, 1:].square().mean(1)
         heard = torch.where(square > 0, total / square.where(square > 0, 1), 0)
-        voices = float(heard.median()) if len(heard) else 0.0
-        if voices >= VOICES or not len(heard):
+        found.append(float(heard.median()) if len(heard) else 0.0)
+        if found[-1] >= VOICES or not len(heard):
             break
-    return Suggestion(depth, voices, int(lacking.sum()), int((lacking & ~heard_from).sum()))
+    enough = min(VOICES, NEARLY * max(found))
+    depth = next(depth for depth, voices in enumerate(found, 1) if voices >= enough)
+    unreachable = int((lacking & ~heard_from).sum())
+    return Suggestion(depth, found[depth - 1], int(lacking.sum()), unreachable, len(found))

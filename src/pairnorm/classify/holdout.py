@@ -174,7 +174,15 @@ def _parts(
 def _by_time(graph: Graph, time: str) -> Split:
     """Deal the labelled nodes out in the order of a feature; equals stay together, in the earlier part."""
     names = graph.feature_names or ()
-    place = names.index(one_of("time", time, names))
+    if time not in names and any(name.startswith(f"{time}=") for name in names):
+        problem = f"time is {quoted(time)}, a column that is read as categories"
+        expected = "a column of numbers or dates"
+        remedy = "Write it as numbers, or as dates such as 2020-01-31."
+        raise PairNormError(problem, code="not-a-time", value=time, expected=expected, remedy=remedy)
+    if not names:
+        problem, expected = f"time is {quoted(time)}", "a feature, but those of this graph have no names"
+        raise PairNormError(problem, code="not-a-time", value=time, expected=expected)
+    place = names.index(one_of("time", time, [name for name in names if "=" not in name] or names))
     if any(mask.any() for mask in graph.split):
         problem = "there is a split already"
         raise PairNormError(problem, code="conflicting-options", remedy="Leave it out, or {time}.", time=...)

@@ -84,8 +84,11 @@ rate and α at every depth; the published numbers were tuned for the model.
 
 
 def advice(wanted: DepthComparison, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a sentence for each graph, model and missing rate: what validation chooses, whether it pays."""
-    groups = by(rows, "dataset", "model", "missing_percent")
+    """Yield a sentence for each graph, model and missing rate: what validation chooses, whether it pays.
+
+    As in ``report``, among depths of which enough was run.
+    """
+    groups = by(compared(rows), "dataset", "model", "missing_percent")
     for (dataset, model, percent), some in groups.items():
         where = f"{title(wanted, dataset)}, {model}, {features(percent)}: " if len(groups) > 1 else ""
         yield where + _advice(some)

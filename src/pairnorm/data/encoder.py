@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.data.features import take_columns
-from pairnorm.data.tables import EMPTY, Source, shown
+from pairnorm.data.tables import EMPTY, Source, reject_dates, shown
 from pairnorm.errors import PairNormError, closest, one_of, quoted, whole_number
 
 EACH = "each"
@@ -72,11 +72,13 @@ class Column:
         name: as in the header.
         kind: what it is; ``'sparse'`` a feature of a long table, ``'structure'`` one that we made ourselves.
         categories: the texts that a category may be, or the names of the classes of a label.
+        form: how dates are written, where day and month could be taken for each other: ``'%d/%m/%Y'``.
     """
 
     name: str
     kind: Kind
     categories: tuple[str, ...] = ()
+    form: str = ""
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, get_args(Kind))
@@ -226,6 +228,8 @@ def align_features(
         here, start = found.features[column.name], int(starts[column.name])
         # A column whose cells are all empty is read as one of numbers, whatever it was before.
         blank = here.kind == "number" and column.kind != "number" and empty[start]
+        if here.form and column.form and here.form != column.form:
+            reject_dates(name, column.name, column.form)
         if column.kind != "category" and (here.kind == column.kind or blank):
             places.append(start)
         else:

@@ -41,7 +41,8 @@ LEFT_OUT = "left out, for nearly all cells differ; --keep (in Python, keep=) tak
 # Texts that are numbers but for a sign before or a unit behind; fewer of them may well be categories.
 WITH_UNIT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*\s?([^\w\s]|[^\W\d_]{1,3})?")
 FEWEST_WITH_UNIT = 20
-CALLED_ID = re.compile("(^|_| )id$", re.IGNORECASE)
+# A column without a name is the index that pandas writes and, as it reads it, calls so.
+CALLED_ID = re.compile(r"(^|_| )id$|^$|^Unnamed: \d+$", re.IGNORECASE)
 
 
 def read_nodes(
@@ -210,18 +211,19 @@ def _read_column(
     if wanted is None and _are_numbered(cells):
         table.tell("numbers are read as categories, as their type says", name)
         wanted = "category"
-    values = None
+    values, form = None, ""
     kind: Kind = "number"
     if wanted in (None, "number"):
         values = table.numbers(name, cells)
     if values is None and wanted in (None, "date"):
-        values, kind = table.dates(name, cells), "date"
+        dates, kind = table.dates(name, cells, known.form if known else ""), "date"
+        values, form = (None, "") if dates is None else dates
     if values is None and wanted == "date" and cells.isna().all():
         values = np.full(len(cells), np.nan, dtype=np.float32)
     if values is not None:
         empty = np.isnan(values)
         rows = np.flatnonzero(~empty & (values != 0))
-        column = known or Column(name, kind)
+        column = known or Column(name, kind, form=form)
         return _Read((column,), rows, np.zeros_like(rows), values[rows], empty[:, None])
     text = table.text(name, cells)
     if known:

@@ -29,7 +29,18 @@ from pairnorm.data.queries import (
     sql_row,
     sql_text,
 )
-from pairnorm.data.tables import BLANK, CODES, DATES, DAY_FIRST, DURATIONS, MOSTLY, NO_MONTH, TRUTH, Source
+from pairnorm.data.tables import (
+    BLANK,
+    CODES,
+    DATES,
+    DAY_FIRST,
+    DURATIONS,
+    EITHER,
+    MOSTLY,
+    NO_MONTH,
+    TRUTH,
+    Source,
+)
 from pairnorm.errors import PairNormError, quoted, whole_number
 
 MOST_CLASSES = 10_000
@@ -61,6 +72,7 @@ class NodePacker:
         self.at_once = max(4, min(COLUMNS_AT_ONCE, base.memory // BYTES_PER_COLUMN))
         self.class_of: dict[str, str] = {}
         self.dates: dict[str, str] = {}
+        self.forms: dict[str, str] = {}
         self.truths: set[str] = set()
         self.columns = self._name_nodes()
 
@@ -182,7 +194,7 @@ class NodePacker:
                 )
             elif days := self._days(source, name):
                 self.dates[name] = days
-                yield Column(name, "date")
+                yield Column(name, "date", form=self.forms.get(name, ""))
             elif kind == "VARCHAR":
                 yield self._category(source, name, free)
             else:
@@ -242,6 +254,8 @@ class NodePacker:
             if wrong:
                 return None
             source.tell_dates(name, form)
+            if form in EITHER:
+                self.forms[name] = form
             return f"epoch({moment}) / 86400"
         return None
 

@@ -29,14 +29,16 @@ MOSTLY = 0.5
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?(,\d+)?([eE][+-]?\d+)?(?<=\d)")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
 WITH_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
+MONTH_FIRST, DAY_FIRST = "%m/%d/%Y", "%d/%m/%Y"
 DATES = (
     (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?", "ISO8601"),
     (r"\d{4}/\d{1,2}/\d{1,2}", "%Y/%m/%d"),
     (r"\d{1,2}\.\d{1,2}\.\d{4}", "%d.%m.%Y"),
-    (r"\d{1,2}/\d{1,2}/\d{4}", "%m/%d/%Y"),
+    (r"\d{1,2}/\d{1,2}/\d{4}", MONTH_FIRST),
 )
 # A first number that is no month says which of the two orders it is.
-NO_MONTH, DAY_FIRST = r"(1[3-9]|[23]\d)/", "%d/%m/%Y"
+NO_MONTH = r"(1[3-9]|[23]\d)/"
+EITHER = {MONTH_FIRST: ", month first", DAY_FIRST: ", day first"}
 DURATIONS = "durations are read as days"
 # '01234' is a postcode, or the number of an account: without its zeros it would be another.
 PADDED, WHOLE = re.compile("0[0-9]+"), re.compile("[0-9]+")
@@ -251,8 +253,14 @@ class Source:
             self.tell("a comma is read as the decimal point", name)
         return cells.astype(str).str.strip().str.replace(".", "").str.replace(",", ".")
 
-    def dates(self, name: str, column: pandas.Series) -> NDArray[np.float32] | None:
-        """Return a column of dates as days since 1970-01-01, NaN where empty, or None if it holds others."""
+    def dates(
+        self, name: str, column: pandas.Series, known: str = ""
+    ) -> tuple[NDArray[np.float32], str] | None:
+        """Return a column of dates as days since 1970-01-01, NaN where empty, or None if it holds others.
+
+        Beside them is the form in which they are written if day and month could be taken for each other;
+        the ``known`` form of a model decides.
+        """
         import pandas
 
         cells, filled, written = _filled(column)
@@ -267,21 +275,25 @@ class Source:
             form = next((form for pattern, form in DATES if text.str.fullmatch(pattern).all()), None)
             if form is None:
                 return None
-            written, options["format"] = text, DAY_FIRST if text.str.match(NO_MONTH).any() else form
+            if form == MONTH_FIRST:
+                form = known or (DAY_FIRST if text.str.match(NO_MONTH).any() else form)
+            written, options["format"] = text, form
         try:
             moments = pandas.to_datetime(written, utc=True, **options)
         except (ValueError, OverflowError):
+            if known and options.get("format") == known:
+                reject_dates(self.name, name, known)
             return None
-        self.tell_dates(name, options.get("format", ""))
+        form = options.get("format", "")
+        self.tell_dates(name, form)
         days = np.full(len(cells), np.nan, dtype=np.float32)
         start = pandas.Timestamp(0, tz="UTC")
         days[filled] = ((moments - start) / pandas.Timedelta(days=1)).to_numpy(np.float32)
-        return days
+        return days, form if form in EITHER else ""
 
     def tell_dates(self, name: str, form: str) -> None:
         """Note that a column is read as dates, and in which order where that had to be guessed."""
-        order = {"%m/%d/%Y": ", month first", DAY_FIRST: ", day first"}.get(form, "")
-        self.tell(f"dates{order} are read as days since 1970-01-01", name)
+        self.tell(f"dates{EITHER.get(form, '')} are read as days since 1970-01-01", name)
 
     def _reject_kind(self, row: int, name: str, cell: object) -> NoReturn:
         problem = f"column {quoted(name)} holds a {type(cell).__name__}"
@@ -291,6 +303,14 @@ class Source:
         self.reject(
             row, problem, code="not-a-cell", value=name, expected=expected, remedy=remedy, ignore=[name]
         )
+
+
+def reject_dates(place: str, name: str, form: str) -> NoReturn:
+    """Raise an error about dates whose day and month stand in another order than a model knows."""
+    problem = f"{place}: the dates in column {quoted(name)} are not written as the model knows them"
+    expected = f"{'day' if form.startswith('%d') else 'month'} first ({form})"
+    remedy = "Write them so, or fit again."
+    raise PairNormError(problem, code="other-dates", value=name, expected=expected, remedy=remedy)
 
 
 def _without_point(value: float) -> str:
