@@ -147,3 +147,16 @@ def test_names_and_numbers_of_an_option(raises: Callable) -> None:
         numbers_in("depths", "2;4")
     with raises("unknown-choice", value="corra"):
         names_in("dataset", "cora,corra", ("cora", "pubmed"))
+
+
+def test_a_second_value_of_an_option_is_to_be_said_again(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = argparse.ArgumentParser().add_subparsers(parser_class=Command)
+    parser = add_command(commands, "do", run, "pairnorm do")
+    parser.group("Columns", "ignore")
+    for words, again in (
+        (["--ignore", "a", "b"], " --ignore has one value: say it again for another."),
+        (["b"], ""),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            parser.parse_args(words)
+        assert capsys.readouterr().err.endswith(f"Error: there is no argument 'b'.{again}\n")

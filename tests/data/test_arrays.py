@@ -155,13 +155,18 @@ def test_ends_are_whole_numbers_of_any_kind(kind: Any) -> None:
         (torch.eye(3).to_sparse_csr(), "a Tensor", "from_scipy"),
         (None, "a NoneType", ""),
         (zip([0], [1], strict=True), "a zip", ""),
-        ([[0.5], [1.0]], "float64 of shape (2, 1)", ""),
+        ([[0.5], [1.0]], "float64 of shape (2, 1)", "astype(int)"),
+        ([[0.0, 1.0], [1.0, 2.0]], "float64 of shape (2, 2)", "astype(int)"),
     ],
 )
 def test_edges_that_are_none_say_what_they_are(edges: Any, found: str, remedy: str, raises: Callable) -> None:
     with raises("wrong-shape", f"edge_index is {found}", expected="whole numbers, [2, edges]") as caught:
         Graph.from_edges(edges)
     assert remedy in caught.value.remedy
+
+
+def test_an_empty_list_is_no_edges() -> None:
+    assert Graph.from_edges([], num_nodes=3).num_edges == 0
 
 
 def test_ragged_edges_are_refused(raises: Callable) -> None:

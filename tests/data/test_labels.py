@@ -24,6 +24,7 @@ def test_classes_are_sorted_numbers_as_numbers() -> None:
     [
         (["10.0", "9.0", None, "9.00"], None, ("9", "10"), [1, 0, -1, 0]),  # as pandas writes them
         (["10.0", "9", "-1.0"], None, ("9", "10", "-1"), [1, 0, 2]),
+        (["1,0", "0,0"], None, ("0", "1"), [1, 0]),  # where a comma is the decimal point
         (["1.0", "1.5"], None, ("1.0", "1.5"), [0, 1]),
         (["1.0", "x"], None, ("1.0", "x"), [0, 1]),
         (["1.0", "0.0"], ("0", "1"), ("0", "1"), [1, 0]),
@@ -36,6 +37,12 @@ def test_whole_numbers_of_a_text_file_have_no_point(
     frame = pandas.DataFrame({"y": cells})
     labels, found = read_labels(Source("nodes.csv", ("y",), frame, delimiter=","), "y", frame["y"], known)
     assert (found, labels.tolist()) == (names, codes)
+
+
+def test_whole_numbers_among_others_have_no_point_either() -> None:
+    """Bug: of JSON, which has empty cells and numbers side by side, they were '0.0' and '1.0'."""
+    frame = pandas.DataFrame({"y": [1.0, None, 0.0]}, dtype=object)
+    assert read_labels(table(frame), "y", frame["y"])[1] == ("0", "1")
 
 
 def test_texts_that_are_told_from_numbers_stay_as_they_are() -> None:
@@ -100,7 +107,16 @@ def test_many_numbers_are_no_classes(cells: list[object], raises: Callable) -> N
 def test_numbers_that_many_nodes_share_are_classes() -> None:
     assert len(labels([str(i % 150) for i in range(3000)])[1]) == 150
     assert len(labels([i % 5 + 0.5 for i in range(100)])[1]) == 5
-    assert len(labels([f"word {i}" for i in range(300)])[1]) == 300
+    assert len(labels([f"word {i % 300}" for i in range(600)])[1]) == 300
+
+
+def test_names_are_no_classes(raises: Callable) -> None:
+    names = [f"word {i}" for i in range(21)]
+    with raises("too-many-classes", "nodes.csv: column 'y' holds 21 different texts on 41 nodes", value=21):
+        labels([*names, *names[1:]])
+    assert len(labels([*names, *names])[1]) == 21
+    assert len(labels(names, each=True)[1]) == 21
+    assert len(labels(names[:20])[1]) == 20  # so few may be what they are
 
 
 def test_numbers_are_cut_into_classes_of_equal_size() -> None:

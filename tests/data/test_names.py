@@ -150,6 +150,13 @@ def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raise
     assert table.notes[0].startswith("2 of 3 edges in e.csv were dropped: an end is not a node, such as 'Y'")
 
 
+def test_where_no_end_is_a_node_the_ids_are_shown(write: Write, raises: Callable) -> None:
+    table = open_table(write("e.csv", "a,b\ncust 1,cust 2\ncust 2,cust 1\n"))
+    with raises("unknown-node", value="cust 1", options={"id": ...}) as caught:
+        read_edges(table, Ends("a", "b"), LETTERS, None)
+    assert caught.value.problem.endswith("; nodes are called 'x', 'y', 'Zu\u0308rich'")
+
+
 @pytest.mark.parametrize("cell", ["Z\u00fcrich", "z\u00fcrich", "ZU\u0308RICH"])
 def test_another_form_of_a_name_is_recognised(write: Write, cell: str, raises: Callable) -> None:
     with raises("unknown-node", value=cell) as caught:

@@ -152,11 +152,13 @@ class Command(Parser):
     ) -> tuple[Namespace, list[str]]:
         """Parse what follows the command's name: options joined with their values, then arguments."""
         words, options, arguments = list(args or ()), list[str](), list[str]()
+        behind: dict[str, str] = {}
         while words:
             word = words.pop(0)
             name, equals, _ = word.partition("=")
             if not word.startswith("-"):
                 arguments.append(word)
+                behind[word] = options[-1].partition("=")[0] if options else ""
             elif name not in self._names:
                 self.error(
                     f"there is no option {quoted(name)}. {closest(name, sorted(self._names))}".rstrip()
@@ -169,7 +171,9 @@ class Command(Parser):
                     options.append(f"{word}={words.pop(0)}")  # what a shell made of a pattern
         found, unknown = super().parse_known_args(self._joined(options) + arguments, namespace)
         if unknown:
-            self.error(f"there is no argument {quoted(unknown[0])}.")
+            option = behind.get(unknown[0])
+            again = f" {option} has one value: say it again for another." if option else ""
+            self.error(f"there is no argument {quoted(unknown[0])}.{again}")
         if self.either and all(getattr(found, name) is None for name in self.either):
             self.error(f"{' or '.join(f'--{name}' for name in self.either)} is needed.")
         return found, []

@@ -76,6 +76,8 @@ def as_ends(edge_index: Any) -> NDArray[np.int64]:
     kind = array.dtype.kind
     if array.ndim == 2 and len(array) == 2 and (kind in "iu" or array.size == 0):
         return array.astype(np.int64, copy=False)
+    if array.shape == (0,):  # an empty list
+        return np.zeros((2, 0), np.int64)
     found, remedy = f"{array.dtype} of shape {array.shape}", ""
     if array.ndim == 0:
         found = f"a {type(edge_index).__name__}"
@@ -83,6 +85,8 @@ def as_ends(edge_index: Any) -> NDArray[np.int64]:
         remedy = "Graph.from_scipy takes an adjacency matrix."
     elif array.ndim and kind in "OUST":
         remedy = "Graph.from_frames takes edges between names."
+    elif array.ndim == 2 and len(array) == 2:
+        remedy = "Pass whole numbers: edge_index.astype(int)."
     elif array.ndim == 2 and array.shape[1] == 2:
         remedy = "Transpose it: numpy.transpose(edge_index)."
     problem = f"edge_index is {found}"

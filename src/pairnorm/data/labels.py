@@ -30,7 +30,9 @@ PARTS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev"
 # Classes that are numbers: more than so many, with fewer nodes each than that, are no classes.
 MOST_NUMBERS, FEWEST_NODES_EACH = 100, 20
 MOST_FRACTIONS = 20
-WHOLE = re.compile(r"-?\d+(\.0+)?", re.ASCII)
+WHOLE = re.compile(r"-?\d+([.,]0+)?", re.ASCII)
+# Texts of which there are more than so many, and hardly two nodes with the same, are names.
+FEWEST_NAMES, NODES_EACH = 20, 2
 
 
 def read_labels(
@@ -56,7 +58,7 @@ def read_labels(
             remedy="Label some of another." if len(found) else "Label some nodes.",
         )
     if known is None and not each:
-        _refuse_regression(table, name, found, int((codes >= 0).sum()))
+        _check_classes(table, name, found, int((codes >= 0).sum()))
     if strange := [place for place, value in enumerate(found) if known and value not in known]:
         table.reject(
             int((codes == strange[0]).argmax()),
@@ -78,7 +80,7 @@ def without_points(texts: Iterable[str]) -> dict[str, str]:
     """
     found = list(texts)
     whole = all(WHOLE.fullmatch(text) for text in found)
-    return {text: text.partition(".")[0] if whole else text for text in found}
+    return {text: re.split("[.,]", text)[0] if whole else text for text in found}
 
 
 def class_codes(
@@ -98,9 +100,20 @@ def class_codes(
     return places[codes].astype(np.int64), tuple(names)
 
 
-def _refuse_regression(table: Source, name: str, found: Sequence[str], labelled: int) -> None:
+def _check_classes(table: Source, name: str, found: Sequence[str], labelled: int) -> None:
+    """Refuse numbers that ask for a regression, and names."""
     values = _as_numbers(found)
     if values is None:
+        if len(found) > FEWEST_NAMES and labelled < NODES_EACH * len(found):
+            problem = f"{table.name}: column {quoted(name)} holds {len(found):,} different texts"
+            raise PairNormError(
+                f"{problem} on {labelled:,} nodes: names rather than classes",
+                code="too-many-classes",
+                value=len(found),
+                expected="classes of several nodes each",
+                remedy="Name another column, or pass {classes} if each is a class.",
+                classes=EACH,
+            )
         return
     most = MOST_NUMBERS if (values % 1 == 0).all() else MOST_FRACTIONS
     if len(found) > most and (most == MOST_FRACTIONS or labelled < FEWEST_NODES_EACH * len(found)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.data.tables import Source, read_blocks
+from pairnorm.data.tables import Source, read_blocks, shown
 from pairnorm.errors import PairNormError, quoted
 
 if TYPE_CHECKING:
@@ -256,6 +256,10 @@ class NodeIndex:
             table.reject(row, problem, "empty-cell", remedy="Fill it in or drop the edge.")
         more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
         problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
+        if 1 < unknown == cells:
+            problem += f"; nodes are called {shown([str(node) for node in self._index[:3]])}"
+            remedy = "Pass {id} if their ids are in another column, or name another column of the edges."
+            table.reject(row, problem, code="unknown-node", value=cell, remedy=remedy, id=...)
         remedy = "Add the node, name another column, or drop such rows with {unknown_edges}."
         table.reject(row, problem, code="unknown-node", value=cell, remedy=remedy, unknown_edges="drop")
 

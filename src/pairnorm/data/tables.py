@@ -161,7 +161,6 @@ class Source:
 
         if isinstance(column.dtype, pandas.CategoricalDtype) and column.cat.categories.dtype.kind == "f":
             column = column.astype(np.float64)
-        write = _without_point if pandas.api.types.is_float_dtype(column.dtype) else str
         if isinstance(column.dtype, pandas.StringDtype):
             values = column.str.strip().astype(object).to_numpy(copy=True)
             empty = pandas.isna(values)
@@ -170,7 +169,7 @@ class Source:
             empty = pandas.isna(values)
             for row in (row for row, value in enumerate(values) if isinstance(value, bytes)):
                 self._reject_kind(first + row, name, values[row])
-            values[~empty] = [write(value).strip() for value in values[~empty]]
+            values[~empty] = [_written(value).strip() for value in values[~empty]]
         values[empty] = None
         values[values == ""] = None
         return values
@@ -313,9 +312,10 @@ def reject_dates(place: str, name: str, form: str) -> NoReturn:
     raise PairNormError(problem, code="other-dates", value=name, expected=expected, remedy=remedy)
 
 
-def _without_point(value: float) -> str:
-    """Write a whole number as one, as ``queries.as_text`` does."""
-    return str(int(value)) if abs(value) < 1e18 and value == int(value) else str(value)
+def _written(value: Any) -> str:
+    """Write a cell; a whole number as one, as ``queries.as_text`` does."""
+    whole = isinstance(value, float | np.floating) and value.is_integer() and abs(float(value)) < 1e18
+    return str(int(value) if whole else value)
 
 
 def _filled(column: pandas.Series) -> tuple[pandas.Series, NDArray[np.bool_], pandas.Series]:

@@ -65,7 +65,7 @@ class Problem:
                 code="no-split",
                 value=graph.name,
                 expected="some of both",
-                remedy="Give it a split.",
+                remedy="Give it a split, such as graph.with_split('random').",
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
         adjacency = propagation(graph.adjacency, trials[0][0].adjacency).to(device)
