@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -171,10 +172,8 @@ def _parts(
     return Split(mask(0), mask(1), mask(2))
 
 
-def _by_time(graph: Graph, time: str) -> Split:
-    """Deal the labelled nodes out in the order of a feature; equals stay together, in the earlier part."""
-    names = graph.feature_names or ()
-    if time not in names and any(name.startswith(f"{time}=") for name in names):
+def _refuse_time(time: str, names: Sequence[str]) -> None:
+    if any(name.startswith(f"{time}=") for name in names):
         problem = f"time is {quoted(time)}, a column that is read as categories"
         expected = "a column of numbers or dates"
         remedy = "Write it as numbers, or as dates such as 2020-01-31."
@@ -182,7 +181,15 @@ def _by_time(graph: Graph, time: str) -> Split:
     if not names:
         problem, expected = f"time is {quoted(time)}", "a feature, but those of this graph have no names"
         raise PairNormError(problem, code="not-a-time", value=time, expected=expected)
-    place = names.index(one_of("time", time, [name for name in names if "=" not in name] or names))
+    one_of("time", time, [name for name in names if "=" not in name] or names)  # those are categories
+
+
+def _by_time(graph: Graph, time: str) -> Split:
+    """Deal the labelled nodes out in the order of a feature; equals stay together, in the earlier part."""
+    names = graph.feature_names or ()
+    if time not in names:
+        _refuse_time(time, names)
+    place = names.index(time)
     if any(mask.any() for mask in graph.split):
         problem = "there is a split already"
         raise PairNormError(problem, code="conflicting-options", remedy="Leave it out, or {time}.", time=...)

@@ -45,7 +45,8 @@ def read_labels(
     text = table.text(name, cells)
     if table.delimiter is not None:
         classes = without_points({value for value in text if value is not None})
-        if known is None or not {*classes} <= {*known}:
+        learnt_so = known is not None and {*classes} <= {*known}
+        if not learnt_so and {*classes} != {*classes.values()}:
             text = np.array([classes.get(value) for value in text], dtype=object)
     codes, found = class_codes(text, known)
     if known is None and len(found) < 2:
