@@ -85,6 +85,16 @@ def test_as_from_files(tmp_path, ending, ids, weight):
     assert (packed.weight is not None) == (weight is not None)
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_ends_with_a_point_are_the_whole_numbers_of_nodes(tmp_path, ending):
+    """Bug: pack refused what pandas makes of whole numbers beside empty cells, and from_files did not."""
+    frame, links = tables(ids=int)
+    files = write(tmp_path, frame, links.astype({"from": float}), ending)
+    packed = pack(*files, tmp_path / "graph", id="who", label="kind", memory="256MB")
+    same(packed, Graph.from_files(*files, id="who", label="kind"))
+
+
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 def test_several_files_and_ranges(tmp_path, monkeypatch):
     frame, links = tables(nodes=5000)

@@ -204,8 +204,9 @@ def as_id(column: str, kind: str, whole: bool) -> str:
         return text
     if kind in WHOLE:
         return f"{sql_name(column)}::BIGINT"
+    plain = f"regexp_replace({text}, '[.]0+$', '')"  # '7.0' is what pandas makes of a 7 beside empty cells
     # DuckDB would round '7.5' to a node of that number.
-    return f"CASE WHEN try_cast({text} AS BIGINT)::VARCHAR = {text} THEN try_cast({text} AS BIGINT) END"
+    return f"CASE WHEN try_cast({plain} AS BIGINT)::VARCHAR = {plain} THEN try_cast({plain} AS BIGINT) END"
 
 
 def filled_cell(column: str) -> str:
