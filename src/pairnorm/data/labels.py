@@ -30,9 +30,9 @@ PARTS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev"
 # Classes that are numbers: more than so many, with fewer nodes each than that, are no classes.
 MOST_NUMBERS, FEWEST_NODES_EACH = 100, 20
 MOST_FRACTIONS = 20
-WHOLE = re.compile(r"-?\d+([.,]0+)?", re.ASCII)
+WITHOUT_FRACTION = re.compile(r"-?\d+([.,]0+)?", re.ASCII)
 # Texts of which there are more than so many, and hardly two nodes with the same, are names.
-FEWEST_NAMES, NODES_EACH = 20, 2
+MOST_TEXTS, FEWEST_NODES_PER_TEXT = 20, 2
 
 
 def read_labels(
@@ -80,7 +80,7 @@ def without_points(texts: Iterable[str]) -> dict[str, str]:
     ({'0.0': '0', '1.0': '1'}, {'0.5': '0.5', '1.0': '1.0'})
     """
     found = list(texts)
-    whole = all(WHOLE.fullmatch(text) for text in found)
+    whole = all(WITHOUT_FRACTION.fullmatch(text) for text in found)
     return {text: re.split("[.,]", text)[0] if whole else text for text in found}
 
 
@@ -105,7 +105,7 @@ def _check_classes(table: Source, name: str, found: Sequence[str], labelled: int
     """Refuse numbers that ask for a regression, and names."""
     values = _as_numbers(found)
     if values is None:
-        if len(found) > FEWEST_NAMES and labelled < NODES_EACH * len(found):
+        if len(found) > MOST_TEXTS and labelled < FEWEST_NODES_PER_TEXT * len(found):
             problem = f"{table.name}: column {quoted(name)} holds {len(found):,} different texts"
             raise PairNormError(
                 f"{problem} on {labelled:,} nodes: names rather than classes",

@@ -72,7 +72,6 @@ class NodePacker:
         self.at_once = max(4, min(COLUMNS_AT_ONCE, base.memory // BYTES_PER_COLUMN))
         self.class_of: dict[str, str] = {}
         self.dates: dict[str, str] = {}
-        self.forms: dict[str, str] = {}
         self.truths: set[str] = set()
         self.columns = self._name_nodes()
 
@@ -192,9 +191,9 @@ class NodePacker:
                     remedy="Correct or empty the cells, or pass {categorical}.",
                     categorical=[name],
                 )
-            elif days := self._days(source, name):
-                self.dates[name] = days
-                yield Column(name, "date", form=self.forms.get(name, ""))
+            elif dates := self._days(source, name):
+                self.dates[name], form = dates
+                yield Column(name, "date", form=form)
             elif kind == "VARCHAR":
                 yield self._category(source, name, free)
             else:
@@ -228,11 +227,11 @@ class NodePacker:
             )
         return Column(name, "category", tuple(found))
 
-    def _days(self, source: Source, name: str) -> str | None:
-        """Return the SQL of a column of dates as days since 1970-01-01; None if it holds others."""
+    def _days(self, source: Source, name: str) -> tuple[str, str] | None:
+        """Return the SQL of dates as days since 1970-01-01, and their form, as ``Source.dates`` does."""
         if self.kinds[name].startswith(("DATE", "TIMESTAMP")):
             source.tell_dates(name, "")
-            return f"epoch({sql_name(name)}) / 86400"
+            return f"epoch({sql_name(name)}) / 86400", ""
         if self.kinds[name] != "VARCHAR":
             return None
         cell = filled_cell(name)
@@ -254,9 +253,7 @@ class NodePacker:
             if wrong:
                 return None
             source.tell_dates(name, form)
-            if form in EITHER:
-                self.forms[name] = form
-            return f"epoch({moment}) / 86400"
+            return f"epoch({moment}) / 86400", form if form in EITHER else ""
         return None
 
     def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:

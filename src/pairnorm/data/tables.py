@@ -265,25 +265,24 @@ class Source:
         cells, filled, written = _filled(column)
         if not filled.any():
             return None
-        options: dict[str, Any] = {}
+        form = ""
         if not all(isinstance(cell, date) for cell in written):
             first = str(written.iloc[0]).strip()
             if not any(re.fullmatch(pattern, first) for pattern, *_ in DATES):
                 return None  # at once: a table may have a hundred thousand columns of text
             text = written.astype(str).str.strip()
-            form = next((form for pattern, form in DATES if text.str.fullmatch(pattern).all()), None)
-            if form is None:
+            form = next((form for pattern, form in DATES if text.str.fullmatch(pattern).all()), "")
+            if not form:
                 return None
             if form == MONTH_FIRST:
                 form = known or (DAY_FIRST if text.str.match(NO_MONTH).any() else form)
-            written, options["format"] = text, form
+            written = text
         try:
-            moments = pandas.to_datetime(written, utc=True, **options)
+            moments = pandas.to_datetime(written, utc=True, format=form or None)
         except (ValueError, OverflowError):
-            if known and options.get("format") == known:
+            if known and form == known:
                 reject_dates(self.name, name, known)
             return None
-        form = options.get("format", "")
         self.tell_dates(name, form)
         days = np.full(len(cells), np.nan, dtype=np.float32)
         start = pandas.Timestamp(0, tz="UTC")

@@ -108,11 +108,17 @@ def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, norm: Any) ->
 
 
 @njit(inline="always")
+def half_centred(x: Any, row: int, start: int, high: Any, low: Any) -> Any:
+    """Return half of c; the mean comes in two parts, so that none of its digits is lost."""
+    return load(x, row, start) * HALF - load(high, 0, start) - load(low, 0, start)
+
+
+@njit(inline="always")
 def centred_square(x: Any, row: int, high: Any, low: Any) -> Any:
     """Return the squared norm of half a centred row."""
     products = fill(np.float32(0))
     for start in range(0, x.shape[1], LANES):
-        centred = load(x, row, start) * HALF - load(high, 0, start) - load(low, 0, start)
+        centred = half_centred(x, row, start, high, low)
         products = products + centred * centred
     return total(products)
 
@@ -121,8 +127,7 @@ def centred_square(x: Any, row: int, high: Any, low: Any) -> Any:
 def write_centred(x: Any, row: int, high: Any, low: Any, factor: Any, y: Any) -> None:
     """Write half a centred row times a number: centred again, for what was just stored is slow to load."""
     for start in range(0, x.shape[1], LANES):
-        centred = load(x, row, start) * HALF - load(high, 0, start) - load(low, 0, start)
-        store(y, row, start, centred * factor)
+        store(y, row, start, half_centred(x, row, start, high, low) * factor)
 
 
 @kernel
