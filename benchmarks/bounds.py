@@ -9,7 +9,7 @@ from pairnorm.train import Spec
 BYTES = {"float32": 4, "bfloat16": 2}
 
 # Passes over a state [nodes, hidden] in a layer that touches memory as little as can be: everything that can
-# be fused is, and what neighbours share is read once.
+# be fused is, and what neighbors share is read once.
 #   forward: linear map with dropout (read, write), exchange with bias and activation (read, write),
 #            PairNorm (read, read, write); attention reads the mapped state once more for its scores
 #   backward: PairNorm (5: gradient and output twice, write), activation (read), exchange (read, write),
@@ -30,7 +30,7 @@ def layer_flops(graph: Graph, spec: Spec) -> int:
     """Return the multiplications and additions of a hidden layer's products.
 
     The linear map four times (twice forward, for the gradients of its input and of its weight), the exchange
-    with neighbours three times, and once more for the gradient of attention weights. Dropout, norm,
+    with neighbors three times, and once more for the gradient of attention weights. Dropout, norm,
     activation, softmax and Adam are not counted.
     """
     maps, exchanges = 4, 4 if spec.model == "GAT" else 3

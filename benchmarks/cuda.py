@@ -1,6 +1,6 @@
 """Training GCN and GAT on CUDA: microseconds per layer, epoch and trial, beside what the memory would allow.
 
-An epoch is a training step and validation. The engine says when it has synchronised with the device and how
+An epoch is a training step and validation. The engine says when it has synchronized with the device and how
 much it has done since, in layers x epochs x trials; the median of these intervals is what is reported.
 """
 
@@ -18,8 +18,8 @@ import torch
 from benchmarks.bounds import BYTES, layer_bytes
 from benchmarks.report import Row
 from benchmarks.timing import copy_bandwidth
+from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, csbm, load
-from pairnorm.errors import PairNormError
 from pairnorm.train import Progress, Spec, Store, run
 from pairnorm.train.engine import train_job
 from pairnorm.train.jobs import plan

@@ -18,18 +18,18 @@ DROPOUT = 0.6
 class DeepGNN(nn.Module):
     """Convolutions with PairNorm-SI after each activation but the last.
 
-    GCN caches its normalised adjacency, or, with ``normalised``, is given it.
+    GCN caches its normalized adjacency, or, with ``normalized``, is given it.
     """
 
     def __init__(
-        self, model: str, features: int, hidden: int, classes: int, depth: int, normalised: bool = False
+        self, model: str, features: int, hidden: int, classes: int, depth: int, normalized: bool = False
     ) -> None:
         super().__init__()
         widths = [features, *[hidden] * (depth - 1), classes]
         self.activation = torch.relu if model == "GCN" else functional.elu
         self.norm = PairNorm(scale_individually=True)
         self.convolutions = nn.ModuleList(
-            GCNConv(before, after, cached=not normalised, normalize=not normalised)
+            GCNConv(before, after, cached=not normalized, normalize=not normalized)
             if model == "GCN"
             else GATConv(before, after, dropout=DROPOUT)
             for before, after in pairwise(widths)
@@ -53,7 +53,7 @@ class DeepSGC(nn.Module):
         self.depth, self.norm, self.linear = depth, PairNorm(), nn.Linear(features, classes)
 
     def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
-        """Return logits, from an adjacency that is normalised already."""
+        """Return logits, from an adjacency that is normalized already."""
         x = self.norm(x)
         for _ in range(self.depth):
             x = self.norm(spmm(adjacency, x))
@@ -72,8 +72,8 @@ def edge_index(graph: Graph) -> Tensor:
     return graph.adjacency.to_sparse_coo().indices()
 
 
-def normalised_adjacency(graph: Graph) -> Tensor:
-    """Return the normalised adjacency as a sparse matrix, which PyG can multiply with in one go."""
+def normalized_adjacency(graph: Graph) -> Tensor:
+    """Return the normalized adjacency as a sparse matrix, which PyG can multiply with in one go."""
     edges, weights = gcn_norm(edge_index(graph), num_nodes=graph.num_nodes)
     return torch.sparse_coo_tensor(edges, weights, graph.adjacency.shape).coalesce().to_sparse_csr()
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.peers import DeepSGC, dense_features, epoch_of, normalised_adjacency
+from benchmarks.peers import DeepSGC, dense_features, epoch_of, normalized_adjacency
 from benchmarks.report import Row, duration
 from benchmarks.timing import interleave
+from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, load
-from pairnorm.errors import PairNormError
 from pairnorm.paper.experiments import SCALES, SGC_DEPTHS
 from pairnorm.train import Spec, Store, run
 
@@ -104,7 +104,7 @@ def _sweep(graph: Graph, name: str, depths: Sequence[int], epochs: int) -> float
 
 def _peer_seconds(graph: Graph) -> float:
     """What the peer would take: by a line through the seconds per epoch at a few depths."""
-    x, adjacency = dense_features(graph), normalised_adjacency(graph)
+    x, adjacency = dense_features(graph), normalized_adjacency(graph)
     tasks = {
         str(depth): epoch_of(DeepSGC(x.size(1), graph.num_classes, depth), graph, x, adjacency)
         for depth in PEER_DEPTHS

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from benchmarks.bounds import layer_bytes, layer_flops
-from benchmarks.peers import DeepGNN, dense_features, edge_index, epoch_of, normalised_adjacency
+from benchmarks.peers import DeepGNN, dense_features, edge_index, epoch_of, normalized_adjacency
 from benchmarks.report import Row, duration
 from benchmarks.timing import cpu_rates, interleave
 from pairnorm.data import Graph, load
@@ -81,8 +81,8 @@ def _peers(graph: Graph, spec: Spec) -> dict[str, Callable[[], float]]:
     x, sizes = dense_features(graph), (graph.num_features, spec.hidden, graph.num_classes, spec.depth)
     peers = {"edges": epoch_of(DeepGNN(spec.model, *sizes), graph, x, edge_index(graph))}
     if spec.model == "GCN":
-        model = DeepGNN(spec.model, *sizes, normalised=True)
-        peers["matrix"] = epoch_of(model, graph, x, normalised_adjacency(graph))
+        model = DeepGNN(spec.model, *sizes, normalized=True)
+        peers["matrix"] = epoch_of(model, graph, x, normalized_adjacency(graph))
     return peers
 
 

@@ -26,7 +26,7 @@ DEPTH = 3
 
 
 class Net(torch.nn.Module):
-    """Means over neighbours, each layer with a PairNorm of its own."""
+    """Means over neighbors, each layer with a PairNorm of its own."""
 
     def __init__(self, hidden: int = 32) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Batches:
 
 
 def batches(nodes: torch.Tensor, size: int) -> NeighborLoader | Batches:
-    """Whole neighbourhoods: PairNorm is exact. Truncated ones would estimate its statistics."""
+    """Whole neighborhoods: PairNorm is exact. Truncated ones would estimate its statistics."""
     if WITH_PYG_LIB or WITH_TORCH_SPARSE:
         return NeighborLoader(data, [-1] * DEPTH, nodes, batch_size=size, shuffle=True)
     return Batches(nodes, size)
@@ -85,16 +85,16 @@ def infer(model: Net, size: int) -> torch.Tensor:
 
 
 model = Net()
-optimiser = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
 for _ in range(epochs):
     model.train()
     for norm in model.norms:
         norm.statistics.reset()  # of weights that are no more
     for batch in batches(cora.train.nonzero()[:, 0], 70):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         own = slice(batch.batch_size)
         cross_entropy(model(batch.x, batch.edge_index)[own], batch.y[own]).backward()
-        optimiser.step()
+        optimizer.step()
 
 calibrate(model, batches(torch.arange(cora.num_nodes), 500))
 found = {size: infer(model, size) for size in (200, 1000)}

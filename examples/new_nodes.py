@@ -1,4 +1,4 @@
-"""Customers who come later, without any features, are labelled by a saved model: nothing is trained again."""
+"""Customers who come later, without any features, are labeled by a saved model: nothing is trained again."""
 
 import tempfile
 

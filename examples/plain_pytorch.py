@@ -31,12 +31,12 @@ class DeepGCN(nn.Module):
 def train(model: nn.Module, graph: pairnorm.Graph, epochs: int) -> float:
     """Return the accuracy on the test nodes."""
     x, adjacency = graph.features.to_dense(), pairnorm.nn.propagation(graph.adjacency)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
     for _ in range(epochs):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = cross_entropy(model(x, adjacency)[graph.train], graph.labels[graph.train])
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     right = model(x, adjacency).argmax(1) == graph.labels
     return float(right[graph.test].float().mean())
 

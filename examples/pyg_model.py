@@ -15,11 +15,11 @@ x, edge_index = cora.features.to_dense(), cora.edge_index
 
 def train(model: torch.nn.Module) -> float:
     """Train on the 140 papers of the training set; return the accuracy on the test papers."""
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
     for _ in range(epochs):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         cross_entropy(model(x, edge_index)[cora.train], cora.labels[cora.train]).backward()
-        optimiser.step()
+        optimizer.step()
     right = model(x, edge_index).argmax(1) == cora.labels
     return float(right[cora.test].float().mean())
 

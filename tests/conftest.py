@@ -12,8 +12,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 
-from pairnorm.errors import PairNormError
-from pairnorm.sparse import quieten
+from pairnorm.base.csr import quieten
+from pairnorm.base.errors import PairNormError
 
 quieten()  # tests make CSR tensors of their own
 

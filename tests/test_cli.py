@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from pairnorm import __version__, cli
+from pairnorm.base.errors import PairNormError
 from pairnorm.commands.options import add_command
 from pairnorm.data import GraphWarning
-from pairnorm.errors import PairNormError
 
 NAMES = ["demo", "datasets", "reproduce", "report", "fit", "predict", "diagnose"]
 COLUMNS = ["id", "source", "target", "weight", "ignore"]
@@ -79,7 +79,7 @@ def test_an_error_is_short_and_has_no_traceback(added: Added, capsys: pytest.Cap
 
 
 def test_a_remedy_names_options_as_they_are_typed(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
-    added(raising(PairNormError("no column 'a'", remedy="Pass {ignore}.", ignore=["two words"])))
+    added(raising(PairNormError("no column 'a'", hint="Pass {ignore}.", ignore=["two words"])))
     assert cli.main(["act"]) == 1
     assert capsys.readouterr().err == "Error: no column 'a'. Pass --ignore 'two words'.\n"
 

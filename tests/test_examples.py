@@ -66,7 +66,7 @@ def test_a_pyg_model_learns_with_pair_norm_only_and_the_probe_sees_each_layer(ru
 
 def test_a_users_files_get_labels(run: Run, tmp_path: Path) -> None:
     text = run("own_csv.py", str(tmp_path))
-    assert "labelled   150 (50%)" in text
+    assert "labeled   150 (50%)" in text
     share = re.search(r"Right on (\d+)% of held-out customers", text)
     assert share is not None
     assert int(share[1]) > 70
@@ -102,7 +102,7 @@ def test_ranks_go_on_from_a_checkpoint_to_what_one_run_gives(
     assert abs(losses[0] - losses[1]) < 1e-4 * losses[0]
 
 
-def test_nodes_that_come_later_without_features_are_labelled(run: Run) -> None:
+def test_nodes_that_come_later_without_features_are_labeled(run: Run) -> None:
     text = run("new_nodes.py")
     share = re.search(r"and on (\d+)% of the 100 who came later", text)
     assert share is not None
@@ -110,7 +110,7 @@ def test_nodes_that_come_later_without_features_are_labelled(run: Run) -> None:
 
 
 def test_a_remedy_of_ones_own_is_trained_by_workers_beside_the_others() -> None:
-    text = run_alone("own_remedy.py", "30")
+    text = run_alone("own_method.py", "30")
     none, pair_norm, whiten = accuracies(text)
     assert min(pair_norm, whiten) > none + 10
     assert "remedy=Whiten@1 strength=1.0" in text

@@ -60,7 +60,7 @@ class TestPairNorm:
 
     @few
     @given(x=states())
-    def test_centring_leaves_tpsd_alone(self, x):
+    def test_centering_leaves_tpsd_alone(self, x):
         torch.testing.assert_close(tpsd(x - x.mean(0)), tpsd(x), rtol=1e-9, atol=0)
 
     @few

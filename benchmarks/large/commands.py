@@ -67,7 +67,7 @@ def pack(nodes: int, folder: Path, format: str) -> Run:
 
 def packed_ring(nodes: int) -> Ring:
     """Return what ``pack`` packs."""
-    return Ring(nodes, 10 * nodes, 128, labelled=0.01)
+    return Ring(nodes, 10 * nodes, 128, labeled=0.01)
 
 
 def walk(nodes: int, folder: Path, killed_after: float | None = None) -> Run:

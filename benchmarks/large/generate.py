@@ -1,7 +1,7 @@
 """Tables of a generated graph whose classes are far apart on a ring: deep propagation finds them.
 
 Nodes lie on a ring that is cut into blocks, each of one class; their numbers say nothing about where. Edges
-join neighbours on the ring, and a few any two nodes. Features are the class's centre under much noise, so one
+join neighbors on the ring, and a few any two nodes. Features are the class's center under much noise, so one
 node's tell little and those of a block a lot; of many nodes they are missing. All is drawn by chunks.
 """
 
@@ -26,12 +26,12 @@ class Ring:
         edges: how many, undirected; some may be drawn twice.
         columns: features of a node.
         missing: share of nodes without features.
-        labelled: share of nodes with a class.
+        labeled: share of nodes with a class.
         classes: how many.
         block: nodes that lie together and have one class.
         reach: how far on the ring an edge goes, at most.
         far: share of edges that join any two nodes.
-        signal: distance of a class's centre from zero, where noise has one in every column.
+        signal: distance of a class's center from zero, where noise has one in every column.
         seed: for everything that is drawn.
     """
 
@@ -39,7 +39,7 @@ class Ring:
     edges: int
     columns: int
     missing: float = 0.5
-    labelled: float = 0.1
+    labeled: float = 0.1
     classes: int = 5
     block: int = 200
     reach: int = 20
@@ -70,16 +70,16 @@ class Ring:
 
     def _nodes(self) -> Iterator[dict[str, Any]]:
         generator = np.random.default_rng([self.seed, 0])
-        centres = generator.standard_normal((self.classes, self.columns))
-        centres *= self.signal / np.linalg.norm(centres, axis=1, keepdims=True)
+        centers = generator.standard_normal((self.classes, self.columns))
+        centers *= self.signal / np.linalg.norm(centers, axis=1, keepdims=True)
         for start in range(0, self.nodes, CHUNK):
             node = np.arange(start, min(start + CHUNK, self.nodes))
             labels = (node * self._step % self.nodes) // self.block % self.classes
             x = generator.standard_normal((len(node), self.columns), np.float32)
-            x += centres[labels].astype(np.float32)
+            x += centers[labels].astype(np.float32)
             gone = generator.random(len(node)) < self.missing
-            unlabelled = generator.random(len(node)) >= self.labelled
-            yield {"id": node, "label": (labels, unlabelled)} | {
+            unlabeled = generator.random(len(node)) >= self.labeled
+            yield {"id": node, "label": (labels, unlabeled)} | {
                 f"x{place}": (column, gone) for place, column in enumerate(x.T)
             }
 

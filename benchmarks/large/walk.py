@@ -1,6 +1,6 @@
 """A walk of SGC-PN over generated graphs, by size.
 
-Time of a step and of its normalisation, the share of the bandwidth of a plain copy that the step reaches,
+Time of a step and of its normalization, the share of the bandwidth of a plain copy that the step reaches,
 memory, and the exponents with which both grow. Sampled rows are held against float64 on the CPU. A graph is
 generated as CSR: every node receives from nodes drawn at random, which is as far apart as memory allows.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.memory import anonymous_memory
+from pairnorm.base.memory import anonymous_memory
 
 SAMPLE, ROUNDS, DEPTH = 1000, 3, 16
 CHUNK = 2**20
@@ -83,7 +83,7 @@ def exponents(one: Measured, other: Measured) -> str:
 
 
 def moved(nodes: int, entries: int, width: int, bytes_each: int) -> int:
-    """Return the bytes of a step: neighbours and their rows, each node's own row, the result, row starts."""
+    """Return the bytes of a step: neighbors and their rows, each node's own row, the result, row starts."""
     return entries * (4 + width * bytes_each) + nodes * (2 * width * bytes_each + 8)
 
 
@@ -106,11 +106,11 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
     expected = [np.concatenate([x[row, None], x[column[crow[row] : crow[row + 1]]]]) for row in rows]
     error = np.abs(np.stack([one.mean(0, dtype=np.float64) for one in expected]) - y[rows]).max()
     error /= np.abs(y[rows]).max()
-    cpu.centre(y, cpu.column_sums(y) / nodes)
+    cpu.center(y, cpu.column_sums(y) / nodes)
     steps, norms = [], []
     for _ in range(DEPTH):
         steps.append(seconds(lambda: cpu.hop(crow, column, None, x, y), "cpu"))  # noqa: B023
-        norms.append(seconds(lambda: cpu.centre(y, cpu.column_sums(y) / nodes), "cpu"))  # noqa: B023
+        norms.append(seconds(lambda: cpu.center(y, cpu.column_sums(y) / nodes), "cpu"))  # noqa: B023
         x, y = y, x
     return Measured(
         nodes=nodes, entries=len(column), width=width, seconds=sum(steps) + sum(norms), step=min(steps),

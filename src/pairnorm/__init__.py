@@ -1,13 +1,13 @@
 """Deep graph neural networks that do not oversmooth, and labels for nodes that have no features.
 
 What most people need is here; the rest is in its room: ``pairnorm.nn`` (layers, models, propagation),
-``pairnorm.measure``, ``pairnorm.data``, ``pairnorm.fill``, ``pairnorm.train`` and ``pairnorm.classify``.
+``pairnorm.measure``, ``pairnorm.data``, ``pairnorm.impute``, ``pairnorm.train`` and ``pairnorm.classify``.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.version import __version__
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ __all__ = [
 
 # Loaded when asked for: torch takes a second, in which `pairnorm --help` has long answered and Ctrl-C is
 # heard; and the classifier needs what the core does not have.
-_ROOMS = ("classify", "data", "fill", "measure", "nn", "train")
+_ROOMS = ("classify", "data", "impute", "measure", "nn", "train")
 _HOMES = dict.fromkeys(("PairNorm", "add_pair_norm", "pair_norm", "remove_pair_norm"), "nn")
 _HOMES |= {"Graph": "data", "load": "data", "Probe": "measure", "NodeClassifier": "classify"}
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
+from pairnorm.base.errors import PairNormError, closest, is_out_of_memory, quoted
+from pairnorm.base.files import check_path
 from pairnorm.commands import (
     compare,
     console,
@@ -22,9 +24,7 @@ from pairnorm.commands import (
     reproduce,
 )
 from pairnorm.commands.options import Command, Parser
-from pairnorm.errors import PairNormError, closest, is_out_of_memory, quoted
 from pairnorm.version import __version__
-from pairnorm.writing import check_path
 
 COMMANDS = (demo, datasets, fit, predict, diagnose, compare, pack, reproduce, report)
 DONE, UNUSABLE, WRONG, FAULT, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141

@@ -22,7 +22,7 @@ def blanked_cora() -> Graph:
 
 @pytest.fixture(scope="session")
 def small() -> Graph:
-    """Two classes, bags of words, 20 labelled training nodes of each class."""
+    """Two classes, bags of words, 20 labeled training nodes of each class."""
     return csbm(300, classes=2, seed=1).with_split("per-class-20")
 
 

@@ -19,7 +19,7 @@ from pairnorm.data import Graph, Split, features_after, load, missing_vectors, p
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
 
 
-def test_blanked_cora_is_labelled_as_well_as_the_papers_protocol_does_it(blanked_cora: Graph) -> None:
+def test_blanked_cora_is_labeled_as_well_as_the_papers_protocol_does_it(blanked_cora: Graph) -> None:
     classifier = NodeClassifier(**QUICK, fill="zero", simple=True, refit=False, metric="accuracy").fit(
         blanked_cora
     )
@@ -107,7 +107,7 @@ def test_progress_counts_up_to_the_end(small: Graph) -> None:
         "SGC-PN-SI, depth 2",
         "averaged",
         "judged",
-        "learnt from all labels",
+        "learned from all labels",
     ]
 
 
@@ -149,7 +149,7 @@ def test_classes_come_back_as_they_were_given(tmp_path: Path, small: Graph, give
     expected = np.unique(values.astype(str) if given == "texts" else values)
     assert classifier.predict(graph).dtype.kind == ("U" if given == "texts" else "i")
     assert sorted(classifier.classes_.tolist()) == expected.tolist()
-    assert classifier.score(graph.replace(test=graph.labelled)) > 0.5
+    assert classifier.score(graph.replace(test=graph.labeled)) > 0.5
     classifier.save(tmp_path / "model")
     again = NodeClassifier.load(tmp_path / "model")
     assert again.classes_.dtype == classifier.classes_.dtype
@@ -187,9 +187,9 @@ def test_truths_come_back_as_truths(tmp_path: Path, small: Graph, given: str, un
     assert classifier.predict(graph).dtype == bool
     assert classifier.classes_.tolist() == [False, True]
     assert graph.class_names == ("False", "True")
-    known = graph.labelled.numpy()
+    known = graph.labeled.numpy()
     assert np.array_equal(graph.classes[graph.labels.numpy()][known], values[known])
-    assert classifier.score(graph.replace(test=graph.labelled)) > 0.5
+    assert classifier.score(graph.replace(test=graph.labeled)) > 0.5
     classifier.save(tmp_path / "model")
     assert NodeClassifier.load(tmp_path / "model").predict(graph).dtype == bool
 
@@ -218,7 +218,7 @@ def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
     assert classifier.score(as_text) == pytest.approx(right[held_out].mean())
 
 
-def test_after_the_choice_all_labels_are_learnt_from_but_those_to_be_tested(small: Graph) -> None:
+def test_after_the_choice_all_labels_are_learned_from_but_those_to_be_tested(small: Graph) -> None:
     graph = without_split(small)
     before, after = (NodeClassifier(depth=(1, 4), refit=refit).fit(graph) for refit in (False, True))
     assert before.held_out_ is not None
@@ -229,7 +229,7 @@ def test_after_the_choice_all_labels_are_learnt_from_but_those_to_be_tested(smal
     assert np.array_equal(before.judged_, after.judged_)
     assert not np.array_equal(before.probabilities_, after.probabilities_)
     assert not after.unseen(graph).any()
-    assert after.score(graph) == after.held_out_.accuracy, "nodes learnt from are not judged again"
+    assert after.score(graph) == after.held_out_.accuracy, "nodes learned from are not judged again"
     own = NodeClassifier(depth=(1, 4)).fit(small)
     assert np.array_equal(own.unseen(small), small.test.numpy()), "a test part that is given stays unseen"
 
@@ -311,12 +311,12 @@ def test_where_all_nodes_look_alike_there_is_a_model_still() -> None:
     ring = torch.arange(60)
     labels = torch.arange(60) // 30
     graph = Graph.from_edges(torch.stack([ring, ring.roll(1)]), labels=labels)
-    with pytest.warns(ClassifierWarning, match="only 12 labelled nodes are left to test on"):
+    with pytest.warns(ClassifierWarning, match="only 12 labeled nodes are left to test on"):
         classifier = NodeClassifier().fit(graph)
     assert classifier.score(graph) > 0.8
 
 
-def test_where_nothing_else_is_labelled_there_is_no_score(small: Graph, raises) -> None:
+def test_where_nothing_else_is_labeled_there_is_no_score(small: Graph, raises) -> None:
     classifier = NodeClassifier(depth=2, norm="PN").fit(small)
     labels = torch.where(small.test, -1, small.labels)
     with raises("nothing-to-judge"):
@@ -363,7 +363,7 @@ def test_nothing_works_before_fit(small: Graph, tmp_path: Path, raises) -> None:
 def test_what_is_no_graph_or_has_no_labels_is_refused(small: Graph, raises) -> None:
     with raises("wrong-type", value="ndarray") as caught:
         NodeClassifier().fit(np.ones((3, 2)))
-    assert "from_frames" in caught.value.remedy
+    assert "from_frames" in caught.value.hint
     classifier = NodeClassifier(depth=2, norm="PN").fit(small)
     for use in (classifier.predict, classifier.score):
         with raises("wrong-type", value="list"):
@@ -374,7 +374,7 @@ def test_what_is_no_graph_or_has_no_labels_is_refused(small: Graph, raises) -> N
         classifier.score(bare)
 
 
-def test_a_graph_that_has_grown_is_labelled(small: Graph) -> None:
+def test_a_graph_that_has_grown_is_labeled(small: Graph) -> None:
     classifier = NodeClassifier(depth=4, norm="PN").fit(small)
     keep = torch.arange(small.num_nodes) < 250
     ends = small.edge_index[:, keep[small.edge_index].all(0)]

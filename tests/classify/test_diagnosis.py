@@ -17,7 +17,7 @@ def half_missing(small: Graph) -> Graph:
 
 
 @pytest.mark.parametrize("nodes_kept", [300, 40], ids=["full rank", "few rows"])
-def test_measures_are_those_of_states_normalised_at_every_step(small: Graph, nodes_kept: int) -> None:
+def test_measures_are_those_of_states_normalized_at_every_step(small: Graph, nodes_kept: int) -> None:
     columns = torch.arange(300)
     features = small.features.to_dense()[:, columns] * (torch.arange(300) < nodes_kept)[:, None]
     graph = small.replace(features=features, feature_names=None)

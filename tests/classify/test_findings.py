@@ -66,8 +66,8 @@ def test_where_the_nodes_to_predict_have_no_features_it_is_told_what_that_does(s
 
 
 @pytest.mark.usefixtures("brief")
-def test_what_comes_later_is_labelled_without_retraining(small: Graph) -> None:
-    """Neither features nor labels nor edges of those that come later change what was learnt."""
+def test_what_comes_later_is_labeled_without_retraining(small: Graph) -> None:
+    """Neither features nor labels nor edges of those that come later change what was learned."""
     classifier = NodeClassifier("SGC", depth=4, norm="PN", scale=10.0, refit=False).fit(small)
     scores = Findings.of(classifier, small).checks[LATER]
     assert scores.count == 60  # a fifth of all nodes, of 174 held out
@@ -233,7 +233,7 @@ def test_the_model_is_asked_about_the_graph_once(small: Graph, monkeypatch: pyte
     monkeypatch.setattr(Network, "logits", count)
     classifier = NodeClassifier(depth=(1, 4), simple=True, refit=False).fit(small)
     findings = Findings.of(classifier, small)
-    assert asked.count("SGC") == 2  # and the one that was learnt without those who come later
+    assert asked.count("SGC") == 2  # and the one that was learned without those who come later
     assert np.array_equal(findings.probabilities, classifier.predict_proba(small))
 
 

@@ -15,7 +15,7 @@ from pairnorm.classify.diagnosis import Smoothing
 from pairnorm.classify.findings import Findings, Rival
 from pairnorm.classify.fit_page import diagnosis_page, fit_page
 from pairnorm.data import csbm
-from pairnorm.page import Document, Nodes, Threshold, render
+from pairnorm.report import Document, Nodes, Threshold, render
 
 NODES = 600
 NAMES = ("<script>alert(1)</script>", "=cmd|'/c calc'!A1", "**bold** [x](javascript:alert(1))", "<img src=x>")
@@ -64,7 +64,7 @@ def block(document: Document, kind: type) -> Any:
     return found
 
 
-def test_hops_and_neighbours_are_those_of_networkx(findings: Findings) -> None:
+def test_hops_and_neighbors_are_those_of_networkx(findings: Findings) -> None:
     graph = findings.graph
     known: networkx.Graph = networkx.Graph(graph.edge_index.T.tolist())
     known.add_nodes_from(range(NODES))
@@ -74,7 +74,7 @@ def test_hops_and_neighbours_are_those_of_networkx(findings: Findings) -> None:
         assert columns[name] == [hops.get(node, -1) for node in range(NODES)]
     labels = graph.labels.tolist()
     for node in range(NODES):
-        pairs = np.reshape(columns["neighbours"][node], (-1, 2)).tolist()
+        pairs = np.reshape(columns["neighbors"][node], (-1, 2)).tolist()
         around = [labels[other] for other in known[node] if labels[other] >= 0]
         assert dict(map(tuple, pairs)) == {label: around.count(label) for label in set(around)}
         assert columns["degree"][node] == len(known[node])
@@ -101,7 +101,7 @@ def test_of_very_many_nodes_the_most_uncertain_are_shown(
 
 def test_counts_at_a_threshold_are_those_of_the_probabilities(findings: Findings) -> None:
     slider = block(fit_page(findings), Threshold)
-    confidence, unknown = findings.probabilities.max(1), ~findings.graph.labelled.numpy()
+    confidence, unknown = findings.probabilities.max(1), ~findings.graph.labeled.numpy()
     sure, test = confidence >= 0.8, findings.test
     right = findings.predicted == findings.graph.labels.numpy()
     trusted = int((unknown & sure).sum())
@@ -164,7 +164,7 @@ def test_nodes_are_found_sorted_and_explained_in_a_browser(findings: Findings, v
 
 
 def test_thresholds_and_rates_reach_the_table_in_a_browser(findings: Findings, view: Any) -> None:
-    unknown = ~findings.graph.labelled.numpy()
+    unknown = ~findings.graph.labeled.numpy()
     view.select_option(".filters select >> nth=0", label="to review (no known label, below the threshold)")
     for percent in (90, 60):
         view.evaluate(

@@ -24,7 +24,7 @@ def sizes(graph: Graph, seed: int = 0) -> list[list[int]]:
         warnings.simplefilter("ignore", ClassifierWarning)
         split = complete_split(graph, seed)
     assert int(sum(mask.int() for mask in split).max()) <= 1
-    assert not any((mask & ~graph.labelled).any() for mask in split)
+    assert not any((mask & ~graph.labeled).any() for mask in split)
     return [torch.bincount(graph.labels[mask], minlength=graph.num_classes).tolist() for mask in split]
 
 
@@ -43,7 +43,7 @@ def test_every_class_is_dealt_out_on_its_own(counts: tuple[int, int], expected: 
     assert sizes(graph(labels)) == expected
 
 
-def test_a_users_parts_stay_and_lacking_ones_come_from_the_other_labelled_nodes() -> None:
+def test_a_users_parts_stay_and_lacking_ones_come_from_the_other_labeled_nodes() -> None:
     labels = [0, 1] * 10 + [-1]
     given = graph(labels, train=[0, 1, 2, 3])
     with warnings.catch_warnings():
@@ -56,18 +56,18 @@ def test_a_users_parts_stay_and_lacking_ones_come_from_the_other_labelled_nodes(
     assert sizes(graph(labels, validation=[0, 1], test=[2, 3])) == [[8, 8], [1, 1], [1, 1]]
 
 
-def test_validation_is_taken_from_train_where_nothing_else_is_labelled() -> None:
+def test_validation_is_taken_from_train_where_nothing_else_is_labeled() -> None:
     assert sizes(graph([0, 1] * 10, train=list(range(20)))) == [[8, 8], [2, 2], [0, 0]]
 
 
 def test_the_seed_decides() -> None:
-    labelled = graph([0, 1] * 100)
-    first, again, other = (complete_split(labelled, seed).train for seed in (0, 0, 1))
+    labeled = graph([0, 1] * 100)
+    first, again, other = (complete_split(labeled, seed).train for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-def test_what_cannot_be_learnt_from_is_refused(raises) -> None:
+def test_what_cannot_be_learned_from_is_refused(raises) -> None:
     with raises("no-labels"):
         complete_split(graph([-1, -1]))
     with raises("one-class", value="1"):
@@ -79,9 +79,9 @@ def test_what_cannot_be_learnt_from_is_refused(raises) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, 1], "no labelled node is left to choose a model by"),
-        ([0, 1], "no labelled node is left to test on"),
-        ([0, 0, 0, 1, 1, 1], "only 2 labelled nodes are left to test on: the interval .* is wide"),
+        ([0, 1], "no labeled node is left to choose a model by"),
+        ([0, 1], "no labeled node is left to test on"),
+        ([0, 0, 0, 1, 1, 1], "only 2 labeled nodes are left to test on: the interval .* is wide"),
         ([0] * 20 + [1], "no test node is of class '1'"),
     ],
 )
@@ -123,12 +123,12 @@ def test_who_gives_validation_nodes_or_enough_labels_gets_no_folds() -> None:
 
 
 def test_judges_miss_features_as_often_as_those_to_predict() -> None:
-    """Here one in ten of the labelled nodes, and four in five of the others; the same seed hides the same."""
+    """Here one in ten of the labeled nodes, and four in five of the others; the same seed hides the same."""
     nobody = torch.zeros(200, dtype=torch.bool)
-    labelled = torch.arange(200) < 100
-    missing = torch.where(labelled, torch.arange(200) % 10 == 0, torch.arange(200) % 5 != 0)
+    labeled = torch.arange(200) < 100
+    missing = torch.where(labeled, torch.arange(200) % 10 == 0, torch.arange(200) % 5 != 0)
     whole = graph([0, 1] * 50 + [-1] * 100).replace(missing=missing)
-    judges = labelled & (torch.arange(200) % 2 == 0)
+    judges = labeled & (torch.arange(200) % 2 == 0)
     hidden = without_features(whole, judges)
     assert hidden is not None
     assert not (hidden & ~judges).any()
@@ -136,5 +136,5 @@ def test_judges_miss_features_as_often_as_those_to_predict() -> None:
     assert torch.equal(hidden, without_features(whole, judges))
     assert without_features(whole.replace(missing=nobody), judges) is None
     assert without_features(whole.replace(missing=~missing), judges) is None  # who has more cannot be helped
-    tested = whole.replace(labels=torch.arange(200) % 2, test=~labelled)
+    tested = whole.replace(labels=torch.arange(200) % 2, test=~labeled)
     assert torch.equal(without_features(tested, judges), hidden)

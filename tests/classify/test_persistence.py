@@ -10,11 +10,11 @@ import safetensors.torch
 import torch
 from written import write_customers
 
+from pairnorm.base.errors import PairNormError
+from pairnorm.base.files import CHANGE
 from pairnorm.classify import ClassifierWarning, NodeClassifier
 from pairnorm.classify.persistence import Facts, holds_model
 from pairnorm.data import Graph, GraphWarning
-from pairnorm.errors import PairNormError
-from pairnorm.writing import CHANGE
 
 FACTS_OF_A_MODEL = Facts.model_fields.keys() - {"format"}
 

@@ -6,7 +6,7 @@ from torch.nn.functional import one_hot
 
 from pairnorm.classify import regression
 from pairnorm.classify.regression import fold_regressions, regressions, span
-from pairnorm.data import Graph, row_normalise
+from pairnorm.data import Graph, row_normalize
 from pairnorm.nn import pair_norm, propagation
 
 
@@ -43,15 +43,15 @@ def test_a_scale_does_not_depend_on_those_before_it() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(60, 5), (20, 40)], ids=["tall", "wide"])
-@pytest.mark.parametrize("factorise", [False, True])
+@pytest.mark.parametrize("factorize", [False, True])
 def test_folds_side_by_side_are_each_the_regression_on_its_rows(
-    rows: int, columns: int, monkeypatch, factorise: bool
+    rows: int, columns: int, monkeypatch, factorize: bool
 ) -> None:
     monkeypatch.setattr(regression, "PER_PRODUCT", 10)
     features, labels = problem(rows, columns)
     folds = torch.stack([torch.arange(rows) % 3 != number for number in range(3)])
     target, scales = one_hot(labels, 3), (0.5, 30.0)
-    for scale, weight, bias in fold_regressions(features, target, scales, folds, factorise=factorise):
+    for scale, weight, bias in fold_regressions(features, target, scales, folds, factorize=factorize):
         for fold, own, constant in zip(folds, weight, bias, strict=True):
             assert gradient(features[fold], labels[fold], scale, own, constant).abs().max() < 1e-5
 
@@ -77,7 +77,7 @@ def objective(rows: Tensor, labels: Tensor, scale: float, weight: Tensor, bias: 
 def propagated(request: pytest.FixtureRequest, blanked_cora: Graph) -> tuple[Tensor, Tensor]:
     """The training rows of an SGC where most vectors are missing: the deeper, the worse conditioned."""
     depth, norm = request.param
-    state, matrix = row_normalise(blanked_cora.features).to_dense(), propagation(blanked_cora.adjacency)
+    state, matrix = row_normalize(blanked_cora.features).to_dense(), propagation(blanked_cora.adjacency)
     for _ in range(depth):
         state = matrix @ (state if norm == "none" else pair_norm(state))
     return pair_norm(state)[blanked_cora.train], blanked_cora.labels[blanked_cora.train]
@@ -106,7 +106,7 @@ def test_a_large_scale_alone_is_as_good_as_after_smaller_ones(propagated: tuple[
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_factorisation_finds_what_conjugate_gradients_find(
+def test_factorization_finds_what_conjugate_gradients_find(
     propagated: tuple[Tensor, Tensor], monkeypatch, fails: bool
 ) -> None:
     rows, labels = propagated

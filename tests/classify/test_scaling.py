@@ -42,7 +42,7 @@ def test_columns_use_what_is_there_and_leave_the_missing_at_zero(sparse: bool) -
     np.testing.assert_allclose(Scaling.of(graph, "columns")(graph), expected, atol=1e-6)
 
 
-def test_another_graph_is_scaled_by_what_was_learnt() -> None:
+def test_another_graph_is_scaled_by_what_was_learned() -> None:
     scaling = Scaling.of(mixed(), "columns")
     other = Graph.from_edges(EDGES, torch.full((4, 3), 60.0))
     np.testing.assert_allclose(scaling(other)[:, 0], [2.0] * 4, atol=1e-6)
@@ -60,7 +60,7 @@ def test_a_vector_that_is_missing_as_a_whole_counts_for_nothing() -> None:
 def test_none_leaves_features_alone_and_other_words_are_refused(raises) -> None:
     graph = mixed()
     assert torch.equal(Scaling.of(graph, "none")(graph), graph.features)
-    with raises("unknown-choice", value="column", remedy="Did you mean 'columns'?"):
+    with raises("unknown-choice", value="column", hint="Did you mean 'columns'?"):
         Scaling.of(graph, "column")
 
 
@@ -69,4 +69,4 @@ def test_a_graph_without_features_is_refused(raises) -> None:
         check_features(Graph.from_edges(EDGES))
     with raises("no-features") as caught:
         check_features(Graph.from_edges(EDGES, torch.zeros(4, 2)))
-    assert "structure then stands in" in caught.value.remedy
+    assert "structure then stands in" in caught.value.hint

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.classify import NodeClassifier, Scaling
 from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, base, shared_walks
 from pairnorm.classify.candidates.base import MANY_COLUMNS, Lesson
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, parse_budget, plan, rivals, search
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError
 from pairnorm.train import REMEDIES
 
 
@@ -57,9 +57,9 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatc
     task = Task(graph, Scaling.of(graph)(graph), "rw", torch.device("cpu"))
     choice = search(task, [SGCFamily(["PN"], (2, 4), (10.0,)), LabelPropagation()], simple=False)
     assert len(choice.smooths) == 2
-    assert "learnt once more from its own predictions" in choice.best.setting
-    teacher = choice._replace(smooths=choice.smooths[:1], learnt=None).learn(task)
-    student = choice._replace(learnt=None).learn(task)
+    assert "learned once more from its own predictions" in choice.best.setting
+    teacher = choice._replace(smooths=choice.smooths[:1], learned=None).learn(task)
+    student = choice._replace(learned=None).learn(task)
     losses = []
     for one in (teacher, student):
         logits = one.logits(graph, task.features, task.device)[:, 0]
@@ -101,7 +101,7 @@ def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
     assert isinstance(sgc, SGCFamily)
     assert {spec.model for spec in gnn.specs} == {"GCN", "GAT"}
     assert {spec.norm for spec in gnn.specs} == {"none", "PN-SI"}
-    initial = {(spec.remedy, spec.strength, spec.adjacency) for spec in gnn.specs if spec.remedy != "none"}
+    initial = {(spec.hint, spec.strength, spec.adjacency) for spec in gnn.specs if spec.hint != "none"}
     assert initial == {(name, share, "sym") for name in ("GCNII", "APPNP") for share in REMEDIES[name].grid}
     assert [spec.depth for spec in gnn.specs] == sorted(spec.depth for spec in gnn.specs)
     assert list(gnn.seeds) == [7, 8, 9]
@@ -120,9 +120,9 @@ def test_what_is_asked_for_is_planned(small: Graph) -> None:
 
 def test_initial_residuals_have_no_norm(small: Graph, raises: Any) -> None:
     (gnn,) = plan(NodeClassifier(["GCN", "APPNP"], 3, "PN"), small)
-    assert [spec.remedy for spec in gnn.specs] == ["none"]
+    assert [spec.hint for spec in gnn.specs] == ["none"]
     (gnn,) = plan(NodeClassifier("APPNP", 3, ["none", "PN"], hidden=8), small)
-    assert [(spec.remedy, spec.hidden, spec.norm) for spec in gnn.specs] == [("APPNP", 8, "none")] * 2
+    assert [(spec.hint, spec.hidden, spec.norm) for spec in gnn.specs] == [("APPNP", 8, "none")] * 2
     with raises("nothing-to-try"):
         plan(NodeClassifier("GCNII", 3, "PN"), small)
 

@@ -118,7 +118,7 @@ def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
     assert f"by its {metric.replace('-', ' ')} on" in outcome.report()
 
 
-def test_rows_are_a_split_of_the_labelled(tmp_path):
+def test_rows_are_a_split_of_the_labeled(tmp_path):
     packed = packed_graph(tmp_path / "graph", nodes=600)
     rows = Rows.of(packed, 0)
     parts = np.concatenate([rows.train, rows.validation, rows.test])
@@ -129,12 +129,12 @@ def test_rows_are_a_split_of_the_labelled(tmp_path):
 def test_rows_of_one_node_are_rows(tmp_path):
     """To numpy a tensor of one number is a place, not an array of one."""
     packed = packed_graph(tmp_path / "graph", nodes=600)
-    labelled = np.flatnonzero(packed.labels >= 0)
+    labeled = np.flatnonzero(packed.labels >= 0)
     split = np.full(600, -1, "i1")
-    split[labelled] = np.arange(len(labelled)) % 2 * 2  # to train on and to test on, by turns
-    split[labelled[0]] = 1
+    split[labeled] = np.arange(len(labeled)) % 2 * 2  # to train on and to test on, by turns
+    split[labeled[0]] = 1
     split.tofile(packed.folder / "split")
-    assert Rows.of(PackedGraph.open(packed.folder), 0).validation.tolist() == [labelled[0]]
+    assert Rows.of(PackedGraph.open(packed.folder), 0).validation.tolist() == [labeled[0]]
 
 
 @pytest.mark.parametrize(("name", "code"), [("features-0000", "file-damaged"), ("weight", "not-finite")])

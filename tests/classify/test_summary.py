@@ -6,6 +6,7 @@ import pandas
 import pytest
 import torch
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.classify import ClassifierWarning, NodeClassifier
 from pairnorm.classify.candidates import base
 from pairnorm.classify.findings import Findings
@@ -17,7 +18,6 @@ from pairnorm.classify.summary import (
     write_table,
 )
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError
 
 pytestmark = pytest.mark.usefixtures("brief_rivals")
 
@@ -211,9 +211,9 @@ def test_a_row_for_every_node(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"table.{suffix}"
     write_table(frame, path)
     found = pandas.read_csv(path, dtype={"id": str}) if suffix == "csv" else pandas.read_parquet(path)
-    assert list(found) == ["id", "predicted", "p_low", "p_high risk", "features_missing", "labelled"]
+    assert list(found) == ["id", "predicted", "p_low", "p_high risk", "features_missing", "labeled"]
     assert found["id"].tolist() == ["007", "b", "c"]
     assert found["predicted"].tolist() == ["low", "low", "high risk"]
     assert found["p_high risk"].tolist() == [0.25, 0.5, 1.0]
     assert found["features_missing"].tolist() == [False, True, False]
-    assert found["labelled"].tolist() == [True, False, True]
+    assert found["labeled"].tolist() == [True, False, True]

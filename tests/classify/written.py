@@ -22,7 +22,7 @@ class Files(NamedTuple):
         return ["--nodes", str(self.nodes), "--edges", str(self.edges)]
 
 
-def write_customers(folder: Path, nodes: int = 400, labelled: int = 200, seed: int = 0) -> Files:
+def write_customers(folder: Path, nodes: int = 400, labeled: int = 200, seed: int = 0) -> Files:
     """Write age, income, job and a flag, which tell the class a little; 4 in 10 customers have no history."""
     graph, random = csbm(nodes, classes=2, seed=seed), np.random.default_rng(seed)
     classes = graph.labels.numpy()
@@ -31,7 +31,7 @@ def write_customers(folder: Path, nodes: int = 400, labelled: int = 200, seed: i
         table = csv.writer(file)
         table.writerow(["customer", "age", "income", "job", "abroad", "risk"])
         for number, group in enumerate(classes):
-            label = ("low", "high")[group] if number < labelled else ""
+            label = ("low", "high")[group] if number < labeled else ""
             cells = [
                 f"{random.normal(45 - 10 * group, 8):.0f}",
                 f"{random.lognormal(10.5 - 0.5 * group, 0.5):.2f}",

@@ -58,7 +58,7 @@ def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.Cap
     assert "Time is up: 30 trials are left" in capsys.readouterr().out  # other features are another graph
 
 
-def test_an_own_remedy_and_an_own_model_go_from_a_file_to_the_figure(
+def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "halved_for_a_test.py").write_text(OWN)
@@ -107,4 +107,4 @@ def test_too_few_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
     files = ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
     assert cli.main(["compare", *files, "--label", "risk", "--out", str(tmp_path / "out")]) == 1
-    assert "no labelled node is left" in capsys.readouterr().err
+    assert "no labeled node is left" in capsys.readouterr().err

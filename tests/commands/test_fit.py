@@ -51,10 +51,10 @@ def test_everything_is_written(run: tuple[Files, Path]) -> None:
 def test_predictions_are_a_row_per_node_with_chances_that_sum_to_one(run: tuple[Files, Path]) -> None:
     found = pandas.read_csv(run[1] / "predictions.csv")
     nodes = pandas.read_csv(run[0].nodes)
-    assert list(found) == ["id", "predicted", "p_high", "p_low", "features_missing", "labelled"]
+    assert list(found) == ["id", "predicted", "p_high", "p_low", "features_missing", "labeled"]
     assert found["id"].tolist() == nodes["customer"].tolist()
     np.testing.assert_allclose(found["p_high"] + found["p_low"], 1, atol=1e-5)
-    assert found["labelled"].tolist() == nodes["risk"].notna().tolist()
+    assert found["labeled"].tolist() == nodes["risk"].notna().tolist()
     lacking = nodes[["age", "income", "job", "abroad"]].isna().all(axis=1)
     assert found["features_missing"].tolist() == lacking.tolist()
     pandas.testing.assert_frame_equal(
@@ -65,8 +65,8 @@ def test_predictions_are_a_row_per_node_with_chances_that_sum_to_one(run: tuple[
 def test_predictions_are_right_more_often_than_not_without_features(run: tuple[Files, Path]) -> None:
     found = pandas.read_csv(run[1] / "predictions.csv")
     truth = np.array(["low", "high"])[csbm(400, classes=2, seed=0).labels]
-    unlabelled = ~found["labelled"] & found["features_missing"]
-    assert (found["predicted"] == truth)[unlabelled].mean() > 0.75
+    unlabeled = ~found["labeled"] & found["features_missing"]
+    assert (found["predicted"] == truth)[unlabeled].mean() > 0.75
 
 
 def test_the_report_has_the_numbers_of_the_predictions(run: tuple[Files, Path]) -> None:
@@ -89,7 +89,7 @@ def test_the_report_has_the_numbers_of_the_predictions(run: tuple[Files, Path]) 
     for figure in run[1].glob("*.png"):
         assert f"({figure.name})" in text
         assert figure.read_bytes().startswith(b"\x89PNG")
-    assert "each column is standardised" in text
+    assert "each column is standardized" in text
 
 
 def test_the_model_file_says_how_the_files_were_read(run: tuple[Files, Path]) -> None:
@@ -102,19 +102,19 @@ def test_the_model_file_says_how_the_files_were_read(run: tuple[Files, Path]) ->
 
 
 def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = write_customers(tmp_path, labelled=6)
+    files = write_customers(tmp_path, labeled=6)
     assert cli.main(["fit", *files.options, *QUICK, "--out", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr()
     for part in (
         "nodes      400",
-        "labelled   6 (1.5%)",
+        "labeled   6 (1.5%)",
         "Wrote to",
         "Next: read",
         "predictions.csv",
         "pairnorm predict",
     ):
         assert part in printed.out
-    assert "Note: only 1 labelled node is left to test on: the interval" in printed.err
+    assert "Note: only 1 labeled node is left to test on: the interval" in printed.err
     assert "Too little is held out to tell." in printed.out
 
 
@@ -127,19 +127,19 @@ def test_what_other_libraries_warn_of_is_no_note_to_the_user(
         return complete_split(graph, *given)
 
     monkeypatch.setattr(classifier, "complete_split", split)
-    files = write_customers(tmp_path, labelled=20)
+    files = write_customers(tmp_path, labeled=20)
     assert cli.main(["fit", *files.options, *QUICK, "--out", str(tmp_path / "run")]) == 0
     error, report = capsys.readouterr().err, (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
     assert "FutureWarning: an option of theirs is deprecated" in error
     assert "theirs" not in report
     for text in (error, report):
-        assert "labelled nodes are left to test on" in text
+        assert "labeled nodes are left to test on" in text
 
 
 def test_one_label_per_class_is_enough_and_nothing_is_claimed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = write_customers(tmp_path, labelled=2)
+    files = write_customers(tmp_path, labeled=2)
     assert cli.main(["fit", *files.options, "--label", "risk", "--out", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr()
     assert "depth and scale are set by rule" in printed.err
@@ -165,7 +165,7 @@ def test_blanked_cora_from_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("told", ["auto", "yes"])
 def test_directions_of_edges_that_are_listed_once_count_where_it_is_said(tmp_path: Path, told: str) -> None:
-    files, out = write_customers(tmp_path, nodes=200, labelled=120), tmp_path / "run"
+    files, out = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "run"
     quick = ["--label", "risk", "--model", "boosted-trees", "--directed", told]
     assert cli.main(["fit", *files.options, *quick, "--out", str(out)]) == 0
     assert ("edges are directed" in (out / "report.md").read_text(encoding="utf-8")) == (told == "yes")
@@ -243,7 +243,7 @@ def test_bad_input_is_named_and_leaves_the_folder_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, before: bool
 ) -> None:
     spoil, changes, message = BAD[case]
-    files = write_customers(tmp_path, nodes=100, labelled=60)
+    files = write_customers(tmp_path, nodes=100, labeled=60)
     spoil(files)
     out = tmp_path / "run"
     old = '{"format": 1, "pairnorm": "0.1"}'

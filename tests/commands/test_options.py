@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.commands.options import (
     Command,
     add_command,
@@ -16,7 +17,6 @@ from pairnorm.commands.options import (
     read_graph,
     refuse_inputs,
 )
-from pairnorm.errors import PairNormError
 
 
 def run(options: argparse.Namespace) -> None:
@@ -99,9 +99,9 @@ def test_a_remedy_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter:
     options = argparse.Namespace(nodes=[nodes], edges=[edges], delimiter=":")
     with pytest.raises(PairNormError) as caught:
         read_graph(options)
-    remedy = re.search(r"Pass (--delimiter .*)\.$", caught.value.typed())
-    assert remedy
-    _, options.delimiter = shlex.split(remedy[1])
+    hint = re.search(r"Pass (--delimiter .*)\.$", caught.value.typed())
+    assert hint
+    _, options.delimiter = shlex.split(hint[1])
     assert read_graph(options).features.tolist() == [[31], [25]]
 
 

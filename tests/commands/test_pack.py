@@ -48,8 +48,8 @@ def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, capsys: pytest.Capt
     same = pandas.read_parquet(tmp_path / "run" / "predictions.parquet")
     assert (same["predicted"] == frame["predicted"]).all()
     truth = Graph.open(packed)
-    labelled = truth.labels >= 0
-    right = np.array(truth.facts.classes)[truth.labels[labelled]] == frame["predicted"][labelled]
+    labeled = truth.labels >= 0
+    right = np.array(truth.facts.classes)[truth.labels[labeled]] == frame["predicted"][labeled]
     assert right.mean() > 0.8
     report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
     assert "single features are missing" in report

@@ -74,7 +74,7 @@ def test_labels_are_optional(run: tuple[Files, Path], tmp_path: Path, risk: str 
     assert predict(run, changed(run, tmp_path, risk=risk), out) == 0
     found, before = pandas.read_parquet(out), pandas.read_csv(run[1] / "predictions.csv")
     assert found["predicted"].tolist() == before["predicted"].tolist()
-    assert set(found["labelled"]) == {risk == "low"}
+    assert set(found["labeled"]) == {risk == "low"}
 
 
 def test_columns_may_come_in_any_order_and_categories_may_be_absent(
@@ -175,7 +175,7 @@ def test_a_folder_without_model_is_named(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_every_format_is_read_by_predict_as_it_was_by_fit(tmp_path: Path) -> None:
     """Zipped text, a long table, several files of edges, names and dates; nothing is said twice."""
-    files = write_customers(tmp_path, nodes=120, labelled=80)
+    files = write_customers(tmp_path, nodes=120, labeled=80)
     frame = pandas.read_csv(files.nodes, dtype=str, keep_default_na=False)
     frame["name"] = [f"Customer {row}" for row in range(120)]
     frame["since"] = [f"20{row % 20 + 10}-01-15" for row in range(120)]
@@ -195,8 +195,8 @@ def test_every_format_is_read_by_predict_as_it_was_by_fit(tmp_path: Path) -> Non
     assert out.read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
 
 
-def test_a_graph_without_features_is_labelled_by_its_structure(tmp_path: Path) -> None:
-    files = write_customers(tmp_path, nodes=120, labelled=80)
+def test_a_graph_without_features_is_labeled_by_its_structure(tmp_path: Path) -> None:
+    files = write_customers(tmp_path, nodes=120, labeled=80)
     bare = pandas.read_csv(files.nodes)[["customer", "risk"]]
     bare.to_csv(files.nodes, index=False)
     model = ["--norm", "PN", "--depth", "2", "--scale", "30", "--label", "risk"]

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from pairnorm import cli
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.paper import runner as module
 from pairnorm.paper.runner import Outcome
 from pairnorm.train import Spec, Store

@@ -107,7 +107,7 @@ def test_tables_for_a_terminal() -> None:
 def test_figures_have_accuracy_and_rank_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: list[int]
 ) -> None:
-    from pairnorm import plotting
+    from pairnorm.base import plotting
 
     drawn = []
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append((name, figure)) or [])
@@ -154,7 +154,7 @@ def test_runs_that_diverged_are_counted_in_the_table() -> None:
 def test_where_no_run_could_be_trained_there_is_neither_a_number_nor_a_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pairnorm import plotting
+    from pairnorm.base import plotting
 
     drawn: list[Any] = []
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append(figure) or [])

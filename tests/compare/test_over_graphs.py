@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from depth_table import a_table, line
 
-from pairnorm import plotting
+from pairnorm.base import plotting
 from pairnorm.compare.depth_report import draw, report
 from pairnorm.compare.depth_rows import Choice, ranked
 from pairnorm.compare.over_graphs import Contender, draw_ranking

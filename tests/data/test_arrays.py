@@ -133,7 +133,7 @@ def test_a_feature_that_is_nothing_is_missing(nothing: Any) -> None:
 def test_features_that_are_no_numbers_are_named(raises: Callable) -> None:
     with raises("wrong-type", "features holds 'low'") as caught:
         Graph.from_edges(EDGES, pandas.DataFrame({"a": [1, 2, 3], "b": ["low", "high", "low"]}))
-    assert "from_frames" in caught.value.remedy
+    assert "from_frames" in caught.value.hint
     with raises("wrong-shape", "features is a list whose rows differ", value="features"):
         Graph.from_edges(EDGES, [[1.0], [2.0, 3.0], [4.0]])
 
@@ -144,7 +144,7 @@ def test_ends_are_whole_numbers_of_any_kind(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edges", "found", "remedy"),
+    ("edges", "found", "hint"),
     [
         ([["a", "b"], ["b", "c"]], "<U1 of shape (2, 2)", "from_frames"),
         (pandas.DataFrame({"source": ["a"], "target": ["b"]}), "object of shape (1, 2)", "from_frames"),
@@ -159,10 +159,10 @@ def test_ends_are_whole_numbers_of_any_kind(kind: Any) -> None:
         ([[0.0, 1.0], [1.0, 2.0]], "float64 of shape (2, 2)", "astype(int)"),
     ],
 )
-def test_edges_that_are_none_say_what_they_are(edges: Any, found: str, remedy: str, raises: Callable) -> None:
+def test_edges_that_are_none_say_what_they_are(edges: Any, found: str, hint: str, raises: Callable) -> None:
     with raises("wrong-shape", f"edge_index is {found}", expected="whole numbers, [2, edges]") as caught:
         Graph.from_edges(edges)
-    assert remedy in caught.value.remedy
+    assert hint in caught.value.hint
 
 
 def test_an_empty_list_is_no_edges() -> None:

@@ -119,7 +119,7 @@ def test_a_difference_is_named(
 
 
 def test_a_renamed_column_is_suggested(raises: Callable) -> None:
-    with raises("column-missing", remedy="Did you mean 'ages'?"):
+    with raises("column-missing", hint="Did you mean 'ages'?"):
         read(pandas.DataFrame({"ages": CELLS["age"], "job": CELLS["job"]}), known=KNOWN)
 
 
@@ -194,7 +194,7 @@ def test_what_does_not_apply_to_graphml_is_refused(tmp_path: Path, raises: Calla
     with raises("option-does-not-apply", value="id") as caught:
         Graph.from_files(path, id="name", encoder=SAVED)
     assert "--id name" in caught.value.typed()
-    with raises("unknown-column", value="aeg", remedy="Did you mean 'age'?"):
+    with raises("unknown-column", value="aeg", hint="Did you mean 'age'?"):
         Graph.from_files(path, ignore=["aeg"], encoder=SAVED)
     with raises("unknown-class", value="high") as caught:
         Graph.from_files(path, encoder=Encoder((Column("risk", "label", ("low",)), *SAVED.columns[1:])))

@@ -125,7 +125,7 @@ class TestPyG:
         data["a"].x, data["b"].x = torch.ones(2, 1), torch.zeros(1, 1)
         data["a", "to", "b"].edge_index = torch.tensor([[0, 1], [0, 0]])
         for one in (HeteroData(), data):
-            with raises("wrong-type", value="HeteroData", remedy="data.to_homogeneous() makes one."):
+            with raises("wrong-type", value="HeteroData", hint="data.to_homogeneous() makes one."):
                 Graph.from_pyg(one)
         assert Graph.from_pyg(data.to_homogeneous()).num_edges == 2
 
@@ -162,7 +162,7 @@ class TestNetworkX:
         )
         assert_same(Graph.from_networkx(graph.to_networkx()), graph, names=True)
 
-    def test_cora_has_the_same_neighbours(self, cora: Graph) -> None:
+    def test_cora_has_the_same_neighbors(self, cora: Graph) -> None:
         theirs = cora.to_networkx()
         assert theirs.number_of_edges() == 5278
         degrees = dict(theirs.degree)
@@ -204,7 +204,7 @@ class TestNetworkX:
         graph.add_node("a", label="Ann", split="north", age=3)
         graph.add_node("b", label="Bob", split="south", age=4)
         found = Graph.from_networkx(graph, ignore=["label", "split"])
-        assert not found.labelled.any()
+        assert not found.labeled.any()
         assert found.feature_names == ("age",)
 
     def test_vectors_can_be_left_out(self) -> None:
@@ -265,7 +265,7 @@ def test_what_is_no_frame_is_named(raises: Callable) -> None:
 
 
 def test_an_option_of_another_name_suggests_the_closest(raises: Callable) -> None:
-    with raises("unknown-choice", value="lable", remedy="Did you mean 'label'?"):
+    with raises("unknown-choice", value="lable", hint="Did you mean 'label'?"):
         Graph.from_frames(PEOPLE, PAYMENTS, lable="risk")
 
 
@@ -273,11 +273,11 @@ def test_ids_in_an_index_without_a_name_are_hinted_at(raises: Callable) -> None:
     people = pandas.DataFrame({"age": [31, 25, 7]}, index=["a", "b", "c"])
     with raises("unknown-node", value="a") as caught:
         Graph.from_frames(people, PAYMENTS)
-    assert "only one with a name, such as 'id', is read" in caught.value.remedy
+    assert "only one with a name, such as 'id', is read" in caught.value.hint
     assert Graph.from_frames(people.rename_axis("id"), PAYMENTS, weight="amount").num_edges == 2
     with raises("unknown-node", value="a") as caught:
         Graph.from_frames(people.reset_index(drop=True), PAYMENTS)
-    assert "index" not in caught.value.remedy
+    assert "index" not in caught.value.hint
 
 
 def test_a_long_frame_is_features() -> None:

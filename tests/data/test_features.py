@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from pairnorm.data import Graph, row_normalise
+from pairnorm.data import Graph, row_normalize
 from pairnorm.data.features import (
     STRUCTURE,
     all_finite,
@@ -27,8 +27,8 @@ def brute_force(features: torch.Tensor) -> torch.Tensor:
 @given(st.lists(st.lists(st.floats(-8, 8, width=16), min_size=4, max_size=4), min_size=1, max_size=9))
 def test_rows_have_length_one_or_zero_dense_and_sparse(rows: list[list[float]]) -> None:
     features = torch.tensor(rows)
-    torch.testing.assert_close(row_normalise(features).double(), brute_force(features))
-    sparse = row_normalise(features.to_sparse_csr())
+    torch.testing.assert_close(row_normalize(features).double(), brute_force(features))
+    sparse = row_normalize(features.to_sparse_csr())
     assert sparse.layout == torch.sparse_csr
     torch.testing.assert_close(sparse.to_dense().double(), brute_force(features))
 
@@ -37,7 +37,7 @@ def test_it_agrees_with_pyg(cora: Graph) -> None:
     from torch_geometric.transforms import NormalizeFeatures
 
     data = NormalizeFeatures()(cora.replace(features=cora.features.to_dense()).to_pyg())
-    torch.testing.assert_close(row_normalise(cora.features).to_dense(), data.x)
+    torch.testing.assert_close(row_normalize(cora.features).to_dense(), data.x)
 
 
 @pytest.mark.parametrize("sparse", [True, False])

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch_geometric.data import Data
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, GraphWarning
-from pairnorm.errors import PairNormError
 
 
 def pieces(prefix: str, matrix: scipy.sparse.csr_array) -> dict[str, np.ndarray]:
@@ -75,9 +75,9 @@ def test_a_broken_value_is_named_with_its_file(tmp_path: Path, raises: Callable)
 def test_graphml(tmp_path: Path) -> None:
     graph = networkx.path_graph(["a", "b", "c", "d"])
     networkx.set_node_attributes(graph, {"a": 1.5, "b": 2.0, "d": 4.0}, "size")
-    networkx.set_node_attributes(graph, {"a": "red", "b": "blue", "c": "red"}, "colour")
+    networkx.set_node_attributes(graph, {"a": "red", "b": "blue", "c": "red"}, "color")
     networkx.write_graphml(graph, tmp_path / "path.graphml")
-    found = Graph.from_files(tmp_path / "path.graphml", label="colour")
+    found = Graph.from_files(tmp_path / "path.graphml", label="color")
     assert found.node_names.tolist() == ["a", "b", "c", "d"]
     assert found.features.tolist() == [[1.5], [2.0], [0.0], [4.0]]
     assert found.missing.tolist() == [False, False, True, False]
@@ -486,7 +486,7 @@ def test_na_is_a_country_and_no_number(write: Write, tmp_path: Path, kind: str) 
 def test_without_a_label_column_every_class_is_unknown(write: Write) -> None:
     edges = write("edges.csv", "source,target\n1,2\n2,1\n")
     graph = Graph.from_files(write("nodes.csv", "id,x\n1,0.5\n2,1\n"), edges)
-    assert not graph.labelled.any()
+    assert not graph.labeled.any()
     assert graph.num_classes == 0
     assert graph.node_names.tolist() == [1, 2]
 
@@ -620,5 +620,5 @@ def test_a_database_is_a_graph(tmp_path: Path) -> None:
 def test_frames_are_told_where_to_go(raises: Callable) -> None:
     frame = pandas.DataFrame({"id": ["a", "b"]})
     for arguments in ((frame, frame), ("nodes.csv", frame), (frame,)):
-        with raises("wrong-type", value="DataFrame", remedy="Graph.from_frames takes frames."):
+        with raises("wrong-type", value="DataFrame", hint="Graph.from_frames takes frames."):
             Graph.from_files(*arguments)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.data import Graph, csbm, row_normalise
+from pairnorm.data import Graph, csbm, row_normalize
 from pairnorm.data.generate import _WeightedDraw
 from pairnorm.data.random import Stream
 
@@ -39,7 +39,7 @@ def test_degrees_are_as_uneven_as_the_exponent_says() -> None:
 
 
 def centroid_accuracy(graph: Graph) -> float:
-    x = row_normalise(graph.features).to_dense()
+    x = row_normalize(graph.features).to_dense()
     centroids = torch.stack([x[graph.train & (graph.labels == c)].mean(0) for c in range(graph.num_classes)])
     guess = torch.cdist(x[graph.test], centroids).argmin(1)
     return float((guess == graph.labels[graph.test]).double().mean())

@@ -73,10 +73,10 @@ def test_cora_tells_what_is_inside(cora: Graph) -> None:
         "  features   1,433 sparse, 1.27% non-zero",
         "  classes    7 (Theory, Reinforcement_Learning, Genetic_Algorithms, Neural_Networks, "
         "Probabilistic_Methods, Case_Based, Rule_Learning)",
-        "  labelled   2,708 (100%)",
+        "  labeled   2,708 (100%)",
         "  split      train 140, validation 500, test 2,068",
         "  missing    no vector",
-        "  homophily  0.810: 4,275 of 5,278 edges between labelled nodes join one class",
+        "  homophily  0.810: 4,275 of 5,278 edges between labeled nodes join one class",
         "  note       5,429 edges are listed, 5,278 of them distinct and undirected",
     ]
 
@@ -85,7 +85,7 @@ def test_what_is_missing_is_told(small: Graph) -> None:
     entries = torch.zeros(5, 3, dtype=torch.bool)
     entries[1], entries[2, 0] = True, True
     text = repr(small.replace(missing=entries))
-    assert "labelled   4 (80%)" in text
+    assert "labeled   4 (80%)" in text
     assert "missing    1 (20%) vectors, 1 single entries" in text
     assert "missing    1 (20%) vectors\n" in repr(small.replace(missing=entries[:, 1]))
 
@@ -99,11 +99,11 @@ def test_an_empty_graph_has_a_description_too() -> None:
 
 def test_counts(small: Graph) -> None:
     assert (small.num_nodes, small.num_edges, small.num_features, small.num_classes) == (5, 4, 3, 2)
-    assert small.labelled.tolist() == [True] * 4 + [False]
+    assert small.labeled.tolist() == [True] * 4 + [False]
     assert small.density == 8 / 15
 
 
-def test_homophily_counts_edges_whose_two_ends_are_labelled(small: Graph) -> None:
+def test_homophily_counts_edges_whose_two_ends_are_labeled(small: Graph) -> None:
     assert small.homophily == 2 / 3
 
 
@@ -167,7 +167,7 @@ def test_parts_that_are_not_given_are_empty() -> None:
     graph = Graph.from_edges([[0], [2]])
     assert graph.num_nodes == 3
     assert graph.num_classes == 0
-    assert not torch.cat([graph.train, graph.validation, graph.test, graph.missing, graph.labelled]).any()
+    assert not torch.cat([graph.train, graph.validation, graph.test, graph.missing, graph.labeled]).any()
     assert graph.node_names.tolist() == [0, 1, 2]
     assert graph.notes == (
         "1 edge was listed in one direction only and is taken as undirected",
@@ -263,7 +263,7 @@ def test_numbers_that_claim_more_than_there_is_are_refused(
 def test_what_is_inside_comes_as_data(small: Graph) -> None:
     facts = dict(small.describe())
     assert facts["nodes"] == "5"
-    assert facts["homophily"] == "0.667: 2 of 3 edges between labelled nodes join one class"
+    assert facts["homophily"] == "0.667: 2 of 3 edges between labeled nodes join one class"
     assert small.replace(notes=("odd",)).describe()[-1] == ("note", "odd")
 
 

@@ -28,7 +28,7 @@ def test_classes_are_sorted_numbers_as_numbers() -> None:
         (["1.0", "1.5"], None, ("1.0", "1.5"), [0, 1]),
         (["1.0", "x"], None, ("1.0", "x"), [0, 1]),
         (["1.0", "0.0"], ("0", "1"), ("0", "1"), [1, 0]),
-        (["1.0", "0.0"], ("0.0", "1.0"), ("0.0", "1.0"), [1, 0]),  # a model that learnt them so
+        (["1.0", "0.0"], ("0.0", "1.0"), ("0.0", "1.0"), [1, 0]),  # a model that learned them so
     ],
 )
 def test_whole_numbers_of_a_text_file_have_no_point(

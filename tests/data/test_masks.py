@@ -37,7 +37,7 @@ def test_features_as_they_are(graph: Graph, raises: Callable) -> None:
         features_after(graph, scaling="columns")
 
 
-def test_rows_are_normalised_before_they_are_erased(graph: Graph) -> None:
+def test_rows_are_normalized_before_they_are_erased(graph: Graph) -> None:
     missing = missing_vectors(graph, 0.67, trials=4)
     found = features_after(graph, missing)
     expected = brute_force(graph.features.to_dense())[:, None] * ~missing.mask[..., None]
@@ -177,7 +177,7 @@ DRAWS = [missing_by_class, missing_by_degree, missing_by_value]
 
 
 def pairs_and_rings(half: int = 400) -> Graph:
-    """Pairs and rings of four: half the nodes have one neighbour, half have two."""
+    """Pairs and rings of four: half the nodes have one neighbor, half have two."""
     pairs = [(i, i + 1) for i in range(0, half, 2)]
     rings = [(half + i, half + i // 4 * 4 + (i + 1) % 4) for i in range(half)]
     labels = torch.arange(2 * half) % 2

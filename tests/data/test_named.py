@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, Split, load
 from pairnorm.data import named as module
 from pairnorm.data.named import (
@@ -25,7 +26,6 @@ from pairnorm.data.named import (
     read_planetoid,
     verified_bytes,
 )
-from pairnorm.errors import PairNormError
 
 
 def test_every_raw_file_is_pinned() -> None:

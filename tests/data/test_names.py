@@ -158,7 +158,7 @@ def test_where_no_end_is_a_node_the_ids_are_shown(write: Write, raises: Callable
 
 
 @pytest.mark.parametrize("cell", ["Z\u00fcrich", "z\u00fcrich", "ZU\u0308RICH"])
-def test_another_form_of_a_name_is_recognised(write: Write, cell: str, raises: Callable) -> None:
+def test_another_form_of_a_name_is_recognized(write: Write, cell: str, raises: Callable) -> None:
     with raises("unknown-node", value=cell) as caught:
         read_edges(open_table(write("e.csv", f"a,b\n{cell},x\n")), Ends("a", "b"), LETTERS, None)
     assert "Unicode form" in caught.value.problem

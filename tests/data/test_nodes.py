@@ -216,7 +216,7 @@ def test_dates_are_days_and_said_so(cells: list[Any], first: float) -> None:
 
 
 def test_dates_are_read_in_the_order_of_the_model(raises: Callable) -> None:
-    """Bug: a file without a day after the 12th was read month first, whatever the model had learnt."""
+    """Bug: a file without a day after the 12th was read month first, whatever the model had learned."""
     first = read(pandas.DataFrame({"joined": ["31/01/2020", "02/03/2020"]}))
     assert first["encoder"].features["joined"] == Column("joined", "date", form="%d/%m/%Y")
     later = pandas.DataFrame({"joined": ["02/03/2020"]})

@@ -12,9 +12,9 @@ from pathlib import Path
 import pandas
 import pytest
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.data.readers import find_files, open_table, open_tables
 from pairnorm.data.tables import read_blocks
-from pairnorm.errors import PairNormError
 
 Write = Callable[[str, str], Path]
 

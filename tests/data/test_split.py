@@ -12,7 +12,7 @@ Labels = st.lists(st.integers(-1, 3), min_size=1, max_size=60).map(torch.tensor)
 
 
 @given(Labels, st.floats(0, 0.5), st.floats(0, 0.5), st.integers(0, 99))
-def test_random_parts_have_their_sizes_and_cover_the_labelled_nodes_once(
+def test_random_parts_have_their_sizes_and_cover_the_labeled_nodes_once(
     labels: torch.Tensor, train: float, validation: float, seed: int
 ) -> None:
     split = random_split(labels, train, validation, seed)

@@ -40,7 +40,7 @@ def test_broken_rows_are_named(write: Write, text: str, code: str, where: str, r
 def test_a_column_that_is_not_there_suggests_the_closest(raises: Callable) -> None:
     source = Source("nodes.csv", ("customer", "risk", "age"))
     assert source.column("label", "risk") == "risk"
-    with raises("unknown-column", "nodes.csv", value="riks", remedy="Did you mean 'risk'?"):
+    with raises("unknown-column", "nodes.csv", value="riks", hint="Did you mean 'risk'?"):
         source.column("label", "riks")
 
 
@@ -119,7 +119,7 @@ def test_durations_are_days_and_said_so(unit: str) -> None:
 
 
 def test_bytes_are_to_be_decoded(raises: Callable) -> None:
-    with raises("not-a-cell", remedy="Decode it, or pass {ignore}."):
+    with raises("not-a-cell", hint="Decode it, or pass {ignore}."):
         Source("t", ("x",)).numbers("x", pandas.Series([b"ab", b"c"]))
 
 

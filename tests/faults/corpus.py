@@ -236,10 +236,10 @@ def write_corpus(folder: Path) -> Path:
         drawn.add_node(node, age=float(np.nan_to_num(row.age)), job=row.job, label=row.risk)
     networkx.write_graphml(drawn, folder / "graph.graphml")
 
-    labelled = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", label="risk")
-    NodeClassifier(model="SGC", depth=2, norm="PN", scale=1.0).fit(labelled).save(folder / "run")
+    labeled = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", label="risk")
+    NodeClassifier(model="SGC", depth=2, norm="PN", scale=1.0).fit(labeled).save(folder / "run")
     models = ["SGC", "label propagation", "logistic regression", "boosted trees", "GCN"]
-    NodeClassifier(model=models, depth=1, seeds=1, epochs=2, budget="20s").fit(labelled).save(
+    NodeClassifier(model=models, depth=1, seeds=1, epochs=2, budget="20s").fit(labeled).save(
         folder / "average"
     )
 

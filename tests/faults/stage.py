@@ -21,11 +21,11 @@ import pandas
 from corpus import NODES
 
 from pairnorm import cli
+from pairnorm.base.files import steady_folder
 from pairnorm.classify import NodeClassifier
 from pairnorm.classify.summary import OUTCOME, predictions, write_table
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train import Store
-from pairnorm.writing import steady_folder
 
 LONGEST = 300.0
 

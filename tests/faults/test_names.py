@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from markdown import markdown
 
 from pairnorm import cli
+from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError
 
 CLASSES = {"low": "<img src=x onerror=alert(1)>", "high": "=cmd|' /C calc'!A0\x1b[31m$x_$"}
 

@@ -147,7 +147,7 @@ def _serve(corpus: Path, scratch: Path) -> None:
     from corpus import FORMATS
     from mutate import mutated
 
-    from pairnorm.errors import PairNormError
+    from pairnorm.base.errors import PairNormError
 
     shutil.copytree(corpus, scratch / "sound", dirs_exist_ok=True)
     for format_ in FORMATS.values():  # what is sound is read, and every library is there before memory is cut

@@ -115,7 +115,7 @@ class TestGroupDistanceRatio:
     def test_equals_brute_force(self, distance, block_bytes, offset, monkeypatch):
         monkeypatch.setattr(inputs, "BLOCK_BYTES", block_bytes)
         x = torch.randn(30, 2, 5, dtype=torch.float64) + offset
-        labels = torch.arange(30) % 4 - 1  # -1: unlabelled
+        labels = torch.arange(30) % 4 - 1  # -1: unlabeled
         labels[labels == 2] = 7  # numbers may be missing
         x[4, 0] *= offset > 0  # a zero row has no direction
         result = group_distance_ratio(x, labels, distance)

@@ -81,7 +81,7 @@ def test_near_parallel_columns_are_measured_exactly(brute_force):
 
 @given(st.integers(2, 30), st.integers(1, 6), st.floats(-1e3, 1e3), st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None)
-def test_tpsd_is_unchanged_by_centring_and_is_n_squared_mean_squared_distances(n, d, offset, seed):
+def test_tpsd_is_unchanged_by_centering_and_is_n_squared_mean_squared_distances(n, d, offset, seed):
     x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + offset
     total = tpsd(x)
     torch.testing.assert_close(total, tpsd(x - x.mean(0)), rtol=1e-9, atol=0)
@@ -290,7 +290,7 @@ def test_unusable_pairs_are_named(raises, pairs, code):
 def laplacian(adjacency, kind):
     adjacency = (adjacency + adjacency.T).double() / 2
     adjacency = adjacency - adjacency.diag().diag()
-    if kind == "unnormalised":
+    if kind == "unnormalized":
         return adjacency.sum(1).diag() - adjacency
     with_loops = adjacency + torch.eye(len(adjacency))
     if kind == "rw":
@@ -300,7 +300,7 @@ def laplacian(adjacency, kind):
     return torch.eye(len(adjacency)) - root[:, None] * with_loops * root
 
 
-@pytest.mark.parametrize("kind", ["sym", "rw", "unnormalised"])
+@pytest.mark.parametrize("kind", ["sym", "rw", "unnormalized"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("directed", [False, True])
 def test_energy_is_the_trace(adjacency, kind, weighted, directed):
@@ -331,12 +331,12 @@ def test_each_energy_is_zero_at_its_stationary_point(adjacency):
     constant = torch.ones(40, 3)
     assert dirichlet_energy(root_degree, adjacency, "sym") < 1e-10
     assert dirichlet_energy(constant, adjacency, "sym") > 0.1
-    assert dirichlet_energy(constant, adjacency, "unnormalised") == 0
-    assert dirichlet_energy(root_degree, adjacency, "unnormalised") > 0.1
+    assert dirichlet_energy(constant, adjacency, "unnormalized") == 0
+    assert dirichlet_energy(root_degree, adjacency, "unnormalized") > 0.1
     assert dirichlet_energy(constant, adjacency, "rw") == 0
 
 
-@pytest.mark.parametrize("kind", ["sym", "rw", "unnormalised"])
+@pytest.mark.parametrize("kind", ["sym", "rw", "unnormalized"])
 def test_relative_energy_has_no_scale(adjacency, kind):
     x = torch.randn(40, 2, 3, dtype=torch.float64)
     relative = dirichlet_energy(x, adjacency, kind, relative=True)
@@ -352,7 +352,7 @@ def test_energy_of_a_far_and_tight_cloud_does_not_cancel(adjacency):
     i, j = adjacency.nonzero().T
     expected = (x[i].double() - x[j].double()).square().sum() / 2
     torch.testing.assert_close(
-        dirichlet_energy(x, adjacency, "unnormalised").double(), expected, rtol=1e-6, atol=0
+        dirichlet_energy(x, adjacency, "unnormalized").double(), expected, rtol=1e-6, atol=0
     )
 
 
@@ -383,8 +383,8 @@ def test_global_mad_is_the_mean_cosine_distance_of_other_nodes():
     torch.testing.assert_close(mean_average_distance(x).double(), expected, rtol=1e-6, atol=0)
 
 
-def test_neighbour_mad_is_a_mean_of_means(adjacency):
-    adjacency[5] = adjacency[:, 5] = 0  # no neighbours: not averaged
+def test_neighbor_mad_is_a_mean_of_means(adjacency):
+    adjacency[5] = adjacency[:, 5] = 0  # no neighbors: not averaged
     x = torch.randn(40, 2, 6)
     means = []
     for trial in range(2):
@@ -413,7 +413,7 @@ def test_opposite_rows_reach_the_largest_value():
     torch.testing.assert_close(mean_average_distance(torch.tensor([[1.0], [-1.0]])), torch.tensor(2.0))
 
 
-def test_mad_to_no_neighbours_is_named(raises):
+def test_mad_to_no_neighbors_is_named(raises):
     with raises("no-pairs"):
         mean_average_distance(torch.randn(3, 2), torch.eye(3))
 

@@ -9,7 +9,7 @@ from pairnorm.measure import mean_average_distance, row_diff, tpsd
 from pairnorm.measure.inputs import (
     BLOCK_BYTES,
     block_length,
-    centred,
+    centerd,
     edges,
     is_sparse_adjacency,
 )
@@ -88,9 +88,9 @@ def test_unusable_states_are_named(raises, measure, x, code):
         measure(x)
 
 
-def test_centred_rows_sum_to_zero_under_a_large_offset():
+def test_centerd_rows_sum_to_zero_under_a_large_offset():
     x = 1e8 + torch.randn(1000, 3, dtype=torch.float64)
-    rows = centred(x)
+    rows = centerd(x)
     assert rows.sum(0).abs().max() < 1e-11
     torch.testing.assert_close(rows[0] - rows[1], x[0] - x[1], rtol=1e-13, atol=1e-14)
 

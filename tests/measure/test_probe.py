@@ -5,7 +5,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import nn
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.measure import (
     Probe,
     apd,
@@ -224,7 +224,7 @@ def test_pair_norm_keeps_the_distances_of_sgc_constant(graph, mode, constant):
         assert values == sorted(values, reverse=True)
 
 
-def test_a_patched_model_shows_its_normalised_states(edge_index):
+def test_a_patched_model_shows_its_normalized_states(edge_index):
     model, x = pyg.GCN(5, 6, 4, 3).eval(), torch.randn(40, 5)
     with add_pair_norm(model, scale=2.0, mode="PN"), Probe(model, PAPER) as probe:
         output = model(x, edge_index)
@@ -235,7 +235,7 @@ def test_a_patched_model_shows_its_normalised_states(edge_index):
     assert number_of_hooks(model) == 0
 
 
-def test_a_patch_that_normalises_at_the_output_or_the_next_input_is_seen_in_its_own_layer(graph):
+def test_a_patch_that_normalizes_at_the_output_or_the_next_input_is_seen_in_its_own_layer(graph):
     class Linear(nn.Module):
         def __init__(self, activation):
             super().__init__()
@@ -553,7 +553,7 @@ def test_a_model_that_diverged_is_not_called_healthy(graph):
     assert verdict == ("not-finite", 1, "States are not finite from layer 1 (convolutions.0) on.")
 
 
-def test_no_gradient_comes_back_where_nothing_before_the_states_is_learnt(graph):
+def test_no_gradient_comes_back_where_nothing_before_the_states_is_learned(graph):
     assert "no gradient came back" in run_and_judge(SGC(5, 5), torch.randn(40, 5), graph)[1].text
 
 
@@ -576,9 +576,9 @@ def test_gradient_norms_are_those_of_autograd(graph):
 def test_losses_tell_what_states_do_not(raises):
     model, x = Walk(2), torch.randn(40, 4)
     probe, verdict = run_and_judge(model, x, torch.eye(40), 0.1, 1.9, 2.0)
-    assert verdict.kind == "does-not-generalise"
+    assert verdict.kind == "does-not-generalize"
     assert "0.1 in training, 1.9 in validation and 2 by chance" in str(verdict)
-    assert probe.verdict(0.1, 0.5, 2.0).kind == "no-sign"  # it generalises
+    assert probe.verdict(0.1, 0.5, 2.0).kind == "no-sign"  # it generalizes
     assert probe.verdict(1.9, 2.1, 2.0).kind == "no-sign"  # it does not fit
     with raises("no-loss", value="chance_loss"):
         probe.verdict(0.1, 1.9)

@@ -107,7 +107,7 @@ def check_extremes(size):
 
 
 class Net(nn.Module):
-    """Convolutions over a graph of which every rank holds some rows: neighbours come by an all-gather."""
+    """Convolutions over a graph of which every rank holds some rows: neighbors come by an all-gather."""
 
     class Convolution(nn.Linear):
         is_graph_convolution = True
@@ -183,7 +183,7 @@ def check_shards(size):
     with pytest.raises(PairNormError, match="one a node"):
         shards.own(labels[1:])
     for refused in (GCN(9, 3, norm=partial(BatchNorm, 32)), GCN(9, 3, residual=True), GCNII(9, 3)):
-        with pytest.raises(PairNormError, match="no remedy else"):
+        with pytest.raises(PairNormError, match="no hint else"):
             shards.join(refused)
     train = torch.arange(nodes) < 8  # so that most ranks have no node to train on
     cases = [

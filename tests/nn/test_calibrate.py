@@ -38,7 +38,7 @@ def graph():
 
 
 class Batches:
-    """Whole neighbourhoods of some nodes after others, as a loader gives them."""
+    """Whole neighborhoods of some nodes after others, as a loader gives them."""
 
     def __init__(self, graph, size, hops=DEPTH, order=None):
         (self.x, self.edge_index), self.size, self.hops = graph, size, hops
@@ -126,7 +126,7 @@ def test_own_ways_to_call_a_model_and_to_tell_seeds(graph):
     torch.testing.assert_close(model.eval()(x, edge_index), Net("PN-SI", track=False).eval()(x, edge_index))
 
 
-def test_truncated_neighbourhoods_give_an_estimate(graph):
+def test_truncated_neighborhoods_give_an_estimate(graph):
     exact, truncated = Net("PN"), Net("PN")
     calibrate(exact, Batches(graph, 40))
     calibrate(truncated, Batches(graph, 40, hops=1))

@@ -58,7 +58,7 @@ def objective(y, x, dense, lam, strength=1.0):
     return total
 
 
-def minimise(x, dense, lam, strength=1.0):
+def minimize(x, dense, lam, strength=1.0):
     def value_and_gradient(flat):
         y = torch.tensor(flat).view(x.shape).requires_grad_()
         value = objective(y, x, dense, lam, strength)
@@ -81,10 +81,10 @@ def exact_bound(dense):
 
 @graphs
 @pytest.mark.parametrize("fraction", [0, 0.3, 0.8])
-def test_repel_is_the_minimiser_of_equation_6(dense, fraction):
+def test_repel_is_the_minimizer_of_equation_6(dense, fraction):
     x, lam = features(dense, 2), fraction * exact_bound(dense)
     torch.testing.assert_close(
-        repel(x, dense.to_sparse_csr(), lam), minimise(x, dense, lam), atol=1e-6, rtol=1e-6
+        repel(x, dense.to_sparse_csr(), lam), minimize(x, dense, lam), atol=1e-6, rtol=1e-6
     )
 
 
@@ -100,14 +100,14 @@ def test_repel_conv_is_the_closed_form(dense):
     x, n, lam = features(dense), len(dense), 0.5 * exact_bound(dense)
     rw = propagation(dense.to_sparse_csr()).to_dense().double()
     degree, pattern = 1 + dense.sum(1, keepdim=True), (dense > 0).double()
-    centred = x - x.mean(0)
+    centerd = x - x.mean(0)
     smoother = (
         pattern.sum(1, keepdim=True) * x - pattern @ x
     )  # (1 + lam)(I - A_rw) x where there are no weights
-    expected = rw @ x - lam * smoother / degree + lam * n * centred / degree
+    expected = rw @ x - lam * smoother / degree + lam * n * centerd / degree
     torch.testing.assert_close(repel_conv(x, dense.to_sparse_csr(), lam), expected, atol=1e-6, rtol=1e-6)
     if bool((dense <= 1).all()):
-        expected = (1 + lam) * rw @ x - lam * x + lam * n * centred / degree
+        expected = (1 + lam) * rw @ x - lam * x + lam * n * centerd / degree
         torch.testing.assert_close(repel_conv(x, dense.to_sparse_csr(), lam), expected, atol=1e-6, rtol=1e-6)
 
 
@@ -119,11 +119,11 @@ def test_without_repulsion_it_is_the_plain_graph_convolution(dense):
 
 @pytest.mark.parametrize("lam", [0.0, 0.05])
 def test_repel_conv_is_the_first_order_expansion(lam):
-    """With the graph's terms of strength t, the minimiser is x + t (repel_conv(x) - x) up to O(t²)."""
+    """With the graph's terms of strength t, the minimizer is x + t (repel_conv(x) - x) up to O(t²)."""
     dense = GRAPHS["random"]
     x = features(dense, 1)
     gradient = repel_conv(x, dense.to_sparse_csr(), lam) - x
-    errors = [(minimise(x, dense, lam, t) - (x + t * gradient)).norm() for t in (0.04, 0.02, 0.01)]
+    errors = [(minimize(x, dense, lam, t) - (x + t * gradient)).norm() for t in (0.04, 0.02, 0.01)]
     for coarse, fine in pairwise(errors):
         assert 3.6 < coarse / fine < 4.1  # a quarter for half of t, up to O(t³)
 

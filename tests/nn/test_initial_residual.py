@@ -59,7 +59,7 @@ def test_appnp_equals_pyg(depth, alpha, x, edge_index, either_form):
         torch.testing.assert_close(hidden.squeeze(1), PeerAPPNP(depth - 1, alpha)(start, edge_index))
 
 
-def test_appnp_of_many_steps_is_personalised_pagerank(x, edge_index):
+def test_appnp_of_many_steps_is_personalized_pagerank(x, edge_index):
     """Z = α (I − (1 − α) Â)⁻¹ Z₀, the closed form of its paper."""
     model = build(APPNP, depth=300, alpha=0.1).eval().double()
     adjacency = model.propagation(edge_index, NODES)

@@ -9,7 +9,7 @@ from pairnorm.nn.ops.sparse_linear import plain as features
 from pairnorm.nn.propagate import propagation
 
 
-def initialised(layer):
+def initialized(layer):
     for parameter in layer.parameters():
         parameter.data = torch.randn_like(parameter) / 2
     return layer
@@ -28,7 +28,7 @@ layers = pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.parametrize("trials", [1, 3])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_equals_peer(build, trials, sparse, edge_index, peer_of, assert_gradients_equal, either_form):
-    layer = initialised(build(trials))
+    layer = initialized(build(trials))
     x = torch.randn(20, 6) * (torch.rand(20, 6) < 0.4)
     features = SparseMatrix.from_torch(x) if sparse else x.unsqueeze(1)
     y = layer(features, propagation(edge_index, "sym", 20))
@@ -43,7 +43,7 @@ def test_equals_peer(build, trials, sparse, edge_index, peer_of, assert_gradient
 
 @layers
 def test_features_of_a_trial_reach_that_trial_only(build, adjacency):
-    layer, x = initialised(build(3)), torch.randn(20, 3, 6)
+    layer, x = initialized(build(3)), torch.randn(20, 3, 6)
     before = layer(x, adjacency)
     x[:, 1] += 1
     changed = (layer(x, adjacency) != before).any(-1).any(0)
@@ -53,7 +53,7 @@ def test_features_of_a_trial_reach_that_trial_only(build, adjacency):
 @layers
 @pytest.mark.parametrize("per_trial", [False, True])
 def test_sparse_features_equal_dense(build, per_trial, adjacency):
-    layer = initialised(build(2))
+    layer = initialized(build(2))
     x = torch.randn(20, 2, 6) * (torch.rand(20, 1, 6) < 0.4)
     x = x if per_trial else x[:, :1]
     sparse = SparseMatrix.from_torch(x[:, 0])
@@ -63,13 +63,13 @@ def test_sparse_features_equal_dense(build, per_trial, adjacency):
 
 
 def test_dropout_of_dense_features(adjacency, either_form):
-    layer, x, keys = initialised(GCNConvolution(6, 4, 2)), torch.randn(20, 1, 6), draw_keys(2, 2)
+    layer, x, keys = initialized(GCNConvolution(6, 4, 2)), torch.randn(20, 1, 6), draw_keys(2, 2)
     expected = layer(dropout(x.expand(-1, 2, -1), 0.5, keys[0]), adjacency)
     torch.testing.assert_close(layer(x, adjacency, 0.5, keys), expected)
 
 
 def test_dropout_of_sparse_features_draws_for_the_non_zeros_only(adjacency, monkeypatch):
-    layer, keys = initialised(GCNConvolution(6, 4, 3)), draw_keys(2, 3)
+    layer, keys = initialized(GCNConvolution(6, 4, 3)), draw_keys(2, 3)
     x = SparseMatrix.from_torch(torch.randn(20, 6) * (torch.rand(20, 6) < 0.3))
     drawn = []
     monkeypatch.setattr(
@@ -84,7 +84,7 @@ def test_dropout_of_sparse_features_draws_for_the_non_zeros_only(adjacency, monk
 
 
 def test_every_head_drops_attention_of_its_own(adjacency):
-    layer, x = initialised(GATConvolution(6, 4, 1, heads=2)), torch.randn(20, 1, 6)
+    layer, x = initialized(GATConvolution(6, 4, 1, heads=2)), torch.randn(20, 1, 6)
     layer.weight.data[..., 4:] = layer.weight.data[..., :4]
     layer.bias.data[..., 4:] = layer.bias.data[..., :4]
     for end in (layer.source, layer.target):
@@ -99,14 +99,14 @@ def test_every_head_drops_attention_of_its_own(adjacency):
 @pytest.mark.parametrize(("activation", "function"), [("relu", torch.relu), ("elu", torch.nn.functional.elu)])
 @layers
 def test_the_activation_comes_last(build, activation, function, adjacency):
-    layer, x = initialised(build(2)), torch.randn(20, 1, 6)
+    layer, x = initialized(build(2)), torch.randn(20, 1, 6)
     plain = layer(x, adjacency)
     layer.activation = activation
     torch.testing.assert_close(layer(x, adjacency), function(plain))
 
 
 def test_attention_ignores_the_weights_of_the_adjacency(adjacency):
-    layer, x = initialised(GATConvolution(6, 4, 1)), torch.randn(20, 1, 6)
+    layer, x = initialized(GATConvolution(6, 4, 1)), torch.randn(20, 1, 6)
     other = SparseMatrix(adjacency.pattern, torch.rand_like(adjacency.values))
     assert torch.equal(layer(x, adjacency), layer(x, other))
 
@@ -115,7 +115,7 @@ def test_directed_edges_carry_from_source_to_target():
     adjacency = propagation(torch.tensor([[0], [1]]), num_nodes=3)
     for layer in (GCNConvolution(2, 2, 1), GATConvolution(2, 2, 1)):
         x = torch.randn(3, 1, 2, requires_grad=True)
-        initialised(layer)(x, adjacency)[1].sum().backward()
+        initialized(layer)(x, adjacency)[1].sum().backward()
         assert x.grad.flatten(1).any(1).tolist() == [True, True, False]
 
 

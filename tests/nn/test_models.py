@@ -71,12 +71,12 @@ def hand_written(convolve, depth, activation, norm, order, skip):
 
 def pyg_convolutions(model, edge_index, peer_of):
     """PyG's layers with the weights of the model's first trial, and how to call them."""
-    normalised = model.adjacency == "sym"
+    normalized = model.adjacency == "sym"
     peers = [
-        peer_of(layer, **({} if isinstance(model, GAT) else {"normalize": normalised}))
+        peer_of(layer, **({} if isinstance(model, GAT) else {"normalize": normalized}))
         for layer in model.convolutions
     ]
-    if isinstance(model, GAT) or normalised:
+    if isinstance(model, GAT) or normalized:
         return peers, lambda layer, h: peers[layer](h, edge_index)
     looped = torch.cat([edge_index, torch.arange(NODES).expand(2, -1)], 1)
     weight = 1 / torch.bincount(looped[1], minlength=NODES).float()[looped[1]]
@@ -135,11 +135,11 @@ class TestPeers:
     @pytest.mark.parametrize("depth", [1, 4])
     def test_sgc_equals_matrix_powers(self, adjacency, norm, depth, x, edge_index):
         model = build(SGC, {}, depth=depth, norm=norm, scale=2.0, adjacency=adjacency)
-        dense, normalise = propagation(edge_index, adjacency, NODES).to_dense(), peer_norm(norm, 2.0)
+        dense, normalize = propagation(edge_index, adjacency, NODES).to_dense(), peer_norm(norm, 2.0)
         weight, bias = (parameter.detach()[0].requires_grad_() for parameter in (model.weight, model.bias))
-        h = normalise(x)
+        h = normalize(x)
         for _ in range(depth):
-            h = normalise(dense @ h)
+            h = normalize(dense @ h)
         expected = h @ weight + bias
         logits = model(x, edge_index).squeeze(1)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -337,7 +337,7 @@ class TestLayers:
         assert torch.equal(logits, model(x, edge_index))
 
     @pytest.mark.parametrize("depth", [1, 3])
-    def test_sgc_normalises_its_input_and_every_hop(self, depth, x, edge_index):
+    def test_sgc_normalizes_its_input_and_every_hop(self, depth, x, edge_index):
         model = build(SGC, {}, depth=depth, norm="PN")
         normed = []
         model.norm.register_forward_hook(lambda module, inputs, output: normed.append(output))

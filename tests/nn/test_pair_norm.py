@@ -34,13 +34,13 @@ def brute_force(x, scale, mode, eps=1e-6, batch=None):
     for graph, trial in itertools.product(numpy.unique(batch), numpy.ndindex(x.shape[1:-1])):
         nodes = [(node, *trial) for node in numpy.flatnonzero(batch == graph)]
         mean = sum(x[node] for node in nodes) / len(nodes)
-        centred = {node: x[node] - mean for node in nodes}
-        mean_square = sum(row @ row for row in centred.values()) / len(nodes)
+        centerd = {node: x[node] - mean for node in nodes}
+        mean_square = sum(row @ row for row in centerd.values()) / len(nodes)
         for node in nodes:
             if mode == "PN":
-                result[node] = scale * centred[node] / math.sqrt(mean_square + eps)
+                result[node] = scale * centerd[node] / math.sqrt(mean_square + eps)
             elif mode == "PN-SI":
-                result[node] = scale * centred[node] / math.sqrt(centred[node] @ centred[node] + eps)
+                result[node] = scale * centerd[node] / math.sqrt(centerd[node] @ centerd[node] + eps)
             else:
                 result[node] = scale * x[node] / math.sqrt(x[node] @ x[node] + eps) - mean
     return torch.from_numpy(result)
@@ -145,7 +145,7 @@ class TestPrecision:
     @modes
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_constant_rows_in_half_precision(self, mode, dtype):
-        """Rows scaled in half precision, then centred, were 14% off."""
+        """Rows scaled in half precision, then centerd, were 14% off."""
         x = torch.full((40, 8), 3.0).mul_(torch.arange(1, 41).view(40, 1)).to(dtype)
         expected = brute_force(x, 300.0, mode)
         difference = (pair_norm(x, 300.0, mode).double() - expected).abs()
@@ -419,7 +419,7 @@ class TestErrors:
                 call()
 
     def test_unknown_mode_gets_a_suggestion(self, raises):
-        with raises("unknown-choice", remedy="Did you mean 'PN-SI'?"):
+        with raises("unknown-choice", hint="Did you mean 'PN-SI'?"):
             PairNorm(mode="PNSI")
 
     @pytest.mark.parametrize("value", [0, 0.0, -1.0, math.inf, -math.inf, math.nan, "1", None, True])

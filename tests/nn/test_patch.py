@@ -113,7 +113,7 @@ def test_scale_and_mode(mode, x, edges):
 
 
 @pytest.mark.parametrize("position", ["argument", "keyword"])
-def test_every_graph_of_a_batch_is_normalised_on_its_own(position, x, edges):
+def test_every_graph_of_a_batch_is_normalized_on_its_own(position, x, edges):
     model, batch = pyg.GCN(5, 8, 3, 3), torch.arange(NODES) % 3
     reference = basic_gnn_with_pair_norm(model, x, edges, batch)
     given = (None, None, batch, 3) if position == "argument" else ()
@@ -255,7 +255,7 @@ def relations(x):
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("act", [torch.relu, torch.sin])
 @pytest.mark.parametrize("layer", ["hetero", "hgt"])
-def test_every_node_type_is_normalised_on_its_own(layer, act, batched, relations):
+def test_every_node_type_is_normalized_on_its_own(layer, act, batched, relations):
     model = Relational(layer, act).eval()
     batch = {"paper": torch.arange(NODES) // 4, "author": torch.arange(7) // 3} if batched else None
     expected = model(*relations, batch, NORM)
@@ -399,7 +399,7 @@ def test_a_hand_written_module(act, training, x, adj):
 
 
 @pytest.mark.parametrize("act", [torch.sin, torch.relu_, lambda h: h * h.sigmoid(), nn.Identity()])
-def test_without_a_recognised_activation_the_next_input_is_normalised(act, x, adj):
+def test_without_a_recognized_activation_the_next_input_is_normalized(act, x, adj):
     model = Net(act).eval()
     output, handle = patched(model, x, adj)
     assert torch.equal(output, model(x, adj, NORM))
@@ -628,14 +628,14 @@ def test_errors(x, edges, raises):
     outer = nn.ModuleDict({"encoder": model})
     handle = add_pair_norm(model)
     for again in (model, outer):
-        with raises("already-normalised"):
+        with raises("already-normalized"):
             add_pair_norm(again)
     with raises("outside-forward", value="convs.0"):
         model.convs[0](x, edges)
     handle.remove()
-    with raises("already-normalised", value="norms.0"):
+    with raises("already-normalized", value="norms.0"):
         add_pair_norm(pyg.GCN(5, 8, 2, 3, norm="PairNorm"))
-    with raises("already-normalised", value="own", options={"norm": "PN"}):
+    with raises("already-normalized", value="own", options={"norm": "PN"}):
         add_pair_norm(nn.ModuleDict({"own": GCN(5, 3, depth=2)}), mode="PN")
     with raises("unknown-choice", value="PairNorm"):
         add_pair_norm(model, mode="PairNorm")

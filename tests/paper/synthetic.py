@@ -12,13 +12,13 @@ SMALL = Selection(("all",), runs=2, epochs=7, depths=(2, 4, 8))
 
 def accuracy(spec: Spec, contrary: bool = False) -> float:
     """Return a plausible accuracy: depth hurts, but with PairNorm it helps where much is missing."""
-    normalised = spec.norm != "none"
+    normalized = spec.norm != "none"
     if contrary:
-        normalised = not normalised
-    helped = normalised or spec.skip > 0
+        normalized = not normalized
+    helped = normalized or spec.skip > 0
     missing = spec.missing_rate
     peak = 2 + (6 * missing if helped else 0)
-    level = 0.8 - (0.08 if helped else 0.3) * missing - (0.015 if normalised and missing < 0.5 else 0.0)
+    level = 0.8 - (0.08 if helped else 0.3) * missing - (0.015 if normalized and missing < 0.5 else 0.0)
     gradient = 0.002 if helped else 0.01
     preferred = 0.001 * (spec.scale == 10) + 0.01 * (spec.learning_rate == 0.05)
     preferred += 0.004 * (spec.norm == "PN-SI") - 0.02 * (spec.order == "before")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from synthetic import layers
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, csbm, features_after
-from pairnorm.errors import PairNormError
 from pairnorm.paper.case_study import (
     BINS,
     PAIRS,
@@ -35,7 +35,7 @@ def graph() -> Graph:
     return csbm(120, classes=3, degree=4, features=20, words=4, seed=1).with_split("per-class-5", 0)
 
 
-def states(graph: Graph, depth: int, normalise: bool) -> list[torch.Tensor]:
+def states(graph: Graph, depth: int, normalize: bool) -> list[torch.Tensor]:
     """Return the states of SGC in float64, by dense matrices."""
     adjacency = graph.adjacency.to_dense().double() + torch.eye(graph.num_nodes, dtype=torch.float64)
     adjacency /= adjacency.sum(1, keepdim=True)
@@ -44,13 +44,13 @@ def states(graph: Graph, depth: int, normalise: bool) -> list[torch.Tensor]:
 
     def norm(h: torch.Tensor) -> torch.Tensor:
         h = h - h.mean(0)
-        return h / h.square().sum(1).mean().sqrt() if normalise else h
+        return h / h.square().sum(1).mean().sqrt() if normalize else h
 
     found = []
-    h = norm(h) if normalise else h
+    h = norm(h) if normalize else h
     for _ in range(depth):
         h = adjacency @ h
-        h = norm(h) if normalise else h
+        h = norm(h) if normalize else h
         found.append(h)
     return found
 

@@ -6,22 +6,22 @@ import torch
 from matplotlib.colors import to_hex
 from synthetic import SMALL, accuracy, fill, small_experiments
 
+from pairnorm.base.plotting import GREEN
 from pairnorm.paper.experiments import BARS, FIGURE1, FIGURE3, FIGURE4, Place
 from pairnorm.paper.figures import CLASSES, against_depth, bars, figure1, figure2, steps
 from pairnorm.paper.results import Results
-from pairnorm.plotting import GREEN
 from pairnorm.train import Store
 
 
-def test_centring_moves_the_mean_and_rescaling_sets_the_length() -> None:
+def test_centering_moves_the_mean_and_rescaling_sets_the_length() -> None:
     points, labels = steps()
-    before, centred, rescaled = points.values()
+    before, centerd, rescaled = points.values()
     assert float(before.mean(0).norm()) > 0.5
-    torch.testing.assert_close(centred.mean(0), torch.zeros(2).double(), atol=1e-5, rtol=0)
-    torch.testing.assert_close(before - before.mean(0), centred)
+    torch.testing.assert_close(centerd.mean(0), torch.zeros(2).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(before - before.mean(0), centerd)
     assert abs(float(rescaled.square().sum(1).mean()) - 1) < 1e-4
     # Rescaling only stretches: every point keeps its direction.
-    cosine = torch.nn.functional.cosine_similarity(centred, rescaled)
+    cosine = torch.nn.functional.cosine_similarity(centerd, rescaled)
     torch.testing.assert_close(cosine, torch.ones_like(cosine), atol=1e-4, rtol=0)
     assert set(labels.tolist()) == set(range(len(CLASSES)))
 
@@ -84,9 +84,9 @@ def test_figure_1_has_losses_accuracies_and_both_measures(results: Results) -> N
     figure = figure1(results, small(FIGURE1), "cora")
     assert figure is not None
     assert [axis.get_title() for axis in figure.axes] == ["Loss", "Accuracy", "Row-diff", "Col-diff"]
-    plain, normalised = figure.axes[2].lines
+    plain, normalized = figure.axes[2].lines
     np.testing.assert_allclose(plain.get_ydata(), [0.9**2, 0.9**4, 0.9**8])
-    assert len(set(normalised.get_ydata())) == 1  # one scale at all depths
+    assert len(set(normalized.get_ydata())) == 1  # one scale at all depths
 
 
 def test_bars_show_accuracy_and_depth(results: Results) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from synthetic import fill
 
-from pairnorm import plotting
+from pairnorm.base import plotting
 from pairnorm.paper import report
 from pairnorm.paper.case_study import file_beside
 from pairnorm.paper.experiments import EXPERIMENTS, TABLE1, TUNED, Selection

@@ -21,12 +21,12 @@ def results() -> Results:
     """Return SGC at 0% with all candidates, SGC-PN at 0% with one of them, and nothing at 100%."""
     assert EXPERIMENT is not None
     plain = EXPERIMENT.candidates(Place("cora", "SGC", 0))
-    normalised = EXPERIMENT.candidates(Place("cora", "SGC-PN", 0))
+    normalized = EXPERIMENT.candidates(Place("cora", "SGC-PN", 0))
     return Results(
         {
             plain[0]: [trial(0, 0.8, 0.79), trial(1, 0.8, 0.81)],
             plain[1]: [trial(0, 0.7, 0.99), trial(1, 0.7, 0.99)],
-            normalised[-1]: [trial(0, 0.8, 0.82), trial(1, 0.8, 0.82)],
+            normalized[-1]: [trial(0, 0.8, 0.82), trial(1, 0.8, 0.82)],
         }
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.paper.experiments import Experiment, Place
 from pairnorm.paper.results import Results, Summary, reported
 from pairnorm.train import Spec, Store, Trial

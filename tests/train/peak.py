@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pairnorm.base.memory import anonymous_memory
 from pairnorm.data import Graph
-from pairnorm.memory import anonymous_memory
 from pairnorm.train.walk import Plan, Walk
 
 

@@ -94,10 +94,10 @@ def test_a_trial_is_the_same_alone_and_beside_other_seeds_and_rates(
     ],
     ids=str,
 )
-def test_a_trial_is_the_same_alone_and_beside_other_optimisers(
+def test_a_trial_is_the_same_alone_and_beside_other_optimizers(
     graph: Graph, settings: dict[str, Any]
 ) -> None:
-    """Of the last trial, one optimiser is not wanted, and at one depth one more."""
+    """Of the last trial, one optimizer is not wanted, and at one depth one more."""
     specs = [
         Spec(
             "csbm",
@@ -381,7 +381,7 @@ def test_replays_at_other_depths_are_runs_of_their_own(graph: Graph, epochs: int
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_optimisers_share_captured_epochs(graph: Graph, model: str) -> None:
+def test_optimizers_share_captured_epochs(graph: Graph, model: str) -> None:
     specs = [
         Spec("csbm", model, depth, norm="PN", dropout=0.6, learning_rate=rate, weight_decay=decay, epochs=40)
         for depth in ((1, 4) if model == "SGC" else (2,))

@@ -12,33 +12,33 @@ from pairnorm.train.loop import EPOCHS_PER_SYNC, Loop
 class Bowls:
     """Models that each slide into a parabola of their own; accuracies by epoch are given."""
 
-    def __init__(self, centres: Sequence[float], accuracies: Callable[[int, int], float]) -> None:
-        self.centre = torch.tensor(centres)
-        self.place = torch.zeros(len(centres), 2, requires_grad=True)
+    def __init__(self, centers: Sequence[float], accuracies: Callable[[int, int], float]) -> None:
+        self.center = torch.tensor(centers)
+        self.place = torch.zeros(len(centers), 2, requires_grad=True)
         self.epochs: list[int] = []
         self._accuracies = accuracies
 
     def loss(self, epoch: Tensor) -> Tensor:
         self.epochs.append(int(epoch))
-        return (self.place - self.centre.unsqueeze(1)).square().sum(1)
+        return (self.place - self.center.unsqueeze(1)).square().sum(1)
 
     def accuracy(self) -> Tensor:
         epoch = len(self.epochs) - 1
-        return torch.tensor([self._accuracies(model, epoch) for model in range(len(self.centre))])
+        return torch.tensor([self._accuracies(model, epoch) for model in range(len(self.center))])
 
     def loop(self, **options: Any) -> Loop:
         settings = {"learning_rate": 0.1, "weight_decay": 0.01} | options
         return Loop([self.place], [self.place], self.loss, self.accuracy, curves=True, **settings)
 
 
-def places(centre: float, epochs: int) -> tuple[list[Tensor], list[float]]:
+def places(center: float, epochs: int) -> tuple[list[Tensor], list[float]]:
     """Where plain Adam takes one model: after each epoch, and the loss before it."""
     place = torch.zeros(2, requires_grad=True)
     adam = torch.optim.Adam([place], lr=0.1, weight_decay=0.01, foreach=False)
     found, losses = [], []
     for _ in range(epochs):
         adam.zero_grad()
-        loss = (place - centre).square().sum()
+        loss = (place - center).square().sum()
         loss.backward()
         adam.step()
         found.append(place.detach().clone())
@@ -51,8 +51,8 @@ def test_every_model_takes_the_steps_of_its_own_adam() -> None:
     loop = bowls.loop()
     loop.train(30)
     curves = torch.stack(loop.curves)
-    for model, centre in enumerate([1.0, -3.0, 0.5]):
-        found, losses = places(centre, 30)
+    for model, center in enumerate([1.0, -3.0, 0.5]):
+        found, losses = places(center, 30)
         torch.testing.assert_close(bowls.place[model].detach(), found[-1])
         torch.testing.assert_close(curves[:, 0, model], torch.tensor(losses))
         assert curves[:, 1, model].tolist() == list(range(30))
@@ -125,13 +125,13 @@ def test_parameters_may_be_laid_out_unlike_the_models() -> None:
     """As in SGC, where one tensor holds the weights of all scales side by side."""
     weight = torch.zeros(2, 6, requires_grad=True)  # [trials, scales · 3]
     models = weight.view(2, 2, 3)
-    centre = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    center = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     epoch_now = -1
 
     def loss(epoch: Tensor) -> Tensor:
         nonlocal epoch_now
         epoch_now = int(epoch)
-        return (weight.view(2, 2, 3) - centre.unsqueeze(-1)).square().sum(-1)
+        return (weight.view(2, 2, 3) - center.unsqueeze(-1)).square().sum(-1)
 
     def accuracy() -> Tensor:
         return torch.tensor([[0.0, epoch_now], [-epoch_now, 1.0]], dtype=torch.float)
@@ -143,7 +143,7 @@ def test_parameters_may_be_laid_out_unlike_the_models() -> None:
     loop.restore()
     for trial, scale in ((0, 0), (0, 1), (1, 0), (1, 1)):
         best = int(loop.best_epoch[trial, scale])
-        expected = places(float(centre[trial, scale]), 4)[0][best][0].expand(3)
+        expected = places(float(center[trial, scale]), 4)[0][best][0].expand(3)
         torch.testing.assert_close(weight.detach().view(2, 2, 3)[trial, scale], expected)
 
 
@@ -182,22 +182,22 @@ def test_a_loop_goes_on_from_the_state_of_another(rate: float | list[float]) -> 
 
 @pytest.mark.parametrize("decays", [0.02, [0.0, 0.02, 0.02, 0.5, 0.5, 0.0]], ids=str)
 @pytest.mark.parametrize("rates", [0.1, [0.1, 0.3, 0.3, 0.02, 0.1, 0.1]], ids=str)
-def test_every_model_may_have_an_optimiser_of_its_own(
+def test_every_model_may_have_an_optimizer_of_its_own(
     rates: float | list[float], decays: float | list[float]
 ) -> None:
     """As in SGC: [trials, variants · 4, 5] weights and [trials, variants] biases; 2 trials x 3 variants."""
     generator = torch.Generator().manual_seed(0)
-    start, centre = torch.randn(2, 6, 4, 5, dtype=torch.float64, generator=generator)
+    start, center = torch.randn(2, 6, 4, 5, dtype=torch.float64, generator=generator)
     weight = start.reshape(2, 12, 5).clone().requires_grad_()
     bias = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
 
-    def loss(weight: Tensor, bias: Tensor, centre: Tensor) -> Tensor:
-        return (weight - centre).square().sum((-2, -1)) + (bias - centre.mean((-2, -1))).pow(4)
+    def loss(weight: Tensor, bias: Tensor, center: Tensor) -> Tensor:
+        return (weight - center).square().sum((-2, -1)) + (bias - center.mean((-2, -1))).pow(4)
 
     loop = Loop(
         [weight, bias],
         [weight.view(2, 3, 4, 5), bias],
-        lambda epoch: loss(weight.view(2, 3, 4, 5), bias, centre.view(2, 3, 4, 5)),
+        lambda epoch: loss(weight.view(2, 3, 4, 5), bias, center.view(2, 3, 4, 5)),
         lambda: torch.zeros(2, 3),
         learning_rate=rates,
         weight_decay=decays,
@@ -212,7 +212,7 @@ def test_every_model_may_have_an_optimiser_of_its_own(
         adam = torch.optim.Adam(own, lr=rate, weight_decay=decay, foreach=False)
         for _ in range(30):
             adam.zero_grad()
-            loss(*own, centre[model]).backward()
+            loss(*own, center[model]).backward()
             adam.step()
         torch.testing.assert_close(weight.view(6, 4, 5)[model], own[0], rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(bias.view(6)[model], own[1], rtol=1e-10, atol=1e-12)

@@ -16,7 +16,7 @@ from pairnorm.data import (
     missing_nodes,
     missing_vectors,
 )
-from pairnorm.fill import FILLS
+from pairnorm.impute import FILLS
 from pairnorm.nn import SparseMatrix
 from pairnorm.train import Spec
 from pairnorm.train.problem import Problem

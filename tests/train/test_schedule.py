@@ -110,7 +110,7 @@ def test_different_architectures_and_protocols_are_jobs_of_their_own(
 @pytest.mark.parametrize("model", ["GCN", "SGC"])
 @pytest.mark.parametrize("change", [{"learning_rate": 0.1}, {"weight_decay": 0.1}], ids=str)
 @pytest.mark.parametrize(("device", "count"), [(CUDA, 1), (CPU, 2), (None, 2)], ids=str)
-def test_optimisers_share_a_job_on_cuda(
+def test_optimizers_share_a_job_on_cuda(
     graph: Graph,
     memory: list[int],
     model: str,
@@ -122,7 +122,7 @@ def test_optimisers_share_a_job_on_cuda(
     assert len(plan(graph, [(spec, 0), (spec.replace(**change), 0)], device, cores=1)) == count
 
 
-def test_every_trial_of_an_sgc_has_just_its_own_optimisers(graph: Graph, memory: list[int]) -> None:
+def test_every_trial_of_an_sgc_has_just_its_own_optimizers(graph: Graph, memory: list[int]) -> None:
     def pairs_at(rate: float, rates: tuple[float, ...], seed: int) -> list[Pair]:
         specs = [
             Spec("csbm", "SGC", depth, norm="PN", scale=scale, missing_rate=rate, learning_rate=learning_rate)

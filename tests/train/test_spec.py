@@ -56,7 +56,7 @@ def test_equal_specs_and_equal_texts_are_the_same_thing(one: Spec, donor: Spec, 
 
 
 @given(specs)
-def test_normalising_twice_changes_nothing(spec: Spec) -> None:
+def test_normalizing_twice_changes_nothing(spec: Spec) -> None:
     assert Spec(**{field.name: getattr(spec, field.name) for field in fields(spec)}) == spec
 
 
@@ -200,7 +200,7 @@ def test_bad_texts_are_refused(raises: Any, text: str, code: str) -> None:
 def test_replace(raises: Any) -> None:
     spec = Spec("cora", "SGC", 2)
     assert spec.replace(model="GCN", skip=1) == Spec("cora", "GCN", 2, hidden=32, skip=1)
-    with raises("unknown-choice", value="depths", remedy="Did you mean 'depth'?"):
+    with raises("unknown-choice", value="depths", hint="Did you mean 'depth'?"):
         spec.replace(depths=3)
     with pytest.raises(FrozenInstanceError):
         spec.depth = 3  # type: ignore[misc]

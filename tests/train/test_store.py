@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pairnorm
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.train import store as schema
 from pairnorm.train.result import TYPES, Trial
 from pairnorm.train.spec import LATER, Spec
@@ -220,7 +220,7 @@ def test_what_a_killed_writer_left_is_undone_or_explained(
         patch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
         with raises("not-writable") as caught:
             connect(copy, read_only=True)
-        assert "copy it with copy-journal to where you may write" in caught.value.remedy
+        assert "copy it with copy-journal to where you may write" in caught.value.hint
     with closing(connect(copy, read_only=True)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert connection.execute("SELECT curves FROM trials").fetchall() == [(None,)]

@@ -11,11 +11,11 @@ import pandas
 import pytest
 import torch
 
+from pairnorm.base.memory import parse_memory
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.packed import Facts
-from pairnorm.fill import feature_propagation, mass_states
-from pairnorm.memory import parse_memory
+from pairnorm.impute import feature_propagation, mass_states
 from pairnorm.nn import PairNorm, propagation, states
 
 pytest.importorskip("numba")
@@ -62,7 +62,7 @@ def packed_graph(folder, nodes=NODES, features=FEATURES, degree=4, weighted=True
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    # So many neighbours that each node sees a vector: PN-SI makes rows of rounding errors as long as any.
+    # So many neighbors that each node sees a vector: PN-SI makes rows of rounding errors as long as any.
     return packed_graph(tmp_path_factory.mktemp("packed") / "graph", degree=16)
 
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.base import Candidate, Family, Task
 from pairnorm.classify.candidates.boosted_trees import DIRECTED
@@ -32,7 +33,6 @@ from pairnorm.classify.search import Choice, plan, search
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.graph import check_graph
-from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.nn import Kind
 from pairnorm.nn.distributed import shards_of
 from pairnorm.nn.propagate import KINDS
@@ -42,10 +42,10 @@ from pairnorm.train.engine import find_device
 class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learns the classes of some nodes of a graph and predicts them for all, also where features are missing.
 
-    Parameters only go into the constructor; what is learnt ends in an underscore: ``classes_``, ``best_``
+    Parameters only go into the constructor; what is learned ends in an underscore: ``classes_``, ``best_``
     (the chosen ``Candidate``, or what the average is), ``parts_`` (what it consists of: how often each was
     taken, and the ``Candidate``), ``search_`` (all that were tried), ``model_`` (the chosen one, fitted),
-    ``scaling_``, ``task_`` and ``choice_`` (what it was learnt from, and how it is learnt: not saved),
+    ``scaling_``, ``task_`` and ``choice_`` (what it was learned from, and how it is learned: not saved),
     ``encoder_`` (how columns of files became features: ``Graph.from_files(..., encoder=...)``
     reads others alike), ``temperature_`` (how much probabilities were softened to fit the validation nodes),
     ``prior_`` and ``tilt_`` (the class with the largest p / prior^tilt is predicted), ``split_``,
@@ -63,7 +63,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: PN and
             PN-SI for SGC (which without a norm is one of another scale), none and PN-SI for GCN and GAT.
-        scale: PairNorm's s, several, or ``"auto"``. For SGC it is also the strength of regularisation.
+        scale: PairNorm's s, several, or ``"auto"``. For SGC it is also the strength of regularization.
         fill: what stands in for missing features before an SGC: ``"zero"``, ``"fp"`` (feature propagation),
             ``"mass"`` (means of known values), several, or ``"auto"``: all.
         metric: what the model is chosen by: ``"loss"``, ``"accuracy"``, ``"balanced-accuracy"``,
@@ -72,12 +72,12 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         class_weight: ``"balanced"`` predicts the class with the largest p / share of the class, which finds
             rare ones more often; ``"auto"`` leaves it to the metric.
         simple: one model, the best, instead of an average of several.
-        refit: after the choice, learn from all labelled nodes but those that the graph's split tests on.
-        time: a feature by which nodes come one after the other: the latest labelled ones are held out, so
+        refit: after the choice, learn from all labeled nodes but those that the graph's split tests on.
+        time: a feature by which nodes come one after the other: the latest labeled ones are held out, so
             that nothing that came later teaches what came before.
         scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
-        directed: ``"yes"`` tries boosted trees too that tell in- from out-neighbours, ``"no"`` does not;
+        directed: ``"yes"`` tries boosted trees too that tell in- from out-neighbors, ``"no"`` does not;
             ``"auto"`` does where some edges are listed both ways and some in one direction only.
         hidden: width of networks; 0 for the paper's.
         dropout: of networks.
@@ -163,8 +163,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_graph(graph)
         if y is not None:
-            problem, remedy = "y is given", "Labels are the graph's: pass graph.replace(labels=...)."
-            raise PairNormError(problem, code="conflicting-options", remedy=remedy)
+            problem, hint = "y is given", "Labels are the graph's: pass graph.replace(labels=...)."
+            raise PairNormError(problem, code="conflicting-options", hint=hint)
         self._check_parameters()
         graph = graph.with_structure()
         check_features(graph)
@@ -203,16 +203,16 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         test = split.test.cpu().numpy()
         self.held_out_ = self._scores(graph, test, self.judged_) if test.any() else None
         tick("judged")
-        learnt = split.train | split.validation
+        learned = split.train | split.validation
         self.probabilities_ = self.judged_
         if self.refit:
-            learnt = graph.labelled & ~given.test
-            every = graph.replace(train=learnt, validation=learnt & False, test=given.test)
+            learned = graph.labeled & ~given.test
+            every = graph.replace(train=learned, validation=learned & False, test=given.test)
             self.model_ = choice.learn(replace(task, graph=every, held_out=(), hidden=None))
             self.probabilities_ = self._probabilities(task)
-            tick("learnt from all labels")
-        self._seen = fingerprints(graph.node_names[learnt.cpu().numpy()])
-        self._tested = fingerprints(graph.node_names[(split.test & learnt).cpu().numpy()])
+            tick("learned from all labels")
+        self._seen = fingerprints(graph.node_names[learned.cpu().numpy()])
+        self._tested = fingerprints(graph.node_names[(split.test & learned).cpu().numpy()])
         return self
 
     def _task(self, graph: Graph, split: Split, families: Sequence[Family], scaling: Scaling) -> Task:
@@ -250,7 +250,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         graph = graph.aligned(self.encoder_, self.n_features_in_)
         if graph.directed is None and any(one.setting.endswith(DIRECTED) for _, one in self.parts_):
             warnings.warn(
-                f"the model tells in- from out-neighbours; all edges of graph {graph.name!r} go both ways.",
+                f"the model tells in- from out-neighbors; all edges of graph {graph.name!r} go both ways.",
                 ClassifierWarning,
                 stacklevel=2,
             )
@@ -280,7 +280,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(weights[number] / weights.sum())
 
     def unseen(self, graph: Graph) -> NDArray[np.bool_]:
-        """Return bool [n]: the labelled nodes that the model was neither learnt from nor chosen by.
+        """Return bool [n]: the labeled nodes that the model was neither learned from nor chosen by.
 
         Args:
             graph: the one fitted on, or another; nodes are told apart by their names.
@@ -291,26 +291,26 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the accuracy on the test nodes.
 
         Args:
-            graph: with labels. Without test nodes of its own, all labelled nodes are judged but those that
-                ``fit`` learnt from or chose by, which are known by their names. Where those are all, it is
-                the accuracy on what ``fit`` held out before it learnt from everything.
+            graph: with labels. Without test nodes of its own, all labeled nodes are judged but those that
+                ``fit`` learned from or chose by, which are known by their names. Where those are all, it is
+                the accuracy on what ``fit`` held out before it learned from everything.
             y: not used.
         """
         self._check_fitted()
         check_graph(graph)
-        if not graph.labelled.any():
-            problem = f"graph {graph.name!r} has no labelled node"
+        if not graph.labeled.any():
+            problem = f"graph {graph.name!r} has no labeled node"
             raise PairNormError(problem, code="no-labels", value=graph.name, expected="some to judge")
         judged = graph.test.cpu().numpy() if graph.test.any() else self.unseen(graph)
         if not judged.any() and self.held_out_ is not None and holds(graph, self._tested):
             return self.held_out_.accuracy
         if not judged.any():
             raise PairNormError(
-                f"graph {graph.name!r}: each of its {int(graph.labelled.sum())} labelled nodes has the name "
+                f"graph {graph.name!r}: each of its {int(graph.labeled.sum())} labeled nodes has the name "
                 "of one that took part in fitting",
                 code="nothing-to-judge",
                 value=graph.name,
-                remedy="Label others, or put those to judge in the test part.",
+                hint="Label others, or put those to judge in the test part.",
             )
         return self._scores(graph, judged, self.predict_proba(graph)).accuracy
 
@@ -337,7 +337,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):
             problem = "this NodeClassifier is not fitted yet"
-            raise PairNormError(problem, code="not-fitted", remedy="Call fit(graph), or NodeClassifier.load.")
+            raise PairNormError(problem, code="not-fitted", hint="Call fit(graph), or NodeClassifier.load.")
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``model.json``, which is all that prediction needs.

@@ -66,7 +66,7 @@ def label_sets(
     Args:
         probabilities: [n, classes].
         labels: int64 [n].
-        held_out: bool [n], labelled nodes that no choice has seen.
+        held_out: bool [n], labeled nodes that no choice has seen.
         lacking: bool [n], the nodes without features.
         rates: the error rates.
     """

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.shared_walks import has_many_nodes, normalised
+from pairnorm.classify.candidates.shared_walks import has_many_nodes, normalized
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
@@ -60,7 +60,7 @@ def smoothing(
     """
     if has_many_nodes(graph):
         depths = [depth for depth in depths if depth <= DEEP_ENOUGH]
-    matrix, rows = normalised(graph, "rw", features.device), []
+    matrix, rows = normalized(graph, "rw", features.device), []
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(graph.num_nodes, generator=generator)
     nodes, many = order[:NODES], order[:ROWS].sort().values
@@ -98,7 +98,7 @@ class _State(NamedTuple):
 def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[_State]:
     """Yield the state of every depth, without PairNorm and with it, from one propagation.
 
-    Every row of D̃⁻¹Ã sums to one: what is centred before a step and what is not differ by the same row
+    Every row of D̃⁻¹Ã sums to one: what is centerd before a step and what is not differ by the same row
     afterwards. So PairNorm's state, one scale and one row tell the plain state, whose own small differences
     would be lost beside its mean.
     """
@@ -191,7 +191,7 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
     there = (~lacking).float()
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (graph.num_nodes, PROBES), generator=generator).float() * 2 - 1
-    matrix = normalised(graph, "rw", torch.device("cpu"))
+    matrix = normalized(graph, "rw", torch.device("cpu"))
     heard_from = reachable(graph.adjacency, ~lacking)
     asked = heard_from & (lacking if lacking.any() else torch.ones_like(lacking))
     state = torch.cat([there[:, None], signs * there[:, None]], 1)

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.train.problem import part_losses
 
 NORMAL_95 = 1.959964
 HOTTEST, TEMPERATURES = 30.0, 60
-# Of fewer nodes than this, a temperature cannot be learnt.
+# Of fewer nodes than this, a temperature cannot be learned.
 FEWEST = 20
 METRICS = ("loss", "accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc")
 TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -165,7 +165,7 @@ def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) ->
         metric: one of ``METRICS``; ``"loss"`` is minus the mean cross-entropy.
         labels: int64 [m].
         probabilities: [m, classes].
-        prior: the share of every class among those learnt from.
+        prior: the share of every class among those learned from.
     """
     truth, chances = labels.numpy(), probabilities.double().numpy()
     if len(truth) == 0:
@@ -223,8 +223,8 @@ def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
     found = (logits / temperature).softmax(-1).mean(1)
     if not found.isfinite().all():
         problem = f"the probabilities of {int((~found.isfinite()).any(1).sum()):,} nodes are not finite"
-        remedy = "Look for very large features, or pass another {scaling}."
-        raise PairNormError(problem, code="not-finite", remedy=remedy, scaling="columns")
+        hint = "Look for very large features, or pass another {scaling}."
+        raise PairNormError(problem, code="not-finite", hint=hint, scaling="columns")
     return found
 
 

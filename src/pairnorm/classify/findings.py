@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.classify.candidates.base import Candidate, Family, Tick, is_large
 from pairnorm.classify.candidates.boosted_trees import DIRECTED
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
@@ -25,14 +26,13 @@ from pairnorm.classify.search import NETWORKS, RIVAL_DROPOUTS, RIVAL_RATES, riva
 from pairnorm.classify.sparing import MOST_ROWS, PATIENCE
 from pairnorm.data import Graph, Split
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError
 
 # Other ways to hold nodes out than to hide their labels.
 LATER, RANDOM = "coming later, with their edges", "on a random split"
 ALIKE = "without features as often as the nodes to predict"
 COMING_LATER = (
-    "Those coming later were taken out of the graph with all their edges; a model that was learnt without "
-    "them labelled them when they came back."
+    "Those coming later were taken out of the graph with all their edges; a model that was learned without "
+    "them labeled them when they came back."
 )
 # How many of all nodes may come later at most.
 LATEST = 0.2
@@ -57,7 +57,7 @@ class Findings:
     Args:
         classifier: fitted.
         graph: with its split.
-        probabilities: [n, classes], from training labels alone, whatever was learnt from all in the end.
+        probabilities: [n, classes], from training labels alone, whatever was learned from all in the end.
         rivals: simpler methods on the same split.
         checks: how what was chosen does on nodes that are held out in other ways.
         smoothing: what propagation does to the features; nothing where they are too large to be dense.
@@ -83,7 +83,7 @@ class Findings:
         """
         if len(getattr(classifier, "probabilities_", ())) != graph.num_nodes:
             problem = f"the classifier was not fitted on graph {graph.name!r}"
-            raise PairNormError(problem, code="not-fitted", value=graph.name, remedy="Call fit(graph).")
+            raise PairNormError(problem, code="not-fitted", value=graph.name, hint="Call fit(graph).")
         task = classifier.task_
         graph = task.graph
         if large := is_large(graph):
@@ -96,7 +96,7 @@ class Findings:
         if has_many_nodes(graph):
             warnings.warn(
                 f"there are {graph.num_nodes:,} nodes: SGC's walks ended where {PATIENCE} depths in a row "
-                f"brought nothing, no SGC was tried with PN-SI, a model learnt from {MOST_ROWS:,} nodes at "
+                f"brought nothing, no SGC was tried with PN-SI, a model learned from {MOST_ROWS:,} nodes at "
                 f"most, depths are shown up to {DEEP_ENOUGH}, and no GCN is compared with.",
                 ClassifierWarning,
                 stacklevel=2,
@@ -118,7 +118,7 @@ class Findings:
     def judges(self) -> str:
         """Who chose, in words."""
         if folds := len(self.classifier.task_.held_out):
-            return f"labelled nodes that were held out in turn, in {folds} folds"
+            return f"labeled nodes that were held out in turn, in {folds} folds"
         return "validation nodes"
 
     @property
@@ -131,7 +131,7 @@ class Findings:
         taken = any(one.setting.endswith(DIRECTED) for _, one in self.classifier.parts_)
         return (
             f"edges are directed: {one_way:,} of {self.graph.num_edges:,} go one way only. Boosted trees "
-            f"that tell in- from out-neighbours were tried, and {'chosen' if taken else 'brought nothing'}"
+            f"that tell in- from out-neighbors were tried, and {'chosen' if taken else 'brought nothing'}"
         )
 
     @cached_property
@@ -158,7 +158,7 @@ class Findings:
     @property
     def wanted(self) -> NDArray[np.bool_]:
         """The nodes whose labels are wanted: those without one, or all where there are none such."""
-        unknown = ~self.graph.labelled.cpu().numpy()
+        unknown = ~self.graph.labeled.cpu().numpy()
         return unknown if unknown.any() else np.ones_like(unknown)
 
     def scores(self, predicted: NDArray[np.int64], judged: NDArray[np.bool_]) -> Scores:

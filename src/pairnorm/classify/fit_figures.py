@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pairnorm.base.escaping import terminal
+from pairnorm.base.plotting import BLUE, GRAY, NORMS, new_figure, style, whole_ticks
 from pairnorm.classify.candidates.base import Candidate, best_by_depth
 from pairnorm.classify.diagnosis import Smoothing
 from pairnorm.classify.evaluation import Scores
-from pairnorm.escaping import terminal
-from pairnorm.plotting import BLUE, GREY, NORMS, new_figure, style, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,9 +142,9 @@ def draw_rivals(rivals: Mapping[str, Scores]) -> Figure:
     axis = figure.subplots()
     for place, scores in enumerate(rivals.values()):
         low, high = scores.interval
-        colour = BLUE if place == 0 else GREY
-        axis.plot([100 * low, 100 * high], [place, place], color=colour, linewidth=2)
-        axis.plot(100 * scores.accuracy, place, "o" if place == 0 else "s", color=colour, markersize=7)
+        color = BLUE if place == 0 else GRAY
+        axis.plot([100 * low, 100 * high], [place, place], color=color, linewidth=2)
+        axis.plot(100 * scores.accuracy, place, "o" if place == 0 else "s", color=color, markersize=7)
         axis.annotate(
             f"{100 * scores.accuracy:.1f}",
             (100 * scores.accuracy, place),
@@ -152,7 +152,7 @@ def draw_rivals(rivals: Mapping[str, Scores]) -> Figure:
             textcoords="offset points",
             ha="center",
             fontsize=9,
-            color=colour,
+            color=color,
         )
     axis.set_yticks(range(len(rivals)), list(rivals), fontsize=10)
     axis.set_ylim(len(rivals) - 0.5, -0.7)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pairnorm.base.escaping import terminal
 from pairnorm.classify.candidates.base import best_by_depth
 from pairnorm.classify.conformal import LabelSets, label_sets
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
@@ -17,9 +18,19 @@ from pairnorm.classify.evaluation import Scores, wilson
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import csr_matrix, hops
-from pairnorm.escaping import terminal
-from pairnorm.page import Chart, Choices, Details, Document, Markdown, Nodes, Section, Table, Text, Threshold
-from pairnorm.page.charts import NORMS, Line, confusion, intervals, lines, reliability
+from pairnorm.report import (
+    Chart,
+    Choices,
+    Details,
+    Document,
+    Markdown,
+    Nodes,
+    Section,
+    Table,
+    Text,
+    Threshold,
+)
+from pairnorm.report.charts import NORMS, Line, confusion, intervals, lines, reliability
 
 MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
 USUAL_RATE, CONFIDENT = 3, 0.9
@@ -39,7 +50,7 @@ GLOSSARY = {
     "the model, as long as other nodes are like the held-out ones (conformal prediction).",
     "Hop": "A step along an edge. A node learns from those that are as many hops away as the model has "
     "layers (its depth).",
-    "Oversmoothing": "Averaging over neighbours again and again makes all nodes alike, until none can be "
+    "Oversmoothing": "Averaging over neighbors again and again makes all nodes alike, until none can be "
     "told from another. PairNorm keeps them apart.",
 }
 
@@ -59,7 +70,7 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
     sections = [
         Section("Which labels to trust", list(_trust(findings))),
         *([Section("Labels with a guarantee", _guarantee(findings, sets))] if sets else []),
-        Section("Every node, and why", [*_learnt_again(findings), _nodes(findings, sets)]),
+        Section("Every node, and why", [*_learned_again(findings), _nodes(findings, sets)]),
         *([Section("How often it is right", list(_accuracy(findings)))] if test.any() else []),
         *([Section("Against simpler methods", _comparison(findings))] if test.any() else []),
         *([Section("How deep", list(_depth(findings)))] if findings.chosen else []),
@@ -139,10 +150,10 @@ def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
 
 def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     graph, classes = findings.graph, findings.graph.num_classes
-    lacking, unknown = int(graph.missing_vectors.sum()), int((~graph.labelled).sum())
+    lacking, unknown = int(graph.missing_vectors.sum()), int((~graph.labeled).sum())
     asked = (
-        f"One of {classes} classes for each of {graph.num_nodes:,} nodes, learnt from "
-        f"{int(graph.train.sum()):,} labelled ones. {unknown:,} had no label; {lacking:,} have no features."
+        f"One of {classes} classes for each of {graph.num_nodes:,} nodes, learned from "
+        f"{int(graph.train.sum()):,} labeled ones. {unknown:,} had no label; {lacking:,} have no features."
     )
     cards = [("What was asked", f"{unknown or graph.num_nodes:,} labels", asked)]
     headline, _, rest = findings.verdict().removeprefix("**").partition("** ")
@@ -184,7 +195,7 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
     confidence, test = _thousandths(findings.probabilities.max(1)), findings.test
     right = findings.predicted == findings.graph.labels.cpu().numpy()
     counted = findings.wanted
-    what = "in all" if findings.graph.labelled.all() else "without a known label"
+    what = "in all" if findings.graph.labeled.all() else "without a known label"
     total, sentences = int(counted.sum()), []
     for least in range(101):
         sure = confidence >= 10 * least
@@ -210,7 +221,7 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
 
 def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Choices | Details]:
     lacking, counted = findings.graph.missing_vectors.cpu().numpy(), findings.wanted
-    what = "nodes" if findings.graph.labelled.all() else "nodes without a known label"
+    what = "nodes" if findings.graph.labeled.all() else "nodes without a known label"
     groups = {f"all {what}": counted}
     if (counted & lacking).any() and (counted & ~lacking).any():
         groups |= {"with features": counted & ~lacking, "without features": counted & lacking}
@@ -260,14 +271,14 @@ def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Cho
     ]
 
 
-def _learnt_again(findings: Findings) -> Iterator[Text]:
-    """Say what the page does not show: the labels that are delivered learnt from the held-out nodes too."""
+def _learned_again(findings: Findings) -> Iterator[Text]:
+    """Say what the page does not show: the labels that are delivered learned from the held-out nodes too."""
     classifier, counted = findings.classifier, findings.wanted
     if classifier.refit:
         changed = classifier.decide(classifier.probabilities_) != findings.predicted
         yield Text(
-            "This page shows the model as it was judged, learnt from training nodes alone. predictions.csv "
-            "is from afterwards, when it had learnt from further known labels too: there, "
+            "This page shows the model as it was judged, learned from training nodes alone. predictions.csv "
+            "is from afterwards, when it had learned from further known labels too: there, "
             f"{int(changed[counted].sum()):,} of {int(counted.sum()):,} labels are others than here."
         )
 
@@ -315,7 +326,7 @@ def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
         "features": (~lacking[rows]).astype(int).tolist(),
         "featureHops": hops(graph.adjacency, ~lacking)[rows].tolist(),
         "labelHops": hops(graph.adjacency, train)[rows].tolist(),
-        "neighbours": _flat_rows((pattern[rows] @ classes).tocsr()),
+        "neighbors": _flat_rows((pattern[rows] @ classes).tocsr()),
         "degree": np.diff(pattern.indptr)[rows].tolist(),
         "sets": [found.sizes[rows].tolist() for found in sets],
     }

@@ -1,4 +1,4 @@
-"""Which labelled nodes to learn from, choose by and report on, where the user has not said."""
+"""Which labeled nodes to learn from, choose by and report on, where the user has not said."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, one_of, quoted
 from pairnorm.data import Graph, Split
 from pairnorm.data.adjacency import along_and_against, csr_matrix
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError, one_of, quoted
 
 HELD_OUT = 0.2
 FEW = 30
@@ -28,25 +28,25 @@ MANY_NAMES = 100_000
 
 
 class ClassifierWarning(UserWarning):
-    """Something about a user's graph that limits what can be learnt or known from it."""
+    """Something about a user's graph that limits what can be learned or known from it."""
 
 
 def complete_split(graph: Graph, seed: int = 0, time: str | None = None) -> Split:
-    """Return the graph's split with the parts it lacks drawn from labelled nodes, class by class.
+    """Return the graph's split with the parts it lacks drawn from labeled nodes, class by class.
 
     Without any split, 60 / 20 / 20 percent of every class; the first node of a class goes to train, the
-    second to validation, the third to test. With a train part only, validation and test share the labelled
+    second to validation, the third to test. With a train part only, validation and test share the labeled
     nodes outside it; if there are none, a fifth of train becomes validation.
 
     Args:
         graph: with labels of two classes or more.
         seed: the same seed gives the same split on every machine.
-        time: a feature by which nodes come one after the other: the last 20 percent of the labelled ones are
+        time: a feature by which nodes come one after the other: the last 20 percent of the labeled ones are
             tested on, the 20 before them validate. The graph has no split of its own then.
     """
     _check_labels(graph)
     train, validation, test = (mask.clone() for mask in graph.split)
-    free = graph.labelled & ~train & ~validation & ~test
+    free = graph.labeled & ~train & ~validation & ~test
     if time is not None:
         train, validation, test = _by_time(graph, time)
     elif not (train | validation | test).any():
@@ -101,7 +101,7 @@ def without_features(graph: Graph, judges: Tensor, seed: int = 0) -> Tensor | No
         judges: bool [n], the nodes that choose a model.
         seed: the same seed gives the same nodes on every machine.
     """
-    missing, wanted = graph.missing_vectors, ~graph.labelled
+    missing, wanted = graph.missing_vectors, ~graph.labeled
     wanted = wanted if wanted.any() else graph.test
     if not wanted.any() or not judges.any():
         return None
@@ -134,20 +134,20 @@ _REMEMBERED: list[NDArray[Any]] = []
 
 
 def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return bool [n]: the labelled nodes that a model has neither learnt from nor been chosen by.
+    """Return bool [n]: the labeled nodes that a model has neither learned from nor been chosen by.
 
     Args:
         graph: the one that the model was fitted on, or another; nodes are told apart by their names.
         seen: the fingerprints of those that it has.
     """
-    mask = graph.labelled.cpu().numpy()
+    mask = graph.labeled.cpu().numpy()
     mask[mask] = ~np.isin(fingerprints(graph.node_names[mask]), seen)
     return mask
 
 
 def holds(graph: Graph, names: NDArray[np.int64]) -> bool:
-    """Say whether some of a graph's labelled nodes have one of these fingerprints."""
-    return bool(np.isin(fingerprints(graph.node_names[graph.labelled.cpu().numpy()]), names).any())
+    """Say whether some of a graph's labeled nodes have one of these fingerprints."""
+    return bool(np.isin(fingerprints(graph.node_names[graph.labeled.cpu().numpy()]), names).any())
 
 
 def _parts(
@@ -176,8 +176,8 @@ def _refuse_time(time: str, names: Sequence[str]) -> None:
     if any(name.startswith(f"{time}=") for name in names):
         problem = f"time is {quoted(time)}, a column that is read as categories"
         expected = "a column of numbers or dates"
-        remedy = "Write it as numbers, or as dates such as 2020-01-31."
-        raise PairNormError(problem, code="not-a-time", value=time, expected=expected, remedy=remedy)
+        hint = "Write it as numbers, or as dates such as 2020-01-31."
+        raise PairNormError(problem, code="not-a-time", value=time, expected=expected, hint=hint)
     if not names:
         problem, expected = f"time is {quoted(time)}", "a feature, but those of this graph have no names"
         raise PairNormError(problem, code="not-a-time", value=time, expected=expected)
@@ -185,23 +185,23 @@ def _refuse_time(time: str, names: Sequence[str]) -> None:
 
 
 def _by_time(graph: Graph, time: str) -> Split:
-    """Deal the labelled nodes out in the order of a feature; equals stay together, in the earlier part."""
+    """Deal the labeled nodes out in the order of a feature; equals stay together, in the earlier part."""
     names = graph.feature_names or ()
     if time not in names:
         _refuse_time(time, names)
     place = names.index(time)
     if any(mask.any() for mask in graph.split):
         problem = "there is a split already"
-        raise PairNormError(problem, code="conflicting-options", remedy="Leave it out, or {time}.", time=...)
+        raise PairNormError(problem, code="conflicting-options", hint="Leave it out, or {time}.", time=...)
     gone = graph.missing if graph.missing.dim() == 1 else graph.missing[:, place]
     column = graph.to_scipy()[1][:, [place]]
     column = column if isinstance(column, np.ndarray) else column.toarray()
     # What has no time was there from the start.
     moments = torch.from_numpy(column[:, 0]).to(graph.device).where(~gone, -torch.inf)
-    known = moments[graph.labelled].sort().values
+    known = moments[graph.labeled].sort().values
     ends = (known[round((1 - share * HELD_OUT) * len(known)) - 1] for share in (2, 1))
-    first, second = ((moments <= end) & graph.labelled for end in ends)
-    return Split(first, second & ~first, graph.labelled & ~second)
+    first, second = ((moments <= end) & graph.labeled for end in ends)
+    return Split(first, second & ~first, graph.labeled & ~second)
 
 
 def without(graph: Graph, nodes: Tensor) -> Graph:
@@ -224,15 +224,15 @@ def _share(left: int, wanted: float) -> int:
 
 
 def _check_labels(graph: Graph) -> None:
-    found = torch.unique(graph.labels[graph.labelled])
+    found = torch.unique(graph.labels[graph.labeled])
     if len(found) == 0:
         problem = f"graph {graph.name!r}: no node has a label"
-        remedy = "Label some nodes of every class."
-        raise PairNormError(problem, code="no-labels", value=graph.name, remedy=remedy)
+        hint = "Label some nodes of every class."
+        raise PairNormError(problem, code="no-labels", value=graph.name, hint=hint)
     if len(found) == 1:
         problem = f"graph {graph.name!r}: all labels are {graph.class_names[int(found)]!r}"
-        remedy = "Label some nodes of another."
-        raise PairNormError(problem, code="one-class", value=graph.class_names[int(found)], remedy=remedy)
+        hint = "Label some nodes of another."
+        raise PairNormError(problem, code="one-class", value=graph.class_names[int(found)], hint=hint)
 
 
 def _counts(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
@@ -241,23 +241,23 @@ def _counts(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
 
 
 def _check_train(graph: Graph, split: Split) -> None:
-    lacking = (_counts(graph, split.train) == 0) & (_counts(graph, graph.labelled) > 0)
+    lacking = (_counts(graph, split.train) == 0) & (_counts(graph, graph.labeled) > 0)
     if lacking.any():
         name = graph.class_names[int(lacking.argmax())]
         problem = f"class {quoted(name)} has no training node"
-        remedy = "Put one of its nodes in the training set."
-        raise PairNormError(problem, code="class-without-training", value=name, remedy=remedy)
+        hint = "Put one of its nodes in the training set."
+        raise PairNormError(problem, code="class-without-training", value=name, hint=hint)
 
 
 def _warn(graph: Graph, split: Split) -> None:
     held_out, chosen_by = int(split.test.sum()), int(split.validation.sum())
     if not chosen_by:
-        _say("no labelled node is left to choose a model by: depth and scale are set by rule.")
+        _say("no labeled node is left to choose a model by: depth and scale are set by rule.")
     if not held_out:
-        _say("no labelled node is left to test on: how accurate the predictions are is not known.")
+        _say("no labeled node is left to test on: how accurate the predictions are is not known.")
     elif held_out < FEW:
         _say(
-            f"only {held_out} labelled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
+            f"only {held_out} labeled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
             "the interval around the accuracy is wide. Label more nodes to know more."
         )
     unseen = (_counts(graph, split.test) == 0) & (_counts(graph, split.train) > 0)

@@ -12,6 +12,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, quoted
+from pairnorm.base.files import refuse_file, steady_folder
 from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
 from pairnorm.classify.candidates.base import Known, Saved
 from pairnorm.classify.candidates.smooth import Smooth
@@ -19,9 +21,7 @@ from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
 from pairnorm.data import Encoder, Split
-from pairnorm.errors import PairNormError, quoted
 from pairnorm.version import __version__
-from pairnorm.writing import refuse_file, steady_folder
 
 if TYPE_CHECKING:
     from pairnorm.classify.classifier import NodeClassifier
@@ -267,7 +267,7 @@ def _read(place: Path) -> Facts:
             f"{place}: there is no {FACTS}",
             code="file-missing",
             value=str(path),
-            remedy="Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote; with "
+            hint="Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote; with "
             "--graph it writes no model.",
         )
     try:
@@ -277,9 +277,9 @@ def _read(place: Path) -> Facts:
         if version := problems.get(("format",)):
             found = None if version["type"] == "missing" else version["input"]
             problem = f"{path}: format {quoted(found)} is not known"
-            remedy = "Fit again with this version."
+            hint = "Fit again with this version."
             raise PairNormError(
-                problem, code="wrong-version", value=found, expected=str(FORMAT), remedy=remedy
+                problem, code="wrong-version", value=found, expected=str(FORMAT), hint=hint
             ) from error
         where, first = next(iter(problems.items()))
         raise _damaged(path, f"{'.'.join(map(str, where))}: {first['msg']}".lstrip(": ")) from error
@@ -306,5 +306,5 @@ def _damaged(path: Path, problem: object) -> PairNormError:
         f"{path}: the saved model is damaged ({' '.join(str(problem).split())[:200]})",
         code="file-damaged",
         value=str(path),
-        remedy="Fit again.",
+        hint="Fit again.",
     )

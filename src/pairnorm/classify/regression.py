@@ -26,11 +26,11 @@ def regressions(
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     """Yield (s, W, b) for every scale; see ``fold_regressions``, of which this is one fold of all rows.
 
-    Of few weights, a Newton step that conjugate gradients do not reach soon is solved by factorisation.
+    Of few weights, a Newton step that conjugate gradients do not reach soon is solved by factorization.
     """
     everyone = torch.ones(1, len(rows), device=rows.device)
     few, target = min(rows.shape) * classes <= MOST_WEIGHTS, one_hot(labels, classes)
-    for scale, weight, bias in fold_regressions(rows, target, scales, everyone, gradient, factorise=few):
+    for scale, weight, bias in fold_regressions(rows, target, scales, everyone, gradient, factorize=few):
         yield scale, weight[0], bias[0]
 
 
@@ -41,7 +41,7 @@ def fold_regressions(
     folds: Tensor,
     gradient: float = GRADIENT,
     *,
-    factorise: bool = False,
+    factorize: bool = False,
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     r"""Yield (s, W, b) for every scale s, from small to large: the logistic regression on rows s·x.
 
@@ -50,7 +50,7 @@ def fold_regressions(
     + \tfrac{1}{2} \|\mathbf{W}\|_F^2
     $$
 
-    The problem is convex: there is one answer, whatever the seed. The scale is the strength of regularisation
+    The problem is convex: there is one answer, whatever the seed. The scale is the strength of regularization
     (in V = sW the penalty is ‖V‖² / 2s²), so each scale starts from the answer of the one before.
 
     Args:
@@ -59,7 +59,7 @@ def fold_regressions(
         scales: PairNorm's s, each above 0.
         folds: [folds, m], how much each row counts in the mean of a fold: W is [folds, d, classes].
         gradient: where its largest number is below this, the end is reached.
-        factorise: whether to solve by factorisation where conjugate gradients would take longer.
+        factorize: whether to solve by factorization where conjugate gradients would take longer.
     """
     basis, rows = principal(rows.double())
     # The solver stops at a small gradient: it is given rows of norm one on average, whatever their unit.
@@ -73,14 +73,14 @@ def fold_regressions(
         penalty = torch.full_like(weight[:, :1, :1], 1 / (scale * unit) ** 2)
         penalty[-1] = 0  # the bias
         with _threads(rows.numel()):
-            weight = _newton(rows, target.unsqueeze(1), shares, penalty, weight, gradient, factorise)
+            weight = _newton(rows, target.unsqueeze(1), shares, penalty, weight, gradient, factorize)
         found = torch.einsum("dr,rkc->kdc", basis, weight[:-1])
         yield scale, found.float() / (scale * unit), weight[-1].float()
 
 
 def _newton(
     rows: Tensor, target: Tensor, shares: Tensor, penalty: Tensor, weight: Tensor, enough: float,
-    factorise: bool,
+    factorize: bool,
 ) -> Tensor:  # fmt: skip
     """Return the weights of the least mean cross-entropy + Σ penalty · weight² / 2 (Nocedal & Wright, 7.1).
 
@@ -89,7 +89,7 @@ def _newton(
     """
     turned = rows.T.contiguous()  # products with it take half the time of those with rows.T
     squares = turned.square()
-    most, stalled = weight[:, 0].numel() // PER_PRODUCT if factorise else INNER_STEPS, False
+    most, stalled = weight[:, 0].numel() // PER_PRODUCT if factorize else INNER_STEPS, False
 
     def objective(weight: Tensor) -> tuple[Tensor, Tensor]:
         logarithms = _product(rows, weight).log_softmax(2)
@@ -105,10 +105,10 @@ def _newton(
         hessian = _hessian(rows, turned, chances, weighted, penalty)
         diagonal = _product(squares, weighted * (1 - chances)) + penalty + 1e-15
         goal = -gradient * moving
-        step = _factorised(rows, chances, shares, penalty, goal) if stalled else None
+        step = _factorized(rows, chances, shares, penalty, goal) if stalled else None
         if step is None:
             step, arrived = _conjugate_gradients(hessian, goal, diagonal, most)
-            stalled = factorise and not arrived
+            stalled = factorize and not arrived
         descent, share = _sum(gradient * step), moving.to(rows)
         while float(share.max()) > 1e-10:
             new_value, new_chances = objective(weight + share * step)
@@ -171,7 +171,7 @@ def _conjugate_gradients(
     return solution, False
 
 
-def _factorised(
+def _factorized(
     rows: Tensor, chances: Tensor, shares: Tensor, penalty: Tensor, goal: Tensor
 ) -> Tensor | None:
     """Return x with Hessian · x = goal of every fold, by Cholesky; None where rounding allows no factor."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.classify.candidates.base import check_size
-from pairnorm.data import Graph, row_normalise
+from pairnorm.data import Graph, row_normalize
 from pairnorm.data.features import stored_values
-from pairnorm.errors import PairNormError, one_of
 
 KINDS = ("rows", "columns", "none")
 # A bag of words has many columns, none of which most nodes have; an age has a value everywhere.
@@ -20,7 +20,7 @@ COMMON_WORD = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """How features are scaled, with what was learnt from the graph a model was fitted on.
+    """How features are scaled, with what was learned from the graph a model was fitted on.
 
     Args:
         kind: ``"rows"`` (x_ij / sum_k |x_ik|), ``"columns"`` ((x_ij - mean_j) / deviation_j) or ``"none"``.
@@ -57,7 +57,7 @@ class Scaling:
     def __call__(self, graph: Graph) -> Tensor:
         """Return the features of a graph, scaled; what is missing is zero, for columns their mean."""
         if self.kind == "rows":
-            return row_normalise(graph.features)
+            return row_normalize(graph.features)
         if self.mean is None or self.deviation is None:
             return graph.features
         mean, deviation = self.mean.to(graph.device), self.deviation.to(graph.device)
@@ -68,7 +68,7 @@ class Scaling:
         """What was done, for people."""
         return {
             "rows": "each node's features are divided by their sum (they look like counts or words)",
-            "columns": "each column is standardised; a missing value takes its column's mean",
+            "columns": "each column is standardized; a missing value takes its column's mean",
             "none": "features are taken as they are",
         }[self.kind]
 
@@ -95,9 +95,9 @@ def check_features(graph: Graph) -> None:
     """Refuse a graph that has nothing to propagate."""
     if graph.num_features == 0:
         problem = f"graph {graph.name!r} has no features"
-        remedy = "Give its nodes a feature column; some cells may be empty."
-        raise PairNormError(problem, code="no-features", value=graph.name, remedy=remedy)
+        hint = "Give its nodes a feature column; some cells may be empty."
+        raise PairNormError(problem, code="no-features", value=graph.name, hint=hint)
     if not stored_values(graph.features).any():
         problem = f"graph {graph.name!r}: every feature of every node is missing or zero"
-        remedy = "Fill in those you know, or leave the columns out: structure then stands in."
-        raise PairNormError(problem, code="no-features", value=graph.name, remedy=remedy)
+        hint = "Fill in those you know, or leave the columns out: structure then stands in."
+        raise PairNormError(problem, code="no-features", value=graph.name, hint=hint)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.classify.candidates.average import (
     Average,
     choose,
@@ -37,8 +38,7 @@ from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.evaluation import mean_probabilities
 from pairnorm.classify.sparing import SCALES, usual_norms
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
-from pairnorm.train.remedies import REMEDIES
+from pairnorm.train.methods import REMEDIES
 from pairnorm.train.spec import NORMS, Norm, Spec
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
     chosen = bool(graph.validation.any())
     if not chosen:
         if gnns:
-            problem = f"model {gnns[0]!r} is chosen by validation, but no labelled node is left for that"
-            remedy = "Label more nodes, or pass {model}."
-            raise PairNormError(problem, code="no-validation", value=gnns[0], remedy=remedy, model="SGC")
+            problem = f"model {gnns[0]!r} is chosen by validation, but no labeled node is left for that"
+            hint = "Label more nodes, or pass {model}."
+            raise PairNormError(problem, code="no-validation", value=gnns[0], hint=hint, model="SGC")
         sgc = [norm for norm in sgc if norm != "none"][:1] or sgc[:1]
         depths = depths[:1] if depths else [suggest_depth(graph).depth]
         scales = scales[:1] if scales else [USUAL_SCALE]
@@ -154,7 +154,7 @@ def rivals(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
     """Return the simpler methods that a model is compared with, each with settings to choose from.
 
     They are: the most frequent class; label propagation, which sees no features; logistic regression, which
-    sees no edges; and a plain GCN of two layers. Where there are no validation nodes, regularisation is set
+    sees no edges; and a plain GCN of two layers. Where there are no validation nodes, regularization is set
     by the rule that sets SGC's, and there is no GCN, whose epochs are chosen by them; nor is there
     one over many nodes, where it would take hours.
 
@@ -211,7 +211,7 @@ class Choice(NamedTuple):
         guess: [classes], the probabilities of nodes of which nothing is known.
         smooths: what is done with the average, if anything; and, where it learns once more from what it says
             of the other nodes, with what comes of that.
-        learnt: a task that was learnt from already, and what came of it.
+        learned: a task that was learned from already, and what came of it.
         by_family: the candidates of every family.
     """
 
@@ -221,7 +221,7 @@ class Choice(NamedTuple):
     chances: Tensor
     guess: Tensor
     smooths: tuple[Smooth | None, ...] = (None,)
-    learnt: tuple[Task, Average] | None = None
+    learned: tuple[Task, Average] | None = None
     by_family: Sequence[tuple[Family, Sequence[Tried]]] = ()
 
     def of(self, family: Family) -> Choice | None:
@@ -234,8 +234,8 @@ class Choice(NamedTuple):
 
     def learn(self, task: Task) -> Average:
         """Learn what was chosen from a task's training nodes."""
-        if self.learnt is not None and self.learnt[0] is task:
-            return self.learnt[1]
+        if self.learned is not None and self.learned[0] is task:
+            return self.learned[1]
         parts = [(weight, one.candidate, one.learn(task)) for weight, one in self.parts]
         average = Average(parts, Known.of(task.graph), self.guess, self.smooths[0])
         for smooth in self.smooths[1:]:
@@ -280,7 +280,7 @@ def search(
         return choice
     how = ", smoothed over the graph" if any(choice.smooths) else ""
     how += "" if told else f", {EVERY_KIND}"
-    how += ", learnt once more from its own predictions" if len(choice.smooths) > 1 else ""
+    how += ", learned once more from its own predictions" if len(choice.smooths) > 1 else ""
     names = "; ".join(one.candidate.name for _, one in parts)
     setting = f"{len(parts)} {'model' if len(parts) == 1 else 'models'}{how}: {names}"
     logits = choice.chances.log().unsqueeze(1)
@@ -304,7 +304,7 @@ def _refined(task: Task, choice: Choice) -> Choice:
     teachers = [choice.learn(fold) for fold in task.folds]
     smooth, chances = choose_smooth(task, teachers)
     teachers = [replace(one, smooth=smooth) for one in teachers]
-    choice = choice._replace(smooths=(smooth,), chances=chances, learnt=(task.folds[0], teachers[0]))
+    choice = choice._replace(smooths=(smooth,), chances=chances, learned=(task.folds[0], teachers[0]))
     models = {one.candidate.model for _, one in choice.parts}
     if has_many_nodes(task.graph) or not models.intersection(TAUGHT):
         return choice
@@ -312,8 +312,8 @@ def _refined(task: Task, choice: Choice) -> Choice:
     later, chances = choose_smooth(task, students)
     if not gains(task, chances, choice.chances):
         return choice
-    learnt = task.folds[0], replace(students[0], smooth=later)
-    return choice._replace(smooths=(smooth, later), chances=chances, learnt=learnt)
+    learned = task.folds[0], replace(students[0], smooth=later)
+    return choice._replace(smooths=(smooth, later), chances=chances, learned=learned)
 
 
 def parse_budget(budget: float | str | None) -> float | None:

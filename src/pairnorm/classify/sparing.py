@@ -107,7 +107,7 @@ def usual_norms(adjacency: Kind, many_nodes: bool) -> list[Norm]:
     """Return the norms that an SGC is tried with, where none is asked for.
 
     Rows of D̃⁻¹Ã sum to one, so there an SGC without PairNorm is an SGC-PN of another scale: a regression does
-    not penalise its bias.
+    not penalize its bias.
     """
     usual: list[Norm] = ["PN"] if adjacency == "rw" else ["none", "PN"]
     return usual if many_nodes else [*usual, "PN-SI"]

@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.base.escaping import markdown
+from pairnorm.base.memory import size
 from pairnorm.classify.candidates.base import Candidate
 from pairnorm.classify.candidates.shared_walks import MANY_NODES
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
@@ -21,9 +24,6 @@ from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES, Sparing, evenly, usual_norms
 from pairnorm.classify.summary import predicted_rows, write_rows
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.escaping import markdown
-from pairnorm.memory import size
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.ray_blocks import RayBlocks
 from pairnorm.train.schedule import PLACES
@@ -37,8 +37,8 @@ BATCH = 2**16
 """Nodes whose classes are looked at together."""
 LEFT_OUT = (
     "GCN, GAT, GCNII and APPNP, which keep a state per layer for their gradients",
-    "PN-SCS, whose rows are scaled by all columns before they are centred",
-    "row scaling: columns are standardised",
+    "PN-SCS, whose rows are scaled by all columns before they are centerd",
+    "row scaling: columns are standardized",
 )
 
 Tell = Callable[[str], None]
@@ -65,8 +65,8 @@ class Rows:
     @classmethod
     def of(cls, graph: PackedGraph, seed: int) -> Rows:
         """Take the split of the graph, and draw what it lacks."""
-        labelled = np.flatnonzero(graph.labels >= 0)
-        labels, split = graph.labels[labelled].astype(np.int64), graph.split[labelled]
+        labeled = np.flatnonzero(graph.labels >= 0)
+        labels, split = graph.labels[labeled].astype(np.int64), graph.split[labeled]
         train, validation, test = (torch.from_numpy(split == part) for part in range(3))
         few = Graph.from_edges(
             np.zeros((2, 0), np.int64), labels=labels, num_nodes=len(labels), name=graph.folder.name,
@@ -74,16 +74,16 @@ class Rows:
         )  # fmt: skip
         parts = [mask.numpy() for mask in complete_split(few, seed)]
         if not parts[1].any():
-            problem = "no labelled node is left to choose a model by"
-            raise PairNormError(problem, code="no-validation", remedy="Label more nodes.")
+            problem = "no labeled node is left to choose a model by"
+            raise PairNormError(problem, code="no-validation", hint="Label more nodes.")
         taught = np.full(graph.facts.nodes, -1, np.int32)
-        taught[labelled[parts[0]]] = labels[parts[0]]
-        learnt, held = (
-            labelled[part][evenly(torch.from_numpy(labels[part]), most).numpy()]  # a tensor of one is a place
+        taught[labeled[parts[0]]] = labels[parts[0]]
+        learned, held = (
+            labeled[part][evenly(torch.from_numpy(labels[part]), most).numpy()]  # a tensor of one is a place
             for part, most in zip(parts, (MOST_ROWS, MOST_VALIDATED), strict=False)
         )
         counts = np.bincount(labels[parts[0]], minlength=len(graph.facts.classes)).clip(min=1)
-        return cls(learnt, held, labelled[parts[2]], taught, counts / counts.sum())
+        return cls(learned, held, labeled[parts[2]], taught, counts / counts.sum())
 
 
 class Streamed(NamedTuple):
@@ -169,8 +169,8 @@ class Outcome:
                 for ids in self.graph.ids():
                     rows = slice(start, start + len(ids))
                     chances = self._chances(self.logits[rows])
-                    missing, labelled = self.graph.missing[rows] == 2, self.graph.labels[rows] >= 0
-                    frame = predicted_rows(ids, self._predicted(chances), classes, chances, missing, labelled)
+                    missing, labeled = self.graph.missing[rows] == 2, self.graph.labels[rows] >= 0
+                    frame = predicted_rows(ids, self._predicted(chances), classes, chances, missing, labeled)
                     write_rows(frame, file, spreadsheet_safe, header=start == 0)
                     if parquet:
                         writer = _append(writer, frame, folder / "predictions.parquet")
@@ -198,7 +198,7 @@ class Outcome:
             f"macro F1 {scores.macro_f1:.1%}.", "",
             "## Chosen", "",
             f"{self.best.name}{f' ({self.best.setting})' if self.best.setting else ''}, by its "
-            f"{metric} on {len(rows.validation):,} validation nodes; learnt from "
+            f"{metric} on {len(rows.validation):,} validation nodes; learned from "
             f"{len(rows.train):,} of {np.count_nonzero(rows.taught >= 0):,} training nodes (at most "
             f"{MOST_ROWS:,}, of every class its share; candidates were compared on "
             f"{min(ENOUGH, len(rows.train)):,}).", "",
@@ -231,7 +231,7 @@ def _check_fills(fills: Sequence[str], norms: Sequence[str] | None, graph: Packe
             problem,
             code="not-together",
             value=fill,
-            remedy="Pass {fill}; or, where the graph fits memory, name several models: {model}",
+            hint="Pass {fill}; or, where the graph fits memory, name several models: {model}",
             fill="zero",
             model="SGC,label-propagation",
         )
@@ -285,8 +285,8 @@ class Streaming:
     ) -> None:
         if not graph.facts.classes:
             problem = f"{graph.folder}: no node has a class"
-            remedy = "Pack it again and name the column that holds them: {label}"
-            raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
+            hint = "Pack it again and name the column that holds them: {label}"
+            raise PairNormError(problem, code="no-labels", hint=hint, label=...)
         graph.check()
         depths = sorted({whole_number("depth", depth, 1, DEEPEST) for depth in depths})
         scales = [real_number("scale", scale, least=LEAST_SCALE, most=LARGEST_SCALE) for scale in scales]
@@ -403,5 +403,5 @@ class Streaming:
 def _check_finite(graph: PackedGraph, state: torch.Tensor) -> None:
     if not state.isfinite().all():
         problem = f"{graph.folder}: what arrives at some nodes is no finite number"
-        remedy = "Pack the graph again with smaller weights."
-        raise PairNormError(problem, code="not-finite", value=str(graph.folder), remedy=remedy)
+        hint = "Pack the graph again with smaller weights."
+        raise PairNormError(problem, code="not-finite", value=str(graph.folder), hint=hint)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from pairnorm.base.errors import PairNormError
+from pairnorm.base.escaping import markdown, spreadsheet
+from pairnorm.base.files import change_folder, drafts_in, refuse_file, steady_folder
 from pairnorm.classify.candidates.base import Candidate
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import HEADINGS, measured
@@ -28,10 +31,7 @@ from pairnorm.classify.fit_page import (
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.search import EVERY_KIND, RIVAL_EPOCHS, RIVAL_SEEDS
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError
-from pairnorm.escaping import markdown, spreadsheet
-from pairnorm.page import can_render, render
-from pairnorm.writing import change_folder, drafts_in, refuse_file, steady_folder
+from pairnorm.report import can_render, render
 
 if TYPE_CHECKING:
     import pandas
@@ -100,7 +100,7 @@ def _about(findings: Findings) -> str:
     rows = [
         ["nodes", f"{graph.num_nodes:,}, {graph.num_edges:,} edges"],
         ["classes", f"{graph.num_classes}: {', '.join(graph.class_names[:12])}"],
-        ["labelled", f"{int(graph.labelled.sum()):,} nodes: {', '.join(sizes)}"],
+        ["labeled", f"{int(graph.labeled.sum()):,} nodes: {', '.join(sizes)}"],
         *([["tested on", f"the latest by {classifier.time}"]] if classifier.time is not None else []),
         ["homophily", dict(graph.describe())["homophily"]],
         ["without features", f"{missing:,} nodes ({percent(missing / graph.num_nodes)})"],
@@ -134,7 +134,7 @@ def _accuracy(findings: Findings) -> Iterator[str]:
     count, right = findings.confident()
     yield (
         f"It gives its class at least 90% on {count:,} held-out nodes, and is right on {percent(right)} of "
-        "them. (How confident to be was learnt from "
+        "them. (How confident to be was learned from "
         f"{findings.judges}: temperature {findings.classifier.temperature_:.2g}.)"
     )
 
@@ -177,7 +177,7 @@ def _parts(findings: Findings) -> Iterator[str]:
     )
     if classifier.refit:
         yield (
-            "What is delivered learnt from all labels after this choice, but those that your split tests on; "
+            "The delivered model learned from all labels after this choice, except your test labels; "
             "all numbers here are from before."
         )
 
@@ -194,8 +194,8 @@ def _depth(findings: Findings, best: Candidate) -> Iterator[str]:
         yield f"No {best.model} was tried with more layers; --depth tries others."
     if {("SGC", "none"), ("SGC", "PN")} <= {(candidate.model, candidate.norm) for candidate in tried}:
         yield (
-            "For SGC, PairNorm centres and rescales what propagation has shrunk. A plain SGC could "
-            "make up for that with a regularisation of its own at every depth; with these scales it cannot."
+            "For SGC, PairNorm centers and rescales what propagation has shrunk. A plain SGC could "
+            "make up for that with a regularization of its own at every depth; with these scales it cannot."
         )
     yield "![Validation accuracy against depth](depth.png)"
 
@@ -251,8 +251,8 @@ def check_folder(folder: Path) -> None:
     others = set(folder.iterdir()) - set(drafts_in(folder, folder.resolve()))
     if others and not _is_streamed(others):
         problem = f"{folder}: the folder holds files that no run wrote"
-        remedy = "Choose another, such as a new one in it."
-        raise PairNormError(problem, code="foreign-folder", value=str(folder), remedy=remedy)
+        hint = "Choose another, such as a new one in it."
+        raise PairNormError(problem, code="foreign-folder", value=str(folder), hint=hint)
 
 
 def _is_streamed(paths: set[Path]) -> bool:
@@ -267,28 +267,28 @@ def _is_streamed(paths: set[Path]) -> bool:
 def predictions(
     graph: Graph, probabilities: NDArray[np.float32], classifier: NodeClassifier
 ) -> pandas.DataFrame:
-    """Return a row for every node: id, predicted, p_<class> ..., features_missing, labelled.
+    """Return a row for every node: id, predicted, p_<class> ..., features_missing, labeled.
 
     Args:
         graph: the nodes.
         probabilities: [n, classes].
         classifier: names classes, and decides among them.
     """
-    missing, labelled = (mask.cpu().numpy() for mask in (graph.missing_vectors, graph.labelled))
+    missing, labeled = (mask.cpu().numpy() for mask in (graph.missing_vectors, graph.labeled))
     decided = classifier.decide(probabilities)
     classes = classifier.classes_.astype(str)  # a file has names
-    return predicted_rows(graph.node_names, decided, classes, probabilities, missing, labelled)
+    return predicted_rows(graph.node_names, decided, classes, probabilities, missing, labeled)
 
 
 def predicted_rows(
     ids: NDArray[Any], predicted: NDArray[np.int64], classes: NDArray[np.str_], chances: NDArray[np.float32],
-    missing: NDArray[np.bool_], labelled: NDArray[np.bool_],
+    missing: NDArray[np.bool_], labeled: NDArray[np.bool_],
 ) -> pandas.DataFrame:  # fmt: skip
     """Return the rows of ``predictions`` of some nodes."""
     import pandas
 
     columns = {f"p_{name}": chances[:, place] for place, name in enumerate(classes)}
-    known = {"features_missing": missing, "labelled": labelled}
+    known = {"features_missing": missing, "labeled": labeled}
     return pandas.DataFrame({"id": ids, "predicted": classes[predicted], **columns, **known})
 
 
@@ -303,8 +303,8 @@ def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = Fa
     if path.suffix.lower() == ".parquet":
         if not has_parquet():
             problem = f"{path.name}: writing Parquet needs pyarrow"
-            remedy = "pip install pyarrow"
-            raise PairNormError(problem, code="library-missing", value="pyarrow", remedy=remedy)
+            hint = "pip install pyarrow"
+            raise PairNormError(problem, code="library-missing", value="pyarrow", hint=hint)
         frame.to_parquet(path, index=False)
     else:
         write_rows(frame, path, spreadsheet_safe)

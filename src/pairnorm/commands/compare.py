@@ -3,6 +3,7 @@
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
@@ -20,7 +21,6 @@ from pairnorm.commands.options import (
     refuse_inputs,
 )
 from pairnorm.commands.reproduce import remedies, running, tell_left, train, write_depths
-from pairnorm.errors import PairNormError
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
@@ -124,8 +124,8 @@ def _prepared(options: Namespace) -> "Graph":
     check_features(graph)
     split = complete_split(graph)
     if not split.validation.any() or not split.test.any():
-        problem = f"{graph.name}: no labelled node is left to choose by, or to test on"
-        raise PairNormError(problem, code="too-few-labels", remedy="Label more nodes of every class.")
+        problem = f"{graph.name}: no labeled node is left to choose by, or to test on"
+        raise PairNormError(problem, code="too-few-labels", hint="Label more nodes of every class.")
     scaled = Scaling.of(graph, options.scaling)
     console.show(f"Features: {safe(scaled.sentence)}.")
     # What is missing has its stand-in now.

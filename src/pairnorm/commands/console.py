@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 from unicodedata import combining, east_asian_width
 
-from pairnorm.escaping import terminal
+from pairnorm.base.escaping import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,12 +26,12 @@ def run(options: Namespace) -> int | None:
     SGC labels papers of Cora from 140 known ones, with all word vectors there
     and with those of all other papers missing, once without and once with PairNorm.
     """
+    from pairnorm.base.plotting import save
     from pairnorm.paper import runner
     from pairnorm.paper.experiments import TABLE1, Place
     from pairnorm.paper.figures import against_depth
     from pairnorm.paper.result_tables import Table, terminal
     from pairnorm.paper.results import Results
-    from pairnorm.plotting import save
     from pairnorm.train.schedule import Running
 
     experiment = TABLE1.narrowed(
@@ -53,12 +53,12 @@ def run(options: Namespace) -> int | None:
         return 130
     results = Results.read(store)
     console.show(terminal(Table.of(results, experiment)))
-    plain, normalised = (results.chosen(experiment, Place("cora", name, 100)) for name in ("SGC", "SGC-PN"))
+    plain, normalized = (results.chosen(experiment, Place("cora", name, 100)) for name in ("SGC", "SGC-PN"))
     assert plain is not None
-    assert normalised is not None
+    assert normalized is not None
     console.show(
         f"With all other vectors missing, SGC gets {plain.accuracy:.0%} of the test papers right; with "
-        f"PairNorm it is {normalised.accuracy:.0%},\nat {normalised.layers} layers: deep enough to reach the "
+        f"PairNorm it is {normalized.accuracy:.0%},\nat {normalized.layers} layers: deep enough to reach the "
         "vectors that are there."
     )
     if find_spec("matplotlib") is None:

@@ -4,11 +4,11 @@ from argparse import Namespace
 from itertools import count
 from typing import Any
 
+from pairnorm.base.errors import one_of
+from pairnorm.base.files import whole_file
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option, read_graph, refuse_inputs
-from pairnorm.errors import one_of
-from pairnorm.writing import whole_file
 
 FORMS = (".png", ".pdf", ".svg", ".html")
 
@@ -36,7 +36,7 @@ def run(options: Namespace) -> None:
     from pairnorm.classify.fit_figures import draw_smoothing
     from pairnorm.classify.fit_page import diagnosis_page
     from pairnorm.classify.scaling import check_features
-    from pairnorm.page import render
+    from pairnorm.report import render
 
     out, step = options.out, count(1)
     form = one_of("ending of --out", out.suffix.lower(), FORMS).removeprefix(".")

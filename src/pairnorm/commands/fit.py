@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
@@ -24,7 +25,6 @@ from pairnorm.commands.options import (
     refuse,
     refuse_inputs,
 )
-from pairnorm.errors import PairNormError, one_of, whole_number
 
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
@@ -74,7 +74,7 @@ def add(commands: Any) -> None:
             "Choose by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc. Default: loss; "
             "with --graph, accuracy.",
         ),
-        directed=option("KIND", "yes tells in- from out-neighbours, no does not; auto.", "auto"),
+        directed=option("KIND", "yes tells in- from out-neighbors, no does not; auto.", "auto"),
         time=option("COLUMN", "Test on the latest by this column of numbers or dates, not at random."),
         simple=flag("One model, the best, instead of an average of several."),
         budget=option("TIME", "Try GCN, GAT, GCNII and APPNP too, for at most so long: 90s, 5m, 1h."),
@@ -91,11 +91,11 @@ def add(commands: Any) -> None:
 
 
 def run(options: Namespace) -> None:
-    """Learn from the labelled nodes of your graph and label all.
+    """Learn from the labeled nodes of your graph and label all.
 
     Also those without features. Validation nodes choose models, whose average
     labels; the accuracy is that on test nodes, which no choice has seen. Where you
-    give no split, one is drawn, and after the choice all labels are learnt from.
+    give no split, one is drawn, and after the choice all labels are learned from.
     """
     from pairnorm.nn.distributed import launched_ranks, ranks
     from pairnorm.train.schedule import PLACES
@@ -106,23 +106,23 @@ def run(options: Namespace) -> None:
         tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
         if tables:
             problem = f"there are tables beside the packed graph (--{tables[0]})"
-            raise PairNormError(problem, code="conflicting-options", remedy="Pass {graph} alone.", graph=...)
-        remedy = "Leave it out; what is in which column is said to pairnorm pack."
-        refuse(options, columns_of(options), "is about tables, and the graph is packed", remedy)
+            raise PairNormError(problem, code="conflicting-options", hint="Pass {graph} alone.", graph=...)
+        hint = "Leave it out; what is in which column is said to pairnorm pack."
+        refuse(options, columns_of(options), "is about tables, and the graph is packed", hint)
         if names <= {"auto", "SGC"}:
             why = "is for models in memory, and a packed graph is read from disk"
-            remedy = "Leave it out; or, where the graph fits memory, name several models: {model}"
-            refuse(options, IN_MEMORY, why, remedy, model="SGC,label-propagation")
+            hint = "Leave it out; or, where the graph fits memory, name several models: {model}"
+            refuse(options, IN_MEMORY, why, hint, model="SGC,label-propagation")
             if launched_ranks() > 1:
                 problem = "an SGC over a packed graph is walked by columns, which ranks do not share"
-                remedy = "Leave torchrun out, and pass {on} for several machines."
-                raise PairNormError(problem, code="conflicting-options", remedy=remedy, on="ray")
+                hint = "Leave torchrun out, and pass {on} for several machines."
+                raise PairNormError(problem, code="conflicting-options", hint=hint, on="ray")
             _run_packed(options)
             return
     if options.on != "here":
         problem = f"{options.on!r} is for the columns of an SGC over a packed graph"
-        remedy = "Pass {graph} and {model}; for GCN and GAT, torchrun -m pairnorm fit …"
-        raise PairNormError(problem, code="conflicting-options", remedy=remedy, graph=..., model="SGC")
+        hint = "Pass {graph} and {model}; for GCN and GAT, torchrun -m pairnorm fit …"
+        raise PairNormError(problem, code="conflicting-options", hint=hint, graph=..., model="SGC")
     with ranks() as rank, console.silent(rank > 0), TemporaryDirectory() as elsewhere:
         if rank > 0:  # the first one writes
             options.out = Path(elsewhere) / "run"
@@ -199,12 +199,12 @@ def _run_in_memory(options: Namespace, rank: int) -> None:
 
 def _run_packed(options: Namespace) -> None:
     """Fit a graph that is larger than memory; what a killed run had finished is taken up."""
+    from pairnorm.base.files import reserved
+    from pairnorm.base.memory import free_memory, parse_memory, size
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.streaming import Streaming
     from pairnorm.classify.summary import has_parquet, whole_folder
     from pairnorm.data import Graph
-    from pairnorm.memory import free_memory, parse_memory, size
-    from pairnorm.writing import reserved
 
     began, out, steps = time.monotonic(), options.out, count(1)
     chosen: dict[str, Any] = {

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from pairnorm.base.errors import PairNormError, closest, one_of, quoted
 from pairnorm.commands import console
-from pairnorm.errors import PairNormError, closest, one_of, quoted
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
@@ -263,20 +263,20 @@ def command_line(name: str, options: Namespace, *arguments: str) -> str:
     return shlex.join(words)
 
 
-def refuse(options: Namespace, names: Iterable[str], why: str, remedy: str, **more: Any) -> None:
+def refuse(options: Namespace, names: Iterable[str], why: str, hint: str, **more: Any) -> None:
     """Refuse options that would not be heeded, rather than let someone believe they are.
 
     Args:
         options: what was given.
         names: of those that are not heeded here.
         why: the rest of a sentence that begins with the option's name.
-        remedy: as of ``PairNormError``.
-        more: options that the remedy names.
+        hint: as of ``PairNormError``.
+        more: options that the hint names.
     """
     for name in names:
         if getattr(options, name) not in NOT_GIVEN:
             problem = f"--{name.replace('_', '-')} {why}"
-            raise PairNormError(problem, code="conflicting-options", remedy=remedy, **more)
+            raise PairNormError(problem, code="conflicting-options", hint=hint, **more)
 
 
 def files_of(options: Namespace) -> list[Path]:
@@ -294,15 +294,15 @@ def refuse_inputs(out: Path, *inputs: Path | None) -> None:
     for path in (path for path in inputs if path is not None and path.exists() and out.exists()):
         if out.samefile(path.parent if out.is_dir() else path):
             problem = f"{out}: writing there would replace {path}, which is read"
-            remedy = "Choose another place: {out}"
-            raise PairNormError(problem, code="would-overwrite", value=str(out), remedy=remedy, out=...)
+            hint = "Choose another place: {out}"
+            raise PairNormError(problem, code="would-overwrite", value=str(out), hint=hint, out=...)
 
 
 def check_classes(graph: "Graph", options: Namespace) -> None:
     """Refuse a graph without classes where no column of them was named."""
     if options.label is None and not graph.num_classes:
-        problem, remedy = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
-        raise PairNormError(problem, code="no-labels", remedy=remedy, label=...)
+        problem, hint = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
+        raise PairNormError(problem, code="no-labels", hint=hint, label=...)
 
 
 def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":

@@ -5,11 +5,11 @@ from argparse import Namespace
 from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+from pairnorm.base.errors import PairNormError
+from pairnorm.base.files import is_stream, whole_file
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option, read_graph, refuse_inputs
-from pairnorm.errors import PairNormError
-from pairnorm.writing import is_stream, whole_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +73,7 @@ def _predict(options: Namespace) -> None:
 
 
 def _judge(classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]") -> None:
-    """Say how often predictions are right where the class is known, on nodes learnt from and on others."""
+    """Say how often predictions are right where the class is known, on nodes learned from and on others."""
     from pairnorm.classify.evaluation import Scores
 
     try:
@@ -82,7 +82,7 @@ def _judge(classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.
         console.note(f"{strange.problem}: how often predictions are right is not told.")
         return
     new = classifier.unseen(graph)
-    for judged, what in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it has learnt from")):
+    for judged, what in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it has learned from")):
         scores = Scores.of(labels[judged], predicted[judged], len(classifier.classes_))
         if scores.count:
             low, high = scores.interval

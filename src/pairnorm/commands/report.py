@@ -4,12 +4,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pairnorm.base.errors import PairNormError
+from pairnorm.base.memory import without_collection
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, option
 from pairnorm.commands.reproduce import SELECTION, WRITING, drawers, selection
-from pairnorm.errors import PairNormError
-from pairnorm.memory import without_collection
 
 if TYPE_CHECKING:
     from pairnorm.paper.experiments import Selection
@@ -57,8 +57,8 @@ def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
     found = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}
     if not any(found.values()):
         problem = f"{file_beside(store)} has no layers of the case study as these options ask for it"
-        remedy = f"Run pairnorm reproduce case-study{chosen.options} --store {store} first."
-        raise PairNormError(problem, code="not-run", value=str(store), remedy=remedy)
+        hint = f"Run pairnorm reproduce case-study{chosen.options} --store {store} first."
+        raise PairNormError(problem, code="not-run", value=str(store), hint=hint)
     for model, studies in found.items():
         write_tensorboard(studies, model, folder)
     console.show(f"TensorBoard: [bold]tensorboard --logdir {safe(folder)}[/]")

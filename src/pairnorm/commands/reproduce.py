@@ -8,11 +8,11 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pairnorm.base.errors import PairNormError
+from pairnorm.base.files import write_text
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import add_command, command_line, names_in, numbers_in, option, refuse
-from pairnorm.errors import PairNormError
-from pairnorm.writing import write_text
 
 if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison
@@ -116,8 +116,8 @@ def _compare(options: Namespace) -> int | None:
     """Train what a comparison lacks, and write what its store then says."""
     if len(options.what) > 1:
         problem = f"{', '.join(options.what)} are asked for together"
-        remedy = "Give each of depth and missing a command of its own: it has a store of its own."
-        raise PairNormError(problem, code="not-together", value=options.what, remedy=remedy)
+        hint = "Give each of depth and missing a command of its own: it has a store of its own."
+        raise PairNormError(problem, code="not-together", value=options.what, hint=hint)
     (what,) = options.what
     path = options.store or options.out / f"{what}.sqlite"
     return _depth(options, path) if what == "depth" else _missing(options, path)
@@ -155,10 +155,8 @@ def _missing(options: Namespace, path: Path) -> int | None:
     refuse(options, ("remedy",), "is for depth, and this is missing", "Leave it out.")
     if options.depths is not None or options.on != "here":
         problem = "'missing' runs on this machine, with depths of its own"
-        remedy = "Leave out {depths} and {on}."
-        raise PairNormError(
-            problem, code="wrong-option", value=options.what, remedy=remedy, depths=..., on=...
-        )
+        hint = "Leave out {depths} and {on}."
+        raise PairNormError(problem, code="wrong-option", value=options.what, hint=hint, depths=..., on=...)
     how = running(options)
     chosen = Selection(
         names_in("protocol", options.protocol),
@@ -322,8 +320,8 @@ def train(
         lacking = runner.count_lacking(wanted, store)
         if lacking and store.read_only:
             problem = f"{path} cannot be written, and {lacking:,} trials are to be trained"
-            remedy = "Copy it to where you may write, and name it: {store}"
-            raise PairNormError(problem, code="not-writable", value=str(path), remedy=remedy, store=...)
+            hint = "Copy it to where you may write, and name it: {store}"
+            raise PairNormError(problem, code="not-writable", value=str(path), hint=hint, store=...)
         if lacking:
             console.show(f"Training {lacking:,} trials; what is in {safe(path)} is not trained again.")
         try:

@@ -8,15 +8,15 @@ from math import isnan, nan
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from pairnorm.base.errors import one_of, whole_number
+from pairnorm.base.files import csv_text
 from pairnorm.data import Graph
-from pairnorm.errors import one_of, whole_number
 from pairnorm.paper.experiments import DATASETS
 from pairnorm.paper.runner import Outcome, Report
 from pairnorm.train import Spec, Store, run
-from pairnorm.train.remedies import REMEDIES, find, stored_name
+from pairnorm.train.methods import REMEDIES, find, stored_name
 from pairnorm.train.result import Result
 from pairnorm.train.schedule import Running
-from pairnorm.writing import csv_text
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
 MISSING = (100, 0)

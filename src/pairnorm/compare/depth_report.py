@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pairnorm import plotting
+from pairnorm.base import plotting
+from pairnorm.base.escaping import markdown
+from pairnorm.base.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 from pairnorm.compare.depth import EPOCHS, DepthComparison, Place, Table
 from pairnorm.compare.depth_rows import (
     DEEP,
@@ -27,15 +29,13 @@ from pairnorm.compare.depth_rows import (
 )
 from pairnorm.compare.over_graphs import draw_ranking, over_graphs
 from pairnorm.compare.ranking import critical_difference, leaders, told_apart
-from pairnorm.escaping import markdown
 from pairnorm.paper.result_tables import markdown_table
-from pairnorm.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, "#56B4E9")
+COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, "#56B4E9")
 OTHERS = "others"
 
 INTRODUCTION = """\
@@ -60,7 +60,7 @@ apart ranks that differ by {difference:.1f}.
 """
 BEST = """\
 By test accuracy, so that luck is on its side. PairNorm is the mode that validation prefers, those that are
-centred by degrees among them.
+centerd by degrees among them.
 """
 FIGURE = """\
 The effective rank is that of the last hidden state: 1 where all nodes share one direction, 0 where all are
@@ -328,8 +328,8 @@ def draw(
 ) -> dict[tuple[str, str], list[Path]]:
     """Draw accuracy and effective rank against depth for every graph and model, and rankings over graphs.
 
-    In colour are six: the user's own remedies, what validation chooses, a mode of PairNorm, and the best of
-    the others by mean rank. None is black, and what remains is grey.
+    In color are six: the user's own remedies, what validation chooses, a mode of PairNorm, and the best of
+    the others by mean rank. None is black, and what remains is gray.
 
     Args:
         wanted: the comparison.
@@ -363,11 +363,11 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
     first = [remedy for remedy in best if "@" in remedy] + [remedy for remedy in best if remedy in chosen]
     if not {*first} & {*PAIR_NORM}:
         first += [remedy for remedy in best if remedy in PAIR_NORM][:1]
-    shown = [remedy for remedy in dict.fromkeys([*first, *best]) if remedy != NONE][: len(COLOURS)]
-    styles = dict(zip(sorted(shown, key=best.index), ({"color": colour} for colour in COLOURS), strict=False))
+    shown = [remedy for remedy in dict.fromkeys([*first, *best]) if remedy != NONE][: len(COLORS)]
+    styles = dict(zip(sorted(shown, key=best.index), ({"color": color} for color in COLORS), strict=False))
     styles[NONE] = {"color": "black", "linestyle": plotting.PLAIN}
     if len(remaining := {row["remedy"] for row in rows} - {*styles}) == 1:
-        styles[remaining.pop()] = {"color": plotting.GREY}
+        styles[remaining.pop()] = {"color": plotting.GRAY}
     if len(percents) > 1:
         figure = plotting.new_figure(3.6 * len(percents) + 2, 2.8 * len(measures) + 0.4)
         axes = figure.subplots(len(measures), len(percents), sharex=True, sharey="row", squeeze=False)

@@ -97,7 +97,7 @@ def subgraph_diffusion(
 
 
 def fractional(pattern: Pattern, inside: Tensor, gamma: float, dtype: torch.dtype) -> SparseMatrix:
-    r"""Raise the symmetric adjacency of a subgraph to a power, entry by entry, and normalise its rows.
+    r"""Raise the symmetric adjacency of a subgraph to a power, entry by entry, and normalize its rows.
 
     $$
     q_{ij} = \frac{\hat{a}_{ij}^\gamma}{\sum_k \hat{a}_{ik}^\gamma}
@@ -131,7 +131,7 @@ def class_aware(adjacency: Tensor, features: Tensor, classes: Tensor, confidence
     Args:
         adjacency: sparse [n, n], without weights.
         features: [n, d], without gaps.
-        classes: int64 [n], y; of node j and its neighbours, together $d_j$, the share $p_{jy}$ is in class y.
+        classes: int64 [n], y; of node j and its neighbors, together $d_j$, the share $p_{jy}$ is in class y.
         confidence: [n], c.
     """
     members = one_hot(classes).to(features.dtype)

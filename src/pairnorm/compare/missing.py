@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.data import Graph, Missing, Split, features_after, load
 from pairnorm.data.adjacency import components, reachable
 from pairnorm.data.named import data_folder
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.fill import FILLS
+from pairnorm.impute import FILLS
 from pairnorm.train import Spec
 from pairnorm.train.problem import DRAW
 
@@ -307,7 +307,7 @@ class Selection:
             raise PairNormError(
                 "nothing of the comparison is left",
                 code="nothing-selected",
-                remedy="Leave out some of {protocol}, {dataset}, {model} and {missing}.",
+                hint="Leave out some of {protocol}, {dataset}, {model} and {missing}.",
                 protocol=...,
                 dataset=...,
                 model=...,
@@ -418,7 +418,7 @@ def _table(dataset: str, root: Path | None) -> Graph:
         categorical=codes,
         name=dataset,
     )
-    counts = graph.labels[graph.labelled].bincount(minlength=graph.num_classes)
+    counts = graph.labels[graph.labeled].bincount(minlength=graph.num_classes)
     frequent = (counts >= 50).nonzero().squeeze(1)
     number = torch.full((graph.num_classes + 1,), -1)
     number[frequent] = torch.arange(len(frequent))

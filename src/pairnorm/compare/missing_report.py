@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, NamedTuple
 
-from pairnorm import plotting
+from pairnorm.base import plotting
+from pairnorm.base.files import csv_text, write_text
+from pairnorm.base.plotting import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILLION
 from pairnorm.compare.missing import (
     FIT,
     FSD_CAP,
@@ -24,8 +26,6 @@ from pairnorm.compare.missing import (
 from pairnorm.compare.missing_runs import Found
 from pairnorm.paper.result_tables import TITLES as GRAPHS
 from pairnorm.paper.result_tables import markdown_table
-from pairnorm.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
-from pairnorm.writing import csv_text, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -273,7 +273,7 @@ def _noise(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
 
 def draw(found: Sequence[Line], folder: Path) -> list[Path]:
     """Draw accuracy against missing vectors on our task: a column for each graph, SGC-PN above, GCN below."""
-    colours = dict(zip(FILL_TITLES, (GREY, ORANGE, GREEN, BLUE, VERMILLION, PURPLE), strict=True))
+    colors = dict(zip(FILL_TITLES, (GRAY, ORANGE, GREEN, BLUE, VERMILLION, PURPLE), strict=True))
     own = [line for line in found if line.cell.protocol == SSNC.name and line.accuracies]
     there = {line.cell.dataset for line in own} - {REACHED}
     datasets = [name for name in SSNC.datasets if name in there]
@@ -284,15 +284,15 @@ def draw(found: Sequence[Line], folder: Path) -> list[Path]:
         dataset, fill, model, percent = line.cell[1:]
         trained = model in SSNC.trained
         # Where nothing is missing, nothing is filled.
-        for name in (colours if percent == 0 else (fill,)) if trained else ("",):
+        for name in (colors if percent == 0 else (fill,)) if trained else ("",):
             curves[dataset, model, name].append((percent, line.accuracy))
     with plotting.style():
         figure = plotting.new_figure(3.0 * len(datasets) + 2, 6)
         axes = figure.subplots(2, len(datasets), sharex=True, sharey="col", squeeze=False)
         for row, model in enumerate(("SGC-PN", "GCN")):
             for axis, dataset in zip(axes[row], datasets, strict=True):
-                for fill, colour in colours.items():
-                    _curve(axis, curves.get((dataset, model, fill)), colour, FILL_TITLES[fill], "-")
+                for fill, color in colors.items():
+                    _curve(axis, curves.get((dataset, model, fill)), color, FILL_TITLES[fill], "-")
                 _curve(axis, curves.get((dataset, FIT, "")), "black", "fit", "-")
                 _curve(
                     axis, curves.get((dataset, "label propagation", "")), "black", "label propagation", ":"
@@ -308,8 +308,8 @@ def draw(found: Sequence[Line], folder: Path) -> list[Path]:
 
 
 def _curve(
-    axis: "Axes", points: Sequence[tuple[float, float]] | None, colour: str, label: str, style: str
+    axis: "Axes", points: Sequence[tuple[float, float]] | None, color: str, label: str, style: str
 ) -> None:
     if points:
         percents, values = zip(*sorted(points), strict=True)
-        axis.plot(percents, values, style, color=colour, label=label, marker="o")
+        axis.plot(percents, values, style, color=color, label=label, marker="o")

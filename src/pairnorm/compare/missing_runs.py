@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError
+from pairnorm.base.files import csv_text, write_text
 from pairnorm.compare.correct_and_smooth import correct_and_smooth
 from pairnorm.compare.fsd_cap import fsd_cap
 from pairnorm.compare.missing import (
@@ -33,14 +35,12 @@ from pairnorm.compare.missing import (
     reached,
 )
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError
 from pairnorm.nn import propagation
 from pairnorm.paper.runner import Report
 from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin
 from pairnorm.train.schedule import Running
-from pairnorm.writing import csv_text, write_text
 
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
@@ -88,9 +88,9 @@ def read_judged(path: Path) -> list[Judged]:
             ]
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             problem = f"{path} cannot be read ({error})"
-            remedy = "Restore a copy, or delete it to judge anew."
+            hint = "Restore a copy, or delete it to judge anew."
             raise PairNormError(
-                problem, code="file-damaged", value=path, expected="what a comparison wrote", remedy=remedy
+                problem, code="file-damaged", value=path, expected="what a comparison wrote", hint=hint
             ) from error
 
 
@@ -285,7 +285,7 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
         if cell.model == FIT:
             classifier = NodeClassifier(**settings).fit(graph)
             found = {FIT: classifier.judged_}
-            if graph.validation.any():  # else they were learnt from already
+            if graph.validation.any():  # else they were learned from already
                 found[REFITTED] = classifier.probabilities_
             found |= {model: _alone(classifier, model) for model in protocol.judged if model in ALONE}
         elif cell.model == "Correct & Smooth":
@@ -329,7 +329,7 @@ def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     choice, task = classifier.choice_, classifier.task_
     tried = [one for one in choice.tried if one.candidate.model == model.removesuffix(" alone")]
     best = max(tried, key=lambda one: one.rank)
-    alone = choice._replace(parts=[(1, best)], smooths=(None,), learnt=None).learn(task.learnable)
+    alone = choice._replace(parts=[(1, best)], smooths=(None,), learned=None).learn(task.learnable)
     temperature = fit_temperature(best.chances.clamp(min=1e-30).log().unsqueeze(1), task.held)
     logits = alone.logits(task.graph, task.features, task.device)
     return np.asarray(mean_probabilities(logits, temperature).numpy())

@@ -5,7 +5,7 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, NamedTuple
 
-from pairnorm import plotting
+from pairnorm.base import plotting
 from pairnorm.compare.depth_rows import DEEP, NONE, PAIR_NORM, Choice, Row, by, features, names, ranked, short
 from pairnorm.compare.ranking import Standing, critical_difference
 from pairnorm.paper.result_tables import markdown_table
@@ -31,7 +31,7 @@ RANKING = """\
 Mean rank by test accuracy over {situations} situations (depths and missing rates of {graphs} graphs), 1 is
 best. The interval is what 95% of the draws give when graphs and runs are drawn again; {graphs} graphs are
 few. Nemenyi's test, which compares all pairs at once and takes situations for independent, tells apart ranks
-that differ by {difference:.1f}: the grey band, from the best on.
+that differ by {difference:.1f}: the gray band, from the best on.
 """
 
 
@@ -149,14 +149,14 @@ def _figure(standings: Sequence[Standing], difference: float, model: str) -> "Fi
     axis.axvspan(best, best + difference, color="#e8e8e8", linewidth=0)
     for place, one in enumerate(standings):
         ours = one.method in PAIR_NORM
-        colour = plotting.VERMILLION if ours else "black" if one.method == NONE else plotting.BLUE
-        axis.plot([one.low, one.high], [place, place], color=colour, linewidth=1.5)
-        axis.plot([one.rank], [place], marker="o", markersize=5, color=colour)
+        color = plotting.VERMILLION if ours else "black" if one.method == NONE else plotting.BLUE
+        axis.plot([one.low, one.high], [place, place], color=color, linewidth=1.5)
+        axis.plot([one.rank], [place], marker="o", markersize=5, color=color)
     axis.set_yticks(range(len(standings)), [short(one.method) for one in standings])
     axis.set_ylim(len(standings) - 0.4, -0.6)
     axis.set_xlim(left=0.5)
     axis.grid(visible=False, axis="y")
     axis.grid(visible=True, axis="x")
     axis.set_xlabel("mean rank, 1 is best, with intervals over graphs")
-    axis.set_title(f"{model}; grey: not told apart from the best")
+    axis.set_title(f"{model}; gray: not told apart from the best")
     return figure

@@ -71,7 +71,7 @@ def _mean_ranks(drawn: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 def critical_difference(methods: int, situations: int) -> float:
     """Return by how much two mean ranks must differ for Nemenyi's test to tell them apart at 5%.
 
-    q √(k (k + 1) / 6 N) with the studentised range q / √2 of k methods, over N independent situations.
+    q √(k (k + 1) / 6 N) with the studentized range q / √2 of k methods, over N independent situations.
 
     Args:
         methods: k.

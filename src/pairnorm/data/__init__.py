@@ -1,7 +1,7 @@
 """Graphs: the class, the named ones, generated ones, a user's own files, and which vectors are missing."""
 
 from pairnorm.data.encoder import Column, Encoder
-from pairnorm.data.features import row_normalise
+from pairnorm.data.features import row_normalize
 from pairnorm.data.generate import csbm
 from pairnorm.data.graph import Graph, GraphWarning
 from pairnorm.data.masks import (
@@ -45,5 +45,5 @@ __all__ = [
     "pack",
     "per_class",
     "random_split",
-    "row_normalise",
+    "row_normalize",
 ]

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pairnorm.errors import PairNormError
-from pairnorm.sparse import sparse_csr
+from pairnorm.base.csr import sparse_csr
+from pairnorm.base.errors import PairNormError
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,8 @@ def check_adjacency(adjacency: Tensor) -> None:
     ):
         problem = f"adjacency is a {adjacency.layout} tensor of shape {tuple(adjacency.shape)}"
         expected = "a square torch.sparse_csr tensor"
-        remedy = "Graph.from_edges makes one from a list of edges."
-        raise PairNormError(problem, code="wrong-shape", expected=expected, remedy=remedy)
+        hint = "Graph.from_edges makes one from a list of edges."
+        raise PairNormError(problem, code="wrong-shape", expected=expected, hint=hint)
     if adjacency in _SOUND:
         return
     crow, column, nodes = adjacency.crow_indices(), adjacency.col_indices(), adjacency.shape[0]
@@ -283,5 +283,5 @@ def check_adjacency(adjacency: Tensor) -> None:
         return
     problem = f"adjacency {problem}"
     expected = "every edge once in both directions, with one weight, and no self-loops"
-    remedy = "Graph.from_edges and Graph.from_scipy see to that."
-    raise PairNormError(problem, code=code, expected=expected, remedy=remedy)
+    hint = "Graph.from_edges and Graph.from_scipy see to that."
+    raise PairNormError(problem, code=code, expected=expected, hint=hint)

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from pairnorm.base.csr import quieten
+from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import check_csr, csr_tensor
-from pairnorm.errors import PairNormError, quoted
-from pairnorm.sparse import quieten
 
 
 def as_tensor(
@@ -44,7 +44,7 @@ def as_array(what: str, values: Any) -> NDArray[Any]:
     except ValueError as error:
         problem = f"{what} is a {type(values).__name__} whose rows differ in length"
         raise PairNormError(
-            problem, code="wrong-shape", value=what, remedy="Make them equally long."
+            problem, code="wrong-shape", value=what, hint="Make them equally long."
         ) from error
 
 
@@ -59,8 +59,8 @@ def _numbers(what: str, values: Any) -> NDArray[Any]:
     text = next((one for one in array.ravel() if isinstance(one, str)), None)
     problem = f"{what} is a {type(values).__name__} of {array.dtype}"
     problem = problem if text is None else f"{what} holds {quoted(str(text))}"
-    remedy = "Graph.from_frames reads columns of text and dates." if what == "features" else ""
-    raise PairNormError(problem, code="wrong-type", value=what, expected="numbers", remedy=remedy)
+    hint = "Graph.from_frames reads columns of text and dates." if what == "features" else ""
+    raise PairNormError(problem, code="wrong-type", value=what, expected="numbers", hint=hint)
 
 
 def is_absent(value: object) -> bool:
@@ -78,19 +78,19 @@ def as_ends(edge_index: Any) -> NDArray[np.int64]:
         return array.astype(np.int64, copy=False)
     if array.shape == (0,):  # an empty list
         return np.zeros((2, 0), np.int64)
-    found, remedy = f"{array.dtype} of shape {array.shape}", ""
+    found, hint = f"{array.dtype} of shape {array.shape}", ""
     if array.ndim == 0:
         found = f"a {type(edge_index).__name__}"
     if sparse or (array.ndim == 2 and 2 < len(array) == array.shape[1]):
-        remedy = "Graph.from_scipy takes an adjacency matrix."
+        hint = "Graph.from_scipy takes an adjacency matrix."
     elif array.ndim and kind in "OUST":
-        remedy = "Graph.from_frames takes edges between names."
+        hint = "Graph.from_frames takes edges between names."
     elif array.ndim == 2 and len(array) == 2:
-        remedy = "Pass whole numbers: edge_index.astype(int)."
+        hint = "Pass whole numbers: edge_index.astype(int)."
     elif array.ndim == 2 and array.shape[1] == 2:
-        remedy = "Transpose it: numpy.transpose(edge_index)."
+        hint = "Transpose it: numpy.transpose(edge_index)."
     problem = f"edge_index is {found}"
-    raise PairNormError(problem, code="wrong-shape", expected="whole numbers, [2, edges]", remedy=remedy)
+    raise PairNormError(problem, code="wrong-shape", expected="whole numbers, [2, edges]", hint=hint)
 
 
 def plain_or_csr(what: str, matrix: Tensor) -> Tensor:

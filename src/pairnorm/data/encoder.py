@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, closest, one_of, quoted, whole_number
 from pairnorm.data.features import take_columns
 from pairnorm.data.tables import EMPTY, Source, reject_dates, shown
-from pairnorm.errors import PairNormError, closest, one_of, quoted, whole_number
 
 EACH = "each"
 Kind = Literal["id", "label", "split", "ignored", "number", "category", "date", "sparse", "structure"]
@@ -145,8 +145,8 @@ class Encoder:
         for option in ("categorical", "keep", "classes"):
             if value := getattr(changed, option):
                 problem = f"{option} is given, but the encoder knows what every column is"
-                remedy = "Leave it out, or fit again."
-                raise PairNormError(problem, code="conflicting-options", value=value, remedy=remedy)
+                hint = "Leave it out, or fit again."
+                raise PairNormError(problem, code="conflicting-options", value=value, hint=hint)
         known = set(columns)
         ids, labels, splits, ignored = (
             [column.name for column in self.named(kind) if column.name in known]
@@ -167,14 +167,12 @@ def check_columns(place: str, found: Sequence[str], known: Encoder) -> None:
     wanted = {column.name: column for column in known.named("number", "category", "date")}
     if lost := [name for name in wanted if name not in there]:
         problem = f"{place} has no column {shown(lost)}, which the model uses"
-        remedy = closest(lost[0], sorted(there - wanted.keys())) or "Add it; its cells may be empty."
-        raise PairNormError(problem, code="column-missing", value=lost[0], remedy=remedy)
+        hint = closest(lost[0], sorted(there - wanted.keys())) or "Add it; its cells may be empty."
+        raise PairNormError(problem, code="column-missing", value=lost[0], hint=hint)
     if strange := [name for name in found if name not in wanted]:
         problem = f"{place} has a column {shown(strange)}, unknown to the model"
-        remedy = "Pass {ignore}, or fit again with it."
-        raise PairNormError(
-            problem, code="unknown-column", value=strange[0], remedy=remedy, ignore=strange[:1]
-        )
+        hint = "Pass {ignore}, or fit again with it."
+        raise PairNormError(problem, code="unknown-column", value=strange[0], hint=hint, ignore=strange[:1])
 
 
 def check_categories(place: str, found: Column, known: Column) -> None:
@@ -194,8 +192,8 @@ def check_categories(place: str, found: Column, known: Column) -> None:
         code = "unknown-category"
         what = f"a category {quoted(strange[0])} in column {name}{more}, unknown to the model"
     problem = f"{place} has {what}"
-    remedy = "Empty those cells, which counts as missing, or fit again with them."
-    raise PairNormError(problem, code=code, value=strange[0] if strange else found.name, remedy=remedy)
+    hint = "Empty those cells, which counts as missing, or fit again with them."
+    raise PairNormError(problem, code=code, value=strange[0] if strange else found.name, hint=hint)
 
 
 def _number(text: str) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, quoted, whole_number
 from pairnorm.data.adjacency import csr_matrix
 from pairnorm.data.arrays import plain_or_csr
 from pairnorm.data.encoder import Encoder, Options
@@ -18,7 +19,6 @@ from pairnorm.data.names import Ends, find_ends, read_edges
 from pairnorm.data.nodes import read_nodes
 from pairnorm.data.readers import arrow_frame, columns_of
 from pairnorm.data.tables import Source, shown
-from pairnorm.errors import PairNormError, quoted, whole_number
 
 if TYPE_CHECKING:
     import networkx
@@ -43,7 +43,7 @@ def from_frames(nodes: Any, edges: Any, features: Any, told: Options, encoder: E
         return from_tables(tables, told.after(encoder), encoder)
     except PairNormError as error:
         if error.code == "unknown-node" and str(error.value) in _unread_index(nodes):
-            error.remedy += " It is in the index of the nodes; only one with a name, such as 'id', is read."
+            error.hint += " It is in the index of the nodes; only one with a name, such as 'id', is read."
         raise
 
 
@@ -183,8 +183,8 @@ def from_pyg(found: Mapping[str, Any]) -> Parts:
     """Return the parts of a PyG ``Data``, given as the dictionary that its ``to_dict`` makes."""
     if "_global_store" in found:
         problem, expected = "the PyG data has types of nodes and edges", "a homogeneous Data"
-        remedy = "data.to_homogeneous() makes one."
-        raise PairNormError(problem, code="wrong-type", value="HeteroData", expected=expected, remedy=remedy)
+        hint = "data.to_homogeneous() makes one."
+        raise PairNormError(problem, code="wrong-type", value="HeteroData", expected=expected, hint=hint)
     if not isinstance(found.get("edge_index"), Tensor):
         problem = f"the PyG data has no edge_index; it has {', '.join(map(repr, found)) or 'nothing'}"
         raise PairNormError(problem, code="edges-missing")
@@ -196,7 +196,7 @@ def from_pyg(found: Mapping[str, Any]) -> Parts:
             if mask.dim() != 1:
                 problem = f"{theirs} has shape {tuple(mask.shape)}: several splits"
                 raise PairNormError(
-                    problem, code="wrong-shape", value=theirs, remedy="Take one column of each."
+                    problem, code="wrong-shape", value=theirs, hint="Take one column of each."
                 )
             parts[ours] = mask
     if found.get("missing") is not None:

@@ -10,25 +10,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.csr import sparse_csr
+from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import components, csr_matrix, csr_tensor
-from pairnorm.errors import PairNormError, quoted
-from pairnorm.sparse import sparse_csr
 
 SCALINGS = ("rows", "none")
 # What a node's place among the edges tells, at a cost linear in them; for a graph that has no features.
 STRUCTURE = (
     "log degree",
-    "mean log degree of neighbours",
-    "deviation of log degree of neighbours",
+    "mean log degree of neighbors",
+    "deviation of log degree of neighbors",
     "log core number",
     "log size of component",
 )
 
 
-def row_normalise(features: Tensor) -> Tensor:
+def row_normalize(features: Tensor) -> Tensor:
     """Divide each row by its L1 norm, x_i / sum_j |x_ij|; a row of zeros stays zero.
 
-    >>> row_normalise(torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
+    >>> row_normalize(torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
     tensor([[0.2500, 0.7500],
             [0.0000, 0.0000]])
 
@@ -109,8 +109,8 @@ def check_infinite(features: Tensor, node_names: Any, feature_names: Sequence[st
     node, column = place
     feature = column if feature_names is None else quoted(feature_names[column])
     problem = f"feature {feature} of node {quoted(node_names.tolist()[node])} is not finite or beyond float32"
-    remedy = "Correct it, or make it NaN if it is missing."
-    raise PairNormError(problem, code="not-finite", value=(node, column), remedy=remedy)
+    hint = "Correct it, or make it NaN if it is missing."
+    raise PairNormError(problem, code="not-finite", value=(node, column), hint=hint)
 
 
 def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,7 @@ def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def structural_features(adjacency: Tensor) -> Tensor:
-    """Return the columns of ``STRUCTURE``, [n, 5]; logarithms are of 1 + x, and 0 without neighbours."""
+    """Return the columns of ``STRUCTURE``, [n, 5]; logarithms are of 1 + x, and 0 without neighbors."""
     matrix = csr_matrix(adjacency.cpu())
     matrix.data = np.ones_like(matrix.data)
     degrees = np.diff(matrix.indptr)

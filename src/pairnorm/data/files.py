@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import check_csr
 from pairnorm.data.encoder import Encoder, Options
 from pairnorm.data.exchange import Parts, from_networkx, from_pyg, from_scipy, from_tables
 from pairnorm.data.labels import whole_labels
 from pairnorm.data.readers import STDIN, TABLES, Given, existing, kind_of, open_tables
 from pairnorm.data.tables import readable
-from pairnorm.errors import PairNormError, quoted
 
 
 def read_files(
@@ -34,18 +34,18 @@ def read_files(
     for role, given in (("nodes", nodes), ("edges", edges), ("features", features)):
         if not isinstance(given, str | PathLike | Sequence | None):
             problem, kind = f"{role} is a {type(given).__name__}", type(given).__name__
-            expected, remedy = "the name of a file, or a list of them", "Graph.from_frames takes frames."
-            raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, remedy=remedy)
+            expected, hint = "the name of a file, or a list of them", "Graph.from_frames takes frames."
+            raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, hint=hint)
     if not isinstance(nodes, str | PathLike) and len(nodes) == 1:
         (nodes,) = nodes
     again = told.after(encoder)
     if database is not None or not _holds_all(nodes, edges, again.delimiter):
         if edges is None:
             problem = f"{place_name(nodes)}: a table of nodes needs a table of edges beside it"
-            raise PairNormError(problem, code="option-missing", remedy="Pass {edges}", edges=...)
+            raise PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
         if nodes == edges == STDIN:
             problem = "nodes and edges are both '-'"
-            raise PairNormError(problem, code="conflicting-options", remedy="Pipe one of them in only.")
+            raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
         how = {name: getattr(again, name) for name in ("delimiter", "encoding", "decimal")}
         tables = [
             [] if given is None else open_tables(role, given, database=database, **how)
@@ -60,7 +60,7 @@ def read_files(
                 code="unknown-file-type",
                 value=path.suffix,
                 expected=", ".join(TABLES),
-                remedy="For a text file with another ending pass {delimiter}.",
+                hint="For a text file with another ending pass {delimiter}.",
                 delimiter=",",
             )
     kind = existing(path).suffix.lower()
@@ -106,7 +106,7 @@ def _check_applies(kind: str, told: Options) -> None:
                 f"{option} does not apply to {kind} files",
                 code="option-does-not-apply",
                 value=option,
-                remedy=f"Leave out {{{option}}}.",
+                hint=f"Leave out {{{option}}}.",
                 **{option: value},
             )
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pairnorm.base.csr import sparse_csr
+from pairnorm.base.errors import PairNormError
 from pairnorm.data.adjacency import first_of_run, sound, symmetric_adjacency
 from pairnorm.data.graph import Graph
 from pairnorm.data.random import Stream
 from pairnorm.data.split import per_class
-from pairnorm.errors import PairNormError
-from pairnorm.sparse import sparse_csr
 
 
 def csbm(
@@ -41,7 +41,7 @@ def csbm(
     Args:
         nodes: n, from 100 to 10 million.
         classes: how many classes.
-        degree: the average number of neighbours.
+        degree: the average number of neighbors.
         homophily: the fraction of edges that join nodes of one class.
         features: d, the size of the vocabulary.
         words: how many words a node draws; those drawn twice count once. Default: 16, or the whole
@@ -101,7 +101,7 @@ class _WeightedDraw:
         self.uniform = stream.uniform
         self.members, self.classes = members, np.repeat(np.arange(len(sizes)), sizes)
         weights = np.power(1 - self.uniform(count), -1 / (exponent - 1) if math.isfinite(exponent) else 0.0)
-        # A hub that wants more neighbours than there are would make the search for new edges endless.
+        # A hub that wants more neighbors than there are would make the search for new edges endless.
         np.minimum(weights, math.sqrt(count), out=weights)
         weights /= np.bincount(self.classes, weights)[self.classes]
         self.ends = np.cumsum(weights)
@@ -117,7 +117,7 @@ class _WeightedDraw:
     def of(self, classes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw a place of a node of each of the given classes."""
         place = self._at(classes + self.uniform(len(classes)))
-        # Rounding in the cumulative weights must not lead into a neighbouring class.
+        # Rounding in the cumulative weights must not lead into a neighboring class.
         return np.clip(place, self.first[classes], self.last[classes])
 
     def _at(self, levels: NDArray[np.float64]) -> NDArray[np.int64]:

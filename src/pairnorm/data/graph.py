@@ -16,6 +16,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from pairnorm.base.csr import pieces, sparse_csr
+from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.data import exchange, files
 from pairnorm.data.adjacency import (
     check_adjacency,
@@ -41,8 +43,6 @@ from pairnorm.data.packed import PackedGraph
 from pairnorm.data.readers import Given, name_of
 from pairnorm.data.split import Split, check_split, split_by_name
 from pairnorm.data.tables import readable, shown
-from pairnorm.errors import PairNormError, one_of, quoted, whole_number
-from pairnorm.sparse import pieces, sparse_csr
 
 if TYPE_CHECKING:
     import networkx
@@ -125,7 +125,7 @@ class Graph:
             self._set("encoder", Encoder.of_numbers(self.feature_names))
         _check_shapes(self)
         check_labels(self.labels, self.num_classes)
-        check_split(self.split, self.labelled, names)
+        check_split(self.split, self.labeled, names)
         if not all_finite(self.features):
             check_infinite(self.features, self.node_names, self.feature_names)
             features, missing = nan_as_missing(self.features, self.missing)
@@ -166,7 +166,7 @@ class Graph:
         return self.adjacency.device
 
     @property
-    def labelled(self) -> Tensor:
+    def labeled(self) -> Tensor:
         """bool [n]: the nodes whose class is known."""
         return self.labels != UNKNOWN
 
@@ -189,14 +189,14 @@ class Graph:
 
     @property
     def edges_within_classes(self) -> tuple[int, int]:
-        """How many edges join two nodes of one class, and how many two labelled nodes."""
+        """How many edges join two nodes of one class, and how many two labeled nodes."""
         ends = self.labels[self.edge_index]
         known = (ends != UNKNOWN).all(0)
         return int((ends[0] == ends[1])[known].sum()) // 2, int(known.sum()) // 2
 
     @property
     def homophily(self) -> float:
-        """The fraction of edges that join two nodes of one class, among those whose two ends are labelled."""
+        """The fraction of edges that join two nodes of one class, among those whose two ends are labeled."""
         same, known = self.edges_within_classes
         return same / known if known else float("nan")
 
@@ -223,7 +223,7 @@ class Graph:
         """Return the graph with another split.
 
         Args:
-            split: three masks, or ``'random'`` (3% / 10% / 87% of the labelled nodes), or ``'per-class-20'``
+            split: three masks, or ``'random'`` (3% / 10% / 87% of the labeled nodes), or ``'per-class-20'``
                 (20 training nodes of each class), or ``'per-class-20-of-1500'`` (of so many nodes; those
                 left of them validate); other numbers likewise.
             seed: for a split drawn at random.
@@ -279,14 +279,14 @@ class Graph:
     def labels_among(self, classes: Sequence[str | int]) -> Tensor:
         """Return the labels as numbers of a model's classes, matched by name; -1 where unknown."""
         place = {str(name): number for number, name in enumerate(classes)}
-        used = {self.class_names[number] for number in self.labels[self.labelled].unique().tolist()}
+        used = {self.class_names[number] for number in self.labels[self.labeled].unique().tolist()}
         if strange := sorted(used - place.keys()):
             raise PairNormError(
                 f"graph {self.name!r} has nodes of class {quoted(strange[0])}; "
                 f"the model knows {shown([*map(str, classes)], 7)}",
                 code="unknown-class",
                 value=strange[0],
-                remedy="Correct the label, or fit again with it.",
+                hint="Correct the label, or fit again with it.",
             )
         numbers = [*(place.get(name, UNKNOWN) for name in self.class_names), UNKNOWN]
         return torch.tensor(numbers, device=self.device)[self.labels]
@@ -354,7 +354,7 @@ class Graph:
         if features is None and labels is None and num_nodes > most_empty(ends.size):
             problem = f"{num_nodes:,} nodes are claimed, but there are {ends.size // 2:,} edges"
             raise PairNormError(
-                problem, code="out-of-range", value=num_nodes, remedy="Number nodes from 0 without gaps."
+                problem, code="out-of-range", value=num_nodes, hint="Number nodes from 0 without gaps."
             )
         nodes = whole_number("num_nodes", num_nodes)
         strengths = None if weights is None else as_tensor("weights", weights).cpu().float().numpy()
@@ -570,15 +570,15 @@ class Graph:
         if self.missing.dim() == 2:
             missing += f", {int(self.missing.sum()) - vectors * self.num_features:,} single entries"
         same, known = self.edges_within_classes
-        joined = f"{same:,} of {known:,} edges between labelled nodes join one class"
-        homophily = f"{same / known:.3f}: {joined}" if known else "unknown: no edge joins two labelled nodes"
+        joined = f"{same:,} of {known:,} edges between labeled nodes join one class"
+        homophily = f"{same / known:.3f}: {joined}" if known else "unknown: no edge joins two labeled nodes"
         parts = (f"{part} {int(mask.sum()):,}" for part, mask in self.split._asdict().items())
         return [
             ("nodes", f"{self.num_nodes:,}"),
             ("edges", f"{self.num_edges:,} undirected, {per_node:.1f} per node"),
             ("features", f"{self.num_features:,} {kind}, {100 * self.density:.3g}% non-zero"),
             ("classes", f"{self.num_classes} ({classes})" if self.num_classes else "none"),
-            ("labelled", _share(int(self.labelled.sum()), self.num_nodes)),
+            ("labeled", _share(int(self.labeled.sum()), self.num_nodes)),
             ("split", ", ".join(parts)),
             ("missing", missing),
             ("homophily", homophily),
@@ -614,7 +614,7 @@ def check_graph(graph: object, what: str = "graph") -> None:
             code="wrong-type",
             value=type(graph).__name__,
             expected="a pairnorm.Graph",
-            remedy="Graph.from_frames, from_files, from_edges, from_packed or from_pyg makes one; "
+            hint="Graph.from_frames, from_files, from_edges, from_packed or from_pyg makes one; "
             "pairnorm.load('cora') reads one by its name.",
         )
 
@@ -625,8 +625,8 @@ def _check_names(names: ArrayLike | None) -> None:
     if len(set(listed)) < len(listed):
         ((name, _),) = Counter(listed).most_common(1)
         problem = f"two nodes have the name {quoted(name)}"
-        remedy = "Give every node a name of its own."
-        raise PairNormError(problem, code="duplicate-id", value=name, remedy=remedy)
+        hint = "Give every node a name of its own."
+        raise PairNormError(problem, code="duplicate-id", value=name, hint=hint)
 
 
 def _check_shapes(graph: Graph) -> None:

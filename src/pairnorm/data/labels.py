@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.arrays import as_array, as_tensor, is_absent
 from pairnorm.data.encoder import EACH
 from pairnorm.data.split import Split
 from pairnorm.data.tables import Source, shown
-from pairnorm.errors import PairNormError, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -45,8 +45,8 @@ def read_labels(
     text = table.text(name, cells)
     if table.delimiter is not None:
         classes = without_points({value for value in text if value is not None})
-        learnt_so = known is not None and {*classes} <= {*known}
-        if not learnt_so and {*classes} != {*classes.values()}:
+        learned_so = known is not None and {*classes} <= {*known}
+        if not learned_so and {*classes} != {*classes.values()}:
             text = np.array([classes.get(value) for value in text], dtype=object)
     codes, found = class_codes(text, known)
     if known is None and len(found) < 2:
@@ -56,7 +56,7 @@ def read_labels(
             f"{table.name}: {problem}" if len(found) else f"{table.name}: no node has a label: {problem}",
             code="too-few-classes",
             value=len(found),
-            remedy="Label some of another." if len(found) else "Label some nodes.",
+            hint="Label some of another." if len(found) else "Label some nodes.",
         )
     if known is None and not each:
         _check_classes(table, name, found, int((codes >= 0).sum()))
@@ -66,7 +66,7 @@ def read_labels(
             f"class {quoted(found[strange[0]])} is unknown to the model, which has {shown(known or (), 7)}",
             code="unknown-class",
             value=found[strange[0]],
-            remedy="Empty it or fit again.",
+            hint="Empty it or fit again.",
         )
     return torch.from_numpy(codes), found if known is None else tuple(known)
 
@@ -101,30 +101,30 @@ def class_codes(
     return places[codes].astype(np.int64), tuple(names)
 
 
-def _check_classes(table: Source, name: str, found: Sequence[str], labelled: int) -> None:
+def _check_classes(table: Source, name: str, found: Sequence[str], labeled: int) -> None:
     """Refuse numbers that ask for a regression, and names."""
     values = _as_numbers(found)
     if values is None:
-        if len(found) > MOST_TEXTS and labelled < FEWEST_NODES_PER_TEXT * len(found):
+        if len(found) > MOST_TEXTS and labeled < FEWEST_NODES_PER_TEXT * len(found):
             problem = f"{table.name}: column {quoted(name)} holds {len(found):,} different texts"
             raise PairNormError(
-                f"{problem} on {labelled:,} nodes: names rather than classes",
+                f"{problem} on {labeled:,} nodes: names rather than classes",
                 code="too-many-classes",
                 value=len(found),
                 expected="classes of several nodes each",
-                remedy="Name another column, or pass {classes} if each is a class.",
+                hint="Name another column, or pass {classes} if each is a class.",
                 classes=EACH,
             )
         return
     most = MOST_NUMBERS if (values % 1 == 0).all() else MOST_FRACTIONS
-    if len(found) > most and (most == MOST_FRACTIONS or labelled < FEWEST_NODES_EACH * len(found)):
+    if len(found) > most and (most == MOST_FRACTIONS or labeled < FEWEST_NODES_EACH * len(found)):
         raise PairNormError(
             f"{table.name}: column {quoted(name)} holds {len(found):,} different numbers: to predict them is "
             "regression, which this is not made for",
             code="numeric-label",
             value=len(found),
             expected="a column of classes",
-            remedy=f"{{classes}} cuts it into classes of equal size; {EACH!r} in place of the number makes "
+            hint=f"{{classes}} cuts it into classes of equal size; {EACH!r} in place of the number makes "
             "every number a class.",
             classes=5,
         )
@@ -142,8 +142,8 @@ def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> t
     values = table.numbers(name, cells)
     if values is None or np.isnan(values).all():
         problem = f"{table.name}: column {quoted(name)} holds no numbers, but classes is {classes}"
-        remedy = "Leave it out: {classes}"
-        raise PairNormError(problem, code="not-a-number", value=name, remedy=remedy, classes=classes)
+        hint = "Leave it out: {classes}"
+        raise PairNormError(problem, code="not-a-number", value=name, hint=hint, classes=classes)
     there = values[~np.isnan(values)].astype(np.float64)
     cuts = {float(f"{cut:.6g}") for cut in np.quantile(there, np.arange(1, classes) / classes)}
     return tuple(sorted(cut for cut in cuts if cut > there.min()))
@@ -193,15 +193,13 @@ def read_split(
     if blank.any():
         row = int(blank.argmax())
         problem = f"the node is in {quoted(text[row])} but has no label"
-        table.reject(
-            row, problem, code="label-missing", remedy=f"Label it, or empty its {quoted(name)} cell."
-        )
+        table.reject(row, problem, code="label-missing", hint=f"Label it, or empty its {quoted(name)} cell.")
     counts = np.bincount(labels.numpy()[parts == 0], minlength=len(class_names))
     if (counts == 0).any():
         empty = class_names[int((counts == 0).argmax())]
         problem = f"{table.name}: class {quoted(empty)} has no training node"
-        remedy = f"Mark one of its nodes 'train' in column {quoted(name)}."
-        raise PairNormError(problem, code="class-without-training", value=empty, remedy=remedy)
+        hint = f"Mark one of its nodes 'train' in column {quoted(name)}."
+        raise PairNormError(problem, code="class-without-training", value=empty, hint=hint)
     return Split(*(torch.from_numpy(parts == number) for number in range(3)))
 
 
@@ -298,8 +296,8 @@ def numbered_classes(labels: Tensor) -> tuple[str, ...]:
     largest = int(labels.max()) if labels.numel() else UNKNOWN
     if largest >= max(labels.numel(), MOST_EMPTY_CLASSES):
         problem = f"the largest label is {largest:,}, but there are {labels.numel():,} nodes"
-        remedy = "Number classes from 0 without gaps."
-        raise PairNormError(problem, code="out-of-range", value=largest, remedy=remedy)
+        hint = "Number classes from 0 without gaps."
+        raise PairNormError(problem, code="out-of-range", value=largest, hint=hint)
     return tuple(map(str, range(largest + 1)))
 
 

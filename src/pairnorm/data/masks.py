@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.data.features import SCALINGS, row_normalise, stored_rows, stored_values, with_values
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.data.features import SCALINGS, row_normalize, stored_rows, stored_values, with_values
 from pairnorm.data.graph import Graph
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +60,11 @@ def features_after(graph: Graph, missing: Missing | None = None, scaling: str = 
     Args:
         graph: whose features.
         missing: what to erase, in each trial. Default: nothing, one trial.
-        scaling: ``"rows"`` for ``row_normalise``, ``"none"`` for features as they are.
+        scaling: ``"rows"`` for ``row_normalize``, ``"none"`` for features as they are.
     """
     values, device = graph.features, graph.device
     if one_of("scaling", scaling, SCALINGS) == "rows":
-        values = row_normalise(values)
+        values = row_normalize(values)
     sparse = values.layout == torch.sparse_csr
     entries = values.values().numel() if sparse else values.numel()
     if missing is None:
@@ -75,9 +75,7 @@ def features_after(graph: Graph, missing: Missing | None = None, scaling: str = 
     expected = entries if missing.kind == "entries" else graph.num_nodes
     if len(keep) != expected:
         problem = f"missing is about {len(keep):,} {missing.unit}, but graph {graph.name!r} has {expected:,}"
-        raise PairNormError(
-            problem, code="wrong-shape", value=len(keep), remedy="Draw it anew for this graph."
-        )
+        raise PairNormError(problem, code="wrong-shape", value=len(keep), hint="Draw it anew for this graph.")
     if sparse and missing.kind != "entries":
         keep = keep[stored_rows(values)]
     elif not sparse and missing.kind == "entries":

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.features import with_values
 from pairnorm.data.files import read_npz
 from pairnorm.data.generate import csbm
 from pairnorm.data.graph import Graph
 from pairnorm.data.split import Split, rest_is_test
-from pairnorm.errors import PairNormError, one_of
 
 BUNDLED = Path(__file__).parent
 SHA256 = dict(
@@ -46,8 +46,8 @@ def verified_bytes(folder: Path, name: str) -> bytes:
     if found != SHA256[name]:
         problem = f"{folder / name}: the file is damaged or another one: its SHA-256 is {found[:16]}…"
         expected = f"{SHA256[name][:16]}…"
-        remedy = "It was not read. Delete it and fetch it anew."
-        raise PairNormError(problem, code="file-damaged", value=found, expected=expected, remedy=remedy)
+        hint = "It was not read. Delete it and fetch it anew."
+        raise PairNormError(problem, code="file-damaged", value=found, expected=expected, hint=hint)
     return contents
 
 
@@ -65,8 +65,8 @@ def fetch(folder: Path, names: Sequence[str], address: str) -> None:
                 f"{(folder / name).parent}: wanted here, and not there: {', '.join(still)}.\n"
                 f"Fetching from {address} failed: {str(error).splitlines()[0]}.\n"
             )
-            remedy = f"{copy} the files there, or name their folder ({{root}}, or PAIRNORM_DATA)."
-            raise PairNormError(problem, code="file-missing", value=still, remedy=remedy, root=...) from error
+            hint = f"{copy} the files there, or name their folder ({{root}}, or PAIRNORM_DATA)."
+            raise PairNormError(problem, code="file-missing", value=still, hint=hint, root=...) from error
 
 
 def _retrieve(url: str, path: Path, digest: str) -> None:
@@ -141,8 +141,8 @@ def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:
     place = np.full(test.max() + 1, allx.shape[0] + tx.shape[0])
     place[: allx.shape[0]] = np.arange(allx.shape[0])
     place[test] = allx.shape[0] + np.arange(tx.shape[0])
-    source = np.repeat(np.array(list(graph)), [len(neighbours) for neighbours in graph.values()])
-    target = np.array([node for neighbours in graph.values() for node in neighbours])
+    source = np.repeat(np.array(list(graph)), [len(neighbors) for neighbors in graph.values()])
+    target = np.array([node for neighbors in graph.values() for node in neighbors])
     return {
         "edges": np.stack([source, target]),
         "features": vstack([allx, tx, csr_matrix((1, x.shape[1]))], format="csr")[place],
@@ -247,7 +247,7 @@ def load(
     if split == "public" and (name == "csbm" or not graph.train.any()):
         problem = f"{name!r} has no public split"
         raise PairNormError(
-            problem, code="no-public-split", value=name, remedy="Ask for split='random' or 'per-class-20'."
+            problem, code="no-public-split", value=name, hint="Ask for split='random' or 'per-class-20'."
         )
     if split in (None, "public"):
         return graph if graph.train.any() else graph.with_split("random", seed)

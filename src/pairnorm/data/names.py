@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.tables import Source, read_blocks, shown
-from pairnorm.errors import PairNormError, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -43,7 +43,7 @@ def find_ends(edges: Source, source: str | None = None, target: str | None = Non
     second = defaults[1] if target is None else edges.column("target", target)
     if first == second:
         problem = f"{edges.name}: column {quoted(first)} is both source and target"
-        raise PairNormError(problem, code="same-column", value=first, remedy="Name the two ends.")
+        raise PairNormError(problem, code="same-column", value=first, hint="Name the two ends.")
     return Ends(first, second, guessed=not titled and source is None and target is None)
 
 
@@ -54,7 +54,7 @@ def header_missing(edges: Source, ends: Ends) -> PairNormError:
         f"{quoted(ends.target)}",
         code="header-missing",
         value=ends[:2],
-        remedy="Put a first line such as 'source,target' above it, or name the columns.",
+        hint="Put a first line such as 'source,target' above it, or name the columns.",
     )
 
 
@@ -104,7 +104,7 @@ def _check_agreement(merged: Source, identity: str, frame: pandas.DataFrame) -> 
             problem = (
                 f"{quoted(node)} has {cells[1]} in column {quoted(name)}, but {cells[0]} in another file"
             )
-            merged.reject(row, problem, "conflicting-rows", value=node, remedy="Correct one of them.")
+            merged.reject(row, problem, "conflicting-rows", value=node, hint="Correct one of them.")
 
 
 def node_names(source: Source, name: str, column: pandas.Series) -> NDArray[Any]:
@@ -119,17 +119,15 @@ def _ids(source: Source, name: str, column: pandas.Series) -> NDArray[np.object_
     text = source.text(name, column)
     empty = pandas.isna(text)
     if empty.any():
-        row, remedy = int(empty.argmax()), "Give every node a name of its own."
-        source.reject(
-            row, f"the id in column {quoted(name)} is empty", "empty-cell", value=name, remedy=remedy
-        )
+        row, hint = int(empty.argmax()), "Give every node a name of its own."
+        source.reject(row, f"the id in column {quoted(name)} is empty", "empty-cell", value=name, hint=hint)
     again = pandas.Series(text).duplicated().to_numpy()
     if again.any():
         row = int(again.argmax())
         first = source.line(int((text == text[row]).argmax()))
         problem = f"id {quoted(text[row])} was used before, in {first}"
         source.reject(
-            row, problem, code="duplicate-id", value=text[row], remedy="Give every node an id of its own."
+            row, problem, code="duplicate-id", value=text[row], hint="Give every node an id of its own."
         )
     return text
 
@@ -253,15 +251,15 @@ class NodeIndex:
     def _refuse(self, table: Source, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:
         if cell is None:
             problem = f"column {quoted(name)} is empty; an edge needs two ends"
-            table.reject(row, problem, "empty-cell", remedy="Fill it in or drop the edge.")
+            table.reject(row, problem, "empty-cell", hint="Fill it in or drop the edge.")
         more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
         problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
         if 1 < unknown == cells:
             problem += f"; nodes are called {shown([str(node) for node in self._index[:3]])}"
-            remedy = "Pass {id} if their ids are in another column, or name another column of the edges."
-            table.reject(row, problem, code="unknown-node", value=cell, remedy=remedy, id=...)
-        remedy = "Add the node, name another column, or drop such rows with {unknown_edges}."
-        table.reject(row, problem, code="unknown-node", value=cell, remedy=remedy, unknown_edges="drop")
+            hint = "Pass {id} if their ids are in another column, or name another column of the edges."
+            table.reject(row, problem, code="unknown-node", value=cell, hint=hint, id=...)
+        hint = "Add the node, name another column, or drop such rows with {unknown_edges}."
+        table.reject(row, problem, code="unknown-node", value=cell, hint=hint, unknown_edges="drop")
 
     def _hint(self, cell: object) -> str:
         """Name the node whose id differs from a cell only in how it is written."""

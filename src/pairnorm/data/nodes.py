@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.encoder import AGAIN, EACH, Column, Encoder, Kind, Options, check_categories, check_columns
 from pairnorm.data.labels import (
@@ -25,7 +26,6 @@ from pairnorm.data.labels import (
 )
 from pairnorm.data.names import NodeIndex, alike, read_rows
 from pairnorm.data.tables import BLANK, CODES, EMPTY, Source, are_codes, read_blocks, shown
-from pairnorm.errors import PairNormError, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -60,7 +60,7 @@ def read_nodes(
     identity = columns[0] if told.id is None else everywhere.column("id", told.id)
     if told.split is not None and told.label is None:
         problem = f"split is {quoted(told.split)} but label is not given"
-        raise PairNormError(problem, code="option-missing", remedy="Name the column of the classes too.")
+        raise PairNormError(problem, code="option-missing", hint="Name the column of the classes too.")
     roles = _roles(told, identity)
     chosen = [name for name in columns if name not in roles]
     if known is not None:
@@ -138,8 +138,8 @@ def _check_names(place: str, encoder: Encoder) -> None:
     wide = {column.name for column in encoder.named("number", "category", "date")}
     if twice := [column.name for column in encoder.named("sparse") if column.name in wide]:
         problem = f"{place}: {quoted(twice[0])} is a column, and a feature of the long table too"
-        remedy = "Rename one, or pass {ignore}."
-        raise PairNormError(problem, code="duplicate-column", value=twice[0], remedy=remedy, ignore=twice[:1])
+        hint = "Rename one, or pass {ignore}."
+        raise PairNormError(problem, code="duplicate-column", value=twice[0], hint=hint, ignore=twice[:1])
 
 
 class _Read(NamedTuple):
@@ -240,7 +240,7 @@ def _read_column(
             code="too-many-categories",
             value=name,
             expected=f"at most {MOST_CATEGORIES:,} categories",
-            remedy="Pass {ignore}, or {keep} to have them all.",
+            hint="Pass {ignore}, or {keep} to have them all.",
             ignore=[name],
             keep=[name],
         )
@@ -295,7 +295,7 @@ def _read_long(
 
     if not tables:
         problem = "the model knows features of a long table"
-        raise PairNormError(problem, code="option-missing", remedy="Pass {features}.", features=...)
+        raise PairNormError(problem, code="option-missing", hint="Pass {features}.", features=...)
     index = NodeIndex(names, told.unknown_edges == "drop")
     nodes, words, values = [], [], []
     for table in tables:
@@ -309,7 +309,7 @@ def _read_long(
                 number = np.full(len(block), np.nan, np.float32) if found is None else found
             for row in np.flatnonzero(pandas.isna(text) | np.isnan(number))[:1].tolist():
                 problem = f"expected a feature in {quoted(feature)} and a number in {quoted(value)}"
-                table.reject(first + row, problem, "empty-cell", remedy="Fill it in or drop the row.")
+                table.reject(first + row, problem, "empty-cell", hint="Fill it in or drop the row.")
             place = index.places(table, node, block[node], first)
             nodes.append(place)
             words.append(text)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pairnorm.base.errors import PairNormError, quoted, whole_number
 from pairnorm.data.encoder import Column, Encoder, Options
 from pairnorm.data.labels import PARTS, numbers_first, without_points
 from pairnorm.data.nodes import CALLED_ID, FEWEST_NAMES, LEFT_OUT, MOST_CATEGORIES, are_names
@@ -41,7 +42,6 @@ from pairnorm.data.tables import (
     TRUTH,
     Source,
 )
-from pairnorm.errors import PairNormError, quoted, whole_number
 
 MOST_CLASSES = 10_000
 # DuckDB takes time for the plan of a query with the square of its columns, and memory for each of them.
@@ -111,15 +111,15 @@ class NodePacker:
         whole_number("the number of nodes", self.nodes, most=MOST_NODES)
         if empty:
             problem = f"{source.name}: {empty:,} nodes have no id"
-            remedy = "Give every node a name of its own."
-            raise PairNormError(problem, code="empty-cell", value=empty, remedy=remedy)
+            hint = "Give every node a name of its own."
+            raise PairNormError(problem, code="empty-cell", value=empty, hint=hint)
         self.whole = plain == self.nodes  # '007' and '7' may be two customers
         if self.whole:
             self.base.run("ALTER TABLE names ALTER name TYPE BIGINT")
         for (name,) in self.base.run("SELECT name FROM names GROUP BY name HAVING count(*) > 1 LIMIT 1"):
             problem = f"{source.name}: two nodes have the id {quoted(name)}"
-            remedy = "Give every node an id of its own."
-            raise PairNormError(problem, code="duplicate-id", value=name, remedy=remedy)
+            hint = "Give every node an id of its own."
+            raise PairNormError(problem, code="duplicate-id", value=name, hint=hint)
         path = sql_text(str(self.draft / "ids.parquet"))
         self.base.run(f"COPY (SELECT name AS id FROM names ORDER BY number) TO {path} (FORMAT parquet)")
         with open(self.work / "hashes", "wb") as file:
@@ -188,7 +188,7 @@ class NodePacker:
                     f"{filled - numbers:,} texts",
                     code="not-a-number",
                     value=name,
-                    remedy="Correct or empty the cells, or pass {categorical}.",
+                    hint="Correct or empty the cells, or pass {categorical}.",
                     categorical=[name],
                 )
             elif dates := self._days(source, name):
@@ -198,8 +198,8 @@ class NodePacker:
                 yield self._category(source, name, free)
             else:
                 problem = f"{source.name}: column {quoted(name)} holds {kind.lower()}s"
-                remedy = "Turn them into numbers, or pass {ignore}."
-                raise PairNormError(problem, code="not-a-cell", value=name, remedy=remedy, ignore=[name])
+                hint = "Turn them into numbers, or pass {ignore}."
+                raise PairNormError(problem, code="not-a-cell", value=name, hint=hint, ignore=[name])
 
     def _are_names(self, name: str, filled: int, lettered: int, numbers: int) -> bool:
         kind, text = self.kinds[name], self.kinds[name] == "VARCHAR"
@@ -221,9 +221,9 @@ class NodePacker:
         found = self._texts(name, MOST_CATEGORIES if free else MOST_NODES)
         if free and len(found) > MOST_CATEGORIES:
             problem = f"{source.name}: column {quoted(name)} holds more than {MOST_CATEGORIES:,} texts"
-            remedy = "Pass {ignore}, or {keep} to have them all."
+            hint = "Pass {ignore}, or {keep} to have them all."
             raise PairNormError(
-                problem, code="too-many-categories", value=name, remedy=remedy, ignore=[name], keep=[name]
+                problem, code="too-many-categories", value=name, hint=hint, ignore=[name], keep=[name]
             )
         return Column(name, "category", tuple(found))
 
@@ -333,8 +333,8 @@ class NodePacker:
             rows = slice(start, start + len(found))
             if not np.array_equal(found, hashes[rows]):
                 problem = "the nodes were not the same when they were read again"
-                remedy = "Leave the files alone meanwhile."
-                raise PairNormError(problem, code="file-changed", remedy=remedy)
+                hint = "Leave the files alone meanwhile."
+                raise PairNormError(problem, code="file-changed", hint=hint)
             yield rows, values
             start = rows.stop
 
@@ -344,15 +344,15 @@ class NodePacker:
         places = (self._place(self.told.label, numbers), self._place(self.told.split, PARTS, lower=True))
         with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
             for rows, (classes, parts) in self._read_again(places):
-                _check_labelled(classes, parts, rows.start)
+                _check_labeled(classes, parts, rows.start)
                 taught += np.bincount(classes[parts == 0], minlength=len(taught))
                 classes.astype("<i4").tofile(labels)
                 parts.astype("i1").tofile(splits)
         if self.told.split is not None and (taught == 0).any():
             name = self.classes[int((taught == 0).argmax())]
             problem = f"class {quoted(name)} has no training node"
-            remedy = f"Mark one of its nodes 'train' in column {quoted(self.told.split)}."
-            raise PairNormError(problem, code="class-without-training", value=name, remedy=remedy)
+            hint = f"Mark one of its nodes 'train' in column {quoted(self.told.split)}."
+            raise PairNormError(problem, code="class-without-training", value=name, hint=hint)
 
     def _write_features(
         self,
@@ -387,9 +387,9 @@ class NodePacker:
             row, place = (int(axis[0]) for axis in np.nonzero(wrong))
             name = Encoder(tuple(self.columns)).feature_names[first + place]
             problem = f"{found[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}"
-            remedy = "Correct it, leave the cell empty, or pass {dtype}."
+            hint = "Correct it, leave the cell empty, or pass {dtype}."
             raise PairNormError(
-                problem, code="not-finite", value=float(found[row, place]), remedy=remedy, dtype="float32"
+                problem, code="not-finite", value=float(found[row, place]), hint=hint, dtype="float32"
             )
 
     def _expressions(self, column: Column) -> Iterator[str]:
@@ -436,8 +436,8 @@ class _Moments:
         self.count[place] += count
 
 
-def _check_labelled(classes: NDArray[Any], parts: NDArray[Any], first: int) -> None:
+def _check_labeled(classes: NDArray[Any], parts: NDArray[Any], first: int) -> None:
     if (blank := (parts >= 0) & (classes < 0)).any():
         problem = f"node {first + int(blank.argmax()) + 1:,} is in a part of the split but has no label"
-        remedy = "Label it, or empty its cell in the column of the split."
-        raise PairNormError(problem, code="label-missing", remedy=remedy)
+        hint = "Label it, or empty its cell in the column of the split."
+        raise PairNormError(problem, code="label-missing", hint=hint)

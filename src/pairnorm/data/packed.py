@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.readers import existing
 from pairnorm.data.tables import readable
-from pairnorm.errors import PairNormError, one_of, real_number, whole_number
 
 FORMAT = 1
 FACTS = "graph.json"
@@ -96,8 +96,8 @@ class Facts:
             facts.check()
         except (OSError, ValueError) as error:
             problem = f"{folder}: this is no packed graph ({' '.join(str(error).split())[:200]})"
-            remedy = "Name the folder that `pairnorm pack` wrote, or pack the graph again."
-            raise PairNormError(problem, code="file-damaged", value=str(folder), remedy=remedy) from error
+            hint = "Name the folder that `pairnorm pack` wrote, or pack the graph again."
+            raise PairNormError(problem, code="file-damaged", value=str(folder), hint=hint) from error
         return facts
 
     def check(self) -> None:
@@ -165,7 +165,7 @@ class PackedGraph:
         for start in range(0, self.facts.entries, step):
             part = self.column[start : start + step]
             if part.min() < 0 or part.max() >= nodes:
-                raise _damaged(self.folder / "column", "a neighbour is not there", f"0 to {nodes - 1:,}")
+                raise _damaged(self.folder / "column", "a neighbor is not there", f"0 to {nodes - 1:,}")
             if self.weight is not None:
                 weights = self.weight[start : start + step]
                 if not ((weights > 0) & (weights < np.inf)).all():
@@ -196,12 +196,12 @@ class PackedGraph:
 
     @cached_property
     def crow(self) -> NDArray[np.int64]:
-        """int64 [n + 1]: where the neighbours of every node begin."""
+        """int64 [n + 1]: where the neighbors of every node begin."""
         return self._array("crow", "<i8", self.facts.nodes + 1)
 
     @cached_property
     def column(self) -> NDArray[np.int32]:
-        """int32 [entries]: the neighbours, node after node, rising."""
+        """int32 [entries]: the neighbors, node after node, rising."""
         return self._array("column", "<i4", self.facts.entries)
 
     @cached_property
@@ -271,13 +271,13 @@ class PackedGraph:
     def describe(self) -> list[tuple[str, str]]:
         """Return what is inside: a list of what it is about, and a text."""
         facts = self.facts
-        labelled = int(np.count_nonzero(self.labels >= 0))
+        labeled = int(np.count_nonzero(self.labels >= 0))
         return [
             ("nodes", f"{facts.nodes:,}"),
             ("edges", f"{facts.entries // 2:,} undirected, {facts.entries / facts.nodes:.1f} per node"),
             ("features", f"{facts.features:,} as {facts.dtype}"),
             ("classes", f"{len(facts.classes)}"),
-            ("labelled", f"{labelled:,} ({100 * labelled / facts.nodes:.3g}%)"),
+            ("labeled", f"{labeled:,} ({100 * labeled / facts.nodes:.3g}%)"),
             ("missing", f"{facts.missing[0]:,} vectors, and single entries of {facts.missing[1]:,} nodes"),
             *(("note", note) for note in facts.notes),
         ]
@@ -296,5 +296,5 @@ def _damaged(path: Path, problem: str, expected: str) -> PairNormError:
         code="file-damaged",
         value=str(path),
         expected=expected,
-        remedy="Pack the graph again.",
+        hint="Pack the graph again.",
     )

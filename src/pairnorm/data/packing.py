@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
+from pairnorm.base.files import change_folder
+from pairnorm.base.memory import parse_memory
 from pairnorm.data.adjacency import EdgeCounts
 from pairnorm.data.encoder import AGAIN, Encoder, Options
 from pairnorm.data.external_sort import BYTES_PER_SORTED_ENTRY, ENTRIES_PER_RANGE, FEWEST_PER_RANGE, Ranges
@@ -22,9 +25,6 @@ from pairnorm.data.pack_nodes import NodePacker, Tick
 from pairnorm.data.packed import DTYPES, Facts, PackedGraph
 from pairnorm.data.queries import Database, File, Files, Table, as_id, as_number, sql_name, sql_row
 from pairnorm.data.tables import Source
-from pairnorm.errors import PairNormError, one_of, quoted, whole_number
-from pairnorm.memory import parse_memory
-from pairnorm.writing import change_folder
 
 EDGES_PER_BATCH = 2**19
 LEAST_MEMORY = 256 * 10**6
@@ -81,8 +81,8 @@ def pack(
     place = Path(out)
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         problem = f"{place}: there is something of that name"
-        remedy = "Choose another folder, or remove it."
-        raise PairNormError(problem, code="exists-already", value=str(place), remedy=remedy)
+        hint = "Choose another folder, or remove it."
+        raise PairNormError(problem, code="exists-already", value=str(place), hint=hint)
     told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore, keep)
     with change_folder(place, ()) as draft, _workplace(draft, limit) as base:
         links = _Links.opened(base, edges, told)  # better now than when all nodes have been packed
@@ -180,7 +180,7 @@ class _EdgePacker:
             f"({lost:,} cells are not)",
             code="empty-cell" if empty else "unknown-node",
             value=value,
-            remedy="Add the node, drop the edge, or name another column as an end of edges.",
+            hint="Add the node, drop the edge, or name another column as an end of edges.",
         )
 
     def _deal_out(self, query: str, listed: int, weight: str | None) -> tuple[Ranges, int, int]:

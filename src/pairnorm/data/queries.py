@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from pairnorm.base.errors import PairNormError, quoted
+from pairnorm.base.memory import size
 from pairnorm.data.readers import FRAMES, kind_of, open_table
 from pairnorm.data.tables import EMPTY, Source, readable
-from pairnorm.errors import PairNormError, quoted
-from pairnorm.memory import size
 
 WHOLE = (
     "TINYINT",
@@ -121,7 +121,7 @@ class Database:
                     f"{source.name}: column {quoted(name)} has no name, or another's but for its case",
                     code="duplicate-column",
                     value=name,
-                    remedy="Give each column its own name.",
+                    hint="Give each column its own name.",
                 )
         return Table(source, table, kinds | dict.fromkeys(durations, DURATION))
 
@@ -135,7 +135,7 @@ def _check_kind(path: Path) -> None:
             code="unknown-file-type",
             value=kind,
             expected="one of '.csv', '.tsv', '.parquet'",
-            remedy="Write it as one of these; or fit it as it is, where it fits memory.",
+            hint="Write it as one of these; or fit it as it is, where it fits memory.",
         )
 
 
@@ -172,16 +172,16 @@ def explained(memory: int) -> Iterator[None]:
         problem = " ".join(str(error).split())[:300]
         if isinstance(error, duckdb.OutOfMemoryException):
             raise PairNormError(
-                problem, code="too-large", value=memory, remedy="Allow {memory}.", memory=size(2 * memory)
+                problem, code="too-large", value=memory, hint="Allow {memory}.", memory=size(2 * memory)
             ) from error
         if isinstance(error, duckdb.IOException) and "write" in problem:
             raise PairNormError(
                 f"what is under way cannot be written ({problem})",
                 code="not-writable",
-                remedy="Make room on the disk, or choose another place.",
+                hint="Make room on the disk, or choose another place.",
             ) from error
         raise PairNormError(
-            problem, code="file-damaged", remedy="Correct the file, or free the disk if it is full."
+            problem, code="file-damaged", hint="Correct the file, or free the disk if it is full."
         ) from error
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.errors import whole_number
+from pairnorm.base.errors import whole_number
 
 
 class Stream:

@@ -20,9 +20,9 @@ from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any
 
+from pairnorm.base.errors import PairNormError, one_of, quoted
+from pairnorm.base.files import check_path
 from pairnorm.data.tables import Source, readable, shown
-from pairnorm.errors import PairNormError, one_of, quoted
-from pairnorm.writing import check_path
 
 if TYPE_CHECKING:
     import pandas
@@ -103,9 +103,7 @@ def existing(path: Path) -> Path:
     if path.is_file():
         return path
     problem = f"{path}: there is no such file"
-    raise PairNormError(
-        problem, code="file-missing", value=str(path), remedy="Check the name and the folder."
-    )
+    raise PairNormError(problem, code="file-missing", value=str(path), hint="Check the name and the folder.")
 
 
 def kind_of(path: PurePath) -> str:
@@ -184,8 +182,8 @@ def _table(
         problem = (
             f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not by {delimiter!r}?"
         )
-        remedy = "Pass {delimiter}."
-        raise PairNormError(problem, code="wrong-delimiter", value=delimiter, remedy=remedy, delimiter=other)
+        hint = "Pass {delimiter}."
+        raise PairNormError(problem, code="wrong-delimiter", value=delimiter, hint=hint, delimiter=other)
     return Source(name, columns_of(name, header), None, opened, None, delimiter, found, decimal, notes)
 
 
@@ -196,7 +194,7 @@ def columns_of(name: str, header: Sequence[Any]) -> tuple[str, ...]:
     if times > 1:
         problem = f"{name}: column {quoted(column)} is there twice"
         raise PairNormError(
-            problem, code="duplicate-column", value=column, remedy="Give each column its own name."
+            problem, code="duplicate-column", value=column, hint="Give each column its own name."
         )
     if not columns:
         raise _empty(name)
@@ -222,7 +220,7 @@ def _member(path: Path) -> str:
     if len(names) != 1:
         problem = f"it holds {len(names)} files: {shown(names)}"
         raise PairNormError(
-            problem, code="unknown-contents", value=names, expected="one table", remedy="Unpack it."
+            problem, code="unknown-contents", value=names, expected="one table", hint="Unpack it."
         )
     return names[0]
 
@@ -252,8 +250,8 @@ def _library(name: str, what: str) -> Any:
 
 
 def _lacking(what: str, library: str | None) -> PairNormError:
-    remedy = "pip install 'pairnorm[all]'"
-    return PairNormError(f"{what} needs {library}", code="library-missing", value=library, remedy=remedy)
+    hint = "pip install 'pairnorm[all]'"
+    return PairNormError(f"{what} needs {library}", code="library-missing", value=library, hint=hint)
 
 
 def _read_stdin(role: str, how: dict[str, Any]) -> Source:

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, quoted, whole_number
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError, quoted, whole_number
 
 
 class Split(NamedTuple):
@@ -28,15 +28,15 @@ class Split(NamedTuple):
     test: Tensor
 
 
-def check_split(split: Split, labelled: Tensor, names: NDArray[Any]) -> None:
-    """Raise an error unless the parts do not overlap and all of their nodes are labelled.
+def check_split(split: Split, labeled: Tensor, names: NDArray[Any]) -> None:
+    """Raise an error unless the parts do not overlap and all of their nodes are labeled.
 
     Args:
         split: the three masks.
-        labelled: bool [n].
+        labeled: bool [n].
         names: of the nodes.
     """
-    seen = torch.zeros_like(labelled)
+    seen = torch.zeros_like(labeled)
     for part, mask in split._asdict().items():
         if (twice := mask & seen).any():
             raise PairNormError(
@@ -44,22 +44,22 @@ def check_split(split: Split, labelled: Tensor, names: NDArray[Any]) -> None:
                 f"first {_name(names, twice)}",
                 code="parts-overlap",
                 value=part,
-                remedy="Put each node in one part only.",
+                hint="Put each node in one part only.",
             )
         seen = seen | mask
-    if (blank := seen & ~labelled).any():
+    if (blank := seen & ~labeled).any():
         problem = f"{int(blank.sum())} nodes of the split have no label, first {_name(names, blank)}"
-        remedy = "Leave them out of train, validation and test."
-        raise PairNormError(problem, code="label-missing", remedy=remedy)
+        hint = "Leave them out of train, validation and test."
+        raise PairNormError(problem, code="label-missing", hint=hint)
 
 
 def rest_is_test(labels: Tensor, train: Tensor, validation: Tensor) -> Split:
-    """Return the paper's split: every labelled node outside train and validation is in the test set."""
+    """Return the paper's split: every labeled node outside train and validation is in the test set."""
     return Split(train, validation, (labels >= 0) & ~train & ~validation)
 
 
 def random_split(labels: Tensor, train: float = 0.03, validation: float = 0.10, seed: int = 0) -> Split:
-    """Split the labelled nodes at random, by default 3% / 10% / 87% as the paper does for Coauthor CS.
+    """Split the labeled nodes at random, by default 3% / 10% / 87% as the paper does for Coauthor CS.
 
     >>> split = random_split(torch.zeros(1000, dtype=torch.int64))
     >>> [int(mask.sum()) for mask in split]
@@ -67,7 +67,7 @@ def random_split(labels: Tensor, train: float = 0.03, validation: float = 0.10, 
 
     Args:
         labels: int64 [n]; -1 where unknown: such nodes are in no part.
-        train: the fraction of labelled nodes to learn from.
+        train: the fraction of labeled nodes to learn from.
         validation: the fraction to choose a model by; the rest is the test set.
         seed: the same seed gives the same split on every machine.
     """
@@ -96,8 +96,8 @@ def per_class(labels: Tensor, count: int = 20, validation: int | None = None, se
     small = int(sizes.argmin()) if len(sizes) else None
     if small is None or sizes[small] < count:
         found = "there are no" if small is None else f"class {small} has {sizes[small]}"
-        problem = f"{found} labelled nodes; {count} per class were asked for"
-        raise PairNormError(problem, code="too-few-labels", value=count, remedy="Ask for fewer.")
+        problem = f"{found} labeled nodes; {count} per class were asked for"
+        raise PairNormError(problem, code="too-few-labels", value=count, hint="Ask for fewer.")
     by_class = np.argsort(classes, kind="stable")
     rank = np.empty_like(by_class)
     rank[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -151,7 +151,7 @@ def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
 
 
 def _shuffled(labels: Tensor, seed: int) -> NDArray[np.int64]:
-    """Return the labelled nodes in random order. A node's key depends on its own number alone."""
+    """Return the labeled nodes in random order. A node's key depends on its own number alone."""
     order = Stream(seed, "split").order(len(labels))
     return order[labels.cpu().numpy()[order] >= 0]
 

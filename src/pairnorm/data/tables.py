@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.errors import PairNormError, closest, quoted
+from pairnorm.base.errors import PairNormError, closest, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -125,7 +125,7 @@ class Source:
         problem = (
             f"{self.name}: there is no column {quoted(name)} ({option}); it has {shown(self.columns, 10)}"
         )
-        raise PairNormError(problem, code="unknown-column", value=name, remedy=closest(name, self.columns))
+        raise PairNormError(problem, code="unknown-column", value=name, hint=closest(name, self.columns))
 
     def line(self, row: int) -> str:
         """Say where a row is: ``'line 7'`` of a text file (its header is line 1), ``'row 7'`` of others."""
@@ -196,8 +196,8 @@ class Source:
         if (infinite := np.isinf(narrow)).any():
             row = int(infinite.argmax())
             problem = f"{values[row]} in column {quoted(name)} is not finite or beyond float32"
-            remedy = "Correct it, or leave the cell empty."
-            self.reject(first + row, problem, code="not-finite", value=float(values[row]), remedy=remedy)
+            hint = "Correct it, or leave the cell empty."
+            self.reject(first + row, problem, code="not-finite", value=float(values[row]), hint=hint)
         return narrow
 
     def _parse(self, name: str, column: pandas.Series, first: int) -> NDArray[np.float64] | None:
@@ -223,10 +223,8 @@ class Source:
             self._reject_kind(first + row, name, cell)
         if text.sum() <= MOSTLY * filled.sum():
             problem = f"{quoted(str(cell))} in column {quoted(name)} is not a number"
-            remedy = "Correct it, leave the cell empty, or pass {categorical}."
-            self.reject(
-                first + row, problem, code="not-a-number", value=cell, remedy=remedy, categorical=[name]
-            )
+            hint = "Correct it, leave the cell empty, or pass {categorical}."
+            self.reject(first + row, problem, code="not-a-number", value=cell, hint=hint, categorical=[name])
         if cell not in TRUTH:
             return None
         truths = np.asarray(cells.astype(str).map(TRUTH), dtype=np.float64)
@@ -245,10 +243,8 @@ class Source:
         if self.decimal is None:
             if all(THOUSANDS.fullmatch(str(cell).strip()) for cell in cells):
                 problem = f"the commas may separate thousands, or be decimal: {quoted(str(cells.iloc[0]))}"
-                remedy = (
-                    "Pass {decimal} if they are decimal, a point in its place if they separate thousands."
-                )
-                raise PairNormError(problem, code="ambiguous-number", value=name, remedy=remedy, decimal=",")
+                hint = "Pass {decimal} if they are decimal, a point in its place if they separate thousands."
+                raise PairNormError(problem, code="ambiguous-number", value=name, hint=hint, decimal=",")
             self.tell("a comma is read as the decimal point", name)
         return cells.astype(str).str.strip().str.replace(".", "").str.replace(",", ".")
 
@@ -296,19 +292,17 @@ class Source:
     def _reject_kind(self, row: int, name: str, cell: object) -> NoReturn:
         problem = f"column {quoted(name)} holds a {type(cell).__name__}"
         expected = "a number or a text"
-        remedy = "Decode it" if isinstance(cell, bytes) else "Give each of its numbers a column"
-        remedy += ", or pass {ignore}."
-        self.reject(
-            row, problem, code="not-a-cell", value=name, expected=expected, remedy=remedy, ignore=[name]
-        )
+        hint = "Decode it" if isinstance(cell, bytes) else "Give each of its numbers a column"
+        hint += ", or pass {ignore}."
+        self.reject(row, problem, code="not-a-cell", value=name, expected=expected, hint=hint, ignore=[name])
 
 
 def reject_dates(place: str, name: str, form: str) -> NoReturn:
     """Raise an error about dates whose day and month stand in another order than a model knows."""
     problem = f"{place}: the dates in column {quoted(name)} are not written as the model knows them"
     expected = f"{'day' if form.startswith('%d') else 'month'} first ({form})"
-    remedy = "Write them so, or fit again."
-    raise PairNormError(problem, code="other-dates", value=name, expected=expected, remedy=remedy)
+    hint = "Write them so, or fit again."
+    raise PairNormError(problem, code="other-dates", value=name, expected=expected, hint=hint)
 
 
 def _written(value: Any) -> str:
@@ -413,16 +407,16 @@ def readable(name: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         problem = f"{name}: byte {error.start} is not {error.encoding.upper()}"
         raise PairNormError(
-            problem, code="wrong-encoding", remedy="Name the encoding of the file: {encoding}", encoding=...
+            problem, code="wrong-encoding", hint="Name the encoding of the file: {encoding}", encoding=...
         ) from error
     except Exception as error:
         problem = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
-        remedy = ""
+        hint = ""
         if fields := re.match(r"Expected (\d+) fields in line (\d+), saw (\d+)", problem):
             expected, line, found = fields.groups()
             problem = f"line {line} has {found} cells, expected {expected}"
-            remedy = "Quote a cell that holds a delimiter."
+            hint = "Quote a cell that holds a delimiter."
         elif problem.startswith("Length of header"):
-            problem, remedy = "its rows have more cells than its header", "Give every column a name."
+            problem, hint = "its rows have more cells than its header", "Give every column a name."
         problem = problem[:300] or type(error).__name__
-        raise PairNormError(f"{name}: {problem}", code="file-damaged", remedy=remedy) from error
+        raise PairNormError(f"{name}: {problem}", code="file-damaged", hint=hint) from error

@@ -10,8 +10,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.measure.inputs import Estimate, block_length, centred, over_trials, result_dtype, unit_rows
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.measure.inputs import Estimate, block_length, centerd, over_trials, result_dtype, unit_rows
 from pairnorm.nn.ops.moments import check_states
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.
@@ -24,7 +24,7 @@ def numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
 
     Also called the stable rank; Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph Neural Networks
     Correctly?") propose it as a measure of oversmoothing. It lies in [1, min(n, d)]; that of a zero or empty
-    matrix is 0. ``x`` is taken as it is, not centred.
+    matrix is 0. ``x`` is taken as it is, not centerd.
 
     Exact in O(n d min(n, d)) time; a million nodes of 64 features take seconds on a core.
 
@@ -91,9 +91,9 @@ def dominant_subspace_distance(
         if bool((degree <= 0).any()):
             problem = f"degree holds {float(degree.min()):g}"
             expected = "positive numbers"
-            remedy = "Count self-loops: without them an isolated node has none."
+            hint = "Count self-loops: without them an isolated node has none."
             raise PairNormError(
-                problem, code="out-of-range", value=float(degree.min()), expected=expected, remedy=remedy
+                problem, code="out-of-range", value=float(degree.min()), expected=expected, hint=hint
             )
         root = degree.to(root).sqrt().unsqueeze(1)
     index = None if component is None else component.to(x.device).long()
@@ -140,22 +140,22 @@ def group_distance_ratio(
     check_states(x)
     _check_per_node("labels", labels, len(x))
     one_of("distance", distance, ["squared", "euclidean"])
-    labelled = labels >= 0
-    classes, index = labels[labelled].unique(return_inverse=True)
+    labeled = labels >= 0
+    classes, index = labels[labeled].unique(return_inverse=True)
     if len(classes) < 2:
         problem = f"labels holds {len(classes)} classes"
         raise PairNormError(problem, code="too-few-classes", value=len(classes), expected="at least 2")
     index = index.to(x.device)
     measure = _squared_ratio if distance == "squared" else _euclidean_ratio
-    return over_trials(x[labelled.to(x.device)], lambda trial: measure(unit_rows(trial), index))
+    return over_trials(x[labeled.to(x.device)], lambda trial: measure(unit_rows(trial), index))
 
 
 def _squared_ratio(x: Tensor, index: Tensor) -> Tensor:
     count = torch.bincount(index)
-    x = centred(x)
+    x = centerd(x)
     mean = x.new_zeros(len(count), x.shape[1]).index_add_(0, index, x) / count.unsqueeze(1)
     within = (x - mean[index]).square_().sum(1) @ (1 / count.double())[index] / len(mean)
-    between = centred(mean).square().sum() / (len(mean) - 1)
+    between = centerd(mean).square().sum() / (len(mean) - 1)
     return torch.where(between > 0, 1 + between / within, torch.where(between.isnan(), between, 1))
 
 

@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple, get_args, overload
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError, one_of, whole_number
+from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.measure.collapse import dominant_subspace_distance, numerical_rank
 from pairnorm.measure.inputs import (
     Adjacency,
     Estimate,
     block_length,
-    centred,
+    centerd,
     check_nodes,
     edges,
     over_trials,
@@ -22,7 +22,7 @@ from pairnorm.measure.inputs import (
 )
 from pairnorm.nn.ops.moments import check_states
 
-Laplacian = Literal["sym", "rw", "unnormalised"]
+Laplacian = Literal["sym", "rw", "unnormalized"]
 
 
 @overload
@@ -56,11 +56,11 @@ def col_diff(x: Tensor, sample: None = None, seed: int | torch.Generator = 0) ->
 def col_diff(x: Tensor, sample: int, seed: int | torch.Generator = 0) -> Estimate: ...
 @torch.no_grad()
 def col_diff(x: Tensor, sample: int | None = None, seed: int | torch.Generator = 0) -> Tensor | Estimate:
-    """Return the mean distance between normalised columns, (1/d²) Σ_{i,j ∈ [d]} ‖c_i − c_j‖₂ (Eq. 3).
+    """Return the mean distance between normalized columns, (1/d²) Σ_{i,j ∈ [d]} ‖c_i − c_j‖₂ (Eq. 3).
 
     Here c_i = x_{·i} / ‖x_{·i}‖₁; a zero column stays zero. The mean is over all d² ordered pairs, those with
     i = j included. Columns that are multiples of each other count as equal, unless their signs differ: the
-    paper's normalisation keeps the sign. Exact in O(n d²) time and in memory linear in ``x``.
+    paper's normalization keeps the sign. Exact in O(n d²) time and in memory linear in ``x``.
 
     Args:
         x: states [nodes, features] or [nodes, trials..., features].
@@ -89,7 +89,7 @@ def tpsd(x: Tensor) -> Tensor:
     >>> tpsd(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     tensor(50.)
     """
-    return over_trials(x, lambda trial: 2 * len(trial) * centred(trial).square().sum())
+    return over_trials(x, lambda trial: 2 * len(trial) * centerd(trial).square().sum())
 
 
 def _mean_distance(rows: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def _mean_distance(rows: Tensor) -> Tensor:
     mean, Σ_j ‖a_i − a_j‖ ≥ n ‖a_i‖: however the rows lie, the mean distance is off by a few √u, which is 1e-8
     in float64 (in float32 it would be 1e-3, for rows in tight clusters).
     """
-    rows = centred(rows)
+    rows = centerd(rows)
     lengths = rows.square().sum(1)
     total = rows.new_zeros(())
     step = block_length(len(rows), rows.device)
@@ -228,7 +228,7 @@ def _mean(values: Tensor) -> Tensor:
     if not len(values):
         problem = "pairs is empty: no pairs have no average distance"
         expected = "at least one pair"
-        raise PairNormError(problem, code="no-pairs", expected=expected, remedy="Does the graph have edges?")
+        raise PairNormError(problem, code="no-pairs", expected=expected, hint="Does the graph have edges?")
     return values.mean(0)
 
 
@@ -244,7 +244,7 @@ def dirichlet_energy(
       where all nodes are equal: no measure of node similarity in the sense of Rusch, Bronstein & Mishra.
     - ``"rw"``: ½ Σ_{i,j} (a_ij / d̃_i) ‖x_i − x_j‖², over the steps of the walk D̃⁻¹Ã: every node counts
       about once, where a hub counts by its degree below. Zero only where all nodes of a component are equal.
-    - ``"unnormalised"``: tr(Xᵀ L X), L = D − A, which is ½ Σ_{i,j} a_ij ‖x_i − x_j‖². Zero only where all
+    - ``"unnormalized"``: tr(Xᵀ L X), L = D − A, which is ½ Σ_{i,j} a_ij ‖x_i − x_j‖². Zero only where all
       nodes of a component are equal, the stationary point of D̃⁻¹Ã. The energy of Rusch, Bronstein & Mishra
       (2023, "A Survey on Oversmoothing in Graph Neural Networks") is 2/n times this one, and their measure
       the square root of that.
@@ -257,11 +257,11 @@ def dirichlet_energy(
         x: states [nodes, features] or [nodes, trials..., features].
         adjacency: a sparse or dense matrix [nodes, nodes], weights >= 0, or an ``edge_index`` [2, edges] that
             holds both directions of every edge.
-        laplacian: ``"sym"``, ``"rw"`` or ``"unnormalised"``.
+        laplacian: ``"sym"``, ``"rw"`` or ``"unnormalized"``.
         relative: divide by ‖X‖_F², which takes the scale out; 0 for a zero matrix.
 
     >>> edge_index = torch.tensor([[0, 1], [1, 0]])
-    >>> dirichlet_energy(torch.tensor([[0.0], [2.0]]), edge_index, laplacian="unnormalised")
+    >>> dirichlet_energy(torch.tensor([[0.0], [2.0]]), edge_index, laplacian="unnormalized")
     tensor(4.)
     """
     one_of("laplacian", laplacian, get_args(Laplacian))
@@ -292,17 +292,17 @@ def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tens
     cos(x_i, x_j).
 
     - Without ``adjacency``: the mean over all pairs i ≠ j, in linear time.
-    - With it: the mean over neighbours, then over the nodes that have any.
+    - With it: the mean over neighbors, then over the nodes that have any.
 
     This is the MAD of Chen et al. (2020, "Measuring and Relieving the Over-smoothing Problem for Graph Neural
     Networks from the Topological View") with two conventions of its own. They leave pairs at distance zero
     out of the average; here these count, so that collapsed nodes lower it. A zero row has no direction: it
     stays zero, at 0 from another zero row and at 1/2 from any other row. Rusch, Bronstein & Mishra (2023)
-    *sum* over neighbours instead.
+    *sum* over neighbors instead.
 
     Args:
         x: states [nodes, features] or [nodes, trials..., features].
-        adjacency: a sparse or dense matrix [nodes, nodes] or an ``edge_index`` [2, edges]; the neighbours of
+        adjacency: a sparse or dense matrix [nodes, nodes] or an ``edge_index`` [2, edges]; the neighbors of
             a node are the non-zeros in its row.
 
     >>> mean_average_distance(torch.tensor([[1.0, 0.0], [0.0, 5.0]]))
@@ -313,15 +313,15 @@ def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tens
     pairs, _ = _edges_of(x, adjacency)
     if not pairs.shape[1]:
         raise PairNormError("adjacency has no edges", code="no-pairs", expected="some to average over")
-    neighbours = torch.bincount(pairs[0], minlength=len(x))
-    weight = 1 / (neighbours[pairs[0]].double() * (neighbours > 0).sum())
+    neighbors = torch.bincount(pairs[0], minlength=len(x))
+    weight = 1 / (neighbors[pairs[0]].double() * (neighbors > 0).sum())
     mean: Tensor = torch.tensordot(weight, squared_distances(unit_rows(x.double()), pairs) / 2, dims=1)
     return mean.to(result_dtype(x))
 
 
 def _mean_cosine_distance(rows: Tensor) -> Tensor:
     """Return TPSD(unit rows) / 2 over the n (n − 1) pairs, from Eq. 9 of the paper."""
-    return centred(unit_rows(rows)).square().sum() / max(1, len(rows) - 1)
+    return centerd(unit_rows(rows)).square().sum() / max(1, len(rows) - 1)
 
 
 def _edges_of(x: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
@@ -336,7 +336,7 @@ def effective_rank(x: Tensor) -> Tensor:
     """Return exp(−Σ_k p_k ln p_k), p_k = σ_k / Σ_l σ_l, over the singular values σ of X.
 
     The convention is that of Roy & Vetterli (2007, "The effective rank"): the singular values, not their
-    squares, of ``x`` as it is, not centred. Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph
+    squares, of ``x`` as it is, not centerd. Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph
     Neural Networks Correctly?") propose the effective rank as a measure of oversmoothing. The value lies in
     [1, min(n, d)], 1 if all rows are parallel; that of a zero or empty matrix is 0.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.ops.moments import check_states
 from pairnorm.nn.propagate import entries
@@ -48,7 +48,7 @@ def over_trials(x: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
     return stacked.to(result_dtype(x)).view(x.shape[1:-1])
 
 
-def centred(rows: Tensor) -> Tensor:
+def centerd(rows: Tensor) -> Tensor:
     """Return ``rows`` minus their mean; rows that are all equal become exactly zero."""
     # The first row goes first: a common offset then never meets the rounding of the mean.
     shifted = rows - rows[:1]

@@ -5,15 +5,25 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from pairnorm.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, new_figure, style, whole_ticks
+from pairnorm.base.plotting import (
+    BLUE,
+    GRAY,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    VERMILLION,
+    new_figure,
+    style,
+    whole_ticks,
+)
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Markers tell the lines apart in grey.
-_COLOURS = [BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GREY]
+# Markers tell the lines apart in gray.
+_COLORS = [BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GRAY]
 _MARKERS = ["o", "s", "^", "D", "v", "P"]
 _TITLES = {
     "apd": "pairwise distance",
@@ -63,15 +73,15 @@ def _panels(frame: pandas.DataFrame) -> dict[str, dict[str, str]]:
 
 
 def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str, str]) -> None:
-    # All pairs first, so that one kind of pairs has one colour in every panel.
+    # All pairs first, so that one kind of pairs has one color in every panel.
     ordered = sorted(lines.items(), key=lambda line: not line[0].startswith("all pairs"))
-    styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=True)
-    for (label, column), (colour, marker) in zip(ordered, styles, strict=False):
+    styles = zip(itertools.cycle(_COLORS), itertools.cycle(_MARKERS), strict=True)
+    for (label, column), (color, marker) in zip(ordered, styles, strict=False):
         trials = frame.groupby("layer")[column]
         mean = trials.mean()
         every = -(-len(mean) // 20)
-        axis.plot(mean.index, mean, color=colour, marker=marker, markevery=every, label=label)
-        axis.fill_between(mean.index, trials.min(), trials.max(), color=colour, alpha=0.18, linewidth=0)
+        axis.plot(mean.index, mean, color=color, marker=marker, markevery=every, label=label)
+        axis.fill_between(mean.index, trials.min(), trials.max(), color=color, alpha=0.18, linewidth=0)
     shown = frame[list(lines.values())].to_numpy()
     if (shown > 0).all() and shown.max() > 30 * shown.min():
         axis.set_yscale("log")

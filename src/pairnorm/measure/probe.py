@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pairnorm.errors import PairNormError, one_of, quoted, whole_number
+from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.measure.functional import (
     MEASURES,
     apd,
@@ -81,8 +81,8 @@ class Measures:
             elif name == "dirichlet_energy":
                 if graph is None:
                     problem = f"{name} needs a graph and none was found"
-                    remedy = "Give the Probe {adjacency}."
-                    raise PairNormError(problem, code="no-graph", value=name, remedy=remedy, adjacency=...)
+                    hint = "Give the Probe {adjacency}."
+                    raise PairNormError(problem, code="no-graph", value=name, hint=hint, adjacency=...)
                 values[name] = dirichlet_energy(x, graph)
             else:
                 values[name] = MEASURES[name].function(x)
@@ -142,7 +142,7 @@ class Probe:
         adjacency: the graph, a matrix [nodes, nodes] or an ``edge_index`` [2, edges].
         pairs: node pairs [2, pairs] of your own, or several by name, such as ``{"same_class": ...}``, to be
             measured beside the connected ones.
-        layers: dotted names of the convolutions, where they are not recognised.
+        layers: dotted names of the convolutions, where they are not recognized.
         sample: how many random pairs are drawn, and the most distances kept per kind of pairs for the
             histograms.
         seed: the seed of the random pairs.
@@ -164,7 +164,7 @@ class Probe:
         self.pairs = {"given": pairs} if isinstance(pairs, Tensor) else dict(pairs or {})
         for kind in {"connected", "random"} & self.pairs.keys():
             problem = f"pairs are named {kind!r}, which every Probe has of its own"
-            raise PairNormError(problem, code="name-taken", value=kind, remedy="Choose another name.")
+            raise PairNormError(problem, code="name-taken", value=kind, hint="Choose another name.")
         self.records: list[Record] = []
         self._convolutions = graph_convolutions(model, layers)
         self._handles: list[RemovableHandle] = []
@@ -183,8 +183,8 @@ class Probe:
     def __enter__(self) -> Probe:
         if self._handles:
             problem = "this Probe is already recording"
-            remedy = "Leave its `with` first, or make a second Probe."
-            raise PairNormError(problem, code="already-recording", remedy=remedy)
+            hint = "Leave its `with` first, or make a second Probe."
+            raise PairNormError(problem, code="already-recording", hint=hint)
         self._handles += [
             self.model.register_forward_pre_hook(self._begin, with_kwargs=True),
             self.model.register_forward_hook(self._end, prepend=True),
@@ -238,7 +238,7 @@ class Probe:
           average distance below 0.05), or lie on one line (numerical rank below 1.05).
         - *Gradients vanish*: ‖X‖ ‖∂L/∂X‖, by which the loss answers to a change of the states by their own
           size, is at the first layer below a thousandth of that at the last. Needs a backward pass.
-        - *It fits and does not generalise*: the training loss is below half of what chance gives, and the
+        - *It fits and does not generalize*: the training loss is below half of what chance gives, and the
           validation loss has come less than half as far down. Needs all three losses.
 
         The first that holds is the verdict. Of several trials the mean counts, of node types the worst.
@@ -336,7 +336,7 @@ class Probe:
         connected = self._connected_pairs(kind, graph, len(x))
         pairs = ({} if connected is None else {"connected": connected}) | self.pairs
         if self.adjacency is None:
-            # Weights found on the way may be a model's own normalisation, which is not the graph's.
+            # Weights found on the way may be a model's own normalization, which is not the graph's.
             graph = None if connected is None else torch.cat([connected, connected.flip(0)], dim=1)
         measures = self.measures(x, pairs, graph)
         record = Record(
@@ -421,5 +421,5 @@ def _states(name: str, output: Any) -> dict[str, Tensor]:
     shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
     problem = f"the convolution {name!r} returned a {type(first).__name__}{shape}"
     expected = "states [nodes, ..., features]"
-    remedy = "Name the convolutions to record: {layers}."
-    raise PairNormError(problem, code="wrong-type", value=name, expected=expected, remedy=remedy, layers=...)
+    hint = "Name the convolutions to record: {layers}."
+    raise PairNormError(problem, code="wrong-type", value=name, expected=expected, hint=hint, layers=...)

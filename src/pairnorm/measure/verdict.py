@@ -1,4 +1,4 @@
-"""What records of a Probe mean in words: states collapse, gradients vanish, or it does not generalise."""
+"""What records of a Probe mean in words: states collapse, gradients vanish, or it does not generalize."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from pairnorm.errors import PairNormError, real_number
+from pairnorm.base.errors import PairNormError, real_number
 
 SCALE_FREE = ("effective_rank", "numerical_rank", "mean_average_distance", "col_diff")
 # What a verdict is drawn at: docs/measures.md holds it against real states, noise and smoothed ones.
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
         text: the same in a sentence or two, with the numbers.
     """
 
-    kind: Literal["not-finite", "states-collapse", "gradients-vanish", "does-not-generalise", "no-sign"]
+    kind: Literal["not-finite", "states-collapse", "gradients-vanish", "does-not-generalize", "no-sign"]
     layer: int | None
     text: str
 
@@ -68,10 +68,8 @@ def judge(
     for name in ("numerical_rank", "mean_average_distance"):
         if name not in records[0].measures:
             problem = f"{name} was not measured"
-            remedy = "Leave the Probe its own measures, {measures}, or add this one."
-            raise PairNormError(
-                problem, code="no-measure", value=name, remedy=remedy, measures=list(SCALE_FREE)
-            )
+            hint = "Leave the Probe its own measures, {measures}, or add this one."
+            raise PairNormError(problem, code="no-measure", value=name, hint=hint, measures=list(SCALE_FREE))
     layers = sorted({record.layer for record in records})
     responses = [_response(records, layer) for layer in layers]
     several = [record for record in records if record.nodes > 1]  # a single one can but be like itself
@@ -80,7 +78,7 @@ def judge(
         _not_finite(records)
         or _collapse(several, layers[:-1] or layers)
         or _vanishing(layers, responses)
-        or _no_generalisation(train_loss, validation_loss, chance_loss)
+        or _no_generalization(train_loss, validation_loss, chance_loss)
         or Verdict(
             "no-sign",
             None,
@@ -93,8 +91,8 @@ def judge(
 def no_records() -> PairNormError:
     """Return the error of a Probe that has seen nothing."""
     problem = "nothing was recorded"
-    remedy = "Run the model inside `with Probe(model) as probe:`."
-    return PairNormError(problem, code="no-records", remedy=remedy)
+    hint = "Run the model inside `with Probe(model) as probe:`."
+    return PairNormError(problem, code="no-records", hint=hint)
 
 
 def _not_finite(records: list[Record]) -> Verdict | None:
@@ -160,11 +158,11 @@ def _vanishing(layers: list[int], responses: list[float]) -> Verdict | None:
         weak,
         f"Gradients vanish: at layer {layers[0]} the loss answers to the states "
         f"{responses[0] / responses[-1]:.1g} times as much as at layer {layers[-1]}, and up to layer {weak} "
-        "hardly anything is learnt. The states themselves do not collapse.",
+        "hardly anything is learned. The states themselves do not collapse.",
     )
 
 
-def _no_generalisation(*losses: float | None) -> Verdict | None:
+def _no_generalization(*losses: float | None) -> Verdict | None:
     if None in losses:
         if any(loss is not None for loss in losses):
             names = ("train_loss", "validation_loss", "chance_loss")
@@ -176,8 +174,8 @@ def _no_generalisation(*losses: float | None) -> Verdict | None:
     if train > chance / 2 or chance - validation >= (chance - train) / 2:
         return None
     return Verdict(
-        "does-not-generalise",
+        "does-not-generalize",
         None,
-        f"It fits and does not generalise: the loss is {train:.3g} in training, {validation:.3g} in "
+        f"It fits and does not generalize: the loss is {train:.3g} in training, {validation:.3g} in "
         f"validation and {chance:.3g} by chance. The states do not collapse.",
     )

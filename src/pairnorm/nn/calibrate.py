@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.nn.pair_norm import PairNorm
 
 
@@ -19,7 +19,7 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _seeds(batch: Any) -> Tensor:
-    # A cluster, or a whole graph, has no neighbours beside its own; of whole graphs PyG counts the graphs.
+    # A cluster, or a whole graph, has no neighbors beside its own; of whole graphs PyG counts the graphs.
     whole = getattr(batch, "ptr", None) is not None
     own = None if whole else getattr(batch, "batch_size", None)
     return torch.arange(len(batch.x) if own is None else own)
@@ -34,14 +34,14 @@ def calibrate(
     """Replace the statistics of every ``PairNorm(track_statistics=True)`` by those of all seed nodes.
 
     Layer by layer, in the order in which they are called: a pass over the loader for each, in eval, by the
-    statistics of the layers before. Where every batch has the whole neighbourhood of its seeds, as many hops
+    statistics of the layers before. Where every batch has the whole neighborhood of its seeds, as many hops
     as there are convolutions, and every node is a seed, these are exactly the statistics of the whole graph.
 
     Args:
         model: On the device of the batches; its mode is left as it was.
         loader: What can be gone through again, such as PyG's ``NeighborLoader``.
         forward: Calls the model on a batch; default: ``model(batch.x, batch.edge_index)``.
-        seeds: The rows of a batch that are its own nodes and no neighbour's; default: the first
+        seeds: The rows of a batch that are its own nodes and no neighbor's; default: the first
             ``batch.batch_size``, or all where it has none, as PyG's ``ClusterLoader``, or is of whole
             graphs. Where a batch has ``n_id``, a node that comes again is not counted again.
     """
@@ -78,8 +78,8 @@ def _next(
         assert norm.statistics is not None
         if norm in called:
             problem = "a PairNorm that keeps statistics is called twice in one forward pass"
-            remedy = "Give every layer a PairNorm of its own."
-            raise PairNormError(problem, code="shared-layer", remedy=remedy)
+            hint = "Give every layer a PairNorm of its own."
+            raise PairNormError(problem, code="shared-layer", hint=hint)
         called.add(norm)
         if norm in done:
             return
@@ -108,7 +108,7 @@ def _next(
             hook.remove()
     if not reached:
         problem = "the loader has no batches"
-        raise PairNormError(problem, code="empty", remedy="Pass one that can be gone through again.")
+        raise PairNormError(problem, code="empty", hint="Pass one that can be gone through again.")
     if len(reached) > 1:
         problem = "the layers of the model come in an order that differs from batch to batch"
         raise PairNormError(problem, code="wrong-order")

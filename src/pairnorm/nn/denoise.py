@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pairnorm.errors import PairNormError, real_number
+from pairnorm.base.errors import PairNormError, real_number
 from pairnorm.nn.ops.moments import widen
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
@@ -33,7 +33,7 @@ Adjacency = Tensor | SparseMatrix
 
 
 def grls(x: Tensor, adjacency: Adjacency, tolerance: float | None = None) -> Tensor:
-    r"""Solve graph-regularised least squares (Eq. 5) exactly: $(2 I - \tilde A_{rw})^{-1} X$.
+    r"""Solve graph-regularized least squares (Eq. 5) exactly: $(2 I - \tilde A_{rw})^{-1} X$.
 
     The graph convolution $\tilde A_{rw} X$ is its first-order approximation.
 
@@ -82,7 +82,7 @@ def repel_conv(x: Tensor, adjacency: Adjacency, lam: float) -> Tensor:
     $$
 
     for a graph without weights, and $\tilde A_{rw} X$ for $\lambda = 0$. Beyond the plain
-    convolution, every node moves away from the mean of all, the further the fewer neighbours it has.
+    convolution, every node moves away from the mean of all, the further the fewer neighbors it has.
 
     Args:
         x: node features ``[nodes, features]`` or ``[nodes, trials, features]``.
@@ -154,11 +154,11 @@ class _Graph:
         if not (torch.equal(reverse, entry) and torch.equal(weight[order], weight)):
             problem = "adjacency is not symmetric"
             expected = "an undirected graph, which Eq. 5 and 6 are about"
-            remedy = "Add every edge's reverse, as torch_geometric.utils.to_undirected does."
-            raise PairNormError(problem, code="not-symmetric", expected=expected, remedy=remedy)
+            hint = "Add every edge's reverse, as torch_geometric.utils.to_undirected does."
+            raise PairNormError(problem, code="not-symmetric", expected=expected, hint=hint)
         count = torch.bincount(row, minlength=nodes)
         self.nodes, self.weight, self.diagonal = nodes, weight, row == column
-        self.neighbours = count - 1
+        self.neighbors = count - 1
         self.degree = weight.new_zeros(nodes).index_add_(0, row, weight)
         crow = torch.cat([count.new_zeros(1), count.cumsum(0)])
         self.pattern = Pattern(crow.int(), column.int(), (nodes, nodes))
@@ -183,7 +183,7 @@ class _Graph:
 
     def hessian(self, lam: float, dtype: torch.dtype) -> "_Hessian":
         weight = self.weight + lam
-        weight[self.diagonal] = -(self.degree + lam * self.neighbours)
+        weight[self.diagonal] = -(self.degree + lam * self.neighbors)
         degree = (1 + self.degree).to(dtype).unsqueeze(1)
         return _Hessian(lam, SparseMatrix(self.pattern, weight.to(dtype)), degree)
 
@@ -197,7 +197,7 @@ class _Hessian:
     degree: Tensor  # D̃
 
     def push(self, y: Tensor) -> Tensor:
-        """Return -M y: towards the neighbours, and away from the mean of all nodes."""
+        """Return -M y: towards the neighbors, and away from the mean of all nodes."""
         return self.laplacian @ y + self.lam * len(y) * (y - y.mean(0))
 
     def __call__(self, y: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ def _conjugate_gradients(hessian: _Hessian, right: Tensor, tolerance: float, ste
         f"gradients miss the tolerance {tolerance:g}",
         code="not-converged",
         value=hessian.lam,
-        remedy="Choose a smaller lam, a larger tolerance or float64.",
+        hint="Choose a smaller lam, a larger tolerance or float64.",
     )
 
 

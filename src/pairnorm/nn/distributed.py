@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pairnorm.errors import PairNormError, whole_number
+from pairnorm.base.errors import PairNormError, whole_number
 from pairnorm.nn.models import GAT, GCN, SGC, DeepModel
 from pairnorm.nn.ops.collectives import all_sum, blocks, check_group
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
@@ -72,7 +72,7 @@ class Shards:
         return SparseRows.of(x, self.rows) if isinstance(x, SparseMatrix) else x[self.rows]
 
     def adjacency(self, matrix: SparseMatrix) -> ShardedMatrix:
-        """Return a normalised adjacency, which every rank has, as models take it that have own rows."""
+        """Return a normalized adjacency, which every rank has, as models take it that have own rows."""
         return ShardedMatrix(matrix.pattern, matrix.values, self.rows, self.process_group)
 
     def join(self, model: M) -> M:
@@ -202,7 +202,7 @@ def ranks() -> Iterator[int]:
         raise PairNormError(
             f"the ranks did not find one another ({str(error).splitlines()[0]})",
             code="rank-died",
-            remedy="Start all of them again; after restarts of several machines, with "
+            hint="Start all of them again; after restarts of several machines, with "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.",
         ) from error
     try:

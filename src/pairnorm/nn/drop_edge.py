@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.nn.ops.dropout.plain import keep_entries
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from pairnorm.errors import PairNormError, one_of, quoted
+from pairnorm.base.errors import PairNormError, one_of, quoted
 
 _LIBRARIES = ("torch_geometric.", "dgl.")
 _POOLING = ("torch_geometric.nn.pool", "dgl.nn.pytorch.glob")
@@ -20,7 +20,7 @@ _CLASS_NAMES = re.compile(r"Conv$|Convolution$|(Graph|GCN|GAT|GIN|SAGE)\w*Layer$
 def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) -> dict[str, nn.Module]:
     """Return the graph convolutions inside ``model`` by dotted name, in order of registration.
 
-    Recognised are, without importing any of these libraries:
+    Recognized are, without importing any of these libraries:
 
     - the convolutions of this package, of PyG (``MessagePassing`` and all named ``...Conv``) and of DGL, and
       any class that declares ``is_graph_convolution = True``. Where one contains another, as ``DirGNNConv``
@@ -34,7 +34,7 @@ def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) ->
 
     Args:
         model: any module.
-        layers: the dotted names of the convolutions, for a model whose convolutions are not recognised.
+        layers: the dotted names of the convolutions, for a model whose convolutions are not recognized.
 
     >>> class Convolution(nn.Module):
     ...     def forward(self, x, adjacency):
@@ -55,9 +55,9 @@ def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) ->
         children = {name: type(child).__name__ for name, child in model.named_children()}
         inside = ", ".join(f"{name} ({kind})" for name, kind in children.items()) or "nothing"
         raise PairNormError(
-            f"no graph convolution was recognised in {type(model).__name__}, which has {inside}",
+            f"no graph convolution was recognized in {type(model).__name__}, which has {inside}",
             code="no-convolution",
-            remedy="Name the convolutions by their dotted names, {layers}, or declare "
+            hint="Name the convolutions by their dotted names, {layers}, or declare "
             "is_graph_convolution = True in their class.",
             layers=list(children)[:2] or ...,
         )

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor, nn
 
-from pairnorm.errors import real_number, whole_number
+from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.layers import Features, GCNIIConvolution, Hop, Linear
 from pairnorm.nn.models import DeepModel
 from pairnorm.nn.ops.dropout.plain import dropout
@@ -100,7 +100,7 @@ class GCNII(_InitialResidual):
 
 
 class APPNP(_InitialResidual):
-    r"""A perceptron whose logits are propagated by personalised PageRank.
+    r"""A perceptron whose logits are propagated by personalized PageRank.
 
     Gasteiger et al. (2019, "Predict then Propagate: Graph Neural Networks meet Personalized PageRank"). With
     $\mathbf{Z}_0 = \text{ReLU}(\mathbf{X} \mathbf{W}_0 + \mathbf{b}_0) \mathbf{W}_1 + \mathbf{b}_1$:

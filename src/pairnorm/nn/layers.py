@@ -21,7 +21,7 @@ Features = Tensor | SparseMatrix
 
 
 class GraphConvolution(nn.Module):
-    """A linear map of every node, an exchange with its neighbours, bias and activation.
+    """A linear map of every node, an exchange with its neighbors, bias and activation.
 
     Subclasses say which exchange, in ``forward``. Parameters are stacked along a leading trial axis:
     ``weight`` is ``[trials, in, out]``, ``bias`` ``[trials, out]``.
@@ -48,7 +48,7 @@ class GraphConvolution(nn.Module):
 
 
 class GCNConvolution(GraphConvolution):
-    r"""Averages neighbours, $\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}$, then the activation."""
+    r"""Averages neighbors, $\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}$, then the activation."""
 
     def forward(
         self,
@@ -62,7 +62,7 @@ class GCNConvolution(GraphConvolution):
 
         Args:
             x: Features ``[nodes, trials or 1, in]``, or sparse ones.
-            adjacency: The normalised adjacency.
+            adjacency: The normalized adjacency.
             rate: Rate of dropout.
             keys: Dropout keys ``[2, trials]``: for features, for attention. None for no dropout.
             norm: A PairNorm to be applied to the result, which costs less here than afterwards.
@@ -75,7 +75,7 @@ class GCNConvolution(GraphConvolution):
 
 
 class GATConvolution(GraphConvolution):
-    r"""Attention over the neighbours and the node itself, then the activation.
+    r"""Attention over the neighbors and the node itself, then the activation.
 
     $$
     \mathbf{z}_i = \mathbf{W} \mathbf{x}_i, \qquad

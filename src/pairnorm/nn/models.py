@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from pairnorm.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.nn.drop_edge import drop_edges
 from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Hop, Linear
 from pairnorm.nn.ops.activation.plain import ACTIVATIONS
@@ -75,7 +75,7 @@ class DeepModel(nn.Module):
         return self.depth
 
     def propagation(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
-        """Normalise an adjacency as this model wants it; do it once and pass the result to ``forward``."""
+        """Normalize an adjacency as this model wants it; do it once and pass the result to ``forward``."""
         return propagation(adjacency, self.adjacency, num_nodes)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
@@ -111,7 +111,7 @@ class DeepModel(nn.Module):
         return [] if self.norm is None else [self.norm]
 
     def _prepare(self, x: Features, adjacency: Tensor | SparseMatrix) -> tuple[Features, SparseMatrix]:
-        """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix; normalise the adjacency."""
+        """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix; normalize the adjacency."""
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.from_torch(x)
         if isinstance(x, SparseMatrix):
@@ -213,7 +213,7 @@ class _DeepGNN(DeepModel):
         Args:
             x: Features ``[nodes, features]``, dense or sparse, shared by all trials; or
                 ``[nodes, trials, features]``; or a ``SparseMatrix`` with values per trial.
-            adjacency: A sparse tensor or ``edge_index``, normalised on every call, or (faster) the result of
+            adjacency: A sparse tensor or ``edge_index``, normalized on every call, or (faster) the result of
                 ``propagation``.
             keys: Dropout keys ``[num_keys, 2, trials]``; drawn from torch's generator when not given.
         """

@@ -1,4 +1,4 @@
-"""PairNorm: centre node representations, then rescale them to a constant total pairwise squared distance."""
+"""PairNorm: center node representations, then rescale them to a constant total pairwise squared distance."""
 
 import warnings
 from copy import deepcopy
@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pairnorm.errors import PairNormError, one_of, real_number
+from pairnorm.base.errors import PairNormError, one_of, real_number
 from pairnorm.nn.ops.collectives import check_group
 from pairnorm.nn.ops.moments import Groups, RunningMoments, check_states, widen
 from pairnorm.nn.ops.pair_norm import ranks
-from pairnorm.nn.ops.pair_norm.plain import centre_and_scale, scale_and_centre
+from pairnorm.nn.ops.pair_norm.plain import center_and_scale, scale_and_center
 
 Mode = Literal["PN", "PN-SI", "PN-SCS"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -28,7 +28,7 @@ def pair_norm(
     batch_size: int | None = None,
     process_group: "dist.ProcessGroup | None" = None,
 ) -> Tensor:
-    r"""Normalise node representations so that they cannot all become alike.
+    r"""Normalize node representations so that they cannot all become alike.
 
     With $\mathbf{x}^c_i = \mathbf{x}_i - \frac{1}{n} \sum_j \mathbf{x}_j$:
 
@@ -49,14 +49,14 @@ def pair_norm(
 
     Args:
         x: Node representations ``[nodes, features]``, or ``[nodes, ..., features]``: every index of the
-            middle axes (trials) is normalised on its own.
+            middle axes (trials) is normalized on its own.
         scale: The paper's $s$. After ``PN`` the total pairwise squared distance is $2 n^2 s^2$.
         mode: ``"PN"``, ``"PN-SI"`` (every row scaled individually) or ``"PN-SCS"`` (rows scaled, less the
             mean of what they were before, as in the authors' code).
         eps: Added inside the root, so that the gradient at a zero row is at most ``scale / sqrt(eps)``.
-        batch: The graph of each node, in any order; every graph is normalised on its own.
+        batch: The graph of each node, in any order; every graph is normalized on its own.
         batch_size: The number of graphs in ``batch``, without which it has no effect. It saves a device
-            synchronisation and a graph break under ``torch.compile``.
+            synchronization and a graph break under ``torch.compile``.
         process_group: The ranks of ``torch.distributed`` that hold one graph's rows between them; see
             ``PairNorm``.
 
@@ -81,24 +81,24 @@ def _pair_norm(
             problem = (
                 "batch without batch_size: the ranks of a process group may see different numbers of graphs"
             )
-            remedy = "Pass {batch_size}, the same on all ranks."
-            raise PairNormError(problem, code="no-batch-size", remedy=remedy, batch_size=...)
+            hint = "Pass {batch_size}, the same on all ranks."
+            raise PairNormError(problem, code="no-batch-size", hint=hint, batch_size=...)
         if mode == "PN-SCS":
-            return ranks.scale_and_centre(x, groups, scale, eps, process_group)
-        return ranks.centre_and_scale(x, groups, scale, eps, mode == "PN-SI", process_group)
+            return ranks.scale_and_center(x, groups, scale, eps, process_group)
+        return ranks.center_and_scale(x, groups, scale, eps, mode == "PN-SI", process_group)
     if batch is None and not torch.compiler.is_compiling() and dist.is_available() and dist.is_initialized():
         _say_that_statistics_are_local()
     if mode == "PN-SCS":
-        return scale_and_centre(x, groups, scale, eps)
-    return centre_and_scale(x, groups, scale, eps, individually=mode == "PN-SI")
+        return scale_and_center(x, groups, scale, eps)
+    return center_and_scale(x, groups, scale, eps, individually=mode == "PN-SI")
 
 
 @cache
 def _say_that_statistics_are_local() -> None:
-    """Warn where several ranks normalise, each by itself: once in a process."""
+    """Warn where several ranks normalize, each by itself: once in a process."""
     if dist.get_world_size() > 1:
         warnings.warn(
-            "PairNorm without process_group: every rank normalises its own rows as a graph of their own. "
+            "PairNorm without process_group: every rank normalizes its own rows as a graph of their own. "
             "Where ranks share the rows of one graph, pass process_group=torch.distributed.group.WORLD.",
             stacklevel=2,
         )
@@ -113,8 +113,8 @@ class PairNorm(nn.Module):
     ranks: let each rank's loss be its share of the whole, times that number.
 
     With ``track_statistics``, for models that see a graph in batches, ``statistics`` holds count, mean and
-    mean square of all rows since ``statistics.reset()``. In training, rows are normalised by those of their
-    batch and taken in; in eval they are normalised by the statistics, whatever the batch. These are the whole
+    mean square of all rows since ``statistics.reset()``. In training, rows are normalized by those of their
+    batch and taken in; in eval they are normalized by the statistics, whatever the batch. These are the whole
     graph's after ``pairnorm.nn.calibrate``. Every layer then needs a PairNorm of its own.
 
     Args:
@@ -149,13 +149,13 @@ class PairNorm(nn.Module):
         return self.statistics is not None
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see ``pair_norm`` for the arguments."""
+        """Normalize ``x``; see ``pair_norm`` for the arguments."""
         if self.statistics is not None:
             check_states(x)
             if batch is not None or self.process_group is not None:
                 problem = "track_statistics is for one graph in one process"
-                remedy = "Drop track_statistics, or pass neither {batch} nor a process_group."
-                raise PairNormError(problem, code="conflicting-options", remedy=remedy, batch=...)
+                hint = "Drop track_statistics, or pass neither {batch} nor a process_group."
+                raise PairNormError(problem, code="conflicting-options", hint=hint, batch=...)
             if not self.training:
                 return self._by_statistics(x, self.statistics)
             self.statistics.update(x)
@@ -172,14 +172,14 @@ class PairNorm(nn.Module):
         wide = widen(x)
         high = statistics.mean.to(wide.dtype)
         low = (statistics.mean - high).to(wide.dtype)
-        centred = (wide - high) - low
+        centerd = (wide - high) - low
         if self.mode == "PN":
             norm = (statistics.mean_square + self.eps).sqrt().to(wide.dtype)
         else:
-            rows = centred if self.mode == "PN-SI" else wide
+            rows = centerd if self.mode == "PN-SI" else wide
             norm = (rows.square().sum(-1, keepdim=True) + self.eps).sqrt()
         factor = self.scale / norm
-        return (wide * factor - high if self.mode == "PN-SCS" else centred * factor).to(x.dtype)
+        return (wide * factor - high if self.mode == "PN-SCS" else centerd * factor).to(x.dtype)
 
     def __repr__(self) -> str:
         group = "" if self.process_group is None else f", process_group=<{self.process_group.size()} ranks>"
@@ -201,8 +201,8 @@ def _check_settings(scale: Any, mode: Any, eps: Any, process_group: Any) -> None
     for name, value in (("scale", scale), ("eps", eps)):
         if isinstance(value, Tensor):
             problem = f"{name} is a tensor of shape {list(value.shape)}"
-            remedy = "Call its item(); to learn a scale, multiply the result by it."
-            raise PairNormError(problem, code="not-a-number", value=value, expected="a number", remedy=remedy)
+            hint = "Call its item(); to learn a scale, multiply the result by it."
+            raise PairNormError(problem, code="not-a-number", value=value, expected="a number", hint=hint)
     real_number("scale", scale, above=0, most=1e18)  # beyond it squares are infinite in single precision
     # In single precision, where the statistics are, a smaller one is zero and a zero row is divided by it.
     real_number("eps", eps, least=torch.finfo(torch.float32).tiny)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.pair_norm import Mode, PairNorm
 
@@ -49,19 +49,19 @@ def add_pair_norm(
     - the output of the convolution, where it ends in an activation itself;
     - the output of the first activation function that runs after it, as a module or as a function, on as many
       rows as the convolution gave. A norm of the model between the two stays where it is;
-    - the input of the next convolution. Without a recognised activation function, dropout thus comes before
+    - the input of the next convolution. Without a recognized activation function, dropout thus comes before
       PairNorm, which makes a difference in training only.
 
-    A residual connection adds the normalised branch (``DeepGCNLayer`` with ``"res"`` or ``"dense"``); where
+    A residual connection adds the normalized branch (``DeepGCNLayer`` with ``"res"`` or ``"dense"``); where
     the activation follows the sum (``"res+"``), the sum itself goes on unchanged. Convolutions that run side
-    by side on the same input are one layer. Heads in ``[nodes, heads, features]`` are normalised one by one.
+    by side on the same input are one layer. Heads in ``[nodes, heads, features]`` are normalized one by one.
     Where states are a dictionary by node type (``HeteroConv``, ``HGTConv``, ``to_hetero``), every type is
-    normalised on its own.
+    normalized on its own.
 
     The last convolution is the last to run. It is taken to be the last one registered until the first forward
     pass; if that shows another, the pass is repeated from the same random state and the same buffers.
 
-    If ``forward`` is given ``batch``, or a PyG ``Batch`` that has one, every graph is normalised on its own.
+    If ``forward`` is given ``batch``, or a PyG ``Batch`` that has one, every graph is normalized on its own.
     Where it gets none, but integers for each node that may well be one by another name, it warns once.
     A convolution called outside the model's ``forward`` (layer-wise ``inference`` in PyG) is an error, and so
     is a model that has PairNorm already. Copies of the model have a patch of their own.
@@ -73,7 +73,7 @@ def add_pair_norm(
         model: any module with graph convolutions; see ``graph_convolutions``.
         scale: the paper's s.
         mode: ``"PN"``, ``"PN-SI"`` (the paper's choice for GCN and GAT) or ``"PN-SCS"``.
-        layers: the dotted names of the convolutions, where they are not recognised.
+        layers: the dotted names of the convolutions, where they are not recognized.
         batch: what the model calls the graph of each node, among the arguments of ``forward`` or the
             attributes of the first; None for a model of one graph.
         process_group: the ranks whose rows are one graph; see ``PairNorm``.
@@ -100,16 +100,16 @@ def add_pair_norm(
         where = f"{name!r} of {type(model).__name__}" if name else type(model).__name__
         if type(module).__module__ == "pairnorm.nn.models":
             problem = f"{where} is a model of this package"
-            remedy = "Build it with {norm} instead."
-            raise PairNormError(problem, code="already-normalised", value=name, remedy=remedy, norm=mode)
+            hint = "Build it with {norm} instead."
+            raise PairNormError(problem, code="already-normalized", value=name, hint=hint, norm=mode)
         if any(base.__name__ == "PairNorm" for base in type(module).__mro__):
             problem = f"{where} is PairNorm already"
-            remedy = "Build the model without it, or leave it as it is."
-            raise PairNormError(problem, code="already-normalised", value=name, remedy=remedy)
+            hint = "Build the model without it, or leave it as it is."
+            raise PairNormError(problem, code="already-normalized", value=name, hint=hint)
         if patch_of(module):
             problem = f"{where} is patched already"
-            remedy = "Call remove() of its handle or remove_pair_norm."
-            raise PairNormError(problem, code="already-normalised", value=name, remedy=remedy)
+            hint = "Call remove() of its handle or remove_pair_norm."
+            raise PairNormError(problem, code="already-normalized", value=name, hint=hint)
     norm = PairNorm(scale, mode, process_group=process_group)
     return PairNormPatch(model, norm, convolutions, batch)
 
@@ -209,7 +209,7 @@ class PairNormPatch:
                 code="other-order",
                 value=calls[-1],
                 expected=f"{self._last}, which PairNorm left alone",
-                remedy="A model must end in the same one in every pass; if it has buffers and that is not "
+                hint="A model must end in the same one in every pass; if it has buffers and that is not "
                 "the one registered last, let it run once before torch.compile.",
             )
         self._settled, self._rewind, self.places = True, None, places
@@ -224,8 +224,8 @@ class PairNormPatch:
         if trained != self._settings:
             problem = f"these weights were trained with {trained}"
             expected = f"{self._settings}, which the model has"
-            remedy = "Give add_pair_norm the same settings."
-            raise PairNormError(problem, code="other-norm", value=trained, expected=expected, remedy=remedy)
+            hint = "Give add_pair_norm the same settings."
+            raise PairNormError(problem, code="other-norm", value=trained, expected=expected, hint=hint)
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(self._arguments, args, strict=False)) | kwargs
@@ -262,7 +262,7 @@ class PairNormPatch:
                 "PairNorm cannot follow",
                 code="outside-forward",
                 value=self._names[module],
-                remedy="Call the model itself, or remove the patch first.",
+                hint="Call the model itself, or remove the patch first.",
             )
         return None
 
@@ -317,7 +317,7 @@ class _Pass(TorchFunctionMode):
         if self.running:
             self.activated = output
         elif self.outputs and (kind := self._kind(args[0], output)) is not None:
-            return self.normalise(output, f"after {func.__name__}", kind)
+            return self.normalize(output, f"after {func.__name__}", kind)
         return output
 
     def _kind(self, x: Tensor, output: Tensor) -> str | None:
@@ -348,7 +348,7 @@ class _Pass(TorchFunctionMode):
         elif beside == self.layer:
             self.inputs = self.inputs + fresh
         elif fresh or not inputs:
-            old, new = self._normalise_input(f"before {name}", values, fresh)
+            old, new = self._normalize_input(f"before {name}", values, fresh)
             self.waiting, self.inputs, self.outputs = [], inputs, {}
             return (
                 tuple(new if value is old else value for value in args),
@@ -356,21 +356,21 @@ class _Pass(TorchFunctionMode):
             )
         return None
 
-    def _normalise_input(self, place: str, values: tuple[Any, ...], fresh: list[Tensor]) -> tuple[Any, Any]:
+    def _normalize_input(self, place: str, values: tuple[Any, ...], fresh: list[Tensor]) -> tuple[Any, Any]:
         """Return which value goes into a convolution, a tensor or a dictionary of them, and what should."""
         for value in values:
             if isinstance(value, dict) and any(value.get(kind) is not None for kind in self.outputs):
                 kinds = [kind for kind in self.outputs if value.get(kind) is not None]
-                return value, value | {kind: self.normalise(value[kind], place, kind) for kind in kinds}
+                return value, value | {kind: self.normalize(value[kind], place, kind) for kind in kinds}
         if "" not in self.outputs or not fresh or not any(value is fresh[0] for value in values):
             raise PairNormError(
-                f"there is no single tensor to be normalised {place}, and no activation function was "
-                "recognised between it and the convolution before",
+                f"there is no single tensor to be normalized {place}, and no activation function was "
+                "recognized between it and the convolution before",
                 code="no-place",
                 value=place.removeprefix("before "),
-                remedy="Let one of torch's follow the convolution.",
+                hint="Let one of torch's follow the convolution.",
             )
-        return fresh[0], self.normalise(fresh[0], place, "")
+        return fresh[0], self.normalize(fresh[0], place, "")
 
     def leave_convolution(self, output: Any) -> Tensor | None:
         self.running -= 1
@@ -390,9 +390,9 @@ class _Pass(TorchFunctionMode):
         states = output[0] if isinstance(output, tuple) else output
         kind = self.targets[name.partition(" ")[0]]
         self.outputs[kind] = states
-        return self.normalise(output, "at its output", kind) if output is self.activated else None
+        return self.normalize(output, "at its output", kind) if output is self.activated else None
 
-    def normalise(self, x: Tensor, place: str, kind: str) -> Tensor:
+    def normalize(self, x: Tensor, place: str, kind: str) -> Tensor:
         for name in self.waiting:
             if self.places[name] == _BESIDE:
                 self.places[name] = place

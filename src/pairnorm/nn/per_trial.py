@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.layers import Features
 from pairnorm.nn.ops.pattern import Pattern
@@ -85,7 +85,7 @@ class ModelPerTrial(nn.Module):
     """Copies of a model of anybody's side by side, which trains as those of ``pairnorm.nn`` do.
 
     On a CPU what a copy draws (its dropout) depends on the keys of its own trial. On CUDA it comes from
-    torch's generator: to read a key there would be a synchronisation.
+    torch's generator: to read a key there would be a synchronization.
 
     Args:
         make: makes the model; ``model(x, edge_index)`` takes features ``[nodes, features]``, dense, and the
@@ -105,7 +105,7 @@ class ModelPerTrial(nn.Module):
         self.trials, self.dropout, self.adjacency = trials, dropout, adjacency
 
     def propagation(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
-        """Normalise an adjacency, as the other models do; the edges are read off it again."""
+        """Normalize an adjacency, as the other models do; the edges are read off it again."""
         return propagation(adjacency, self.adjacency, num_nodes)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
@@ -113,7 +113,7 @@ class ModelPerTrial(nn.Module):
         self.copies.reset_parameters(seeds)
 
     def convolutions(self) -> list[nn.Module]:
-        """Return the graph convolutions that all copies share, for hooks; none where none is recognised."""
+        """Return the graph convolutions that all copies share, for hooks; none where none is recognized."""
         try:
             return [*graph_convolutions(self.copies.module).values()]
         except PairNormError:
@@ -135,7 +135,7 @@ class ModelPerTrial(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return what the last graph convolution takes in, ``[nodes, trials, ...]``, and the logits.
 
-        Where no convolution is recognised, the logits stand for both.
+        Where no convolution is recognized, the logits stand for both.
         """
         taken: list[Tensor] = []
 

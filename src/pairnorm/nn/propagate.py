@@ -1,4 +1,4 @@
-"""The adjacency of a graph, read from whatever a caller has; normalised; and the walks over it."""
+"""The adjacency of a graph, read from whatever a caller has; normalized; and the walks over it."""
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.nn.ops.kernels import opaque
 from pairnorm.nn.ops.pattern import Pattern, row_starts
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 def propagation(
     adjacency: Tensor | SparseMatrix, kind: Kind = "rw", num_nodes: int | None = None
 ) -> SparseMatrix:
-    r"""Normalise an adjacency matrix with self-loops, $\tilde{\mathbf{A}} = \mathbf{A} + \mathbf{I}$.
+    r"""Normalize an adjacency matrix with self-loops, $\tilde{\mathbf{A}} = \mathbf{A} + \mathbf{I}$.
 
     $$
     \tilde{\mathbf{A}}_{rw} = \tilde{\mathbf{D}}^{-1} \tilde{\mathbf{A}} \qquad
@@ -132,12 +132,12 @@ def states(
     norm: Callable[[Tensor], Tensor] | None = None,
     hop: Callable[[SparseMatrix, Tensor], Tensor] = operator.matmul,
 ) -> Iterator[Tensor]:
-    """Yield the state of SGC at depth 0, 1, 2, ...: features, normalised, propagated, normalised, ...
+    """Yield the state of SGC at depth 0, 1, 2, ...: features, normalized, propagated, normalized, ...
 
     Args:
         x: Features ``[nodes, features]`` or ``[nodes, trials, features]``; sparse ones become
             ``[nodes, 1 or trials, features]``.
-        adjacency: The normalised adjacency.
+        adjacency: The normalized adjacency.
         norm: What comes on the input and after every step, a ``PairNorm`` for instance; None for nothing.
         hop: What a step is, where it is not the product.
 
@@ -170,7 +170,7 @@ def restart_walk(
     Args:
         matrix: P, of ``propagation``.
         start: $\mathbf{Z}_0$, ``[nodes, columns]``.
-        alphas: how much of every step is heard from the neighbours.
+        alphas: how much of every step is heard from the neighbors.
         steps: how many steps.
         between: what every state is clamped to.
     """

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, quoted
+from pairnorm.base.files import write_text
+from pairnorm.base.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.data import Graph, features_after
-from pairnorm.errors import PairNormError, quoted
 from pairnorm.measure import Probe
 from pairnorm.measure.verdict import Record
 from pairnorm.nn import SGC
 from pairnorm.paper.experiments import Experiment
-from pairnorm.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.train import Spec
 from pairnorm.train.result import UNEXPECTED
 from pairnorm.train.trainers import GNNTrainer, sgc_settings
-from pairnorm.writing import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,8 +128,8 @@ def read_layers(path: Path) -> dict[Spec, Layers]:
         return {Spec.parse(text): _checked(Layers(**values)) for text, values in found.items()}
     except (OSError, *UNEXPECTED) as error:
         problem = f"{path} is no case study ({quoted(str(error))})"
-        remedy = "Remove it and run case-study again."
-        raise PairNormError(problem, code="file-damaged", value=path, remedy=remedy) from None
+        hint = "Remove it and run case-study again."
+        raise PairNormError(problem, code="file-damaged", value=path, hint=hint) from None
 
 
 def _checked(layers: Layers) -> Layers:
@@ -165,7 +165,7 @@ def lacking(specs: Sequence[Spec], path: Path) -> list[Spec]:
 
 
 NORMS = {"none": "without PairNorm", "PN": "PairNorm", "PN-SI": "PairNorm-SI"}
-COLOURS = {"connected": VERMILLION, "random": BLUE}
+COLORS = {"connected": VERMILLION, "random": BLUE}
 MARKERS = {"connected": "s", "random": "o"}
 RIDGES = 10
 
@@ -188,7 +188,7 @@ def mean_distances(found: dict[str, Layers], model: str) -> "Figure | None":
                 axis = axes[row, column]
                 for kind in PAIRS:
                     numbers = range(1, len(values[kind]) + 1)
-                    axis.plot(numbers, values[kind], color=COLOURS[kind], marker=MARKERS[kind], label=kind,
+                    axis.plot(numbers, values[kind], color=COLORS[kind], marker=MARKERS[kind], label=kind,
                               markevery=max(1, len(numbers) // 12))  # fmt: skip
                 axis.set_ylim(bottom=0)
                 whole_ticks(axis)
@@ -229,7 +229,7 @@ def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
         counts = histograms[number]
         levels = [height + 0.92 * count / max(counts) for count in counts]
         # Not axis.stairs, which looks at every corner for limits that are set below.
-        axis.add_artist(StepPatch(levels, edges, baseline=height, color=COLOURS[kind], linewidth=0))
+        axis.add_artist(StepPatch(levels, edges, baseline=height, color=COLORS[kind], linewidth=0))
         axis.axhline(height, color="#dddddd", linewidth=0.8, zorder=0)
     axis.set_yticks([row + 0.4 for row in range(len(shown))], [str(row + 1) for row in reversed(shown)])
     axis.set(xlim=(edges[0], edges[-1]), ylim=(0, len(shown)))

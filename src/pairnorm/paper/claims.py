@@ -195,8 +195,8 @@ def slower_decay(evidence: Evidence) -> Iterator[Case]:
 
     def loses_less(*curves: Sequence[Summary]) -> Decision:
         accuracies = [[one.mean("test_accuracy") for one in curve] for curve in curves]
-        plain, normalised = (max(values) - values[-1] for values in accuracies)
-        return normalised < plain, f"loses {normalised:.3f} against {plain:.3f}"
+        plain, normalized = (max(values) - values[-1] for values in accuracies)
+        return normalized < plain, f"loses {normalized:.3f} against {plain:.3f}"
 
     for model, dataset in product(("SGC", *GNNS), DATASETS):
         figure = "figure1" if model == "SGC" else "figure3"
@@ -335,7 +335,7 @@ CLAIMS = (
           "PairNorm-enhanced models use an equal number or more layers than vanilla in almost all cases.",
           "chosen depth not smaller, in nine cases of ten",
           pairs_of("*-PN", "*", "not shallower", BAR_RATES, GNNS, "bars"), ALMOST_ALL),
-    Claim("A.5", "Without any normalisation, adding skip connections helps, especially as more is missing.",
+    Claim("A.5", "Without any normalization, adding skip connections helps, especially as more is missing.",
           "the better skip is above the plain model at 70% missing and more",
           pairs_of("*", BOTH_SKIPS, "worse", BAR_RATES[1:], GNNS, "bars")),
     Claim("A.5", "With PairNorm but no skip, performance is comparable to or better than just adding skips.",
@@ -345,19 +345,19 @@ CLAIMS = (
           "the better skip with PairNorm at most 0.02 above PairNorm alone at every missing rate",
           pairs_of("*-PN", BOTH_SKIPS_PN, "not worse", BAR_RATES, GNNS, "bars")),
     Claim("A.6, SGC",
-          "Without normalisation, SGC suffers from fast diminishing APD and APSD of random pairs.",
+          "Without normalization, SGC suffers from fast diminishing APD and APSD of random pairs.",
           "in the last layer less than half of what they were in the first",
           together(*(shrinks("SGC", "none", f"SGC, {name.upper()}", 0.5, name) for name in ("apd", "apsd")))),
     Claim("A.6, SGC", "PairNorm keeps APSD constant across layers.",
           "APSD of all pairs the same in every layer, to a thousandth",
           by_layer("SGC", ("PN",), "SGC with PN", lambda found: constant(found.apsd["random"]))),
-    Claim("A.6, SGC", "PairNorm does not normalise APD, which decreases with the number of layers.",
+    Claim("A.6, SGC", "PairNorm does not normalize APD, which decreases with the number of layers.",
           "APD of random pairs smaller in the last layer than in the first",
           shrinks("SGC", "PN", "SGC with PN", 1.0)),
     Claim("A.6, SGC", "PairNorm-SI achieves more stable APSD and APD than PairNorm.",
           "over the layers each varies by a smaller share of its largest value",
           together(more_stable("apsd"), more_stable("apd"))),
-    Claim("A.6, GCN", "In a deep GCN without normalisation, connected and random pair distances reach zero.",
+    Claim("A.6, GCN", "In a deep GCN without normalization, connected and random pair distances reach zero.",
           "APD in the last hidden layer less than a hundredth of that in the first",
           together(*(shrinks("GCN", "none", f"GCN, {kind} pairs", 0.01, kind=kind)
                      for kind in ("connected", "random")))),

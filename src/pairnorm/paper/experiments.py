@@ -6,7 +6,7 @@ from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from pairnorm.errors import PairNormError, one_of, whole_number
+from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.train import Spec
 
 Settings = Mapping[str, Any]
@@ -135,7 +135,7 @@ def _with_skips(model: Settings) -> dict[str, Settings]:
 
 
 GCN_METHODS, GAT_METHODS = _with_skips(GCN), _with_skips(GAT)
-PLAIN_OR_NORMALISED = {
+PLAIN_OR_NORMALIZED = {
     name: {**RAW_SGC_METHODS, **GCN_METHODS, **GAT_METHODS}[name]
     for name in ("SGC", "SGC-PN", "GCN", "GCN-PN", "GAT", "GAT-PN")
 }
@@ -169,13 +169,13 @@ FIGURE1 = Experiment(
 FIGURE3 = Experiment(
     "figure3",
     "GCN and GAT against depth",
-    {name: PLAIN_OR_NORMALISED[name] for name in ("GCN", "GCN-PN", "GAT", "GAT-PN")},
+    {name: PLAIN_OR_NORMALIZED[name] for name in ("GCN", "GCN-PN", "GAT", "GAT-PN")},
     missing={0: 5},
 )
 FIGURE4 = Experiment(
     "figure4",
     "SGC, GCN and GAT against depth where all vectors outside the training set are missing",
-    PLAIN_OR_NORMALISED,
+    PLAIN_OR_NORMALIZED,
     missing={100: 5},
 )
 BARS = Experiment(
@@ -186,7 +186,7 @@ BARS = Experiment(
 )
 TUNED = Experiment(
     "tuned",
-    "SGC with and without PairNorm, each with its own best optimiser",
+    "SGC with and without PairNorm, each with its own best optimizer",
     {
         f"{name}-tuned": {
             **settings,
@@ -316,7 +316,7 @@ class Selection:
                 code="nothing-selected",
                 value=self.what,
                 expected=f"some of {', '.join(graphs)} and of {', '.join(map(str, rates))}% missing",
-                remedy="Leave out {dataset} or {missing}.",
+                hint="Leave out {dataset} or {missing}.",
                 dataset=...,
                 missing=...,
             )

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from pairnorm.data import features_after, load
-from pairnorm.nn import pair_norm, propagation
-from pairnorm.paper import case_study
-from pairnorm.paper.case_study import Layers
-from pairnorm.paper.experiments import Experiment, Place
-from pairnorm.paper.result_tables import TITLES
-from pairnorm.paper.results import Results, Summary, best
-from pairnorm.plotting import (
+from pairnorm.base.plotting import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     MARKERS,
-    NORMALISED,
+    NORMALIZED,
     ORANGE,
     PARTS,
     PLAIN,
@@ -29,6 +22,13 @@ from pairnorm.plotting import (
     style,
     whole_ticks,
 )
+from pairnorm.data import features_after, load
+from pairnorm.nn import pair_norm, propagation
+from pairnorm.paper import case_study
+from pairnorm.paper.case_study import Layers
+from pairnorm.paper.experiments import Experiment, Place
+from pairnorm.paper.result_tables import TITLES
+from pairnorm.paper.results import Results, Summary, best
 from pairnorm.train import Spec
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 CLASSES = ("Neural_Networks", "Theory", "Genetic_Algorithms")
-COLOURS = dict(zip(CLASSES, (BLUE, ORANGE, GREEN), strict=True))
+COLORS = dict(zip(CLASSES, (BLUE, ORANGE, GREEN), strict=True))
 SMOOTHING = 2
 SPREAD = 0.35
 """Standard deviation of a coordinate before PairNorm: small enough that rescaling shows."""
 
 
 def steps() -> tuple[dict[str, Tensor], Tensor]:
-    """Return the points before PairNorm, centred, and rescaled, each [nodes, 2], and their classes.
+    """Return the points before PairNorm, centerd, and rescaled, each [nodes, 2], and their classes.
 
     The points are Cora's papers of three fields after two convolutions. Their coordinates say how much their
     words resemble those of the training papers of the first and of the last field.
@@ -53,30 +53,30 @@ def steps() -> tuple[dict[str, Tensor], Tensor]:
     graph = load("cora")
     values = features_after(graph).values.to_dense()
     numbers = [list(graph.class_names).index(name) for name in CLASSES]
-    centres = [values[graph.train & (graph.labels == number)].mean(0) for number in numbers]
+    centers = [values[graph.train & (graph.labels == number)].mean(0) for number in numbers]
     # In float64, for which no kernel, and so no compiler, is loaded: products as small as these need none.
-    plane = (values @ torch.stack([centres[0], centres[-1]]).T).double()
+    plane = (values @ torch.stack([centers[0], centers[-1]]).T).double()
     matrix = propagation(graph.adjacency)
     for _ in range(SMOOTHING):
         plane = (matrix @ plane.unsqueeze(1)).squeeze(1)
     chosen = torch.isin(graph.labels, torch.tensor(numbers))
     plane = plane[chosen]
     before = SPREAD * plane / plane.std(0)
-    centred = before - before.mean(0)
-    points = {"graph convolution": before, "centred": centred, "rescaled": pair_norm(before, 1.0, "PN")}
+    centerd = before - before.mean(0)
+    points = {"graph convolution": before, "centerd": centerd, "rescaled": pair_norm(before, 1.0, "PN")}
     labels = torch.tensor([numbers.index(int(label)) for label in graph.labels[chosen]])
     return points, labels
 
 
 def figure2() -> "Figure":
-    """Draw the input of PairNorm, then the same points centred and rescaled."""
+    """Draw the input of PairNorm, then the same points centerd and rescaled."""
     points, labels = steps()
     with style():
         figure = new_figure(10.2, 4.3)
         axes = figure.subplots(1, 3, sharex=True, sharey=True)
         titles = (
             r"output of graph convolution, $\tilde{x}_i$",
-            r"centred, $\tilde{x}^c_i$",
+            r"centerd, $\tilde{x}^c_i$",
             r"rescaled, $\dot{x}_i$, with $s = 1$",
         )
         for axis, title, plane in zip(axes, titles, points.values(), strict=True):
@@ -92,7 +92,7 @@ def figure2() -> "Figure":
                     markersize=2.6,
                     markeredgewidth=0,
                     alpha=0.6,
-                    color=COLOURS[name],
+                    color=COLORS[name],
                     label=name.replace("_", " ").capitalize(),
                 )
             mean = plane.mean(0)
@@ -129,7 +129,7 @@ def figure1(results: Results, experiment: Experiment, dataset: str) -> "Figure |
     """
     curves = {
         line: results.by_depth(experiment, Place(dataset, method, 0), one_scale=True)
-        for method, line in (("SGC", PLAIN), ("SGC-PN", NORMALISED))
+        for method, line in (("SGC", PLAIN), ("SGC-PN", NORMALIZED))
     }
     if not any(curves.values()):
         return None
@@ -140,7 +140,7 @@ def figure1(results: Results, experiment: Experiment, dataset: str) -> "Figure |
             _draw_parts(axes[0], curve, "loss", line)
             _draw_parts(axes[1], curve, "accuracy", line)
             for axis, name in ((axes[2], "row_diff"), (axes[3], "col_diff")):
-                _draw(axis, curve, name, GREY, line, "o")
+                _draw(axis, curve, name, GRAY, line, "o")
         for axis, title in zip(axes, ("Loss", "Accuracy", "Row-diff", "Col-diff"), strict=True):
             axis.set_title(title)
             axis.set_xlabel("Layers")
@@ -163,20 +163,20 @@ def against_depth(
     curves = {
         (model, line): results.by_depth(experiment, Place(dataset, method, percent))
         for model in models
-        for method, line in ((model, PLAIN), (f"{model}-PN", NORMALISED))
+        for method, line in ((model, PLAIN), (f"{model}-PN", NORMALIZED))
         if method in experiment.methods
     }
-    models = [model for model in models if any(curves.get((model, line)) for line in (PLAIN, NORMALISED))]
+    models = [model for model in models if any(curves.get((model, line)) for line in (PLAIN, NORMALIZED))]
     if not models:
         return None
     with style():
         figure = new_figure(0.6 + 4.0 * len(models), 3.9 if len(models) > 1 else 4.4)
         axes = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
         for axis, model in zip(axes, models, strict=True):
-            for line in (PLAIN, NORMALISED):
+            for line in (PLAIN, NORMALIZED):
                 _draw_parts(axis, curves.get((model, line), ()), "accuracy", line)
             # Last, so that no line covers a diamond.
-            for line in (PLAIN, NORMALISED):
+            for line in (PLAIN, NORMALIZED):
                 if mark_best and (curve := curves.get((model, line))):
                     found = best(curve)
                     axis.plot(found.spec.depth, found.mean("test_accuracy"), zorder=5, **DIAMOND)
@@ -234,14 +234,14 @@ def bars(results: Results, experiment: Experiment, model: str) -> "Figure | None
 
 
 def _draw_parts(axis: "Axes", curve: Curve, metric: str, line: Line) -> None:
-    for part, colour in PARTS.items():
-        _draw(axis, curve, f"{part}_{metric}", colour, line, MARKERS[part])
+    for part, color in PARTS.items():
+        _draw(axis, curve, f"{part}_{metric}", color, line, MARKERS[part])
 
 
-def _draw(axis: "Axes", curve: Curve, name: str, colour: str, line: Line, marker: str) -> None:
+def _draw(axis: "Axes", curve: Curve, name: str, color: str, line: Line, marker: str) -> None:
     depths, means = [found.spec.depth for found in curve], [found.mean(name) for found in curve]
-    axis.plot(depths, means, color=colour, linestyle=line, marker=marker, markeredgewidth=1.0,
-              markerfacecolor="white" if line == PLAIN else colour)  # fmt: skip
+    axis.plot(depths, means, color=color, linestyle=line, marker=marker, markeredgewidth=1.0,
+              markerfacecolor="white" if line == PLAIN else color)  # fmt: skip
 
 
 def _logarithmic_if_wide(axis: "Axes") -> None:
@@ -254,14 +254,14 @@ def _logarithmic_if_wide(axis: "Axes") -> None:
 
 
 def _legend(figure: "Figure", title: str, diamond: bool = False) -> None:
-    """Put one legend above all panels: colours tell the parts, dashes whether PairNorm is at work."""
+    """Put one legend above all panels: colors tell the parts, dashes whether PairNorm is at work."""
     from matplotlib.lines import Line2D
 
     handles: list[Artist] = [
-        Line2D([], [], color=colour, marker=MARKERS[part], label=part) for part, colour in PARTS.items()
+        Line2D([], [], color=color, marker=MARKERS[part], label=part) for part, color in PARTS.items()
     ]
     handles.append(Line2D([], [], color="black", linestyle=PLAIN, label="without PairNorm"))
-    handles.append(Line2D([], [], color="black", linestyle=NORMALISED, label="with PairNorm"))
+    handles.append(Line2D([], [], color="black", linestyle=NORMALIZED, label="with PairNorm"))
     if diamond:
         handles.append(Line2D([], [], label="best validation", **DIAMOND))
     # Side by side where there is room, else the parts beside the rest.
@@ -270,11 +270,11 @@ def _legend(figure: "Figure", title: str, diamond: bool = False) -> None:
 
 
 def _bar_looks(method: str) -> dict[str, Any]:
-    """Return colour by skip; filled with PairNorm, hatched without."""
-    colour = VERMILLION if "t1" in method else ORANGE if "t2" in method else BLUE
+    """Return color by skip; filled with PairNorm, hatched without."""
+    color = VERMILLION if "t1" in method else ORANGE if "t2" in method else BLUE
     if method.endswith("-PN"):
-        return {"facecolor": colour, "edgecolor": colour, "linewidth": 1}
-    return {"facecolor": "white", "edgecolor": colour, "linewidth": 1, "hatch": "//////"}
+        return {"facecolor": color, "edgecolor": color, "linewidth": 1}
+    return {"facecolor": "white", "edgecolor": color, "linewidth": 1, "hatch": "//////"}
 
 
 Drawing = tuple[str, str, "Figure | None"]

@@ -6,18 +6,18 @@ from math import isnan
 from statistics import fmean
 from typing import Any
 
-from pairnorm.page import Chart, Choices, Details, Document, Markdown, Section, Text
-from pairnorm.page import Table as Shown
-from pairnorm.page.charts import COLOURS, GREY, SYMBOLS, Line, lines
 from pairnorm.paper.evidence import CASES, STATUSES, Verdict
 from pairnorm.paper.experiments import EXPERIMENTS, Experiment, Place, Selection
 from pairnorm.paper.result_tables import PARTIAL, TITLES, Entry, Table
 from pairnorm.paper.results import Results, Summary
+from pairnorm.report import Chart, Choices, Details, Document, Markdown, Section, Text
+from pairnorm.report import Table as Shown
+from pairnorm.report.charts import COLORS, GRAY, SYMBOLS, Line, lines
 
 GLOSSARY = {
     "Missing": "The share of nodes outside the training set whose features were taken away.",
     "Layers": "How many graph convolutions; chosen by accuracy on the validation nodes.",
-    "PN": "With PairNorm: after each layer, nodes are centred and rescaled so that their distances do not "
+    "PN": "With PairNorm: after each layer, nodes are centerd and rescaled so that their distances do not "
     "shrink.",
     "SGC, GCN, GAT": "The models: a linear one, one with hidden layers, and one with attention.",
     "Row-diff, col-diff": "The mean distance between nodes, and between features: both fall as a model "
@@ -116,13 +116,13 @@ def _curve(entry: Entry, results: Results, experiments: Sequence[Experiment]) ->
     if entry.paper is not None:
         marks.append((entry.paper.layers, entry.paper.accuracy, "the paper's"))
     title = f"{TITLES[place.dataset]}, {place.method}, {place.missing_percent}% missing"
-    found = [_line(curve, f"{part}_accuracy", part, COLOURS[part], SYMBOLS[part]) for part in COLOURS]
+    found = [_line(curve, f"{part}_accuracy", part, COLORS[part], SYMBOLS[part]) for part in COLORS]
     return lines(title, found, "layers", "accuracy", ".3f", marks)
 
 
-def _line(curve: Sequence[Summary], metric: str, name: str, colour: str, symbol: str = "circle") -> Line:
+def _line(curve: Sequence[Summary], metric: str, name: str, color: str, symbol: str = "circle") -> Line:
     depths = [one.spec.depth for one in curve]
-    return Line(name, depths, [one.mean(metric) for one in curve], colour, symbol=symbol)
+    return Line(name, depths, [one.mean(metric) for one in curve], color, symbol=symbol)
 
 
 def _claims(decided: Sequence[Verdict]) -> Section:
@@ -185,18 +185,18 @@ def _panels(results: Results, experiment: Experiment, dataset: str) -> Iterator[
             continue
         for metric in ("accuracy", "loss") if measured else ("accuracy",):
             found = [
-                _line(curve, f"{part}_{metric}", part, COLOURS[part], SYMBOLS[part])._replace(
+                _line(curve, f"{part}_{metric}", part, COLORS[part], SYMBOLS[part])._replace(
                     dashed=plain, listed=not plain, name=f"{part}, without" if plain else part
                 )
                 for method, curve in curves.items()
-                for part in COLOURS
+                for part in COLORS
                 if curve
                 for plain in [method == model]
             ]
             yield lines(f"{model}: {metric}", found, "layers", metric, ".3f")
         for measure in experiment.measures:
             found = [
-                _line(curve, measure, method, GREY)._replace(dashed=method == model)
+                _line(curve, measure, method, GRAY)._replace(dashed=method == model)
                 for method, curve in curves.items()
                 if curve and all(measure in trial.measures for one in curve for trial in one.trials)
             ]

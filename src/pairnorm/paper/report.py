@@ -11,10 +11,11 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
-from pairnorm.escaping import markdown as markdown_text
-from pairnorm.escaping import markdown_code
-from pairnorm.memory import without_collection
-from pairnorm.page import can_render, render
+from pairnorm.base.escaping import markdown as markdown_text
+from pairnorm.base.escaping import markdown_code
+from pairnorm.base.files import write_text
+from pairnorm.base.memory import without_collection
+from pairnorm.base.plotting import Save, save, saving
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
 from pairnorm.paper.claims import verdicts, wanted_again
 from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
@@ -33,10 +34,9 @@ from pairnorm.paper.sections import (
     own_trials,
     scaling_section,
 )
-from pairnorm.plotting import Save, save, saving
+from pairnorm.report import can_render, render
 from pairnorm.train import Spec
 from pairnorm.train.result import Origin, Result
-from pairnorm.writing import write_text
 
 FIGURES = "figures"
 NO_FIGURES = "There are no figures: matplotlib is not installed."
@@ -104,7 +104,7 @@ def write_outputs(
 
 
 def _add_tuned(outputs: Outputs, results: Results, tuned: Experiment, untuned: Experiment | None) -> None:
-    """Add the table of tuned optimisers, below what the paper's optimiser gives with the same features."""
+    """Add the table of tuned optimizers, below what the paper's optimizer gives with the same features."""
     if Table.of(results, tuned).filled:
         both = (tuned,) if untuned is None else (untuned, tuned)
         settings = ("scale", *tuned.searched)

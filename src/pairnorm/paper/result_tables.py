@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 
+from pairnorm.base.files import csv_text
 from pairnorm.data import datasets
 from pairnorm.paper.experiments import Experiment, Place
 from pairnorm.paper.results import Chosen, Reported, Results, reported
-from pairnorm.writing import csv_text
 
 TITLES = {dataset.name: dataset.title for dataset in datasets()}
 NOT_RUN = "not run"

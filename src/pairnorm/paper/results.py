@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.paper.experiments import Experiment, Place
 from pairnorm.train import Spec, Store, Trial
 
@@ -217,8 +217,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Store]:
         return
     if not source.is_file():
         problem = f"there is no export at {source}"
-        remedy = "Check the path, or run an experiment first."
-        raise PairNormError(problem, code="file-missing", value=source, remedy=remedy)
+        hint = "Check the path, or run an experiment first."
+        raise PairNormError(problem, code="file-missing", value=source, hint=hint)
     with TemporaryDirectory() as folder:
         if source.suffix == ".gz":
             source = _unpacked(source, Path(folder))

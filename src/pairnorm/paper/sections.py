@@ -6,13 +6,13 @@ from dataclasses import fields
 from math import isnan
 from statistics import fmean
 
-from pairnorm.escaping import markdown as markdown_text
-from pairnorm.escaping import markdown_code
+from pairnorm.base.escaping import markdown as markdown_text
+from pairnorm.base.escaping import markdown_code
+from pairnorm.base.files import csv_text
 from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, Place, Selection
 from pairnorm.paper.result_tables import TITLES, Table, markdown, markdown_table
 from pairnorm.paper.results import Chosen, Results, Summary, best
 from pairnorm.train import Spec, Trial
-from pairnorm.writing import csv_text
 
 OWN_FILE = "own-trials.csv"
 # The most rows of a graph that the report shows; the file has all.
@@ -23,13 +23,13 @@ Show = Callable[[Table], str]
 
 
 def gain_section(table: Table | None, show: Show = markdown) -> str:
-    """Return the section on SGC and SGC-PN when each has its own best optimiser."""
+    """Return the section on SGC and SGC-PN when each has its own best optimizer."""
     if table is None:
         return ""
     found = {entry.place: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
     lines = [
         "## How much of the gain is PairNorm's\n",
-        "The paper trains SGC with the optimiser of GCN. Here both SGC and SGC-PN also choose learning rate "
+        "The paper trains SGC with the optimizer of GCN. Here both SGC and SGC-PN also choose learning rate "
         "(0.005, 0.05, 0.2), weight decay (0, 5e-6, 5e-4) and dropout (0, 0.6) by validation: first with one "
         "run of everything, then with all runs of the setting that did best.\n",
         show(table),
@@ -48,11 +48,11 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
             if percent == 100:
                 sentences.append(
                     f"On {TITLES[dataset]} with all vectors missing, a tuned SGC reaches {known[2]:.3f} "
-                    f"without PairNorm and {known[3]:.3f} with it; with the paper's optimiser {known[0]:.3f} "
+                    f"without PairNorm and {known[3]:.3f} with it; with the paper's optimizer {known[0]:.3f} "
                     f"and {known[1]:.3f}."
                 )
     headings = [
-        "Graph", "Missing", "Gain of PairNorm, paper's optimiser", "Gain of PairNorm, both tuned",
+        "Graph", "Missing", "Gain of PairNorm, paper's optimizer", "Gain of PairNorm, both tuned",
         "Share that is PairNorm's",
     ]  # fmt: skip
     return "\n".join([*lines, markdown_table(headings, rows, left=1), "", *sentences]) + "\n"

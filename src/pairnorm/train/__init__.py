@@ -1,7 +1,7 @@
 """Training many trials at once, on CPU and CUDA, and the store of their results."""
 
 from pairnorm.train.engine import fit, train
-from pairnorm.train.remedies import REMEDIES, Remedy, register
+from pairnorm.train.methods import REMEDIES, Remedy, register
 from pairnorm.train.result import Trial
 from pairnorm.train.schedule import Progress, run
 from pairnorm.train.spec import Spec

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pairnorm.base.errors import PairNormError, one_of, quoted
 from pairnorm.data import Graph
 from pairnorm.data.graph import check_graph
-from pairnorm.errors import PairNormError, one_of, quoted
 from pairnorm.measure.functional import MEASURES, dirichlet_energy
 from pairnorm.nn import SGC
 from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.per_trial import ModelPerTrial
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.loop import CAPTURE, Loop, on_device
+from pairnorm.train.methods import Model
 from pairnorm.train.problem import Problem
-from pairnorm.train.remedies import Model
 from pairnorm.train.result import Trial, check_seeds
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, SGCTrainer, bound, sgc_settings
@@ -37,7 +37,7 @@ def train(
 ) -> list[Trial]:
     """Train a spec once for every seed, side by side, and return the trials in the order of the seeds.
 
-    Adam minimises the cross-entropy on the training nodes; the epoch with the best validation accuracy is
+    Adam minimizes the cross-entropy on the training nodes; the epoch with the best validation accuracy is
     kept, per trial. A trial's initial weights, dropout and missing features depend on its own seed alone.
 
     Args:
@@ -122,7 +122,7 @@ def find_device(device: str | torch.device = "auto") -> torch.device:
             code="unknown-device",
             value=device,
             expected="a device that torch finds here",
-            remedy="Pass {device}.",
+            hint="Pass {device}.",
             device="auto",
         ) from error
     return found

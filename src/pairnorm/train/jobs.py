@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError
 from pairnorm.train.result import check_seed
 from pairnorm.train.spec import ENTRIES, Spec
 
@@ -44,7 +44,7 @@ class Job:
 
     @property
     def variants(self) -> list[list[Pair]]:
-        """For every trial of SGC, its scales and optimisers: pairs of any depth, rising, as many for each.
+        """For every trial of SGC, its scales and optimizers: pairs of any depth, rising, as many for each.
 
         A trial that wants fewer than another has its last repeated.
         """
@@ -113,7 +113,7 @@ def _by_variants(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
 def _architecture(spec: Spec, cuda: bool) -> Spec:
     """What pairs must agree on to train side by side: all but what is missing; for SGC, depth and scale.
 
-    On CUDA, nor the optimiser: a GPU is hardly busy with a few trials. On a CPU products of another size and
+    On CUDA, nor the optimizer: a GPU is hardly busy with a few trials. On a CPU products of another size and
     steps of other slices differ in their last digits; there a trial is the same to the bit in any company.
     """
     own: dict[str, Any] = {
@@ -140,7 +140,7 @@ def _walk(spec: Spec) -> Spec:
 
 
 def _variant(pair: Pair) -> tuple[float, ...]:
-    """Variants of one optimiser lie together: a step takes them at once."""
+    """Variants of one optimizer lie together: a step takes them at once."""
     spec, _ = pair
     return spec.learning_rate, spec.weight_decay, spec.scale
 

@@ -9,11 +9,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from pairnorm.memory import without_collection
+from pairnorm.base.memory import without_collection
 
 # Replays of a captured epoch are queued; a stop now and then keeps the queue short and Ctrl-C prompt.
 EPOCHS_PER_SYNC = 25
-# Jobs may run in several threads; an epoch is captured by one at a time, since a capture synchronises the
+# Jobs may run in several threads; an epoch is captured by one at a time, since a capture synchronizes the
 # device.
 CAPTURE = threading.Lock()
 
@@ -63,7 +63,7 @@ class Loop:
             for given in (learning_rate, weight_decay)
         )
         self._slices: list[tuple[Tensor, Tensor, slice]] = []
-        self._adam = self._optimiser(list(zip(rates, decays, strict=True)))
+        self._adam = self._optimizer(list(zip(rates, decays, strict=True)))
         self.best_accuracy = torch.full(shape, -1.0, device=device)
         self.best_epoch = torch.zeros(shape, dtype=torch.int32, device=device)
         self.diverged = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -72,12 +72,12 @@ class Loop:
         self._stream: torch.cuda.Stream | None = None
         self._captured: torch.cuda.CUDAGraph | None = None
 
-    def _optimiser(self, settings: Sequence[tuple[float, float]]) -> torch.optim.Adam:
+    def _optimizer(self, settings: Sequence[tuple[float, float]]) -> torch.optim.Adam:
         """Return an Adam with the learning rate and weight decay of every model."""
         groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
         if len({*settings}) == 1:
             groups[settings[0]] = self._parameters
-        else:  # neighbours with the same settings are one slice: Adam wants few and large ones
+        else:  # neighbors with the same settings are one slice: Adam wants few and large ones
             for setting, alike in groupby(range(len(settings)), settings.__getitem__):
                 numbers = list(alike)
                 some = slice(numbers[0], numbers[-1] + 1)

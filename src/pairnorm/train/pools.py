@@ -18,11 +18,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from pairnorm.base.csr import quieten
 from pairnorm.data import Graph
-from pairnorm.sparse import quieten
 from pairnorm.train.engine import train_job
 from pairnorm.train.jobs import Job, Pair
-from pairnorm.train.remedies import learn
+from pairnorm.train.methods import learn
 from pairnorm.train.result import Origin, Result, Trial
 
 P = ParamSpec("P")

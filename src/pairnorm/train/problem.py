@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.data import (
     Graph,
     Missing,
@@ -18,8 +19,7 @@ from pairnorm.data import (
     missing_nodes,
     missing_vectors,
 )
-from pairnorm.errors import PairNormError
-from pairnorm.fill import fill_missing
+from pairnorm.impute import fill_missing
 from pairnorm.nn import SparseMatrix, propagation
 from pairnorm.nn.distributed import Shards
 from pairnorm.train.spec import Spec
@@ -36,7 +36,7 @@ DRAW: dict[str, Callable[..., Missing]] = {
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Features as every trial sees them, the normalised adjacency, the labels, and the nodes of each part.
+    """Features as every trial sees them, the normalized adjacency, the labels, and the nodes of each part.
 
     Where ranks share the nodes, this is about own nodes; losses and accuracies are those of all.
     """
@@ -65,7 +65,7 @@ class Problem:
                 code="no-split",
                 value=graph.name,
                 expected="some of both",
-                remedy="Give it a split, such as graph.with_split('random').",
+                hint="Give it a split, such as graph.with_split('random').",
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
         adjacency = propagation(graph.adjacency, trials[0][0].adjacency).to(device)
@@ -177,8 +177,8 @@ def _known(graph: Graph, missing: Missing) -> Tensor:
         # Only entries that are not zero were drawn: that one is missing would tell what it was.
         problem = "single entries of sparse features cannot be filled"
         expected = "dense features, or whole vectors that are missing"
-        remedy = "Make them dense: graph.replace(features=graph.features.to_dense())."
-        raise PairNormError(problem, code="sparse-entries", value="entries", expected=expected, remedy=remedy)
+        hint = "Make them dense: graph.replace(features=graph.features.to_dense())."
+        raise PairNormError(problem, code="sparse-entries", value="entries", expected=expected, hint=hint)
     else:
         known = known.view(graph.num_nodes, graph.num_features, -1).transpose(1, 2)
     given = graph.missing if graph.missing.dim() == 2 else graph.missing.unsqueeze(1)

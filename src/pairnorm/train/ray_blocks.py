@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.data.packed import PackedGraph
-from pairnorm.errors import PairNormError
 from pairnorm.train.cluster import (
     ATTEMPTS,
     cause_of,
@@ -146,7 +146,7 @@ class RayBlocks:
                 "memory",
                 code="worker-died",
                 value=one.walk.width,
-                remedy="Allow less for narrower blocks: {memory}. What had finished is kept.",
+                hint="Allow less for narrower blocks: {memory}. What had finished is kept.",
                 memory=...,
             ) from error
         raise cause

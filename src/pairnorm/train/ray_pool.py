@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from pairnorm.base.csr import pieces
+from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.data import Graph
-from pairnorm.errors import PairNormError, one_of
-from pairnorm.sparse import pieces
 from pairnorm.train.cluster import ATTEMPTS, cause_of, check_room, check_version, connect, has_died
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.pools import Pool, Told, keep_freed_memory, work
@@ -53,8 +53,8 @@ class Ray(Pool):
         gpus = int(resources.get("GPU", 0))
         if device == "cuda" and not gpus:
             problem = "no node of the Ray cluster has a GPU"
-            remedy = "Pass {device}, or start a node with ray start --num-gpus."
-            raise PairNormError(problem, code="unknown-device", value=device, remedy=remedy, device="cpu")
+            hint = "Pass {device}, or start a node with ray start --num-gpus."
+            raise PairNormError(problem, code="unknown-device", value=device, hint=hint, device="cpu")
         self._on_gpu = gpus > 0 and one_of("device", device, ("auto", "cpu", "cuda")) != "cpu"
         super().__init__(gpus if self._on_gpu else max(1, int(resources.get("CPU", 1))), hear)
         self._graphs: dict[int, tuple[Graph, Any]] = {}
@@ -154,7 +154,7 @@ class Ray(Pool):
                     f"workers of the Ray cluster die of {running.job.pairs[0][0]}, or have too little memory",
                     code="worker-died",
                     value=str(running.job.pairs[0][0]),
-                    remedy="Give the nodes more memory. What had finished is in the store.",
+                    hint="Give the nodes more memory. What had finished is in the store.",
                 )
             )
 

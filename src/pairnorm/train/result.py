@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 import torch
 
+from pairnorm.base.errors import PairNormError, quoted, real_number, whole_number
 from pairnorm.data.tables import long_cells
-from pairnorm.errors import PairNormError, quoted, real_number, whole_number
 from pairnorm.train.spec import LATER, Spec
 from pairnorm.version import __version__
 
@@ -74,7 +74,7 @@ class Trial:
                 f"a measure is named {quoted(name)}, as is a column of the store",
                 code="name-taken",
                 value=name,
-                remedy="Rename the measure.",
+                hint="Rename the measure.",
             )
 
 
@@ -259,7 +259,7 @@ def write_parquet(results: Sequence[Result], path: Path) -> None:
             "Parquet needs pyarrow",
             code="library-missing",
             value="pyarrow",
-            remedy="Install it, or export as .csv.",
+            hint="Install it, or export as .csv.",
         ) from error
 
 

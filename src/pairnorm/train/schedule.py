@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
+from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
 from pairnorm.data import Graph, datasets, load
 from pairnorm.data.graph import check_graph
-from pairnorm.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
+from pairnorm.train.methods import own
 from pairnorm.train.pools import Pool, Processes, Streams, ThisProcess, Told
 from pairnorm.train.ray_pool import Ray
-from pairnorm.train.remedies import own
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
@@ -182,8 +182,8 @@ def _by_name(graphs: Any) -> dict[str, Graph]:
             check_graph(graph, f"graphs[{name!r}]")
         return dict(graphs)
     problem, expected = f"graphs is a {type(graphs).__name__}", "graphs by name"
-    remedy = "Pass graphs={'mine': graph}, with the name that specs give as dataset."
-    raise PairNormError(problem, code="wrong-type", value=graphs, expected=expected, remedy=remedy)
+    hint = "Pass graphs={'mine': graph}, with the name that specs give as dataset."
+    raise PairNormError(problem, code="wrong-type", value=graphs, expected=expected, hint=hint)
 
 
 def _fingerprinted(pairs: Iterable[Pair], graphs: dict[str, Graph]) -> tuple[list[Pair], dict[str, Graph]]:
@@ -235,7 +235,7 @@ def _named(name: str, root: str | os.PathLike[str] | None, split: str) -> Graph:
         if error.code == "unknown-choice" and error.value != split:
             error.problem = f"the dataset of a spec is {quoted(name)}, which is no graph of the package"
             own_graph = f"A graph of your own is passed beside it: graphs={{{name!r}: graph}}."
-            error.remedy = f"{error.remedy} {own_graph}".strip()
+            error.hint = f"{error.hint} {own_graph}".strip()
         raise
 
 
@@ -276,7 +276,7 @@ def _drive(
             raise PairNormError(
                 "a worker process was killed, ran out of memory, or could not begin",
                 code="worker-died",
-                remedy="Fewer need less memory: pass {workers}. A script of yours is imported by every "
+                hint="Fewer need less memory: pass {workers}. A script of yours is imported by every "
                 'worker: it needs `if __name__ == "__main__":`. What had finished is in the store.',
                 workers=1,
             ) from error

@@ -8,13 +8,13 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
+from pairnorm.base.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.data.features import SCALINGS
-from pairnorm.errors import PairNormError, one_of, quoted, real_number, whole_number
-from pairnorm.fill import FILLS
+from pairnorm.impute import FILLS
 from pairnorm.nn.models import ORDERS, PRECISIONS, Order, Precision
 from pairnorm.nn.pair_norm import MODES, Mode
 from pairnorm.nn.propagate import KINDS, Kind
-from pairnorm.train.remedies import REMEDIES, stored_name
+from pairnorm.train.methods import REMEDIES, stored_name
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
@@ -55,7 +55,7 @@ _fraction, _probability = partial(real_number, least=0, most=1), partial(real_nu
 
 @dataclass(frozen=True)
 class Spec:
-    """What a cell trains: dataset, model, normalisation and protocol, frozen and hashable.
+    """What a cell trains: dataset, model, normalization and protocol, frozen and hashable.
 
     A *trial* is a spec and a seed. Seeds are not part of the spec, so that asking for ten runs after five
     computes only the five that are missing. A field that cannot change the result takes one fixed value
@@ -70,7 +70,7 @@ class Spec:
         heads: attention heads of a GAT.
         norm: ``"none"``, ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``.
         scale: PairNorm's s.
-        order: normalise ``"after"`` the activation (the paper) or ``"before"`` it (its released code).
+        order: normalize ``"after"`` the activation (the paper) or ``"before"`` it (its released code).
         skip: the paper's t: the output of layer l is added to that of layer l + t. 0 for none.
         dropout: probability with which a feature is dropped.
         adjacency: ``"rw"`` or ``"sym"``.
@@ -86,7 +86,7 @@ class Spec:
         remedy: what is done against oversmoothing, by its name in ``pairnorm.train.REMEDIES``, or your own;
             see ``pairnorm.train.register``. Those that other fields can say are written as these.
         strength: the remedy's one parameter; 0 stands for its usual value.
-        fill: what stands in for missing features, one of ``pairnorm.fill.FILLS``; ``"zero"`` as in the paper.
+        fill: imputation of missing features, one of ``pairnorm.impute.FILLS``; ``"zero"`` as in the paper.
         precision: the type of states between the layers of a GCN or GAT, ``"float32"`` or ``"bfloat16"``,
             without a remedy or with one of PairNorm's modes; see ``pairnorm.nn.GCN``.
 
@@ -219,7 +219,7 @@ class Spec:
                 f"the spec is of {self.dataset!r}, but that graph has the fingerprint {graph.fingerprint!r}",
                 code="other-graph",
                 value=self.dataset,
-                remedy="Give the graph that it was made for, or leave out what follows the @.",
+                hint="Give the graph that it was made for, or leave out what follows the @.",
             )
         return self.replace(dataset=f"{name}@{graph.fingerprint}")
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from pairnorm.errors import PairNormError, one_of
+from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.base.files import whole_file, writable
 from pairnorm.train.result import (
     ORIGIN,
     SPEC,
@@ -29,7 +30,6 @@ from pairnorm.train.result import (
     write_parquet,
 )
 from pairnorm.train.spec import Spec
-from pairnorm.writing import whole_file, writable
 
 if TYPE_CHECKING:
     import pandas
@@ -118,8 +118,8 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     if version > len(MIGRATIONS):
         problem = f"{path} was written by a newer pairnorm (schema version {version})"
         expected = f"up to {len(MIGRATIONS)}"
-        remedy = "Upgrade pairnorm."
-        raise PairNormError(problem, code="newer-store", value=version, expected=expected, remedy=remedy)
+        hint = "Upgrade pairnorm."
+        raise PairNormError(problem, code="newer-store", value=version, expected=expected, hint=hint)
     return version
 
 
@@ -164,19 +164,19 @@ def _fault(path: Path, error: Exception, code: int = 0) -> PairNormError:
         return _foreign(path)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         problem = f"{path} has been locked by another process for {BUSY_SECONDS} seconds"
-        remedy = "Wait until that one ends, or end it; the same command then goes on."
-        return PairNormError(problem, code="store-locked", value=path, remedy=remedy)
+        hint = "Wait until that one ends, or end it; the same command then goes on."
+        return PairNormError(problem, code="store-locked", value=path, hint=hint)
     journal = path.with_name(f"{path.name}-journal")
     if code in _NOT_WRITABLE:
-        remedy = "Make room, or choose a place where you may write."
+        hint = "Make room, or choose a place where you may write."
         if journal.exists():
-            remedy = f"Make room, or copy it with {journal.name} to where you may write."
+            hint = f"Make room, or copy it with {journal.name} to where you may write."
         return PairNormError(
-            f"{path} cannot be opened or written ({error})", code="not-writable", value=path, remedy=remedy
+            f"{path} cannot be opened or written ({error})", code="not-writable", value=path, hint=hint
         )
     problem = f"{path} is damaged ({' '.join(str(error).split())[:200]})"
-    remedy = "Restore a copy; `sqlite3 FILE .recover` saves what can be read."
-    return PairNormError(problem, code="store-damaged", value=path, remedy=remedy)
+    hint = "Restore a copy; `sqlite3 FILE .recover` saves what can be read."
+    return PairNormError(problem, code="store-damaged", value=path, hint=hint)
 
 
 _NOT_WRITABLE = (
@@ -188,8 +188,8 @@ _NOT_WRITABLE = (
 )
 
 
-def _no_store(path: Path, code: str, what: str, remedy: str) -> PairNormError:
-    return PairNormError(f"{what} {path}", code=code, value=path, remedy=remedy)
+def _no_store(path: Path, code: str, what: str, hint: str) -> PairNormError:
+    return PairNormError(f"{what} {path}", code=code, value=path, hint=hint)
 
 
 def _foreign(path: Path) -> PairNormError:
@@ -270,8 +270,8 @@ class Store:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         if self.read_only:
             problem = f"{self.path} is open for reading only"
-            remedy = "Copy it to where you may write."
-            raise PairNormError(problem, code="read-only", value=self.path, remedy=remedy)
+            hint = "Copy it to where you may write."
+            raise PairNormError(problem, code="read-only", value=self.path, hint=hint)
         connection = self._connect(create=True)
         assert connection is not None
         with faults(self.path), transaction(connection):

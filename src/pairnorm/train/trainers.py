@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pairnorm.base.errors import one_of
+from pairnorm.base.files import whole_file
 from pairnorm.data import Graph
-from pairnorm.errors import one_of
 from pairnorm.nn import GAT, GCN, PairNorm, states
 from pairnorm.nn.distributed import Shards
 from pairnorm.nn.models import MakeNorm, glorot
@@ -26,10 +27,9 @@ from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
 from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.propagate import degrees
 from pairnorm.train.loop import Loop
+from pairnorm.train.methods import Model, find
 from pairnorm.train.problem import Problem, accuracies
-from pairnorm.train.remedies import Model, find
 from pairnorm.train.spec import Spec
-from pairnorm.writing import whole_file
 
 
 def build(
@@ -93,7 +93,7 @@ def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
 
 
 class GNNTrainer:
-    """One architecture, many (spec, seed) pairs that differ in seed, optimiser and in what is missing.
+    """One architecture, many (spec, seed) pairs that differ in seed, optimizer and in what is missing.
 
     Args:
         graph: the graph.
@@ -201,7 +201,7 @@ class Fitted:
 
 
 class SGCTrainer:
-    """All depths of (spec, seed) pairs that differ in nothing but seed, what is missing, scale and optimiser.
+    """All depths of (spec, seed) pairs that differ in nothing but seed, what is missing, scale and optimizer.
 
     Args:
         graph: the graph.

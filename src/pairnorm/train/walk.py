@@ -1,11 +1,11 @@
 r"""SGC over a packed graph: the columns of a state do not meet, so they are walked a block at a time.
 
 With PairNorm (PN) the state of depth k is $s_k \mathbf{C}_k$, where $\mathbf{C}_k$ is the walk that is
-centred after every step and never rescaled. Its columns are independent; the scale is one number per depth,
+centerd after every step and never rescaled. Its columns are independent; the scale is one number per depth,
 which follows afterwards from the mean squared row norm $t_k$ over all columns:
 
 $$
-\mathbf{C}_k = \text{centre}(\tilde{\mathbf{A}}_{rw} \mathbf{C}_{k-1}), \qquad
+\mathbf{C}_k = \text{center}(\tilde{\mathbf{A}}_{rw} \mathbf{C}_{k-1}), \qquad
 s_k = s_{k-1} \Big/ \sqrt{s_{k-1}^2 t_k + \epsilon}
 $$
 
@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.base.files import whole_file
+from pairnorm.base.memory import size
 from pairnorm.data.packed import PackedGraph, blocks
-from pairnorm.errors import PairNormError, one_of
-from pairnorm.memory import size
 from pairnorm.nn.ops.hop import cpu
-from pairnorm.writing import whole_file
 
 FILLS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
@@ -98,7 +98,7 @@ class Plan:
             code="too-large",
             value=self.peak(1),
             expected=f"at most {size(self.memory)}",
-            remedy="Allow {memory}, or keep fewer depths.",
+            hint="Allow {memory}, or keep fewer depths.",
             memory=size(1.1 * self.peak(1)),
         )
 
@@ -110,7 +110,7 @@ class Walk:
     Args:
         graph: the graph.
         folder: where files are kept.
-        rows: int64 [r], the nodes whose states are kept, such as the labelled ones.
+        rows: int64 [r], the nodes whose states are kept, such as the labeled ones.
         depths: at which they are kept, rising.
         width: how many columns a block has.
         fill: what stands in for missing vectors: ``"zero"``, the mean of a column; ``"mass"``, which divides
@@ -137,7 +137,7 @@ class Walk:
                 code="entries-missing",
                 value=self.fill,
                 expected="nodes that lack all features or none",
-                remedy="Pass {fill}.",
+                hint="Pass {fill}.",
                 fill="zero",
             )
 
@@ -205,7 +205,7 @@ class Walk:
         return self._path(f"{number:04d}.npz")
 
     def state(self, depth: int) -> Array:
-        """Return the normalised state of the kept rows at a depth, [r, features]."""
+        """Return the normalized state of the kept rows at a depth, [r, features]."""
         parts = []
         for number in range(len(self._blocks)):
             if self.norm == "PN-SI":
@@ -231,7 +231,7 @@ class Walk:
             part, place = weight[:, classes.start : classes.stop], slice(classes.start, classes.stop)
             state = np.empty((nodes, len(classes) + (self.fill == "mass")), np.float32)
             for rows in _slices(nodes):
-                state[rows, : len(classes)] = self._standardised(rows, every) @ part
+                state[rows, : len(classes)] = self._standardized(rows, every) @ part
             found, unit = state, 1.0
             for k, (found, unit, _) in enumerate(self._steps(self._filled(state), depth)):  # noqa: B007
                 self.tick(f"classes {classes.start + 1} to {classes.stop}, depth {k}")
@@ -259,11 +259,11 @@ class Walk:
         nodes, width = self.graph.facts.nodes, len(columns)
         state = np.empty((nodes, width + (self.fill == "mass")), np.float32)
         for rows in _slices(nodes):
-            state[rows, :width] = self._standardised(rows, columns)
+            state[rows, :width] = self._standardized(rows, columns)
         return self._filled(state)
 
-    def _standardised(self, rows: slice, columns: range) -> Array:
-        """Return features, each column standardised over what is known of it, zero where missing."""
+    def _standardized(self, rows: slice, columns: range) -> Array:
+        """Return features, each column standardized over what is known of it, zero where missing."""
         facts = self.graph.facts
         mean, deviation = (
             np.array(part)[columns.start : columns.stop] for part in (facts.mean, facts.deviation)
@@ -278,7 +278,7 @@ class Walk:
                 f"{self.graph.folder}: features are far from the mean and deviation that are noted of them",
                 code="file-damaged",
                 value=str(self.graph.folder),
-                remedy="Pack the graph again.",
+                hint="Pack the graph again.",
             )
         return values
 
@@ -310,7 +310,7 @@ class Walk:
             if k:
                 self._hop(state, other)
                 state, other = other, state
-            square = 0.0 if self.norm == "none" else _centre(state, self.norm)
+            square = 0.0 if self.norm == "none" else _center(state, self.norm)
             if self.norm == "PN-SI":
                 factors = self._row_factors(k)
                 for rows in _slices(len(state)):
@@ -340,7 +340,7 @@ class Walk:
                         np.multiply(before[rows], factors[rows, None], out=scaled[rows])
                     self._hop(scaled, state)
                     del scaled
-                _centre(state, self.norm)
+                _center(state, self.norm)
                 cpu.row_squares(state, squares)
                 state.tofile(self._path(f"state-{depth % 2}-{number:04d}"))
                 del state
@@ -370,7 +370,7 @@ def label_propagation(
     Args:
         graph: the graph.
         labels: int [n], those to spread, -1 elsewhere.
-        alpha: how much a node listens to its neighbours.
+        alpha: how much a node listens to its neighbors.
         rounds: how many.
         width: how many classes at a time.
         out: the file.
@@ -405,16 +405,16 @@ def _slices(rows: int) -> Iterator[slice]:
     return (slice(start, min(start + ROWS, rows)) for start in range(0, rows, ROWS))
 
 
-def _centre(state: Array, norm: str) -> float:
-    """Centre in place and return the mean squared row norm.
+def _center(state: Array, norm: str) -> float:
+    """Center in place and return the mean squared row norm.
 
     Rounding leaves a mean. A walk that is never rescaled would keep it, while all else fades: for PN it is
     taken off as well. PN-SI would enlarge what that does to rows that are zero.
     """
     nodes = len(state)
-    squares = cpu.centre(state, cpu.column_sums(state) / nodes)
+    squares = cpu.center(state, cpu.column_sums(state) / nodes)
     if norm == "PN":
-        squares = cpu.centre(state, cpu.column_sums(state) / nodes)
+        squares = cpu.center(state, cpu.column_sums(state) / nodes)
     return float(squares.sum()) / nodes
 
 

@@ -67,7 +67,7 @@ def test_a_candidate_is_scored_by_the_tasks_metric(task: Task, metric: str) -> N
             "auc": metrics.roc_auc_score(labels, chances[:, 1]),
         }[metric]
         assert (labels == 0).sum() < (labels == 1).sum()
-        # Classes of one size learnt from: no tilt changes what is predicted.
+        # Classes of one size learned from: no tilt changes what is predicted.
         assert one.score == pytest.approx(reference, abs=1e-5)
 
 

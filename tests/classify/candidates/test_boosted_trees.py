@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def table() -> Task:
-    """Three classes and numbers, of which many are missing, that tell a class by neighbours' columns."""
+    """Three classes and numbers, of which many are missing, that tell a class by neighbors' columns."""
     graph = csbm(400, classes=3, seed=2).with_split("per-class-20")
     generator = torch.Generator().manual_seed(0)
     features = graph.labels[:, None].float() + 1.5 * torch.randn(400, 3, generator=generator)
@@ -45,7 +45,7 @@ def test_fewer_hops_are_columns_of_more(table: Task) -> None:
     assert settings[0] | settings[1] == settings[2]
 
 
-def test_neighbours_columns_are_worth_more_than_a_nodes_own(table: Task) -> None:
+def test_neighbors_columns_are_worth_more_than_a_nodes_own(table: Task) -> None:
     ((candidate, *_),) = BoostedTrees((2,), (4,)).fit(table, lambda done: None)
     alone = table.graph.replace(adjacency=Graph.from_edges([[0], [1]], num_nodes=400).adjacency)
     ((own, *_),) = BoostedTrees((2,), (4,)).fit(Task(alone, table.features, "rw", CPU), lambda done: None)
@@ -67,7 +67,7 @@ def test_damaged_trees_are_refused(table: Task) -> None:
         "right": tensors["right"] + 10**6,
         "feature": tensors["feature"] + 1000,
         "roots": tensors["roots"] - 10**6,
-        "learnt": tensors["learnt"] + 3,
+        "learned": tensors["learned"] + 3,
     }.items():
         saved = Saved(Candidate("boosted trees"), settings, tensors | {name: wrong}, 3, 3)
         with pytest.raises((ValueError, RuntimeError)):

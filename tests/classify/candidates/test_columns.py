@@ -32,18 +32,18 @@ def test_means_are_over_what_is_known_at_the_ends_of_walks(holed: Graph) -> None
 
 
 def test_a_node_never_sees_its_own_label(small: Graph) -> None:
-    """Whatever its own label is, its columns are the same; those of its neighbours are not."""
+    """Whatever its own label is, its columns are the same; those of its neighbors are not."""
     node = int(small.train.nonzero()[0])
     labels = small.labels.clone()
     labels[node] = 1 - labels[node]
     other = small.replace(labels=labels)
     found, changed = (label_columns(graph, Known.of(graph), 2, CPU) for graph in (small, other))
     torch.testing.assert_close(found[node], changed[node], equal_nan=True, atol=0, rtol=0)
-    neighbours = small.adjacency.to_dense()[node] > 0
-    assert not torch.equal(found[neighbours].nan_to_num(), changed[neighbours].nan_to_num())
+    neighbors = small.adjacency.to_dense()[node] > 0
+    assert not torch.equal(found[neighbors].nan_to_num(), changed[neighbors].nan_to_num())
 
 
-def test_near_shares_are_those_of_labelled_neighbours(small: Graph) -> None:
+def test_near_shares_are_those_of_labeled_neighbors(small: Graph) -> None:
     found = label_columns(small, Known.of(small), 2, CPU)
     given = torch.nn.functional.one_hot(small.labels, 2) * small.train[:, None]
     near = small.adjacency.to_dense() @ given.float()
@@ -79,9 +79,9 @@ def test_directions_are_the_means_and_labels_along_and_against_edges(one_way: Gr
     listed = torch.zeros(300, 300, dtype=torch.bool)
     listed[tuple(one_way.edge_index[:, one_way.directed])] = True
     expected = torch.full((300, 2 * (4 + 2 + 2)), torch.nan)
-    for offset, neighbours in ((0, listed), (8, listed.T)):
+    for offset, neighbors in ((0, listed), (8, listed.T)):
         for node in range(300):
-            near = neighbours[node].nonzero().squeeze(1)
+            near = neighbors[node].nonzero().squeeze(1)
             known = torch.where(one_way.missing, torch.nan, one_way.features)[near]
             labels = one_way.labels[near][one_way.train[near]]
             row = [known.nanmean(0), torch.tensor([len(near)]).log1p()]

@@ -8,7 +8,7 @@ from pairnorm.classify.candidates import SGCFamily, Task, base, shared_walks
 from pairnorm.classify.candidates import sgc as module
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
-from pairnorm.fill import fill_missing
+from pairnorm.impute import fill_missing
 
 CPU = torch.device("cpu")
 SCALES = (1.0, 10.0)

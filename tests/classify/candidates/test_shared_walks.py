@@ -6,10 +6,10 @@ import torch
 from pairnorm.classify import NodeClassifier, Scaling
 from pairnorm.classify.candidates import SGCFamily, Task, columns, shared_walks
 from pairnorm.classify.candidates.base import Known
-from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, normalised
+from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, normalized
 from pairnorm.classify.search import plan
 from pairnorm.data import Graph
-from pairnorm.fill import fill_missing
+from pairnorm.impute import fill_missing
 from pairnorm.nn import PairNorm, propagation, states
 
 CPU = torch.device("cpu")
@@ -63,10 +63,10 @@ def test_few_nodes_keep_no_states(gaps: Graph) -> None:
     assert not walk._kept()
 
 
-def test_an_adjacency_is_normalised_once(small: Graph) -> None:
-    assert normalised(small, "sym", CPU) is normalised(small.replace(name="other"), "sym", CPU)
+def test_an_adjacency_is_normalized_once(small: Graph) -> None:
+    assert normalized(small, "sym", CPU) is normalized(small.replace(name="other"), "sym", CPU)
     expected = propagation(small.adjacency, "sym").to_dense()
-    assert torch.equal(normalised(small, "sym", CPU).to_dense(), expected)
+    assert torch.equal(normalized(small, "sym", CPU).to_dense(), expected)
 
 
 @pytest.mark.parametrize("norm", ["none", "PN", "PN-SI", "PN-SCS"])
@@ -93,14 +93,14 @@ def test_what_shares_walks_predicts_the_same(gaps: Graph, monkeypatch, norm, lim
 
 
 def test_an_sgc_without_pair_norm_is_one_of_another_scale(gaps: Graph) -> None:
-    """What over many nodes spares half of the walks: the bias takes what centring takes away."""
+    """What over many nodes spares half of the walks: the bias takes what centering takes away."""
     features = Scaling.of(gaps)(gaps).to_dense()
     matrix = propagation(gaps.adjacency)
     plain = next(islice(states(features, matrix), 6, None))
     normed = next(islice(states(features, matrix, PairNorm()), 6, None))
-    centred = plain - plain.mean(0)
-    scale = float(centred.norm() / normed.norm())
-    assert torch.allclose(centred, scale * normed, atol=1e-4 * float(centred.abs().max()))
+    centerd = plain - plain.mean(0)
+    scale = float(centerd.norm() / normed.norm())
+    assert torch.allclose(centerd, scale * normed, atol=1e-4 * float(centerd.abs().max()))
 
 
 def test_over_many_nodes_one_norm_is_planned(small: Graph, many) -> None:

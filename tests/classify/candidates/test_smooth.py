@@ -25,12 +25,12 @@ def test_what_is_spread_solves_its_equation(task: Task) -> None:
 
 
 def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task) -> None:
-    """Features alone know little, their neighbours' more."""
+    """Features alone know little, their neighbors' more."""
     families = [LogisticRegression((3.0,)), LogisticRegression((10.0,))]
     assert search(task, families).smooths == (None,)
     choice = search(task, families, simple=False)
     assert choice.smooths[0] is not None
-    plain = choice._replace(smooths=(None,), learnt=None).learn(task)
+    plain = choice._replace(smooths=(None,), learned=None).learn(task)
     held, truth = task.graph.validation, task.held
 
     def loss(model: Average) -> float:
@@ -39,7 +39,7 @@ def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task
 
     assert loss(choice.learn(task)) < loss(plain) - 0.01
     assert np.isclose(loss(choice.learn(task)), choice.best.validation_loss, rtol=1e-4)
-    again = choice._replace(learnt=None).learn(task)
+    again = choice._replace(learned=None).learn(task)
     assert np.isclose(loss(again), choice.best.validation_loss, rtol=1e-4)
 
 

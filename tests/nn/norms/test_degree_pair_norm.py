@@ -12,12 +12,12 @@ def brute_force(x, degree, scale, mode, eps):
     """The projection as a matrix, row by row in float64."""
     dominant = degree.double().sqrt()
     dominant = dominant / dominant.norm()
-    centred = x.double() - torch.outer(dominant, dominant) @ x.double()
-    squares = [row @ row for row in centred]
+    centerd = x.double() - torch.outer(dominant, dominant) @ x.double()
+    squares = [row @ row for row in centerd]
     if mode == "PN":
         squares = [sum(squares) / len(squares)] * len(squares)
     return torch.stack(
-        [scale * row / (square + eps).sqrt() for row, square in zip(centred, squares, strict=True)]
+        [scale * row / (square + eps).sqrt() for row, square in zip(centerd, squares, strict=True)]
     )
 
 

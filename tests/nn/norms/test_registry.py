@@ -69,7 +69,7 @@ def test_the_order_of_nodes_does_not_matter(name, batch, near):
 
 
 @pytest.mark.parametrize("name", [name for name in NORMS if name not in OVER_GRAPHS])
-def test_graphs_are_normalised_on_their_own(name, batch, near):
+def test_graphs_are_normalized_on_their_own(name, batch, near):
     if batch is None:
         return
     norm = make(name)

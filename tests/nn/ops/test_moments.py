@@ -27,12 +27,12 @@ def test_sums_and_means_equal_a_loop(batch, middle):
 
 
 @pytest.mark.parametrize("batch", [None, BATCH])
-def test_centring_is_a_projection_that_is_its_own_adjoint(batch):
+def test_centering_is_a_projection_that_is_its_own_adjoint(batch):
     x, y = torch.randn(2, 6, 3, dtype=torch.float64)
-    centre = groups(x, batch).centre
-    torch.testing.assert_close(centre(centre(x)), centre(x))
-    torch.testing.assert_close((centre(x) * y).sum(), (x * centre(y)).sum())
-    assert groups(x, batch).sum(centre(x)).abs().max() < 1e-12
+    center = groups(x, batch).center
+    torch.testing.assert_close(center(center(x)), center(x))
+    torch.testing.assert_close((center(x) * y).sum(), (x * center(y)).sum())
+    assert groups(x, batch).sum(center(x)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("batch", [None, BATCH])
@@ -50,7 +50,7 @@ def test_sums_add_up_over_parts_of_a_graph():
     torch.testing.assert_close(sum(parts), groups(x, BATCH).sum(x))
 
 
-@pytest.mark.parametrize("operation", ["sum", "mean", "centre"])
+@pytest.mark.parametrize("operation", ["sum", "mean", "center"])
 def test_gradients(operation):
     x = torch.randn(6, 2, 2, dtype=torch.float64, requires_grad=True)
     function = getattr(groups(x, BATCH), operation)
@@ -66,7 +66,7 @@ def test_batch_size_is_read_from_the_batch_where_not_given():
 
 def test_large_means_lose_nothing_small():
     x = 1e6 + torch.arange(8.0).view(8, 1)
-    assert torch.equal(Groups(8).centre(x), torch.arange(8.0).view(8, 1) - 3.5)
+    assert torch.equal(Groups(8).center(x), torch.arange(8.0).view(8, 1) - 3.5)
 
 
 def test_a_list_is_no_batch(raises):

@@ -65,7 +65,7 @@ def test_a_step_and_its_sums_do_not_depend_on_threads(with_threads, monkeypatch)
         y = np.empty_like(x)
         hop.hop(crow, column, None, x, y)
         mean = hop.column_sums(y) / 40
-        return y, mean, hop.centre(y, mean)
+        return y, mean, hop.center(y, mean)
 
     first, *others = (with_threads(count, walk) for count in (1, 2, 3))
     for other in others:

@@ -83,7 +83,7 @@ def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[Smooth | Non
 
     Args:
         task: with validation nodes or folds.
-        averages: learnt in each fold.
+        averages: learned in each fold.
     """
     plain: list[Tensor] = []
     smoothed: list[Tensor] = []
@@ -116,7 +116,7 @@ class Average:
 
     Args:
         parts: (how often it was taken, what it is, fitted) of each; one is enough.
-        known: the labels of the nodes that were learnt from.
+        known: the labels of the nodes that were learned from.
         guess: [classes], the probabilities of nodes that are ``lost``.
         smooth: what is done with the mean.
         said: the mean that was last asked for, and of what: the same parts may be smoothed afterwards.

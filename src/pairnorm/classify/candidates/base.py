@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints
@@ -21,14 +22,13 @@ from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.data.features import without_rows
 from pairnorm.data.random import Stream
-from pairnorm.errors import PairNormError
 from pairnorm.nn import Kind, Mode
 from pairnorm.nn.distributed import Shards
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.spec import Norm
 
 LARGEST_STATE = 8 * 2**30
-# Of the nodes without a label, at most so many are learnt from, their probabilities to this power.
+# Of the nodes without a label, at most so many are learned from, their probabilities to this power.
 PUPILS, SHARPER = 4000, 1.5
 # A regression on more columns than this would take long on so many: it takes fewer.
 MANY_COLUMNS, FEWER_PUPILS = 2000, 1000
@@ -196,7 +196,7 @@ class Task:
         return counts / counts.sum()
 
     def held_logits(self, learn: Learn) -> Tensor:
-        """Return what is said of the nodes held out, fold after fold, by what learnt from the others.
+        """Return what is said of the nodes held out, fold after fold, by what learned from the others.
 
         Args:
             learn: makes a candidate of a task.
@@ -275,13 +275,13 @@ class Lesson(NamedTuple):
 
 
 class Fitted(Protocol):
-    """A candidate that has learnt."""
+    """A candidate that has learned."""
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return what it says of every node, [n, trials, classes].
 
         Args:
-            graph: the one learnt from, or one that has changed since.
+            graph: the one learned from, or one that has changed since.
             features: of that graph, [n, d], scaled.
             device: where to run.
         """
@@ -392,7 +392,7 @@ class Family(Protocol):
         """How many times ``tick`` will be called."""
 
     def fit(self, task: Task, tick: Tick) -> Found:
-        """Yield every candidate, learnt from the training nodes and judged by the validation nodes.
+        """Yield every candidate, learned from the training nodes and judged by the validation nodes.
 
         Args:
             task: the graph.
@@ -410,18 +410,18 @@ def fewer(task: Task, most: int) -> Task:
     return replace(task, graph=task.graph.replace(train=train))
 
 
-def lost(graph: Graph, labelled: Tensor) -> Tensor:
+def lost(graph: Graph, labeled: Tensor) -> Tensor:
     """Return bool [n], on the CPU: nodes that no path connects with a known feature or a known label.
 
     Nothing tells them apart: all get the same guess.
 
     Args:
         graph: whose edges, and what it misses.
-        labelled: bool [n], the nodes whose labels are known.
+        labeled: bool [n], the nodes whose labels are known.
     """
     if not graph.missing.any():
         return torch.zeros(graph.num_nodes, dtype=torch.bool)
-    return ~reachable(graph.adjacency, ~graph.missing_vectors | labelled)
+    return ~reachable(graph.adjacency, ~graph.missing_vectors | labeled)
 
 
 def is_large(graph: Graph) -> bool:
@@ -434,15 +434,15 @@ def _dense_size(graph: Graph) -> int:
 
 
 def check_size(graph: Graph) -> None:
-    """Refuse features that are too large to be dense, which propagating and standardising make them."""
+    """Refuse features that are too large to be dense, which propagating and standardizing make them."""
     if is_large(graph):
         raise PairNormError(
-            f"{graph.num_features:,} features of {graph.num_nodes:,} nodes, propagated or standardised, take "
+            f"{graph.num_features:,} features of {graph.num_nodes:,} nodes, propagated or standardized, take "
             f"{_dense_size(graph) / 2**30:.0f} GiB at a time",
             code="too-large",
             value=_dense_size(graph),
             expected=f"at most {LARGEST_STATE / 2**30:.0f} GiB",
-            remedy="Keep fewer columns, or pass {model} and {scaling}.",
+            hint="Keep fewer columns, or pass {model} and {scaling}.",
             model="GCN",
             scaling="rows",
         )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import whole_number
 from pairnorm.classify.candidates.base import (
     Candidate,
     Found,
@@ -28,7 +29,6 @@ from pairnorm.classify.candidates.columns import direction_columns, feature_colu
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.regression import principal
 from pairnorm.data import Graph
-from pairnorm.errors import whole_number
 from pairnorm.nn.ops.kernels import installed
 
 HOPS, LEAVES = (1, 3), (4, 16)
@@ -57,7 +57,7 @@ class BoostedTrees:
     Args:
         hops: how far around a node to look.
         leaves: the most leaves of a tree.
-        directed: whether to tell neighbours along edges from those against them.
+        directed: whether to tell neighbors along edges from those against them.
         name: of the family.
     """
 
@@ -106,9 +106,9 @@ def _stages(task: Task, train: Any, held: Any, leaves: int) -> list[Tensor]:
     """Return the logits of the rows held out after every round, [m, classes]."""
     with _alone():
         model = _boost(task, train, leaves)
-        learnt = torch.from_numpy(model.classes_)
+        learned = torch.from_numpy(model.classes_)
         every = model.staged_decision_function(held)
-        return [_logits(torch.from_numpy(raw).float(), learnt, task.classes) for raw in every]
+        return [_logits(torch.from_numpy(raw).float(), learned, task.classes) for raw in every]
 
 
 def _alone() -> Any:
@@ -187,15 +187,15 @@ def _boost(task: Task, known: Any, leaves: int, iterations: int | None = None) -
     return model.fit(known, task.graph.labels.cpu()[train].numpy())
 
 
-def _logits(raw: Tensor, learnt: Tensor, classes: int) -> Tensor:
-    """Return logits of all classes, [m, classes]; one that was not learnt gets next to nothing.
+def _logits(raw: Tensor, learned: Tensor, classes: int) -> Tensor:
+    """Return logits of all classes, [m, classes]; one that was not learned gets next to nothing.
 
     Of two classes, one number parts them: what is raw is [m] or [m, 1] then.
     """
     raw = raw.unsqueeze(1) if raw.dim() == 1 else raw
     raw = raw if raw.shape[1] > 1 else torch.cat([-raw / 2, raw / 2], 1)
     logits = raw.new_full((len(raw), classes), -30.0)
-    logits[:, learnt] = raw
+    logits[:, learned] = raw
     return logits
 
 
@@ -251,14 +251,14 @@ class Trees:
         nodes: ``feature``, ``threshold``, ``missing_left``, ``left``, ``right``, ``value`` of each.
         roots: int64 [rounds, trees], where each tree begins.
         baseline: float64 [trees], what they are added to.
-        learnt: int64, the classes that had training nodes.
+        learned: int64, the classes that had training nodes.
     """
 
     columns: _Columns
     nodes: dict[str, Tensor]
     roots: Tensor
     baseline: Tensor
-    learnt: Tensor
+    learned: Tensor
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the sum over all trees for every node, [n, 1, classes]."""
@@ -273,7 +273,7 @@ class Trees:
         else:
             every = table.blocks(max(1, AT_ONCE // self.roots.numel()))
             raw = torch.cat([self._sum(torch.from_numpy(rows).double()) for rows in every])
-        return _logits(raw, self.learnt, self.columns.classes).float().unsqueeze(1).to(device)
+        return _logits(raw, self.learned, self.columns.classes).float().unsqueeze(1).to(device)
 
     def _sum(self, rows: Tensor) -> Tensor:
         node, at = self.roots.flatten().expand(len(rows), -1), self.nodes
@@ -288,7 +288,7 @@ class Trees:
 
     def state(self) -> State:
         """Return the trees and the labels."""
-        tensors = {**self.nodes, "roots": self.roots, "baseline": self.baseline, "learnt": self.learnt}
+        tensors = {**self.nodes, "roots": self.roots, "baseline": self.baseline, "learned": self.learned}
         tensors |= {"names": self.columns.known.names, "labels": self.columns.known.labels}
         if self.columns.axes is not None:
             tensors["axes"] = self.columns.axes
@@ -304,18 +304,18 @@ class Trees:
         features = saved.features if axes is None else axes.shape[1]
         directed = saved.settings.get("directed") is True
         columns = _Columns(hops, Known.restore(saved), saved.classes, features, axes, directed)
-        roots, learnt = saved.tensors["roots"], saved.tensors["learnt"]
+        roots, learned = saved.tensors["roots"], saved.tensors["learned"]
         count = len(saved.tensors["feature"])
         nodes = {name: saved.tensor(name, count) for name in FIELDS}
         here = torch.arange(count)
         left, right, feature = nodes["left"], nodes["right"], nodes["feature"]
         leaf = (left == here) & (right == here)
         down = (left > here) & (right > here) & (torch.maximum(left, right) < count)
-        trees = 1 if len(learnt) == 2 else len(learnt)
+        trees = 1 if len(learned) == 2 else len(learned)
         if not (leaf | down).all() or not ((feature >= 0) & (feature < columns.width(directed))).all():
             raise ValueError("the trees lead nowhere")
         if roots.shape[1:] != (trees,) or not ((roots >= 0) & (roots < count)).all():
             raise ValueError("the roots are not those of the trees")
-        if not ((learnt >= 0) & (learnt < saved.classes)).all():
+        if not ((learned >= 0) & (learned < saved.classes)).all():
             raise ValueError(f"the trees are not those of {saved.classes} classes")
-        return cls(columns, nodes, roots, saved.tensor("baseline", trees), learnt)
+        return cls(columns, nodes, roots, saved.tensor("baseline", trees), learned)

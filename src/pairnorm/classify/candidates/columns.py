@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pairnorm.base.csr import sparse_csr
 from pairnorm.classify.candidates.base import Known
-from pairnorm.classify.candidates.shared_walks import LARGEST_KEPT, has_many_nodes, kept_of, normalised
+from pairnorm.classify.candidates.shared_walks import LARGEST_KEPT, has_many_nodes, kept_of, normalized
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import along_and_against
 from pairnorm.data.features import stored_rows
-from pairnorm.fill.known import mask_of, observed
+from pairnorm.impute.known import mask_of, observed
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.propagate import restart_walk
-from pairnorm.sparse import sparse_csr
 
 FOLDS = 10
 ALPHA, ROUNDS = 0.9, 20
@@ -63,8 +63,8 @@ def _means(matrix: SparseMatrix, features: Tensor, mask: Tensor, hops: int) -> I
 def direction_columns(graph: Graph, features: Tensor, known: Known, classes: int) -> Tensor:
     """Return what is around a node along its edges, then against them: [n, 2 (d + classes + 2)].
 
-    Of each direction: the mean of what is known of the neighbours' features, the logarithm of 1 + degree, the
-    shares of classes among labelled neighbours, and the logarithm of 1 + how many those are.
+    Of each direction: the mean of what is known of the neighbors' features, the logarithm of 1 + degree, the
+    shares of classes among labeled neighbors, and the logarithm of 1 + how many those are.
 
     Args:
         graph: whose edges, and what it misses. Where all its edges go both ways, both directions are alike.
@@ -83,11 +83,11 @@ def direction_columns(graph: Graph, features: Tensor, known: Known, classes: int
 
 
 def label_columns(graph: Graph, known: Known, classes: int, device: torch.device) -> Tensor:
-    """Return the shares of classes among labelled neighbours, how many those are, and shares further around.
+    """Return the shares of classes among labeled neighbors, how many those are, and shares further around.
 
-    A node never sees its own label, else a model would learn to copy it: a neighbour is not oneself, and what
+    A node never sees its own label, else a model would learn to copy it: a neighbor is not oneself, and what
     comes from further (label propagation) starts from the labels of other folds, to which nodes belong by
-    name. So a known node has the same columns whether it is learnt from or predicted. [n, 2 classes + 1].
+    name. So a known node has the same columns whether it is learned from or predicted. [n, 2 classes + 1].
 
     Args:
         graph: the one that the labels are of, or one that has changed since.
@@ -109,7 +109,7 @@ def _label_columns(graph: Graph, labels: Tensor, classes: int) -> Tensor:
     # A set of columns for every fold, from the labels outside it, and one from all labels, for the others.
     outside = (folds[:, None] != torch.arange(FOLDS + 1, device=device)).float()
     start = (outside[:, :, None] * given[:, None]).flatten(1)
-    state = restart_walk(normalised(graph, "rw", device), start, [ALPHA], ROUNDS)
+    state = restart_walk(normalized(graph, "rw", device), start, [ALPHA], ROUNDS)
     far = state.view(len(given), FOLDS + 1, classes)[torch.arange(len(given), device=device), folds]
     return torch.cat([*_near(*_walk(graph.adjacency, device), given), _shares(far)], 1)
 
@@ -124,7 +124,7 @@ def _given(labels: Tensor, classes: int) -> Tensor:
 
 
 def _near(matrix: SparseMatrix, degree: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shares of classes among labelled neighbours, and the logarithm of 1 + how many those are."""
+    """Return the shares of classes among labeled neighbors, and the logarithm of 1 + how many those are."""
     near = (matrix @ given) * degree[:, None]
     return _shares(near), near.sum(1, keepdim=True).log1p()
 

@@ -18,7 +18,7 @@ from pairnorm.classify.candidates.base import Candidate, Found, Task, Tick, Trie
 from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.nn.distributed import Shards
-from pairnorm.train.remedies import Model
+from pairnorm.train.methods import Model
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, build
 
@@ -105,7 +105,7 @@ def _train(task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpo
     setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
     setting += f", initial share {spec.strength:g}" if spec.strength else ""
     candidate = Candidate(_model(spec), spec.norm, spec.depth, scale, setting=setting)
-    # When to stop was learnt from the validation nodes: nothing would be left to tell.
+    # When to stop was learned from the validation nodes: nothing would be left to tell.
     learn = partial(_as_trained, network=Network(model.eval()))
     return task.tried(candidate, logits[graph.validation.to(logits.device)], learn)
 

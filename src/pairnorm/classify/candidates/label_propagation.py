@@ -10,10 +10,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from pairnorm.base.errors import real_number
 from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, State, Task, Tick
-from pairnorm.classify.candidates.shared_walks import normalised
+from pairnorm.classify.candidates.shared_walks import normalized
 from pairnorm.data import Graph
-from pairnorm.errors import real_number
 from pairnorm.nn.propagate import restart_walk
 
 ALPHAS = (0.5, 0.9, 0.99)
@@ -25,7 +25,7 @@ class LabelPropagation:
     r"""Label propagation (Zhou et al., 2004) for several α: $F \leftarrow \alpha S F + (1 - \alpha) Y$.
 
     Args:
-        alphas: how much a node listens to its neighbours against its own label.
+        alphas: how much a node listens to its neighbors against its own label.
         name: of the family.
     """
 
@@ -76,7 +76,7 @@ class Spreading:
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
-        """Take up the labels of the nodes that were learnt from."""
+        """Take up the labels of the nodes that were learned from."""
         alpha = real_number("alpha", saved.settings["alpha"], least=0, below=1)
         return cls(alpha, Known.restore(saved), saved.classes)
 
@@ -84,6 +84,6 @@ class Spreading:
 def _spread(graph: Graph, labels: Tensor, alphas: Sequence[float], classes: int) -> Tensor:
     """Return the logits of ``Spreading`` for every α, [n, alphas, classes], of one walk."""
     given = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
-    state = restart_walk(normalised(graph, "sym", labels.device), given, alphas, ROUNDS)
+    state = restart_walk(normalized(graph, "sym", labels.device), given, alphas, ROUNDS)
     # Where no label arrives, the most frequent class is the best guess.
     return (state + 1e-12 * given.sum(0) + 1e-30).log()

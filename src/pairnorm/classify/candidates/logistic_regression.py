@@ -21,10 +21,10 @@ from pairnorm.nn import pair_norm
 
 @dataclass(frozen=True)
 class LogisticRegression:
-    """An SGC of depth 0: a regression on a node's own features, centred and scaled by PairNorm.
+    """An SGC of depth 0: a regression on a node's own features, centerd and scaled by PairNorm.
 
     Args:
-        scales: PairNorm's s, the strength of regularisation.
+        scales: PairNorm's s, the strength of regularization.
         name: of the family.
     """
 

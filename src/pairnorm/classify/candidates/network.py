@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Saved, State
-from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, is_dear, normalised
+from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, is_dear, normalized
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, states
@@ -32,7 +32,7 @@ class Network:
         module, features = self.module.to(device).eval(), features.to(device)
         mode = getattr(getattr(module, "norm", None), "mode", None)
         shared = isinstance(module, SGC) and mode != "PN-SCS"  # whose scales have walks of their own
-        matrix = normalised(graph, module.adjacency, device)
+        matrix = normalized(graph, module.adjacency, device)
         if isinstance(module, SGC) and graph.missing.dim() == 1:  # few rows span few dimensions to walk in
             basis, features = span(features.to_dense())
             if basis is not None:

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from pairnorm.classify.candidates.base import Candidate, Found, Task, Tick, check_size, fewer
 from pairnorm.classify.candidates.network import Network
-from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, is_dear, normalised
+from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, is_dear, normalized
 from pairnorm.classify.regression import GRADIENT, fold_regressions, span
 from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES
 from pairnorm.nn import SGC, PairNorm, states
@@ -57,7 +57,7 @@ class SGCFamily:
                 for depth, state, tried, better in task.sparing.depths(depths, walk, tick, name):
                     yield from tried
                     if better and norm != "PN-SCS" and task.hidden is None:
-                        # The best so far is likely to be learnt.
+                        # The best so far is likely to be learned.
                         _walk(task, fill, norm).keep(depth, state)
 
 
@@ -88,7 +88,7 @@ def _sweep(
     """Yield, for every depth, its state, and (candidate, weights of every fold, biases) of every scale."""
     graph, device = task.graph, task.device
     start = filled(fill, graph, _reduced(task)[1])
-    matrix = normalised(graph, task.adjacency, device)
+    matrix = normalized(graph, task.adjacency, device)
     own = scales[0] if norm == "PN-SCS" else 1.0
     walk = states(start, matrix, None if norm == "none" else PairNorm(own, norm))
     for depth, state in zip(range(max(depths) + 1), walk, strict=False):

@@ -1,4 +1,4 @@
-"""What candidates walk with: the normalised adjacency, filled features, and SGC's states, each made once."""
+"""What candidates walk with: the normalized adjacency, filled features, and SGC's states, each made once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.data import Graph
-from pairnorm.fill import fill_missing
+from pairnorm.impute import fill_missing
 from pairnorm.nn import Kind, Mode, PairNorm, SparseMatrix, propagation, states
 
 MANY_NODES = 100_000
@@ -37,7 +37,7 @@ def is_dear(graph: Graph, features: Tensor) -> bool:
     return has_many_nodes(graph) or 2 * graph.num_edges * features.shape[1] >= DEAR_STEP
 
 
-def normalised(graph: Graph, kind: Kind, device: torch.device) -> SparseMatrix:
+def normalized(graph: Graph, kind: Kind, device: torch.device) -> SparseMatrix:
     """Return ``propagation`` of a graph's adjacency, made once.
 
     Args:
@@ -105,7 +105,7 @@ class SharedWalk(NamedTuple):
     def state(self, depth: int) -> Tensor:
         """Return the state of a depth; where steps are dear it is kept, and walks go on from the deepest."""
         norm = None if self.mode is None else PairNorm(1.0, self.mode)
-        matrix, kept = normalised(self.graph, self.kind, self.features.device), self._kept()
+        matrix, kept = normalized(self.graph, self.kind, self.features.device), self._kept()
         start = max((known for known in kept if known <= depth), default=None)
         if start is None:
             return self.keep(depth, _after(depth, filled(self.fill, self.graph, self.features), matrix, norm))
@@ -139,7 +139,7 @@ def _after(steps: int, x: Tensor, matrix: SparseMatrix, norm: PairNorm | None) -
     return next(islice(states(x, matrix, norm), steps, None))
 
 
-# By adjacency: normalised. By features: filled, and states of walks; with the graph that they are of.
+# By adjacency: normalized. By features: filled, and states of walks; with the graph that they are of.
 _MATRICES: Any = WeakTensorKeyDictionary()
 _FILLED: Any = WeakTensorKeyDictionary()
 _STATES: Any = WeakTensorKeyDictionary()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.shared_walks import normalised
+from pairnorm.classify.candidates.shared_walks import normalized
 from pairnorm.data import Graph
 from pairnorm.nn.propagate import restart_walk
 
@@ -25,7 +25,7 @@ class Smooth(NamedTuple):
     The first half, which spreads the errors on training nodes, gained nothing over an average.
 
     Args:
-        alpha: α, how much a node listens to its neighbours.
+        alpha: α, how much a node listens to its neighbors.
         power: γ, which changes no node's most probable class.
     """
 
@@ -48,7 +48,7 @@ def spread(graph: Graph, chances: Tensor, labels: Tensor, alphas: Sequence[float
     """
     certain = torch.nn.functional.one_hot(labels.clamp(min=0), chances.shape[1]).to(chances)
     start = torch.where((labels >= 0)[:, None], certain, chances)
-    matrix = normalised(graph, "sym", chances.device)
+    matrix = normalized(graph, "sym", chances.device)
     return sharpened(restart_walk(matrix, start, alphas, ROUNDS), 1.0)
 
 

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.base.errors import PairNormError, real_number, whole_number
 from pairnorm.nn.ops.moments import check_states
 
 
@@ -15,12 +15,12 @@ class Norm(Protocol):
     """A norm of node representations: the modules of this room, PyG's that take ``batch``, your own."""
 
     def __call__(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Return ``x`` normalised.
+        """Return ``x`` normalized.
 
         Args:
-            x: ``[nodes, features]``, or ``[nodes, trials, features]``: every trial is normalised on its own.
+            x: ``[nodes, features]``, or ``[nodes, trials, features]``: every trial is normalized on its own.
             batch: the graph of each node, in any order; None for one graph.
-            batch_size: the number of graphs; given, it saves a device synchronisation.
+            batch_size: the number of graphs; given, it saves a device synchronization.
         """
         ...
 
@@ -42,7 +42,7 @@ class ParametricNorm(BaseNorm):
     Args:
         features: the width of a node's representation.
         eps: added to variances, inside the root.
-        trials: how many trials are normalised side by side; None for the ordinary module.
+        trials: how many trials are normalized side by side; None for the ordinary module.
     """
 
     def __init__(self, features: int, eps: float, trials: int | None) -> None:
@@ -75,7 +75,7 @@ class ParametricNorm(BaseNorm):
                 code="wrong-shape",
                 value=list(x.shape),
                 expected=f"[nodes, {wanted}]",
-                remedy="Make the norm with {features} and {trials} of the states it is given.",
+                hint="Make the norm with {features} and {trials} of the states it is given.",
                 features=x.shape[-1],
                 trials=x.shape[1] if x.dim() == 3 else None,
             )

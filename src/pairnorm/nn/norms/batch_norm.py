@@ -1,16 +1,16 @@
-"""BatchNorm: every feature gets mean zero and variance one over the nodes, and a learnt scale and offset."""
+"""BatchNorm: every feature gets mean zero and variance one over the nodes, and a learned scale and offset."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pairnorm.errors import PairNormError, real_number
+from pairnorm.base.errors import PairNormError, real_number
 from pairnorm.nn.norms.base import ParametricNorm
 from pairnorm.nn.ops.moments import widen
 
 
 class BatchNorm(ParametricNorm):
-    r"""Standardise every feature over the nodes (Ioffe & Szegedy 2015, "Batch Normalization").
+    r"""Standardize every feature over the nodes (Ioffe & Szegedy 2015, "Batch Normalization").
 
     $$
     \boldsymbol\gamma \odot (\mathbf{x}_i - \boldsymbol\mu) \big/ \sqrt{\boldsymbol\sigma^2 + \epsilon}
@@ -47,7 +47,7 @@ class BatchNorm(ParametricNorm):
         self.running_var.fill_(1)
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see ``Norm`` for the arguments."""
+        """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
         if self.training:
             check_several(x)
@@ -66,5 +66,5 @@ def check_several(x: Tensor) -> None:
     if len(x) < 2:
         problem = f"x has {len(x)} nodes in training"
         expected = "at least 2: the variance of fewer says nothing"
-        remedy = "Call .eval() to use the running statistics."
-        raise PairNormError(problem, code="too-few-nodes", value=len(x), expected=expected, remedy=remedy)
+        hint = "Call .eval() to use the running statistics."
+        raise PairNormError(problem, code="too-few-nodes", value=len(x), expected=expected, hint=hint)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pairnorm.errors import real_number, whole_number
+from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.norms.base import BaseNorm
 from pairnorm.nn.ops.moments import Groups, check_states, widen
 
@@ -52,7 +52,7 @@ class ContraNorm(BaseNorm):
         self.eps = real_number("eps", eps, above=0)
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see ``Norm`` for the arguments."""
+        """Normalize ``x``; see ``Norm`` for the arguments."""
         check_states(x)
         wide = widen(x)
         groups = Groups.of(x, batch, batch_size)

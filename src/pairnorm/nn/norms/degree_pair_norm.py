@@ -1,4 +1,4 @@
-"""PairNorm for the symmetric adjacency: centred about the state that it falls towards, √degree."""
+"""PairNorm for the symmetric adjacency: centerd about the state that it falls towards, √degree."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -6,16 +6,16 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError, one_of, real_number
+from pairnorm.base.errors import PairNormError, one_of, real_number
 from pairnorm.nn.norms.base import BaseNorm
 from pairnorm.nn.ops.moments import Groups, check_states
-from pairnorm.nn.ops.pair_norm.plain import centre_and_scale
+from pairnorm.nn.ops.pair_norm.plain import center_and_scale
 
 MODES = ("PN", "PN-SI")
 
 
 class DegreePairNorm(BaseNorm):
-    r"""PairNorm with degree-weighted centring, for propagation by the symmetric adjacency.
+    r"""PairNorm with degree-weighted centering, for propagation by the symmetric adjacency.
 
     Of a connected graph, $\mathbf{D}^{-1/2} \mathbf{A} \mathbf{D}^{-1/2}$ has the dominant eigenvector
     $\mathbf{D}^{1/2} \mathbf{1}$. The states of a deep network fall towards its multiples, in which nodes
@@ -32,14 +32,14 @@ class DegreePairNorm(BaseNorm):
     \end{aligned}
     $$
 
-    In $\mathbf{z}_i = \mathbf{x}_i / \sqrt{d_i}$ this is the centring by the weighted mean
+    In $\mathbf{z}_i = \mathbf{x}_i / \sqrt{d_i}$ this is the centering by the weighted mean
     $\bar{\mathbf{z}} = \sum_j d_j \mathbf{z}_j / \sum_j d_j$, since
     $\mathbf{x}^c_i = \sqrt{d_i} (\mathbf{z}_i - \bar{\mathbf{z}})$. The total pairwise squared distance,
     nodes weighted by degree, is $\sum_{ij} d_i d_j \|\mathbf{z}_i - \mathbf{z}_j\|_2^2 = 2 (\sum_j d_j)
     \|\mathbf{X}^c\|_F^2$; after ``PN`` it is the constant $2 n s^2 \sum_j d_j$. Equal degrees give PairNorm.
 
     A graph of several components has one such eigenvector each: with the components as ``batch``, every one
-    is normalised on its own, and all these go.
+    is normalized on its own, and all these go.
 
     Args:
         scale: The paper's s.
@@ -69,31 +69,31 @@ class DegreePairNorm(BaseNorm):
         if degree.dim() != 1 or not bool((degree > 0).all() & degree.isfinite().all()):
             problem = f"degree has shape {list(degree.shape)} and values from {float(degree.min()):g}"
             expected = "a positive finite number for each node"
-            remedy = "Count self-loops: without them an isolated node has none."
+            hint = "Count self-loops: without them an isolated node has none."
             raise PairNormError(
-                problem, code="out-of-range", value=float(degree.min()), expected=expected, remedy=remedy
+                problem, code="out-of-range", value=float(degree.min()), expected=expected, hint=hint
             )
         self.degree = degree
         return self
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see ``Norm`` for the arguments."""
+        """Normalize ``x``; see ``Norm`` for the arguments."""
         check_states(x)
         if self.degree is None or len(self.degree) != len(x):
             known = "none" if self.degree is None else f"those of {len(self.degree)} nodes"
             problem = f"x has {len(x)} nodes, and the degrees known are {known}"
             expected = "the degree of each node"
-            remedy = "Call .bind(degree) with those of this graph."
-            raise PairNormError(problem, code="not-fitted", value=len(x), expected=expected, remedy=remedy)
+            hint = "Call .bind(degree) with those of this graph."
+            raise PairNormError(problem, code="not-fitted", value=len(x), expected=expected, hint=hint)
         self.degree = self.degree.to(x.device)
         one = Groups.of(x, batch, batch_size)
         groups = _Weighted(one.num_nodes, one.batch, one.size, degree=self.degree)
-        return centre_and_scale(x, groups, self.scale, self.eps, self.mode == "PN-SI")
+        return center_and_scale(x, groups, self.scale, self.eps, self.mode == "PN-SI")
 
 
 @dataclass(frozen=True)
 class _Weighted(Groups):
-    """Graphs that are centred by the projection onto the root of the degrees, which is its own adjoint."""
+    """Graphs that are centerd by the projection onto the root of the degrees, which is its own adjoint."""
 
     degree: Tensor = field(kw_only=True)
 
@@ -101,7 +101,7 @@ class _Weighted(Groups):
     def has_kernels(self) -> bool:
         return False
 
-    def centre(self, x: Tensor) -> Tensor:
+    def center(self, x: Tensor) -> Tensor:
         """Subtract the projection, twice: the second is what rounding left of the first."""
         root = self.degree.to(x.dtype).sqrt().view(-1, *[1] * (x.dim() - 1))
         share = root / self.mean_of_each(root.square())

@@ -1,4 +1,4 @@
-"""DiffGroupNorm: nodes are softly assigned to groups, and each group is batch-normalised."""
+"""DiffGroupNorm: nodes are softly assigned to groups, and each group is batch-normalized."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pairnorm.errors import PairNormError, real_number, whole_number
+from pairnorm.base.errors import PairNormError, real_number, whole_number
 from pairnorm.nn.norms.base import ParametricNorm
 from pairnorm.nn.norms.batch_norm import check_several
 from pairnorm.nn.ops.linear.plain import trial_linear
@@ -17,7 +17,7 @@ ROWS_OF_SUMS = 512
 
 
 class DiffGroupNorm(ParametricNorm):
-    r"""Normalise soft groups of nodes apart.
+    r"""Normalize soft groups of nodes apart.
 
     Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable Group Normalization").
 
@@ -89,7 +89,7 @@ class DiffGroupNorm(ParametricNorm):
                 self.assignment.view(trials, self.features, self.groups)[trial] = drawn
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see ``Norm`` for the arguments."""
+        """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
         with torch.autocast(x.device.type, enabled=False):
             wide = widen(x).view(len(x), self.trials or 1, self.features)
@@ -100,11 +100,11 @@ class DiffGroupNorm(ParametricNorm):
             share = trial_linear(wide, assignment).softmax(-1)
             if self.training:
                 check_several(x)
-                normalised = self._in_training(wide, share, weight)
+                normalized = self._in_training(wide, share, weight)
             else:
                 scale = weight * (running_var + self.eps).rsqrt()
-                normalised = wide * trial_linear(share, scale) - (running_mean * scale).sum(1)
-            return (wide + self.balance * (normalised + bias.sum(1))).view_as(x).to(x.dtype)
+                normalized = wide * trial_linear(share, scale) - (running_mean * scale).sum(1)
+            return (wide + self.balance * (normalized + bias.sum(1))).view_as(x).to(x.dtype)
 
     def _in_training(self, x: Tensor, share: Tensor, weight: Tensor) -> Tensor:
         """Return Σ_g γ_g (u_g ⊙ x − its mean) / its deviation, and update the running statistics."""
@@ -135,8 +135,8 @@ class DiffGroupNorm(ParametricNorm):
             ):
                 running.lerp_(new.view_as(running).to(running.dtype), self.momentum)
         by_feature, by_group = delta * trial_linear(share, scale), x_mean * trial_linear(upsilon, scale)
-        normalised: Tensor = by_feature + by_group - (covariance * scale).sum(1)
-        return normalised
+        normalized: Tensor = by_feature + by_group - (covariance * scale).sum(1)
+        return normalized
 
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""GraphNorm: every feature is standardised over its graph, with a learnt share of the mean left in."""
+"""GraphNorm: every feature is standardized over its graph, with a learned share of the mean left in."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from pairnorm.nn.ops.moments import Groups, widen
 
 
 class GraphNorm(ParametricNorm):
-    r"""Standardise every feature over its graph (Cai et al. 2021, "GraphNorm").
+    r"""Standardize every feature over its graph (Cai et al. 2021, "GraphNorm").
 
     With $\boldsymbol\mu$ the mean of the graph and
     $\mathbf{z}_i = \mathbf{x}_i - \boldsymbol\alpha \odot \boldsymbol\mu$:
@@ -30,12 +30,12 @@ class GraphNorm(ParametricNorm):
         self.mean_scale = nn.Parameter(torch.ones(self.shape))
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see ``Norm`` for the arguments."""
+        """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
         groups, wide = Groups.of(x, batch, batch_size), widen(x)
         # Exact where the mean goes altogether: x − αμ would keep its rounding. The mean square of what is
         # left is the variance and the square of the share of the mean.
-        centred, left = groups.centre(wide), (1 - self.mean_scale) * groups.mean_of_each(wide)
-        variance = groups.mean_of_each(centred.square()) + left.square()
+        centerd, left = groups.center(wide), (1 - self.mean_scale) * groups.mean_of_each(wide)
+        variance = groups.mean_of_each(centerd.square()) + left.square()
         factor = self.weight * (variance + self.eps).rsqrt()
-        return torch.addcmul(left * factor + self.bias, centred, factor).to(x.dtype)
+        return torch.addcmul(left * factor + self.bias, centerd, factor).to(x.dtype)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pairnorm.errors import one_of
+from pairnorm.base.errors import one_of
 from pairnorm.nn.norms.base import ParametricNorm
 from pairnorm.nn.ops.moments import Groups, widen
 
@@ -14,7 +14,7 @@ MODES = ("graph", "node")
 
 
 class LayerNorm(ParametricNorm):
-    r"""Standardise all features of a graph, or of a node, together (Ba et al. 2016, "Layer Normalization").
+    r"""Standardize all features of a graph, or of a node, together (Ba et al. 2016, "Layer Normalization").
 
     $$
     \boldsymbol\gamma \odot (\mathbf{x}_i - \mu) \big/ \sqrt{\sigma^2 + \epsilon} + \boldsymbol\beta
@@ -44,7 +44,7 @@ class LayerNorm(ParametricNorm):
         self.weight, self.bias = nn.Parameter(torch.ones(self.shape)), nn.Parameter(torch.zeros(self.shape))
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see ``Norm`` for the arguments."""
+        """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
         wide = widen(x)
         factor: Tensor = self.weight
@@ -52,7 +52,7 @@ class LayerNorm(ParametricNorm):
             y = F.layer_norm(wide, wide.shape[-1:], eps=self.eps)
         else:
             groups = Groups.of(x, batch, batch_size)
-            for _ in range(2):  # as in Groups.centre: the second mean is the rounding of the first
+            for _ in range(2):  # as in Groups.center: the second mean is the rounding of the first
                 wide = wide - groups.spread(groups.mean(wide).mean(-1, keepdim=True))
             variance = groups.spread(groups.mean(wide.square()).mean(-1, keepdim=True))
             y, factor = wide, self.weight * (variance + self.eps).rsqrt()

@@ -17,6 +17,6 @@ class MeanSubtraction(BaseNorm):
     """
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see ``Norm`` for the arguments."""
+        """Normalize ``x``; see ``Norm`` for the arguments."""
         check_states(x)
-        return Groups.of(x, batch, batch_size).centre(widen(x)).to(x.dtype)
+        return Groups.of(x, batch, batch_size).center(widen(x)).to(x.dtype)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pairnorm.errors import real_number
+from pairnorm.base.errors import real_number
 from pairnorm.nn.norms.base import BaseNorm
 from pairnorm.nn.ops.moments import check_states, widen
 
@@ -19,7 +19,7 @@ class NodeNorm(BaseNorm):
     \mathbf{x}_i \big/ (\sigma_i^2 + \epsilon)^{1 / 2p}
     $$
 
-    Nothing is centred, and no statistic runs over nodes: ``batch`` makes no difference.
+    Nothing is centerd, and no statistic runs over nodes: ``batch`` makes no difference.
 
     Args:
         p: The paper's p: 1 gives every node a variance of one, larger values change less.
@@ -31,7 +31,7 @@ class NodeNorm(BaseNorm):
         self.p, self.eps = real_number("p", p, above=0), real_number("eps", eps, above=0)
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalise ``x``; see ``Norm`` for the arguments."""
+        """Normalize ``x``; see ``Norm`` for the arguments."""
         check_states(x)
         wide = widen(x)
         # Not Tensor.var, which takes twice the time for rows as short as these.

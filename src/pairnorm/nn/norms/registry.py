@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from pairnorm.errors import one_of
+from pairnorm.base.errors import one_of
 from pairnorm.nn.norms.base import ParametricNorm
 from pairnorm.nn.norms.batch_norm import BatchNorm
 from pairnorm.nn.norms.contra_norm import ContraNorm

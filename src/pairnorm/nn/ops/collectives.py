@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 
 if dist.is_available():
     # Its functions have the group of the moment they are imported in as a default, and would keep one alive,
@@ -28,8 +28,8 @@ def check_group(group: Any) -> "dist.ProcessGroup":
         return group
     problem = f"process_group is {group!r}"
     expected = "a torch.distributed process group with this process in it"
-    remedy = "Call torch.distributed.init_process_group() first, then pass torch.distributed.group.WORLD."
-    raise PairNormError(problem, code="wrong-type", value=group, expected=expected, remedy=remedy)
+    hint = "Call torch.distributed.init_process_group() first, then pass torch.distributed.group.WORLD."
+    raise PairNormError(problem, code="wrong-type", value=group, expected=expected, hint=hint)
 
 
 def gather(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
@@ -155,7 +155,7 @@ def _together(begin: Callable[[], Any], group: "dist.ProcessGroup") -> None:
     """Do what all ranks do; where it fails because one has died, say which."""
     try:
         work = begin()
-        # A rank hears of a death from its neighbours alone; those further off look into the store.
+        # A rank hears of a death from its neighbors alone; those further off look into the store.
         while dist.get_backend(group) == "gloo" and not _arrives(work):
             if _store().check([FAILED]):
                 raise RuntimeError("another rank has failed")
@@ -165,8 +165,8 @@ def _together(begin: Callable[[], Any], group: "dist.ProcessGroup") -> None:
         if not silent:
             raise
         problem = f"rank {', '.join(map(str, silent))} of {dist.get_world_size()} no longer answers"
-        remedy = "Its own messages say why; torchrun --max-restarts starts all ranks again."
-        raise PairNormError(problem, code="rank-died", value=silent, remedy=remedy) from error
+        hint = "Its own messages say why; torchrun --max-restarts starts all ranks again."
+        raise PairNormError(problem, code="rank-died", value=silent, hint=hint) from error
 
 
 def _arrives(work: Any) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from pairnorm.nn.ops.jit import kernel
-from pairnorm.nn.ops.pair_norm.cpu import column_sums, gradient, normalise
+from pairnorm.nn.ops.pair_norm.cpu import column_sums, gradient, normalize
 from pairnorm.nn.ops.pair_norm.plain import Norm
 from pairnorm.nn.ops.simd import LANES, activation_gradient, empty, fill, load, store
 
@@ -24,7 +24,7 @@ def epilogue(h: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
     if len(norm):
         sums = np.empty((1, h.shape[1]), np.float64)
         column_sums(h, sums)
-        normalise(h, sums, scale, eps, y, norm)
+        normalize(h, sums, scale, eps, y, norm)
 
 
 @kernel

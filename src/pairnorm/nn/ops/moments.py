@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.nn.ops.kernels import is_transformed
 
 
@@ -25,8 +25,8 @@ def check_states(x: Tensor) -> None:
 
 def no_tensor(name: str, value: object, expected: str = "a tensor") -> PairNormError:
     """Return the error of an argument of that name that is no tensor."""
-    problem, remedy = f"{name} is of type {type(value).__name__}", f"Call torch.tensor({name})."
-    return PairNormError(problem, code="wrong-type", value=value, expected=expected, remedy=remedy)
+    problem, hint = f"{name} is of type {type(value).__name__}", f"Call torch.tensor({name})."
+    return PairNormError(problem, code="wrong-type", value=value, expected=expected, hint=hint)
 
 
 def widen(x: Tensor) -> Tensor:
@@ -34,10 +34,10 @@ def widen(x: Tensor) -> Tensor:
     return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
-def _wrong(what: str, found: object, expected: str, remedy: str = "") -> PairNormError:
+def _wrong(what: str, found: object, expected: str, hint: str = "") -> PairNormError:
     expected = f"{expected} [nodes, features] or [nodes, ..., features]"
     return PairNormError(
-        f"x has {what} {found}", code=f"wrong-{what}", value=found, expected=expected, remedy=remedy
+        f"x has {what} {found}", code=f"wrong-{what}", value=found, expected=expected, hint=hint
     )
 
 
@@ -59,11 +59,11 @@ class Moments:
     def of(cls, x: Tensor, groups: "Groups") -> "Moments":
         """Sum up the rows of every graph, in float64; ``x`` is float32 or float64."""
         shift = groups.mean(x)
-        centred = x - groups.spread(shift)
-        rest = groups.mean(centred)  # what rounding left of the mean
-        centred = centred - groups.spread(rest)
+        centerd = x - groups.spread(shift)
+        rest = groups.mean(centerd)  # what rounding left of the mean
+        centerd = centerd - groups.spread(rest)
         mean = shift.double() + rest.double()
-        squares = groups.sum(centred.square().sum(-1, keepdim=True).double())
+        squares = groups.sum(centerd.square().sum(-1, keepdim=True).double())
         return cls(groups.counts(mean), mean, squares)
 
     def merge(self) -> "Moments":
@@ -107,10 +107,8 @@ class Groups:
             expected = f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes"
             raise PairNormError(problem, code="wrong-shape", value=list(batch.shape), expected=expected)
         if batch.dtype not in (torch.int64, torch.int32):
-            problem, expected, remedy = f"batch has dtype {batch.dtype}", "torch.int64", "Call batch.long()."
-            raise PairNormError(
-                problem, code="wrong-type", value=batch.dtype, expected=expected, remedy=remedy
-            )
+            problem, expected, hint = f"batch has dtype {batch.dtype}", "torch.int64", "Call batch.long()."
+            raise PairNormError(problem, code="wrong-type", value=batch.dtype, expected=expected, hint=hint)
         # To look at the numbers is a device sync on CUDA and a graph break under torch.compile: with
         # batch_size, neither happens.
         looked = batch_size is None or (batch.device.type == "cpu" and not torch.compiler.is_compiling())
@@ -127,7 +125,7 @@ class Groups:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether it is what kernels do: all nodes are one graph, centred by their mean."""
+        """Whether it is what kernels do: all nodes are one graph, centerd by their mean."""
         return self.batch is None
 
     def sum(self, x: Tensor) -> Tensor:
@@ -164,7 +162,7 @@ class Groups:
         """Hand each node its graph's statistic: ``[graphs, ...]`` to what fits ``[nodes, ...]``."""
         return statistic if self.batch is None else statistic.index_select(0, self.batch)
 
-    def centre(self, x: Tensor) -> Tensor:
+    def center(self, x: Tensor) -> Tensor:
         """Subtract from every node the mean of its graph.
 
         Done twice: the second mean is what rounding left of the first, which matters when a large common
@@ -221,14 +219,14 @@ class RunningMoments(nn.Module):
         if not self.count.numel():
             if not empty:
                 problem = "PairNorm(track_statistics=True) has no statistics to go by in eval"
-                remedy = "Call calibrate(model, loader), train it, or load a state_dict."
-                raise PairNormError(problem, code="not-fitted", remedy=remedy)
+                hint = "Call calibrate(model, loader), train it, or load a state_dict."
+                raise PairNormError(problem, code="not-fitted", hint=hint)
         elif self.mean.shape != x.shape[1:]:
             problem = f"x has shape {list(x.shape)}, but the statistics are of rows {list(self.mean.shape)}"
             expected = f"[nodes, {', '.join(map(str, self.mean.shape))}]"
-            remedy = "Give every layer a PairNorm of its own."
+            hint = "Give every layer a PairNorm of its own."
             raise PairNormError(
-                problem, code="wrong-shape", value=list(x.shape), expected=expected, remedy=remedy
+                problem, code="wrong-shape", value=list(x.shape), expected=expected, hint=hint
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 
 # Of more entries, 32 bits do not hold the places: kernels look a few entries ahead.
 MOST_IN_32_BITS = 2**31 - 2**16

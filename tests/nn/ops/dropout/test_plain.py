@@ -49,14 +49,14 @@ class TestMask:
             assert ((share - (1 - rate)).abs() < 5.5 * math.sqrt(rate * (1 - rate) / count)).all()
 
     @pytest.mark.parametrize("rate", RATES)
-    @pytest.mark.parametrize("neighbour", ["random", "next", "flipped low bit"])
-    def test_keys_are_independent(self, rate, neighbour):
+    @pytest.mark.parametrize("neighbor", ["random", "next", "flipped low bit"])
+    def test_keys_are_independent(self, rate, neighbor):
         first = keys(40)
         second = {
             "random": keys(40, seed=1),
             "next": first + 1,
             "flipped low bit": first ^ 1,
-        }[neighbour]
+        }[neighbor]
         assert_independent(keep_mask(first, 100, 64, rate), keep_mask(second, 100, 64, rate), rate)
 
     @pytest.mark.parametrize("rate", RATES)

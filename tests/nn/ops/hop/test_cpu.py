@@ -26,7 +26,7 @@ def test_hop_is_the_product(weighted, kind, monkeypatch):
 
 
 def test_rows_beyond_two_to_the_31_are_found():
-    """Row starts that do not fit 32 bits, over neighbours that are one number seen two billion times."""
+    """Row starts that do not fit 32 bits, over neighbors that are one number seen two billion times."""
     first = 2**31 + 10
     column = np.lib.stride_tricks.as_strided(np.zeros(1, np.int32), (first,), (0,))
     crow, x, y = np.array([0, first, first]), np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
@@ -35,13 +35,13 @@ def test_rows_beyond_two_to_the_31_are_found():
     assert cpu.degree_roots(crow, None)[0] == pytest.approx((first + 1) ** -0.5)
 
 
-def test_sums_and_centre_and_norms():
+def test_sums_and_center_and_norms():
     x = np.random.default_rng(0).normal(100, 1, size=(500, 5)).astype(np.float32)
     wide = x.astype(float)
     np.testing.assert_allclose(cpu.column_sums(x), wide.sum(0), rtol=1e-12)
     squares = np.zeros(500)
     cpu.row_squares(x, squares)
     np.testing.assert_allclose(squares, (wide**2).sum(1), rtol=1e-12)
-    found = cpu.centre(x, wide.mean(0))
+    found = cpu.center(x, wide.mean(0))
     np.testing.assert_allclose(x, wide - wide.mean(0), atol=1e-5)
     np.testing.assert_allclose(found, (x.astype(float) ** 2).sum(0), rtol=1e-6)

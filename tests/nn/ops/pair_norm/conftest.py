@@ -36,7 +36,7 @@ def check(in_double: Callable) -> Callable:
         torch.testing.assert_close(y.double(), expected[0], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(norm.double(), expected[1], rtol=1e-5, atol=1e-6)
         found = kernels.backward(grad, y, norm, 2.0, individually)
-        if len(x) > 1:  # of one row all is centred away, and rounding divided by the root of eps is left
+        if len(x) > 1:  # of one row all is centerd away, and rounding divided by the root of eps is left
             torch.testing.assert_close(found.double(), expected[2], rtol=1e-4, atol=1e-5)
 
     return passes

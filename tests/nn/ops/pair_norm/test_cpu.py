@@ -23,7 +23,7 @@ def test_one_node(individually):
 
 
 @individual
-def test_nan_and_infinity_are_not_optimised_away(individually):
+def test_nan_and_infinity_are_not_optimized_away(individually):
     for value in (torch.nan, torch.inf):
         x = torch.randn(6, 2, 4)
         x[3, 1, 2] = value

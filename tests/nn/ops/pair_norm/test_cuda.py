@@ -47,8 +47,8 @@ def test_the_gradient_through_an_activation(individually, activation, offset, no
     shape = (700, 2, 30)
     before, grad = offset + noise * torch.randn(shape, device=device), torch.randn(shape, device=device)
     x = ACTIVATIONS[activation](before)
-    _, norm, centre = kernels.forward_with_centre(x, 2.0, 1e-12, individually)
-    gradient, bias = kernels.backward_activated(grad, x, norm, centre, 2.0, individually, activation)
+    _, norm, center = kernels.forward_with_center(x, 2.0, 1e-12, individually)
+    gradient, bias = kernels.backward_activated(grad, x, norm, center, 2.0, individually, activation)
     expected = in_double(x, grad, 2.0, 1e-12, individually)[2]
     if activation != "none":
         expected = expected * (x > 0 if activation == "relu" else 1 + x.double().clamp(max=0))

@@ -50,8 +50,8 @@ def forward(
     y = sparse_product.forward(pattern, kept.t(), z, bias, activation)
     if norm is None:
         return y, (scores, z, weights, kept, y)
-    h, norms, centre = pair_norm.forward_with_centre(y, norm.scale, norm.eps, norm.mode == "PN-SI")
-    return h, (scores, z, weights, kept, y, norms, centre)
+    h, norms, center = pair_norm.forward_with_center(y, norm.scale, norm.eps, norm.mode == "PN-SI")
+    return h, (scores, z, weights, kept, y, norms, center)
 
 
 def backward(
@@ -69,9 +69,9 @@ def _backward(
     pattern, activation, negative_slope, _, _, norm = settings
     grad_bias = None
     if norm is not None:
-        norms, centre = of_norm
+        norms, center = of_norm
         grad, grad_bias = pair_norm.backward_activated(
-            grad, y, norms, centre, norm.scale, norm.mode == "PN-SI", activation
+            grad, y, norms, center, norm.scale, norm.mode == "PN-SI", activation
         )
     elif learns_bias or activation != "none":
         grad, grad_bias = activation_kernels.backward(grad, y, activation)

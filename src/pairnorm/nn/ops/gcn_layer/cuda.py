@@ -32,8 +32,8 @@ def forward(
     y = sparse_product.forward(matrix.pattern, matrix.values, x, bias, activation)
     if norm is None:
         return y, (y, *of_linear)
-    h, norms, centre = pair_norm.forward_with_centre(y, norm.scale, norm.eps, norm.mode == "PN-SI")
-    return h, (y, *of_linear, norms, centre)
+    h, norms, center = pair_norm.forward_with_center(y, norm.scale, norm.eps, norm.mode == "PN-SI")
+    return h, (y, *of_linear, norms, center)
 
 
 def backward(
@@ -46,9 +46,9 @@ def backward(
     if norm is None:
         grad, grad_bias = activation_kernels.backward(grad, y, activation)
     else:
-        *rest, norms, centre = rest
+        *rest, norms, center = rest
         grad, grad_bias = pair_norm.backward_activated(
-            grad, y, norms, centre, norm.scale, norm.mode == "PN-SI", activation
+            grad, y, norms, center, norm.scale, norm.mode == "PN-SI", activation
         )
     turned = matrix.transposed
     grad_x: Tensor | None = sparse_product.forward(turned.pattern, turned.values, grad)

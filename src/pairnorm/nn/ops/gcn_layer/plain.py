@@ -1,4 +1,4 @@
-"""A whole layer of GCN: dropout, linear map, average over neighbours, bias, activation and PairNorm."""
+"""A whole layer of GCN: dropout, linear map, average over neighbors, bias, activation and PairNorm."""
 
 from torch import Tensor
 

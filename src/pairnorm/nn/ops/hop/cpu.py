@@ -94,7 +94,7 @@ def _sums(x: Any, result: Any, start: int, stop: int) -> None:
             result[place] += x[row, place]
 
 
-def centre(x: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+def center(x: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.float64]:
     """Subtract a mean from every row in place and return the sum of squares of every column, in float64.
 
     The mean is taken off in two parts, of which the second is what float32 cannot hold of it.
@@ -105,13 +105,13 @@ def centre(x: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.floa
     share_out(
         len(x),
         ROWS_PER_TASK,
-        lambda start, stop: _centre(x, high, low, parts[start // ROWS_PER_TASK], start, stop),
+        lambda start, stop: _center(x, high, low, parts[start // ROWS_PER_TASK], start, stop),
     )
     return parts.sum(0)
 
 
 @kernel
-def _centre(x: Any, high: Any, low: Any, result: Any, start: int, stop: int) -> None:
+def _center(x: Any, high: Any, low: Any, result: Any, start: int, stop: int) -> None:
     for row in range(start, stop):
         for place in range(x.shape[1]):
             value = x[row, place] - high[place] - low[place]

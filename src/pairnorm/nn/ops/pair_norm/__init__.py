@@ -1,1 +1,1 @@
-"""PairNorm's centring and scaling."""
+"""PairNorm's centering and scaling."""

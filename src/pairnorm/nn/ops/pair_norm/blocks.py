@@ -32,10 +32,10 @@ def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Te
     if individually:
         norm = x.new_empty(*x.shape[:-1], 1)
         for block, buffer in _blocks(x):
-            centred = torch.sub(x[block], high, out=buffer).sub_(low)
-            torch.linalg.vector_norm(centred, dim=-1, keepdim=True, out=norm[block])
+            centerd = torch.sub(x[block], high, out=buffer).sub_(low)
+            torch.linalg.vector_norm(centerd, dim=-1, keepdim=True, out=norm[block])
             norm[block].square_().add_(eps).sqrt_()
-            torch.mul(centred, scale / norm[block], out=y[block])
+            torch.mul(centerd, scale / norm[block], out=y[block])
         return y, norm
     norm = (moments.mean_square + eps).sqrt().to(x.dtype)
     factor = scale / norm
@@ -78,12 +78,12 @@ def _moments(x: Tensor) -> Moments:
     for block, buffer in _blocks(x):
         rows = x[block]
         shift = rows.mean(0, keepdim=True)
-        centred = torch.sub(rows, shift, out=buffer)
-        rest = centred.mean(0, keepdim=True).double()
+        centerd = torch.sub(rows, shift, out=buffer)
+        rest = centerd.mean(0, keepdim=True).double()
         counts.append(rows.size(0))
         means.append(shift.double() + rest)
         # Row by row, then in float64: in one float32 sum a few long rows would swallow the others.
-        norms = torch.linalg.vector_norm(centred, dim=-1, keepdim=True).double()
+        norms = torch.linalg.vector_norm(centerd, dim=-1, keepdim=True).double()
         square = norms.square_().sum(0, keepdim=True)
         squares.append(square - rows.size(0) * rest.square().sum(-1, keepdim=True))
     count = torch.tensor(counts, dtype=torch.float64).view(-1, *[1] * (x.dim() - 1))

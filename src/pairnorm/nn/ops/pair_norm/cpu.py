@@ -50,7 +50,7 @@ def _forward(x: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
     sums = np.empty((1, x.shape[2]), np.float64)
     for trial in range(x.shape[1]):
         column_sums(x[:, trial], sums)
-        normalise(x[:, trial], sums, scale, eps, y[:, trial], norm[trial])
+        normalize(x[:, trial], sums, scale, eps, y[:, trial], norm[trial])
 
 
 @kernel
@@ -74,7 +74,7 @@ def column_sums(x: Any, sums: Any) -> None:
 
 
 @kernel
-def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
+def normalize(x: Any, sums: Any, scale: float, eps: float, y: Any, norm: Any) -> None:
     """Write s·c/r of ``x`` whose columns add up to ``sums``; ``norm`` has one r, or one for every row.
 
     Half of c is worked with, which is as exact: the difference of two of the largest numbers is none.
@@ -86,48 +86,48 @@ def normalise(x: Any, sums: Any, scale: float, eps: float, y: Any, norm: Any) ->
     low = (mean - high).astype(np.float32)
     if individually:
         for row in range(rows):
-            norm[row] = centred_square(x, row, high, low)
+            norm[row] = centerd_square(x, row, high, low)
         for row in range(rows):
             square = norm[row]
             norm[row] = np.sqrt(np.float32(4) * square + np.float32(eps))
             if square < LARGEST_SQUARE:
-                write_centred(x, row, high, low, np.float32(2 * scale) / norm[row], y)
+                write_centerd(x, row, high, low, np.float32(2 * scale) / norm[row], y)
             else:
-                write_centred(x, row, high, low, ONE, y)
+                write_centerd(x, row, high, low, ONE, y)
                 norm[row] = rescale_wide(y, row, row + 1, scale, eps)
         return
     squares: Any = 0.0
     for row in range(rows):
-        squares += centred_square(x, row, high, low)
+        squares += centerd_square(x, row, high, low)
     norm[0] = np.sqrt(4 * squares / rows + eps)
     factor = np.float32(2 * scale) / norm[0] if squares < np.inf else ONE
     for row in range(rows):
-        write_centred(x, row, high, low, factor, y)
+        write_centerd(x, row, high, low, factor, y)
     if not squares < np.inf:
         norm[0] = rescale_wide(y, 0, rows, scale, eps)
 
 
 @njit(inline="always")
-def half_centred(x: Any, row: int, start: int, high: Any, low: Any) -> Any:
+def half_centerd(x: Any, row: int, start: int, high: Any, low: Any) -> Any:
     """Return half of c; the mean comes in two parts, so that none of its digits is lost."""
     return load(x, row, start) * HALF - load(high, 0, start) - load(low, 0, start)
 
 
 @njit(inline="always")
-def centred_square(x: Any, row: int, high: Any, low: Any) -> Any:
-    """Return the squared norm of half a centred row."""
+def centerd_square(x: Any, row: int, high: Any, low: Any) -> Any:
+    """Return the squared norm of half a centerd row."""
     products = fill(np.float32(0))
     for start in range(0, x.shape[1], LANES):
-        centred = half_centred(x, row, start, high, low)
-        products = products + centred * centred
+        centerd = half_centerd(x, row, start, high, low)
+        products = products + centerd * centerd
     return total(products)
 
 
 @njit(inline="always")
-def write_centred(x: Any, row: int, high: Any, low: Any, factor: Any, y: Any) -> None:
-    """Write half a centred row times a number: centred again, for what was just stored is slow to load."""
+def write_centerd(x: Any, row: int, high: Any, low: Any, factor: Any, y: Any) -> None:
+    """Write half a centerd row times a number: centerd again, for what was just stored is slow to load."""
     for start in range(0, x.shape[1], LANES):
-        store(y, row, start, half_centred(x, row, start, high, low) * factor)
+        store(y, row, start, half_centerd(x, row, start, high, low) * factor)
 
 
 @kernel

@@ -28,11 +28,11 @@ def serves(x: Tensor) -> bool:
 
 def forward(x: Tensor, scale: float, eps: float, individually: bool) -> tuple[Tensor, Tensor]:
     """Return s·c/r and r; see ``_formula`` in ``plain``."""
-    return forward_with_centre(x, scale, eps, individually)[:2]
+    return forward_with_center(x, scale, eps, individually)[:2]
 
 
 @on_device
-def forward_with_centre(
+def forward_with_center(
     x: Tensor, scale: float, eps: float, individually: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return also the mean of the rows, ``[2, trials, features]``: two parts, for their sum is less exact."""
@@ -40,8 +40,8 @@ def forward_with_centre(
     nodes, trials, features = _shape(x)
     plan = _Plan(x, nodes, trials, features, MOMENTS_TILE, MOMENTS_PROGRAMS)
     means, squares = plan.partial(features), plan.partial(1)
-    centre = x.new_empty(2, trials, features, dtype=torch.float32)
-    shift, mean = centre
+    center = x.new_empty(2, trials, features, dtype=torch.float32)
+    shift, mean = center
     norm = x.new_empty(nodes if individually else 1, trials, dtype=torch.float32)
     y = torch.empty_like(x)
     _moments[plan.grid](x, shift, means, squares, nodes, plan.rows, trials, features, *plan.tile, num_warps=4)
@@ -50,12 +50,12 @@ def forward_with_centre(
         *plan.tile, num_warps=4,
     )  # fmt: skip
     plan = _Plan(x, nodes, trials, features)
-    _centre_and_scale[plan.cover](
+    _center_and_scale[plan.cover](
         x, shift, mean, norm, y, nodes, trials, features, scale, eps, individually, *plan.tile,
         num_warps=plan.warps,
     )  # fmt: skip
     shape = x.shape[:-1] if individually else (1, *x.shape[1:-1])
-    return y, norm.view(*shape, 1), centre
+    return y, norm.view(*shape, 1), center
 
 
 def backward(grad: Tensor, y: Tensor, norm: Tensor, scale: float, individually: bool) -> Tensor:
@@ -64,16 +64,16 @@ def backward(grad: Tensor, y: Tensor, norm: Tensor, scale: float, individually: 
 
 
 def backward_activated(
-    grad: Tensor, x: Tensor, norm: Tensor, centre: Tensor, scale: float, individually: bool, activation: str
+    grad: Tensor, x: Tensor, norm: Tensor, center: Tensor, scale: float, individually: bool, activation: str
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of h and of a bias in it, from x = activation(h) that went into PairNorm."""
-    result, sums = _backward(grad, x, norm, centre, scale, individually, CODES[activation])
+    result, sums = _backward(grad, x, norm, center, scale, individually, CODES[activation])
     return result, sums.sum(0)
 
 
 @on_device
 def _backward(
-    grad: Tensor, y: Tensor, norm: Tensor, centre: Tensor, scale: float, individually: bool, code: int
+    grad: Tensor, y: Tensor, norm: Tensor, center: Tensor, scale: float, individually: bool, code: int
 ) -> tuple[Tensor, Tensor]:
     grad = grad.contiguous()
     nodes, trials, features = _shape(y)
@@ -83,12 +83,12 @@ def _backward(
     before = sums if code == OUTPUT else y.new_empty(plan.tiles, trials, features, dtype=torch.float32)
     arguments = (nodes, trials, features, scale, individually, code, *plan.tile)
     _gradient_sums[plan.grid](
-        grad, y, norm, centre, sums, products, plan.rows, *arguments, num_warps=plan.warps
+        grad, y, norm, center, sums, products, plan.rows, *arguments, num_warps=plan.warps
     )
     total = sums.sum(0)
     product = total if individually else products.sum(0)
     _gradient[plan.cover](
-        grad, y, norm, centre, total, product, result, before, *arguments, num_warps=plan.warps
+        grad, y, norm, center, total, product, result, before, *arguments, num_warps=plan.warps
     )
     return result, before
 
@@ -143,7 +143,7 @@ def _moments(  # type: ignore[no-untyped-def]
     """Mean of a program's rows, and squares about it, merged tile by tile as ``Moments`` are.
 
     All are about a shift near the mean, so that no large numbers cancel. The shift is the mean of a tile of
-    rows spread evenly over all nodes, the same for every program; a mean of neighbouring rows could be far
+    rows spread evenly over all nodes, the same for every program; a mean of neighboring rows could be far
     off where nodes come in some order.
     """
     step = tl.maximum(nodes // ROWS, 1)
@@ -197,8 +197,8 @@ def _merge(  # type: ignore[no-untyped-def]
     for start in range(0, programs, ROWS):
         count, part, _ = _load_moments(means, start, nodes, share, programs, trials, features, ROWS, COLUMNS)
         total += tl.sum(count * part, 0)
-    centre = total / nodes
-    tl.store(mean + trial * features + columns, centre, columns < features)
+    center = total / nodes
+    tl.store(mean + trial * features + columns, center, columns < features)
     if not INDIVIDUALLY:
         between = tl.zeros([COLUMNS], tl.float32)
         within = tl.zeros([ROWS], tl.float32)
@@ -206,7 +206,7 @@ def _merge(  # type: ignore[no-untyped-def]
             count, part, inside = _load_moments(
                 means, start, nodes, share, programs, trials, features, ROWS, COLUMNS
             )
-            rest = tl.where(inside, part - centre[None, :], 0.0)
+            rest = tl.where(inside, part - center[None, :], 0.0)
             between += tl.sum(count * rest * rest, 0)
             row = start + tl.arange(0, ROWS)
             within += tl.load(squares + row * trials + trial, row < programs, other=0.0)
@@ -214,7 +214,7 @@ def _merge(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _centre_and_scale(  # type: ignore[no-untyped-def]
+def _center_and_scale(  # type: ignore[no-untyped-def]
     x, shift, mean, norm, y, nodes, trials, features, scale, eps,
     INDIVIDUALLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -237,13 +237,13 @@ def _centre_and_scale(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_output(  # type: ignore[no-untyped-def]
-    y, centre, divisor, columns, offset, inside, trial, trials, features, scale, CODE: tl.constexpr
+    y, center, divisor, columns, offset, inside, trial, trials, features, scale, CODE: tl.constexpr
 ):
     """What was loaded, and PairNorm's output: the same, or what follows from its input."""
     value = tl.load(y + offset, inside, other=0.0).to(tl.float32)
     output = value
     if CODE != -1:
-        place = centre + trial * features + columns
+        place = center + trial * features + columns
         about = tl.load(place, columns < features, other=0.0)
         rest = tl.load(place + trials * features, columns < features, other=0.0)
         output = tl.where(inside, ((value - about[None, :]) - rest[None, :]) * (scale / divisor), 0.0)
@@ -263,7 +263,7 @@ def _load_norm(norm, rows, nodes, trial, trials, INDIVIDUALLY: tl.constexpr):  #
 
 @triton.jit
 def _gradient_sums(  # type: ignore[no-untyped-def]
-    grad, y, norm, centre, sums, products, share, nodes, trials, features, scale,
+    grad, y, norm, center, sums, products, share, nodes, trials, features, scale,
     INDIVIDUALLY: tl.constexpr, CODE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     # One trial after the other: with all at once, as elsewhere, it took a quarter longer.
@@ -279,7 +279,7 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
         divisor = _load_norm(norm, rows, last, trial, trials, INDIVIDUALLY)
         gradient = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
         _, value = _load_output(
-            y, centre, divisor, columns, offset, inside, trial, trials, features, scale, CODE
+            y, center, divisor, columns, offset, inside, trial, trials, features, scale, CODE
         )
         if INDIVIDUALLY:
             pull = tl.sum(gradient * value, 1)[:, None] / (divisor * scale)
@@ -294,7 +294,7 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gradient(  # type: ignore[no-untyped-def]
-    grad, y, norm, centre, total, product, result, before, nodes, trials, features, scale,
+    grad, y, norm, center, total, product, result, before, nodes, trials, features, scale,
     INDIVIDUALLY: tl.constexpr, CODE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, trial = _program(trials)
@@ -304,7 +304,7 @@ def _gradient(  # type: ignore[no-untyped-def]
     divisor = _load_norm(norm, rows, nodes, trial, trials, INDIVIDUALLY)
     gradient = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
     loaded, value = _load_output(
-        y, centre, divisor, columns, offset, inside, trial, trials, features, scale, CODE
+        y, center, divisor, columns, offset, inside, trial, trials, features, scale, CODE
     )
     if INDIVIDUALLY:
         pull = tl.sum(gradient * value, 1)[:, None] / (divisor * scale)

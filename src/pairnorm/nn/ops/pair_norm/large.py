@@ -107,8 +107,8 @@ def _moments(x: Any, step: int, means: Any, squares: Any) -> None:
             for row in range(len(rows)):
                 products = fill(np.float32(0))
                 for start in range(0, x.shape[2], LANES):
-                    centred = load(rows, row, start) - load(high, 0, start) - load(low, 0, start)
-                    products = products + centred * centred
+                    centerd = load(rows, row, start) - load(high, 0, start) - load(low, 0, start)
+                    products = products + centerd * centerd
                 squares[block, trial] += total(products)
 
 
@@ -118,8 +118,8 @@ def _scale(x: Any, high: Any, low: Any, factor: Any, y: Any) -> None:
         rows, result = x[:, trial], y[:, trial]
         for row in range(len(rows)):
             for start in range(0, x.shape[2], LANES):
-                centred = load(rows, row, start) - load(high, trial, start) - load(low, trial, start)
-                store(result, row, start, centred * factor[trial])
+                centerd = load(rows, row, start) - load(high, trial, start) - load(low, trial, start)
+                store(result, row, start, centerd * factor[trial])
 
 
 @kernel
@@ -129,9 +129,9 @@ def _scale_rows(x: Any, high: Any, low: Any, scale: float, eps: float, y: Any, n
         for row in range(len(rows)):
             products = fill(np.float32(0))
             for start in range(0, x.shape[2], LANES):
-                centred = load(rows, row, start) - load(high, trial, start) - load(low, trial, start)
-                store(result, row, start, centred)
-                products = products + centred * centred
+                centerd = load(rows, row, start) - load(high, trial, start) - load(low, trial, start)
+                store(result, row, start, centerd)
+                products = products + centerd * centerd
             norm[row, trial] = np.sqrt(total(products) + np.float32(eps))
             factor = np.float32(scale) / norm[row, trial]
             for start in range(0, x.shape[2], LANES):
@@ -162,7 +162,7 @@ def _combine(grad: Any, y: Any, factor: Any, shift: Any, pull: Any, result: Any)
 
 @kernel
 def _row_gradients(grad: Any, y: Any, norm: Any, scale: float, step: int, result: Any, sums: Any) -> None:
-    """Write the gradient of what was centred, and the sums of every block of it."""
+    """Write the gradient of what was centerd, and the sums of every block of it."""
     for block in range(len(sums)):
         part = slice(block * step, (block + 1) * step)
         for trial in range(y.shape[1]):

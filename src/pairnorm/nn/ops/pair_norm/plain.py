@@ -1,4 +1,4 @@
-"""PairNorm's centring and scaling, with gradients that keep one tensor of the input's size."""
+"""PairNorm's centering and scaling, with gradients that keep one tensor of the input's size."""
 
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ class Norm(Protocol):
         """Whether it keeps statistics, and in eval goes by them."""
 
     def __call__(self, x: Tensor, /) -> Tensor:
-        """Normalise."""
+        """Normalize."""
 
 
 def fuses(norm: Norm, x: Tensor) -> bool:
@@ -80,30 +80,30 @@ def _choose(x: Tensor, groups: Groups) -> Kernels | None:
     return choose(_load_large, x) or blocks
 
 
-def centre_and_scale(x: Tensor, groups: Groups, scale: float, eps: float, individually: bool) -> Tensor:
-    """Return s·c/r, where c is centred and r is the norm of every row, or of all rows together."""
+def center_and_scale(x: Tensor, groups: Groups, scale: float, eps: float, individually: bool) -> Tensor:
+    """Return s·c/r, where c is centerd and r is the norm of every row, or of all rows together."""
     if derives_itself():
         return _formula(x, groups, scale, eps, individually)[0]
-    return _CentreAndScale.apply(x, groups, scale, eps, individually)[0]
+    return _CenterAndScale.apply(x, groups, scale, eps, individually)[0]
 
 
-def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> Tensor:
+def scale_and_center(x: Tensor, groups: Groups, scale: float, eps: float) -> Tensor:
     """Return s·x/r, where r is the norm of every row, minus the mean of x."""
     if derives_itself():
-        return _scale_and_centre(x, groups, scale, eps)[0]
-    return _ScaleAndCentre.apply(x, groups, scale, eps)
+        return _scale_and_center(x, groups, scale, eps)[0]
+    return _ScaleAndCenter.apply(x, groups, scale, eps)
 
 
 def _formula(
     x: Tensor, groups: Groups, scale: float, eps: float, individually: bool
 ) -> tuple[Tensor, Tensor]:
     """Return s·c/r and the norm r that rows, or whole graphs, are divided by."""
-    centred = groups.centre(widen(x))
-    square = centred.square().sum(-1, keepdim=True)
+    centerd = groups.center(widen(x))
+    square = centerd.square().sum(-1, keepdim=True)
     if not individually:
         square = groups.mean_of_each(square)
     norm = (square + eps).sqrt()
-    return (centred * (scale / norm)).to(x.dtype), norm
+    return (centerd * (scale / norm)).to(x.dtype), norm
 
 
 def formula_gradient(
@@ -118,7 +118,7 @@ def formula_gradient(
     """Return dL/dx from dL/dy, dL/dr, y and r.
 
     From y = s·c/r follow dL/dc = (s/r)·dL/dy + y/(s·m)·dL/dr with dL/dr = -Σ dL/dy·y / r, where Σ runs over
-    what shares one r and m counts its rows; centring is its own adjoint. Only y and r are needed, so only
+    what shares one r and m counts its rows; centering is its own adjoint. Only y and r are needed, so only
     they are saved.
     """
     grad, y_wide = grad.to(norm.dtype), y.to(norm.dtype)
@@ -128,10 +128,10 @@ def formula_gradient(
     if grad_norm is not None:
         pull = pull + (grad_norm if individually else groups.mean_of_each(grad_norm))
     result = torch.addcmul(grad * (scale / norm), y_wide, pull / scale)
-    return groups.centre(result).to(y.dtype)
+    return groups.center(result).to(y.dtype)
 
 
-class _CentreAndScale(torch.autograd.Function):
+class _CenterAndScale(torch.autograd.Function):
     """``_formula``, by kernels where they serve.
 
     The norm is returned beside y because both are saved: as outputs they stay connected to x, which is what
@@ -180,20 +180,20 @@ def _wide_enough(
     return y, norm
 
 
-def _scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float) -> tuple[Tensor, Tensor]:
+def _scale_and_center(x: Tensor, groups: Groups, scale: float, eps: float) -> tuple[Tensor, Tensor]:
     wide = widen(x)
     norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
     return torch.addcmul(-groups.mean_of_each(wide), wide, scale / norm).to(x.dtype), norm
 
 
-class _ScaleAndCentre(torch.autograd.Function):
+class _ScaleAndCenter(torch.autograd.Function):
     """All in float32 until the end: half precision would round the rows before the mean is taken off."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, groups: Groups, scale: float, eps: float) -> Tensor:
         ctx.groups, ctx.scale, ctx.eps = groups, scale, eps
         ctx.save_for_backward(x)
-        return _wide_enough(_scale_and_centre, x, groups, scale, eps)[0]
+        return _wide_enough(_scale_and_center, x, groups, scale, eps)[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 @opaque
-def centre_and_scale(
+def center_and_scale(
     x: Tensor, groups: Groups, scale: float, eps: float, individually: bool, group: "ProcessGroup"
 ) -> Tensor:
-    """Return s·c/r, where c is centred and r is the norm of every row, or of all rows of all ranks."""
-    return _CentreAndScale.apply(x, groups, scale, eps, individually, group)[0]
+    """Return s·c/r, where c is centerd and r is the norm of every row, or of all rows of all ranks."""
+    return _CenterAndScale.apply(x, groups, scale, eps, individually, group)[0]
 
 
 @opaque
-def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float, group: "ProcessGroup") -> Tensor:
+def scale_and_center(x: Tensor, groups: Groups, scale: float, eps: float, group: "ProcessGroup") -> Tensor:
     """Return s·x/r, where r is the norm of every row, minus the mean of x over all ranks."""
     wide = widen(x)
     norm = (wide.square().sum(-1, keepdim=True) + eps).sqrt()
@@ -35,7 +35,7 @@ def scale_and_centre(x: Tensor, groups: Groups, scale: float, eps: float, group:
     return (wide * (scale / norm) - groups.spread((total / count.clamp(min=1)).to(wide.dtype))).to(x.dtype)
 
 
-class _CentreAndScale(torch.autograd.Function):
+class _CenterAndScale(torch.autograd.Function):
     """The norm is an output, for what is saved must stay connected to x: see ``plain``."""
 
     @staticmethod
@@ -51,12 +51,12 @@ class _CentreAndScale(torch.autograd.Function):
             moments = _moments(wide, groups, group)
         high = moments.mean.to(wide.dtype)
         low = (moments.mean - high).to(wide.dtype)
-        centred = (wide - groups.spread(high)) - groups.spread(low)
+        centerd = (wide - groups.spread(high)) - groups.spread(low)
         if individually:
-            norm = (centred.square().sum(-1, keepdim=True) + eps).sqrt()
+            norm = (centerd.square().sum(-1, keepdim=True) + eps).sqrt()
         else:
             norm = groups.spread((moments.mean_square + eps).sqrt().to(wide.dtype))
-        y = (centred * (scale / norm)).to(x.dtype)
+        y = (centerd * (scale / norm)).to(x.dtype)
         ctx.groups, ctx.scale, ctx.individually, ctx.group = groups, scale, individually, group
         ctx.save_for_backward(y, norm, moments.count)
         ctx.set_materialize_grads(False)

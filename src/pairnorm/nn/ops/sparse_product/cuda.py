@@ -111,14 +111,14 @@ def join(schedule: Schedule, buffer: Tensor, bias: Tensor | None = None, activat
 
 
 def tile_of(trials: int, features: int) -> tuple[int, int, int]:
-    """How many trials and features a program takes, and how many neighbouring features are loaded at once."""
+    """How many trials and features a program takes, and how many neighboring features are loaded at once."""
     columns = triton.next_power_of_2(features)
     return max(1, min(TILE // columns, triton.next_power_of_2(trials))), columns, min(4, columns)
 
 
 @triton.jit
 def groups(trials, features, TRIALS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Groups of neighbouring features: the trial of each, its places in a node's row, and which there are.
+    """Groups of neighboring features: the trial of each, its places in a node's row, and which there are.
 
     What belongs to a trial is loaded for each of its groups anew, by the thread that needs it: to pass it on
     to other threads would take longer.

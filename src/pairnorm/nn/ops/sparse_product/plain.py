@@ -7,11 +7,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.csr import quieten, sparse_csr
+from pairnorm.base.errors import PairNormError
 from pairnorm.nn.ops.activation.plain import ACTIVATIONS, activation_gradient
 from pairnorm.nn.ops.kernels import choose
 from pairnorm.nn.ops.pattern import Pattern, place_type
-from pairnorm.sparse import quieten, sparse_csr
 
 
 class Kernels(Protocol):
@@ -97,8 +97,8 @@ class SparseMatrix:
     def __matmul__(self, dense: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             problem = "torch.compile cannot see into the product with a SparseMatrix"
-            remedy = "Let a function under torch.compiler.disable do it."
-            raise PairNormError(problem, code="not-compilable", remedy=remedy)
+            hint = "Let a function under torch.compiler.disable do it."
+            raise PairNormError(problem, code="not-compilable", hint=hint)
         rows, trials = self.pattern.shape[1], self.values.size(0) if self.values.dim() == 2 else None
         fits = dense.dim() in (2, 3) and dense.size(0) == rows and dense.is_floating_point()
         if not fits or (trials is not None and dense.shape[1:-1] != (trials,)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pairnorm.errors import PairNormError
+from pairnorm.base.errors import PairNormError
 from pairnorm.nn.ops.collectives import to_columns, to_rows
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix

@@ -1,0 +1,1 @@
+"""Shared foundations: errors, escaping, atomic files and locks, memory, CSR tensors, plotting style."""

@@ -1,0 +1,356 @@
+"use strict";
+// What is alive on the page. Names come from users: they only ever become text nodes, never HTML.
+
+const make = (tag, properties = {}, ...children) => {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+};
+
+const unpack = async (id) => {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+};
+
+const collator = new Intl.Collator(undefined, { numeric: true });
+const percent = (thousandths) => `${(thousandths / 10).toFixed(1)}%`;
+const announce = (name, detail) => document.dispatchEvent(new CustomEvent(name, { detail }));
+
+// Light and dark: the system's choice until the button is pressed; paper is always light.
+
+const root = document.documentElement;
+const themeButton = document.getElementById("theme");
+const darkSystem = matchMedia("(prefers-color-scheme: dark)");
+
+const setTheme = (dark) => {
+  root.dataset.theme = dark ? "dark" : "light";
+  themeButton.textContent = dark ? "Light" : "Dark";
+  themeButton.setAttribute("aria-pressed", dark);
+  charts.forEach((draw) => draw());
+};
+
+// Charts.
+
+const charts = new Map();
+
+const colored = (value, styles) => {
+  if (value === "--shades") return [[0, styles.getPropertyValue("--panel")], [1, styles.getPropertyValue("--shade")]];
+  if (typeof value === "string" && value.startsWith("--")) return styles.getPropertyValue(value);
+  if (Array.isArray(value)) return value.map((one) => colored(one, styles));
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, colored(one, styles)]));
+};
+
+const drawChart = (place, { traces, layout, height }) => {
+  const draw = () => {
+    const styles = getComputedStyle(root);
+    const [paper, ink, line] = ["--paper", "--ink", "--line"].map((name) => styles.getPropertyValue(name));
+    const axis = { automargin: true, fixedrange: true, gridcolor: line, zerolinecolor: line, linecolor: line };
+    const { xaxis, yaxis, ...rest } = colored(layout, styles);
+    for (const { title } of [xaxis, yaxis]) title && (title.standoff = 10);
+    Plotly.react(place, colored(traces, styles), {
+      height, font: { family: "inherit", size: 13, color: ink }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
+      margin: { l: 50, r: 12, t: 30, b: 40 }, legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
+      hoverlabel: { bgcolor: paper, bordercolor: line, font: { color: ink }, align: "left", namelength: -1 },
+      xaxis: { ...axis, showgrid: false, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
+    }, { displayModeBar: false, responsive: true });
+  };
+  charts.set(place, draw);
+  draw();
+};
+
+// A chart is drawn when it comes near the view, or is printed: a page may have many.
+const waiting = new Map();
+const drawNow = (place) => {
+  const chart = waiting.get(place);
+  waiting.delete(place);
+  nearby.unobserve(place);
+  drawChart(place, chart);
+};
+const nearby = new IntersectionObserver(
+  (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => drawNow(entry.target)),
+  { rootMargin: "500px" },
+);
+const chartBlock = (place, chart) => {
+  waiting.set(place, chart);
+  nearby.observe(place);
+};
+
+// Tables that sort, that can be searched, and whose rows may have a chart.
+
+const numberIn = (text) => {
+  const found = /^\s*([+−-]?)([\d,]*\.?\d+)/.exec(text);
+  return found ? Number(found[2].replaceAll(",", "")) * (found[1] && found[1] !== "+" ? -1 : 1) : NaN;
+};
+
+const sortable = (table) => {
+  const body = table.tBodies[0];
+  [...table.tHead.rows[0].cells].forEach((heading, column) => {
+    const texts = [...body.rows].map((row) => row.cells[column].textContent.trim()).filter((text) => text && text !== "–");
+    const numeric = texts.length > 0 && texts.every((text) => !Number.isNaN(numberIn(text)));
+    const button = make("button", { type: "button" }, ...heading.childNodes);
+    heading.append(button);
+    if (numeric) [heading, ...[...body.rows].map((row) => row.cells[column])].forEach((cell) => cell.classList.add("number"));
+    button.addEventListener("click", () => {
+      const down = heading.getAttribute("aria-sort") === (numeric ? "descending" : "ascending") !== numeric;
+      const value = (row) => row.cells[column].textContent.trim();
+      const compare = numeric
+        ? (a, b) => (numberIn(value(a)) - numberIn(value(b))) * (down ? -1 : 1)
+        : (a, b) => collator.compare(value(a), value(b)) * (down ? -1 : 1);
+      const blank = (row) => numeric && Number.isNaN(numberIn(value(row)));
+      const rows = [...body.rows];
+      body.append(...rows.filter((row) => !blank(row)).sort(compare), ...rows.filter(blank));
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+    });
+  });
+};
+
+const tableBlock = (place, rowCharts) => {
+  const rows = [...place.querySelectorAll("tbody tr")];
+  const search = place.querySelector("input[type=search]");
+  search?.addEventListener("input", () => {
+    const words = search.value.toLowerCase().split(/\s+/);
+    for (const row of rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+  });
+  if (!rowCharts) return;
+  const caption = make("figcaption", {}, "Choose a row to see its curve.");
+  const canvas = make("div");
+  place.prepend(make("figure", { className: "curve" }, caption, canvas));
+  const choose = (row) => {
+    rows.forEach((other) => other.classList.toggle("chosen", other === row));
+    caption.textContent = [...row.cells].slice(0, 3).map((cell) => cell.textContent).join(", ");
+    drawChart(canvas, rowCharts[rows.indexOf(row)]);
+  };
+  rows.forEach((row, number) => {
+    if (!rowCharts[number]) return;
+    row.classList.add("choosable");
+    row.tabIndex = 0;
+    row.addEventListener("click", () => choose(row));
+    row.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") choose(row);
+    });
+  });
+  const first = rows.find((row, number) => rowCharts[number]);
+  if (first) choose(first);
+};
+
+// The slider and the list of choices, which the table of nodes also hears of.
+
+const thresholdBlock = (place, sentences) => {
+  const slider = place.querySelector("input");
+  const update = () => {
+    place.querySelector("output").textContent = `${slider.value}%`;
+    place.querySelector(".answer").textContent = sentences[slider.value];
+    announce("threshold", Number(slider.value));
+  };
+  slider.addEventListener("input", update);
+  update();
+};
+
+const choicesBlock = (place) => {
+  const list = place.querySelector("select");
+  const update = () => {
+    place.querySelectorAll(":scope > .choice").forEach((choice, number) => (choice.hidden = number !== Number(list.value)));
+    announce("choice", Number(list.value));
+  };
+  list.addEventListener("change", update);
+  update();
+};
+
+// The table of nodes. Columns are lists: id, predicted, confidence (in thousandths), top (class and thousandths in turn,
+// the likeliest first), label, part, features (0 or 1), featureHops and labelHops (-1: no path), neighbors (class and
+// number in turn), degree, and sets: for each choice of error rate, how many of the likeliest classes are in the set.
+
+const ROW = 34;
+const PARTS = ["", "training", "validation", "held out"];
+
+const nodesBlock = (place, data) => {
+  const { id, classes, predicted, confidence, top, label, part, features, featureHops, labelHops, neighbors, degree, sets } = data;
+  let threshold = 900, choice = 0, shown = [], active = -1, sorted = { column: "confidence", down: false }, ranks = null;
+  const pairs = (flat) => flat.filter((_, n) => n % 2 === 0).map((first, n) => [first, flat[2 * n + 1]]);
+  const hops = (count) => (count < 0 ? "no path" : String(count));
+  const setOf = (row) => {
+    const size = sets[choice][row];
+    const names = pairs(top[row]).slice(0, size).map(([name]) => classes[name]);
+    return size === 0 ? "none" : names.length < size ? `${size} labels` : names.join(" or ");
+  };
+  const said = (row) => pairs(neighbors[row]).map(([name, count]) => `${classes[name]} × ${count}`).join(", ");
+  const guaranteed = sets.length > 0;
+  const columns = [
+    ["id", "Node", (row) => id[row]],
+    ["predicted", "Label", (row) => classes[predicted[row]]],
+    ["confidence", "Confidence", (row) => percent(confidence[row]), "7.7rem"],
+    ...(guaranteed ? [["set", "With guarantee", setOf]] : []),
+    ["label", "Known label", (row) => (label[row] < 0 ? "" : `${classes[label[row]]} (${PARTS[part[row]] || "not used"})`)],
+    ["features", "Features", (row) => (features[row] ? "there" : "missing"), "6.5rem"],
+    ["featureHops", "Hops to features", (row) => hops(featureHops[row]), "6.5rem"],
+    ["labelHops", "Hops to a label", (row) => hops(labelHops[row]), "5.8rem"],
+    ["neighbors", "Neighbors' labels", said],
+  ];
+  const byId = () => {
+    if (!ranks) {
+      ranks = new Int32Array(id.length);
+      [...id.keys()].sort((a, b) => collator.compare(id[a], id[b])).forEach((row, rank) => (ranks[row] = rank));
+    }
+    return ranks;
+  };
+  const far = (list) => (row) => (list[row] < 0 ? Infinity : list[row]);
+  const keys = {
+    id: (row) => byId()[row], predicted: (row) => predicted[row], confidence: (row) => confidence[row],
+    set: (row) => sets[choice][row], label: (row) => label[row] * 4 + part[row], features: (row) => features[row],
+    featureHops: far(featureHops), labelHops: far(labelHops), neighbors: (row) => neighbors[row].length * 1e6 + degree[row],
+  };
+  const unknown = (row) => label[row] < 0;
+  const kinds = {
+    "all nodes": () => true,
+    "no known label": unknown,
+    "to trust (no known label, at or above the threshold)": (row) => unknown(row) && confidence[row] >= threshold,
+    "to review (no known label, below the threshold)": (row) => unknown(row) && confidence[row] < threshold,
+    "features missing": (row) => !features[row],
+    "held out and wrong": (row) => part[row] === 3 && label[row] !== predicted[row],
+    ...(guaranteed && {
+      "guarantee: one label": (row) => sets[choice][row] === 1,
+      "guarantee: several labels": (row) => sets[choice][row] > 1,
+      "guarantee: none": (row) => sets[choice][row] === 0,
+    }),
+  };
+  const options = (names) => names.map((name, value) => make("option", { value }, name));
+  const find = make("input", { type: "search", autocomplete: "off", placeholder: "part of an id" });
+  const kind = make("select", {}, ...options(Object.keys(kinds)));
+  const named = make("select", {}, make("option", { value: "" }, "any label"), ...options(classes));
+  const counted = make("p", { className: "note" });
+  counted.setAttribute("aria-live", "polite");
+  const headings = columns.map(([name, title, , width]) => {
+    const button = make("button", { type: "button" }, title);
+    button.addEventListener("click", () => {
+      sorted = { column: name, down: sorted.column === name && !sorted.down };
+      update();
+    });
+    return make("th", { scope: "col", style: width ? `width:${width}` : "" }, button);
+  });
+  const body = make("tbody");
+  const table = make("table", {}, make("thead", {}, make("tr", {}, ...headings)), body);
+  const view = make("div", { className: "view", tabIndex: 0, role: "group", ariaLabel: "Nodes; arrow keys choose one" }, table);
+  const why = make("div", { className: "control why", hidden: true });
+  why.setAttribute("aria-live", "polite");
+
+  const spacer = (rows) => make("tr", { className: "spacer", ariaHidden: "true" }, make("td", { colSpan: columns.length, style: `height:${rows * ROW}px` }));
+  const paint = (from, to) => {
+    const rows = shown.slice(from, to).map((row, number) => {
+      const cells = columns.map(([, , text], column) => make(column ? "td" : "th", { textContent: text(row), title: text(row) }));
+      const made = make("tr", { className: "choosable", ariaRowIndex: from + number + 2 }, ...cells);
+      made.classList.toggle("chosen", from + number === active);
+      made.addEventListener("click", () => choose(from + number));
+      return made;
+    });
+    body.replaceChildren(spacer(from), ...rows, spacer(Math.max(0, shown.length - to)));
+  };
+  const scroll = () => {
+    const first = Math.max(0, Math.floor(view.scrollTop / ROW) - 10);
+    paint(first, first + Math.ceil(view.clientHeight / ROW) + 20);
+  };
+  const update = () => {
+    const wanted = find.value.toLowerCase(), test = Object.values(kinds)[kind.value], name = named.value;
+    const key = keys[sorted.column], sign = sorted.down ? -1 : 1;
+    const found = [];
+    for (let row = 0; row < id.length; row++) {
+      if (test(row) && (name === "" || predicted[row] === Number(name)) && (!wanted || id[row].toLowerCase().includes(wanted))) found.push(row);
+    }
+    shown = found.sort((a, b) => (key(a) < key(b) ? -sign : key(a) > key(b) ? sign : a - b));
+    headings.forEach((heading, column) => {
+      if (columns[column][0] === sorted.column) heading.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
+      else heading.removeAttribute("aria-sort");
+    });
+    table.setAttribute("aria-rowcount", shown.length + 1);
+    counted.textContent = `${shown.length.toLocaleString("en")} of ${id.length.toLocaleString("en")} nodes`;
+    if (id.length < data.total) {
+      counted.textContent += `; those the model is least sure of, of ${data.total.toLocaleString("en")}: predictions.csv has all`;
+    }
+    active = -1;
+    view.scrollTop = 0;
+    scroll();
+  };
+  const choose = (number) => {
+    active = Math.max(0, Math.min(shown.length - 1, number));
+    const row = shown[active];
+    if (row === undefined) return;
+    const labeled = pairs(neighbors[row]).reduce((sum, [, count]) => sum + count, 0);
+    const bars = pairs(top[row]).map(([name, share]) => make("div", { className: "bar" },
+      make("span", { title: classes[name] }, classes[name]),
+      make("span", { className: "track" }, make("div", { style: `width:${share / 10}%` })),
+      make("span", {}, percent(share))));
+    const rest = classes.length - bars.length;
+    const sentences = [
+      features[row] ? "Its own features were there."
+        : featureHops[row] < 0 ? "It has no features, and no path leads to a node that has some: a guess."
+        : `It has no features; the nearest node that has some is ${featureHops[row]} ${featureHops[row] === 1 ? "hop" : "hops"} away.`,
+      labelHops[row] < 0 ? "No path leads to a node whose label was learned from."
+        : labelHops[row] === 0 ? "Its own label was learned from."
+        : `The nearest label that was learned from is ${labelHops[row]} ${labelHops[row] === 1 ? "hop" : "hops"} away.`,
+      degree[row] === 0 ? "It has no neighbors."
+        : `Of its ${degree[row]} ${degree[row] === 1 ? "neighbor" : "neighbors"}, ${labeled} ${labeled === 1 ? "has" : "have"} a known label${labeled ? `: ${said(row)}` : ""}.`,
+    ];
+    why.replaceChildren(make("h3", {}, `${id[row]}: ${classes[predicted[row]]}`), ...bars,
+      ...(rest > 0 ? [make("p", { className: "note" }, `and ${rest} more ${rest === 1 ? "class" : "classes"} below 0.1% or not among the ten likeliest`)] : []),
+      make("p", {}, sentences.join(" ")));
+    why.hidden = false;
+    if (active * ROW < view.scrollTop) view.scrollTop = active * ROW;
+    const end = table.tHead.offsetHeight + (active + 1) * ROW;
+    if (end > view.scrollTop + view.clientHeight) view.scrollTop = end - view.clientHeight;
+    scroll();
+  };
+  view.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
+    if (!step || event.target !== view) return;
+    event.preventDefault();
+    choose(active + step);
+  });
+  view.addEventListener("scroll", scroll, { passive: true });
+  addEventListener("resize", scroll);
+  addEventListener("beforeprint", () => paint(0, 100));
+  addEventListener("afterprint", scroll);
+  find.addEventListener("input", update);
+  kind.addEventListener("change", update);
+  named.addEventListener("change", update);
+  document.addEventListener("threshold", ({ detail }) => {
+    threshold = detail * 10;
+    update();
+  });
+  document.addEventListener("choice", ({ detail }) => {
+    choice = detail;
+    update();
+  });
+  place.append(
+    make("div", { className: "filters" }, make("label", {}, "Find a node", find), make("label", {}, "Show", kind), make("label", {}, "Label", named)),
+    counted, view, why);
+  update();
+};
+
+const start = async () => {
+  setTheme(darkSystem.matches);
+  darkSystem.addEventListener("change", ({ matches }) => setTheme(matches));
+  themeButton.addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));
+  let before = false;
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme === "dark";
+    setTheme(false);
+    [...waiting.keys()].filter((place) => place.offsetParent).forEach(drawNow);
+  });
+  addEventListener("afterprint", () => setTheme(before));
+  document.querySelectorAll("table:has(thead)").forEach(sortable);
+  const [data, plotly] = await Promise.all([unpack("data").then(JSON.parse), unpack("plotly")]);
+  const blocks = { table: tableBlock, threshold: thresholdBlock, choices: choicesBlock, nodes: nodesBlock, chart: chartBlock };
+  const places = [...document.querySelectorAll("[data-kind]")];
+  const begin = (place) => blocks[place.dataset.kind](place, data[place.dataset.block]);
+  // The table of nodes first: it must hear what the others announce. Plotly is large: what needs no chart is there before it.
+  const needs = (place) => place.dataset.kind === "chart" || (place.dataset.kind === "table" && place.dataset.block);
+  places.filter((place) => place.dataset.kind === "nodes").forEach(begin);
+  places.filter((place) => place.dataset.kind !== "nodes" && !needs(place)).forEach(begin);
+  await new Promise((resolve) => setTimeout(resolve));
+  document.head.append(make("script", { textContent: plotly }));
+  places.filter(needs).forEach(begin);
+  root.dataset.ready = "true";
+};
+
+start();

@@ -1,0 +1,274 @@
+"""The remedies against oversmoothing by name, ours and the user's own: what ``Spec.remedy`` may say."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
+from pairnorm.nn import APPNP, GAT, GCN, GCNII
+from pairnorm.nn.norms import NORMS, BatchNorm, make_norm
+from pairnorm.nn.per_trial import ModelPerTrial, PerTrial
+from pairnorm.nn.propagate import Kind
+
+if TYPE_CHECKING:
+    from pairnorm.train.spec import Spec
+
+Model = GCN | GAT | GCNII | APPNP | ModelPerTrial
+GROUP = "pairnorm.remedies"
+"""The entry points of packages that bring remedies: a name, and the factory of a norm or a model."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What can be done against oversmoothing, with the one parameter that is tuned.
+
+    Args:
+        parameter: what the formula calls ``Spec.strength``; empty where there is nothing to tune.
+        grid: values to tune it over; the first is the usual one, which a strength of 0 stands for.
+        models: it applies to.
+        norm: makes the norm of a layer from its width, the number of trials and the strength.
+        options: arguments of ``GCN`` and ``GAT``, from the strength.
+        model: makes the model instead: takes what GCN does, and the strength under ``parameter``, if any.
+        fields: of a ``Spec`` that say the same, from the strength.
+        settings: fields of a ``Spec`` that belong to its published form.
+        quadratic: whether an epoch takes time in the square of the number of nodes.
+    """
+
+    parameter: str = ""
+    grid: tuple[float, ...] = ()
+    models: tuple[str, ...] = ("GCN", "GAT")
+    norm: Callable[[int, int, float], nn.Module] | None = None
+    options: Callable[[float], Mapping[str, Any]] | None = None
+    model: Callable[..., GCNII | APPNP | ModelPerTrial] | None = None
+    fields: Callable[[float], Mapping[str, Any]] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    quadratic: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether a norm or a skip beside it would be a second one."""
+        return self.norm is not None or self.model is not None
+
+    @property
+    def ordered(self) -> bool:
+        """Whether ``Spec.order`` says where it comes."""
+        return self.norm is not None and self.options is None
+
+    def arguments(self, spec: "Spec", trials: int) -> dict[str, Any]:
+        """Return the arguments of GCN and GAT that it changes."""
+        changed = dict(self.options(spec.strength) if self.options else {})
+        if self.norm is not None:
+            changed["norm"] = partial(self.norm, spec.hidden, trials, spec.strength)
+        return changed
+
+
+def _named_norm(name: str, features: int, trials: int, strength: float) -> nn.Module:
+    parameter = NORMS[name].parameter
+    return make_norm(name, features, trials, **({} if parameter is None else {parameter: strength}))
+
+
+def _norm(name: str, *grid: float, **more: Any) -> Remedy:
+    return Remedy(NORMS[name].parameter or "", grid, norm=partial(_named_norm, name), **more)
+
+
+def _pair_norm(mode: str) -> Remedy:
+    return Remedy("scale", (1.0, 10.0), _ANY, fields=lambda scale: {"norm": mode, "scale": scale})
+
+
+def _batch_norm(features: int, trials: int, strength: float) -> nn.Module:
+    return BatchNorm(features, trials=trials)
+
+
+def _skip(t: float) -> dict[str, Any]:
+    return {"skip": whole_number("strength", int(t) if t == int(t) else t, least=1)}
+
+
+_ANY = ("SGC", "GCN", "GAT")
+_SYMMETRIC = {"adjacency": "sym"}
+_OURS = {
+    "none": Remedy(models=_ANY),
+    "PN": _pair_norm("PN"),
+    "PN-SI": _pair_norm("PN-SI"),
+    "PN-SCS": _pair_norm("PN-SCS"),
+    "PN-degree": _norm("PN-degree", 1.0, 10.0, models=("SGC", "GCN"), settings=_SYMMETRIC),
+    "PN-SI-degree": _norm("PN-SI-degree", 1.0, 10.0, models=("SGC", "GCN"), settings=_SYMMETRIC),
+    "MeanSubtraction": _norm("MeanSubtraction", models=_ANY),
+    "NodeNorm": _norm("NodeNorm", 2.0, 1.0, models=_ANY),
+    "BatchNorm": _norm("BatchNorm"),
+    "LayerNorm": _norm("LayerNorm"),
+    "LayerNorm-graph": _norm("LayerNorm-graph"),
+    "GraphNorm": _norm("GraphNorm"),
+    "DiffGroupNorm": _norm("DiffGroupNorm", 0.01, 0.001),
+    "ContraNorm": _norm("ContraNorm", 0.5, 0.2, quadratic=True),
+    "Skip": Remedy("t", (1.0, 2.0), fields=_skip),
+    # As in the authors' code: the norm comes behind the sum, and before the activation.
+    "Residual": Remedy(norm=_batch_norm, options=lambda _: {"residual": True, "order": "before"}),
+    "JK-concat": Remedy(options=lambda _: {"jump": "concat"}),
+    "JK-max": Remedy(options=lambda _: {"jump": "max"}),
+    "DropEdge": Remedy("rate", (0.5, 0.2), ("GCN",), options=lambda rate: {"drop_edge": rate}),
+    "GCNII": Remedy("alpha", (0.1, 0.5), ("GCN",), model=GCNII, settings=_SYMMETRIC),
+    "APPNP": Remedy("alpha", (0.1, 0.2), ("GCN",), model=APPNP, settings=_SYMMETRIC),
+}
+REMEDIES: dict[str, Remedy] = dict(_OURS)
+"""Those that are known, by the name under which trials are stored."""
+
+
+def register(
+    name: str,
+    factory: Callable[..., nn.Module],
+    *,
+    kind: str | None = None,
+    version: str | None = None,
+    parameter: str = "strength",
+    grid: tuple[float, ...] | None = None,
+    models: tuple[str, ...] = ("GCN", "GAT"),
+) -> str:
+    """Make a module of your own a remedy: a norm behind every hidden layer's activation, or a whole model.
+
+    Args:
+        name: for ``Spec(remedy=name)``, tables and figures.
+        factory: of a norm: called with the width of a layer, and, where there is a ``grid``, with the
+            strength; returns a module over ``[nodes, features]``, of which every trial and layer has one of
+            its own. Of a model: called as ``factory(in_features, classes, depth=, hidden=, dropout=)``, and,
+            where there is a ``grid``, with the strength by its name; returns a module that makes logits of
+            ``x, edge_index``, of which every trial has one. Worker processes must be able to import it: a
+            class or function at the top of a module.
+        kind: ``"norm"``, or ``"model"``, which then stands in the place of a GCN. Default: the factory's
+            attribute of this name, else a norm.
+        version: part of the name under which trials are stored; change it with the module. Default: the
+            factory's attribute of this name, else ``"1"``.
+        parameter: what the strength is called.
+        grid: values to tune the strength over, the usual one first; empty where there is none. Default: the
+            factory's attribute of this name, else empty.
+        models: among ``"GCN"`` and ``"GAT"``, that a norm serves.
+
+    Returns:
+        The name under which trials are stored, such as ``"Mine@1"``.
+
+    Example:
+        >>> register("Dropped", nn.Identity, version="2")
+        'Dropped@2'
+    """
+    if name in _OURS:
+        problem = f"there is a remedy {name!r} already"
+        raise PairNormError(problem, code="name-taken", value=name, expected="another name")
+    if not name or not name.isprintable() or "@" in name:
+        problem = f"a remedy is named {quoted(name)}"
+        expected = "a name that can be printed, without an @"
+        raise PairNormError(problem, code="not-a-name", value=name, expected=expected)
+    kind = one_of("kind", getattr(factory, "kind", "norm") if kind is None else kind, ("norm", "model"))
+    version = getattr(factory, "version", "1") if version is None else version
+    grid = getattr(factory, "grid", ()) if grid is None else grid
+    key = f"{name}@{version}"
+    REMEDIES[key] = Remedy(
+        parameter if grid else "",
+        tuple(map(float, grid)),
+        ("GCN",) if kind == "model" else tuple(one_of("model", model, ("GCN", "GAT")) for model in models),
+        norm=partial(_own_norm, factory, bool(grid)) if kind == "norm" else None,
+        model=partial(_own_model, factory) if kind == "model" else None,
+    )
+    _LATEST[name] = key
+    return key
+
+
+_LATEST: dict[str, str] = {}
+"""The name with its version of each remedy of the user's own."""
+
+
+def _own_norm(
+    make: Callable[..., nn.Module], tuned: bool, features: int, trials: int, strength: float
+) -> nn.Module:
+    made = partial(make, *((features, strength) if tuned else (features,)))
+    wanted = "a module over [nodes, features], made from the width and, with a grid, the strength"
+    _try(made, (torch.zeros(3, features),), features, wanted)
+    return PerTrial(made, trials)
+
+
+def _own_model(
+    make: Callable[..., nn.Module], in_features: int, classes: int, *, depth: int, hidden: int,
+    dropout: float, adjacency: Kind, trials: int, **strength: float,
+) -> ModelPerTrial:  # fmt: skip
+    made = partial(make, in_features, classes, depth=depth, hidden=hidden, dropout=dropout, **strength)
+    wanted = "a model(x, edge_index), made from in_features, classes, depth=, hidden= and dropout="
+    path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    _try(made, (torch.zeros(3, in_features), path), classes, wanted)
+    return ModelPerTrial(made, trials, dropout, adjacency)
+
+
+def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, wanted: str) -> None:
+    """Raise an error unless what is made gives three nodes as many features as are wanted."""
+    try:
+        with torch.no_grad():
+            shape = tuple(made().eval()(*given).shape)
+        if shape == (3, width):
+            return
+        problem, cause = f"makes {shape} of 3 nodes, not {(3, width)}", None
+    except Exception as error:  # whatever a user's module may raise
+        problem, cause = f"does not work on {given[0].size(1)} features ({error!r})", error
+    raise PairNormError(
+        f"remedy {getattr(made.func, '__name__', made.func)} {problem}",
+        code="remedy-failed",
+        value=made.args,
+        expected=wanted,
+    ) from cause
+
+
+def stored_name(what: str, name: Any) -> str:
+    """Return the name under which a remedy's trials are stored, or raise an error where there is none.
+
+    Args:
+        what: the argument is called.
+        name: of a remedy; ``"package.module:attribute"`` of one to import, which may have a ``version`` and
+            a ``grid``; or ``"name@version"``, as it stands in a store, which others may have registered.
+    """
+    if isinstance(name, str):
+        if name in REMEDIES or ("@" in name and name.isprintable()):
+            return name
+        paths = [entry.value for entry in entry_points(group=GROUP, name=name)]
+        for path in [name] if ":" in name else paths:
+            if name not in _LATEST:
+                module, _, attribute = path.partition(":")
+                register(name, _attribute(module, attribute))
+        if name in _LATEST:
+            return _LATEST[name]
+    return one_of(what, name, [*_OURS, *_LATEST])
+
+
+def _attribute(module: str, attribute: str) -> Callable[..., nn.Module]:
+    try:
+        found: Callable[..., nn.Module] = attrgetter(attribute)(import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        problem = f"remedy {module}:{attribute} cannot be imported ({error})"
+        expected = "package.module:attribute of a factory of norms or models"
+        raise PairNormError(
+            problem, code="not-importable", value=f"{module}:{attribute}", expected=expected
+        ) from error
+    return found
+
+
+def find(name: str) -> Remedy:
+    """Return the remedy of a stored name; one that can be found by its name alone is imported."""
+    if name not in REMEDIES:
+        known = stored_name("remedy", name.rpartition("@")[0])
+        if known != name:
+            problem = f"remedy {name!r} is here as {known!r}"
+            hint = "Register the version that the trials are of."
+            raise PairNormError(problem, code="other-version", value=name, expected=known, hint=hint)
+    return REMEDIES[name]
+
+
+def own(names: Iterable[str]) -> dict[str, Remedy]:
+    """Return those of some names that the user registered, for worker processes to ``learn``."""
+    return {name: REMEDIES[name] for name in names if name in REMEDIES and name not in _OURS}
+
+
+def learn(remedies: Mapping[str, Remedy]) -> None:
+    """Take over what another process has registered."""
+    REMEDIES.update(remedies)

@@ -1,0 +1,63 @@
+import pickle
+import shlex
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairnorm.base.errors import PairNormError, quoted, real_number, whole_number
+
+
+def test_an_error_comes_back_from_another_process_with_its_fields() -> None:
+    error = PairNormError(
+        "a b", code="unknown-column", value=3, expected="x", hint="Pass {ignore}.", ignore=["b"]
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.typed()) == (str(error), error.typed())
+    assert vars(again) == vars(error)
+
+
+def test_a_place_is_named_once() -> None:
+    error = PairNormError("line 3 is short", code="file-damaged", hint="Mend it.")
+    placed = error.within("n.csv").within("n.csv")
+    assert str(placed) == "n.csv: line 3 is short. Mend it."
+    assert (placed.code, str(error)) == ("file-damaged", "line 3 is short. Mend it.")
+
+
+@given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=3))
+def test_options_can_be_pasted_into_a_shell(names: list[str]) -> None:
+    typed = PairNormError("no", hint="{unknown_edges}", unknown_edges=names).typed()
+    words = shlex.split(typed.removeprefix("no. "))
+    assert words == [word for name in names for word in ("--unknown-edges", name)]
+
+
+def test_braces_in_a_value_are_no_options() -> None:
+    error = PairNormError("column '{x}'", hint="Pass {ignore} or {keep}.", ignore=["{keep}"], keep=...)
+    assert str(error) == "column '{x}'. Pass ignore=['{keep}'] or keep=...."
+
+
+@given(st.text(max_size=300), st.integers(5, 80))
+def test_what_is_quoted_has_no_more_characters_than_asked_for(text: str, most: int) -> None:
+    shown = quoted(text, most)
+    assert len(shown) <= most
+    assert shown == repr(text) or shown.endswith("…")
+
+
+@pytest.mark.parametrize("value", [True, "3", 2.0, None, -1, 11])
+def test_what_is_no_whole_number_within_bounds(value: object, raises: Callable) -> None:
+    with raises("not-a-whole-number", value=value):
+        whole_number("depth", value, most=10)
+
+
+@pytest.mark.parametrize("value", [True, "3", float("nan"), float("inf"), None, 0, 1.5])
+def test_what_is_no_number_within_bounds(value: object, raises: Callable) -> None:
+    with raises("not-a-number"):
+        real_number("rate", value, above=0, most=1)
+
+
+def test_numbers_of_other_libraries_become_pythons() -> None:
+    assert type(whole_number("depth", np.int64(3))) is int
+    assert type(real_number("scale", np.float32(0.5))) is float
+    assert str(real_number("scale", -0.0)) == "0.0"

@@ -1,0 +1,186 @@
+import errno
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pairnorm.base.files import CHANGE, change_folder, reserved, steady_folder, whole_file, writable
+
+NAMES = tuple(f"{letter}.txt" for letter in "abcdef")
+
+
+def test_a_file_comes_with_its_folders_and_replaces_an_older_one(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "table.csv"
+    for text in ("old", "new"):
+        with whole_file(path) as draft:
+            draft.write_text(text)
+            assert draft.suffix == path.suffix
+        assert path.read_text() == text
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_error_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("old")
+    with pytest.raises(KeyError), whole_file(path) as draft:  # noqa: PT012
+        draft.write_text("half")
+        raise KeyError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_no_file(tmp_path: Path, raises) -> None:
+    with raises("is-a-folder", value=str(tmp_path)), whole_file(tmp_path):
+        pass
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path, raises) -> None:
+    (tmp_path / "file").touch()
+    with raises("not-writable"), whole_file(tmp_path / "file" / "out.csv"):
+        pass
+    with raises("not-writable", value="out") as caught, writable(Path("out")):
+        raise OSError(28, os.strerror(28))
+    assert str(caught.value) == "out: cannot be written (No space left on device). Choose another place."
+    with raises("not-writable") as caught, writable(Path("out")):
+        raise OSError("no reason")
+    assert "(no reason)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "write", [whole_file, lambda path: change_folder(path, NAMES)], ids=["file", "folder"]
+)
+def test_only_what_is_wrong_with_the_disk_or_the_draft_is_said_of_the_file(
+    tmp_path: Path, raises, write
+) -> None:
+    """What fails for its own reasons, such as reading something else, is not the writing's fault."""
+    out = tmp_path / "out"
+    with pytest.raises(FileNotFoundError, match="elsewhere"), write(out):
+        open(tmp_path / "elsewhere")  # noqa: SIM115
+    with pytest.raises(ConnectionResetError), write(out):
+        raise ConnectionResetError(errno.ECONNRESET, "reset")
+    with raises("not-writable", value=str(out)), write(out):
+        raise OSError(errno.ENOSPC, "full")
+    with raises("not-writable", value=str(out)), write(out) as draft:
+        (draft / "deeper" / "file").write_text("x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def write_run(folder: Path, text: str, names: tuple[str, ...] = NAMES, pause: float = 0.0) -> None:
+    with change_folder(folder, NAMES) as drafts:
+        for name in names:
+            (drafts / name).write_text(text)
+            time.sleep(pause)
+
+
+def test_a_change_replaces_and_removes_its_own_files_and_no_others(tmp_path: Path) -> None:
+    write_run(tmp_path / "deep" / "run", "1")
+    (tmp_path / "deep" / "run" / "theirs.md").write_text("theirs")
+    write_run(tmp_path / "deep" / "run", "2", NAMES[:2])
+    assert content(tmp_path / "deep") == {"run/a.txt": "2", "run/b.txt": "2", "run/theirs.md": "theirs"}
+
+
+@pytest.mark.parametrize("done", range(len(NAMES) + 1))
+def test_an_interrupted_move_goes_on_where_it_stopped(tmp_path: Path, done: int) -> None:
+    write_run(tmp_path, "old")
+    (tmp_path / CHANGE).mkdir()
+    for place, name in enumerate(NAMES[:-1]):
+        (tmp_path / name if place < done else tmp_path / CHANGE / name).write_text("new")
+    (tmp_path / CHANGE / f"{NAMES[-1]}.gone").touch()
+    if done % 2:
+        with steady_folder(tmp_path):
+            assert content(tmp_path) == dict.fromkeys(NAMES[:-1], "new")
+    else:
+        write_run(tmp_path, "new", NAMES[:-1])
+    assert content(tmp_path) == dict.fromkeys(NAMES[:-1], "new")
+    assert not (tmp_path / CHANGE).exists()
+
+
+def _keep_writing(folder: Path, text: str) -> None:
+    for count in range(10_000):
+        write_run(folder, text, NAMES if count % 2 else NAMES[:3])
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12, of threads
+@pytest.mark.parametrize("there", [False, True])
+def test_processes_killed_at_random_moments_never_mix_their_files(tmp_path: Path, there: bool) -> None:
+    """Two at a time write into one folder; whoever comes after a kill finds one whole run, and no remains."""
+    out, draw = tmp_path / "run", random.Random(0)
+    if there:
+        out.mkdir()
+    context = multiprocessing.get_context("fork")
+    for round_ in range(12):
+        writers = [context.Process(target=_keep_writing, args=(out, f"{round_}{name}")) for name in "xy"]
+        for writer in writers:
+            writer.start()
+        time.sleep(draw.uniform(0.01, 0.12))
+        for writer in writers:
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.join()
+        with steady_folder(out):
+            pass
+        with change_folder(out, NAMES) as drafts:
+            visible = [path for path in out.glob("*") if path.is_file()]
+            assert len({path.read_text() for path in visible}) <= 1
+            assert {path.name for path in visible} in (set(), set(NAMES[:3]), set(NAMES))
+            for path in visible:
+                (drafts / path.name).write_text(path.read_text())
+        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+        assert all(path.suffix == ".txt" for path in out.iterdir()), list(out.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_reader_never_sees_two_runs(tmp_path: Path) -> None:
+    write_run(tmp_path, "first")
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_keep_writing, args=(tmp_path, name)) for name in "xy"]
+    for writer in writers:
+        writer.start()
+    try:
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            with steady_folder(tmp_path):
+                found = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
+            assert len(set(found.values())) == 1
+            assert set(found) in (set(NAMES[:3]), set(NAMES))
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.join()
+
+
+def test_drafts_of_a_process_that_is_alive_are_left_alone(tmp_path: Path) -> None:
+    with change_folder(tmp_path / "run", NAMES) as first:
+        (first / "a.txt").write_text("first")
+        write_run(tmp_path / "run", "second")
+        assert (first / "a.txt").exists()
+    assert content(tmp_path / "run") == {"a.txt": "first"}
+
+
+def test_a_reserved_folder_is_ours_alone_and_stays_while_there_is_work(tmp_path: Path, raises) -> None:
+    folder = tmp_path / "work"
+    with pytest.raises(KeyError), reserved(folder):  # noqa: PT012
+        with whole_file(folder / "done") as draft:  # which locks the folder too
+            draft.touch()
+        with raises("in-use", value=str(folder)), reserved(folder):
+            pass
+        raise KeyError
+    assert [path.name for path in folder.iterdir()] == ["done"]
+    with reserved(folder):
+        assert (folder / "done").exists()
+    assert not folder.exists()
+    with pytest.raises(KeyError), reserved(folder):
+        raise KeyError
+    assert not folder.exists()
+
+
+def test_numpy_on_a_full_disk_is_told_as_one(tmp_path: Path, raises) -> None:
+    with raises("not-writable", value="out"), writable(Path("out"), tmp_path):
+        raise OSError("250 requested and 0 written")

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from pairnorm.report.charts import Line, confusion, intervals, lines, plain, reliability
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<b>x</b>", "&lt;b&gt;x&lt;/b&gt;"),
+        ("$x$", "&#36;x&#36;"),
+        ("R&D", "R&amp;D"),
+        ("a" * 30, "a" * 21 + "…"),
+    ],
+)
+def test_what_plotly_would_read_as_markup_is_spelt_out(text: str, shown: str) -> None:
+    assert plain(text, 22) == shown
+
+
+def test_lines_keep_their_points_and_leave_gaps_where_nothing_is_finite() -> None:
+    chart = lines(
+        "t", [Line("a", [1, 2, 3], [0.5, float("nan"), float("inf")], "--blue", dashed=True)], "x", "y"
+    )
+    [trace] = chart.traces
+    assert trace["y"] == [0.5, None, None]
+    assert trace["line"]["dash"] == "dash"
+
+
+def test_marks_are_told_apart_by_their_form() -> None:
+    chart = lines("t", [], "x", "y", marks=[(1, 2, "ours"), (3, 4, "theirs")])
+    assert [(trace["x"], trace["y"], trace["name"]) for trace in chart.traces] == [
+        ([1], [2], "ours"),
+        ([3], [4], "theirs"),
+    ]
+    assert len({trace["marker"]["symbol"] for trace in chart.traces}) == 2
+
+
+def test_an_interval_reaches_from_its_low_to_its_high_end() -> None:
+    [trace] = intervals("t", ["ours", "theirs"], [(80, 75, 86), (50, 40, 60)], "x").traces
+    bars = trace["error_x"]
+    assert [value + more for value, more in zip(trace["x"], bars["array"], strict=True)] == [86, 60]
+    assert [value - less for value, less in zip(trace["x"], bars["arrayminus"], strict=True)] == [75, 40]
+
+
+def test_the_shade_of_a_confusion_is_the_share_of_the_true_class() -> None:
+    [trace] = confusion("t", np.array([[8, 2], [0, 0]]), ["<b>", "b"]).traces
+    assert trace["z"] == [[0.8, 0.2], [0, 0]]
+    assert trace["customdata"][0][1] == "truly &lt;b&gt;<br>predicted b<br>2 nodes, 20.0% of the class"
+
+
+def test_names_of_classes_are_turned_only_where_they_do_not_fit() -> None:
+    for classes, angle in ((("low", "high"), 0), (("a rather long name", "another", "and a third"), -40)):
+        counts = np.eye(len(classes), dtype=int)
+        assert confusion("x", counts, classes).layout["xaxis"]["tickangle"] == angle
+
+
+def test_reliability_is_how_often_it_is_right_in_each_bin_of_confidence() -> None:
+    _, trace = reliability("t", [0.55, 0.57, 0.95, 1.0], [True, False, True, True]).traces
+    assert trace["x"] == pytest.approx([56, 97.5])
+    assert trace["y"] == [50, 100]
+    assert trace["customdata"] == [2, 2]

@@ -1,0 +1,188 @@
+import base64
+import gzip
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairnorm.report import (
+    Choices,
+    Details,
+    Document,
+    Markdown,
+    Section,
+    Table,
+    Text,
+    Threshold,
+    document,
+    render,
+)
+from pairnorm.report.charts import Line, lines
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "=cmd|'/c calc'!A1",
+    "**bold** [x](javascript:alert(1))",
+    "\"'><img src=x onerror=alert(1)>",
+)
+CHART = lines("A curve", [Line("a", [1, 2, 3], [3, 1, 2], "--blue")], "depth", "right")
+
+
+def page(*blocks: Any, **options: Any) -> str:
+    return render(
+        Document("Title", [("Question?", "Answer", "Meaning")], [Section("Part", blocks)], **options)
+    )
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_shown_as_text(name: str) -> None:
+    blocks = [
+        Text(name),
+        Table([name], [[name]], name),
+        Details(name, []),
+        Choices(name, {name: [Text(name)]}),
+    ]
+    text = render(Document(name, [(name,) * 3], [Section(name, blocks)], {name: name}))
+    assert text.count("<script") == page().count("<script")
+    assert "<img" not in text
+    assert len(re.findall(re.escape(name), unescape(text.split('id="data"')[0]))) > 10
+
+
+def test_what_would_steer_a_text_or_is_none_is_spelt_out() -> None:
+    text = page(Text("a\u202eb\ud800c"))
+    assert r"<p>a\u202eb\ud800c</p>" in text
+
+
+def test_our_own_words_are_formatted_but_html_in_them_is_not_read() -> None:
+    text = page(Markdown("**yes** <script>no</script> [go](#part) [stay](javascript:alert(1))"))
+    assert "<strong>yes</strong> &lt;script&gt;no&lt;/script&gt;" in text
+    assert '<a href="#part">go</a>' in text
+    assert 'href="javascript' not in text
+
+
+def test_a_page_needs_no_network_and_runs_no_script_but_its_own() -> None:
+    text = page(CHART)
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    assert "unsafe-inline" not in policy[1].split("script-src")[1]
+    assert not re.search(r'(?:src|href)="(?!#|data:)', text)
+    assert len(text) < 3_000_000
+
+
+def test_the_same_document_gives_the_same_page() -> None:
+    assert page(CHART) == page(CHART)
+
+
+def test_data_lie_in_the_page_compressed() -> None:
+    packed = re.search(r'id="data">([^<]*)<', page(CHART, Threshold("t", ["s"] * 101)))
+    assert packed is not None
+    assert json.loads(gzip.decompress(base64.b64decode(packed[1]))) == [CHART.data, ["s"] * 101]
+
+
+def test_an_anchor_is_what_github_makes_of_a_title() -> None:
+    assert Section("Which protocol: adjacency, order", []).anchor == "which-protocol-adjacency-order"
+
+
+def test_without_its_libraries_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, raises: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(document, "find_spec", lambda name: None if name == "plotly" else True)
+    with raises("library-missing", value=["plotly"]):
+        page()
+
+
+def write(folder: Path, *blocks: Any) -> Path:
+    path = folder / "page.html"
+    path.write_text(page(*blocks), encoding="utf-8")
+    return path
+
+
+def column(view: Any, number: int) -> list[str]:
+    found: list[str] = view.eval_on_selector_all(
+        f"tbody tr:not([hidden]) > :nth-child({number})", "cells => cells.map(cell => cell.textContent)"
+    )
+    return found
+
+
+def test_a_table_sorts_and_is_searched(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    rows = [["b", "10%"], ["a", "9.5%"], ["c", "–"], ["a2", "1,000%"], ["d", "-3%"]]
+    view = open_page(write(tmp_path, Table(["name", "share"], rows, search=True)))
+    view.click("th button >> text=share")
+    assert column(view, 2) == ["1,000%", "10%", "9.5%", "-3%", "–"]
+    view.keyboard.press("Enter")
+    assert column(view, 2) == ["-3%", "9.5%", "10%", "1,000%", "–"]
+    assert view.get_attribute("th:nth-child(2)", "aria-sort") == "ascending"
+    view.click("th button >> text=name")
+    assert column(view, 1) == ["a", "a2", "b", "c", "d"]
+    view.fill("input[type=search]", "A")
+    assert column(view, 1) == ["a", "a2"]
+
+
+def test_a_row_shows_its_chart(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    view = open_page(write(tmp_path, Table(["name"], [["a"], ["b"], ["c"]], charts=[CHART, None, CHART])))
+    assert view.text_content("figcaption") == "a"
+    view.focus("tbody tr:nth-child(3)")
+    view.keyboard.press("Enter")
+    assert view.text_content("figcaption") == "c"
+    assert view.locator(".curve .scatterlayer .trace").count() == 1
+
+
+def test_choices_and_a_slider(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    choices = Choices("Rate", {"1%": [Text("few")], "5%": [Text("many"), CHART]})
+    slider = Threshold("At least", [f"{place} it is" for place in range(101)], 90)
+    view = open_page(write(tmp_path, choices, slider))
+    assert view.is_visible("text=few")
+    view.select_option("select", "1")
+    assert view.is_hidden("text=few")
+    assert view.is_visible("text=many")
+    view.wait_for_selector(".main-svg")
+    wide, chart = (
+        view.locator(".control").first.bounding_box(),
+        view.locator(".main-svg").first.bounding_box(),
+    )
+    assert 0.8 * wide["width"] < chart["width"] <= wide["width"]
+    view.focus("input[type=range]")
+    view.keyboard.press("ArrowLeft")
+    assert view.text_content("output") == "89%"
+    assert view.text_content(".answer") == "89 it is"
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_light_and_dark(open_page: Callable[..., Any], tmp_path: Path, system: str) -> None:
+    view = open_page(write(tmp_path, CHART), color_scheme=system)
+
+    def colors() -> list[str]:
+        paper = "getComputedStyle(document.body).backgroundColor"
+        ink = "getComputedStyle(document.querySelector('.xtitle')).fill"
+        return [view.evaluate(paper), view.evaluate(ink)]
+
+    view.wait_for_selector(".xtitle")
+    first = colors()
+    assert first[0] == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 31)"}[system]
+    view.click("#theme")
+    second = colors()
+    assert all(one != other for one, other in zip(first, second, strict=True))
+    view.click("#theme")
+    assert colors() == first
+
+
+def test_paper_is_light_and_has_no_buttons(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    view = open_page(write(tmp_path, CHART), color_scheme="dark")
+    view.emulate_media(media="print")
+    assert view.is_hidden("#theme")
+    view.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert view.get_attribute("html", "data-theme") == "light"
+    assert view.locator(".xtitle").count() == 1, "what was not in view yet is drawn too"
+    view.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert view.get_attribute("html", "data-theme") == "dark"
+
+
+def test_nothing_is_wider_than_a_phone(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    table = Table(["x" * 20] * 9, [["word " * 9] * 9])
+    view = open_page(write(tmp_path, table, CHART, Markdown("|a|b|\n|-|-|\n|" + "c" * 90 + "|d|")), width=360)
+    assert view.evaluate("document.documentElement.scrollWidth") == 360
