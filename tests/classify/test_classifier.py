@@ -13,7 +13,7 @@ from sklearn.base import clone, is_classifier
 
 from pairnorm.classify import ClassifierWarning, NodeClassifier
 from pairnorm.classify.candidates import base
-from pairnorm.classify.summary import predictions
+from pairnorm.classify.predictions import prediction_table
 from pairnorm.data import Graph, Split, features_after, load, missing_vectors, pack
 
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
@@ -154,7 +154,7 @@ def test_classes_come_back_as_they_were_given(tmp_path: Path, small: Graph, give
     again = NodeClassifier.load(tmp_path / "model")
     assert again.classes_.dtype == classifier.classes_.dtype
     assert np.array_equal(again.predict(graph), classifier.predict(graph))
-    table = predictions(graph, classifier.predict_proba(graph), classifier)
+    table = prediction_table(graph, classifier.predict_proba(graph), classifier)
     assert set(table["predicted"]) <= set(map(str, expected))
     assert {f"p_{value}" for value in expected} <= set(table)
 

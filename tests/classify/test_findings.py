@@ -12,8 +12,8 @@ from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.findings import ALIKE, LATER, RANDOM, STEPS, Findings, Rival
 from pairnorm.classify.holdout import without
 from pairnorm.classify.search import rivals
-from pairnorm.classify.summary import write_report
 from pairnorm.data import Graph
+from pairnorm.report.fit_report import write_report
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from pairnorm.classify import NodeClassifier
 from pairnorm.classify.streaming import Streaming
 from pairnorm.data import Graph, csbm
 from pairnorm.data.packing import pack
-from pairnorm.paper import report
 from pairnorm.paper.case_study import (
     BINS,
     PAIRS,
@@ -33,6 +32,7 @@ from pairnorm.paper.case_study import (
 )
 from pairnorm.paper.experiments import Selection
 from pairnorm.paper.results import Results, opened
+from pairnorm.report import paper_report as report
 from pairnorm.train import Spec, Store, Trial
 from pairnorm.train.result import Result
 

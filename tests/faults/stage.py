@@ -23,8 +23,9 @@ from corpus import NODES
 from pairnorm import cli
 from pairnorm.base.files import steady_folder
 from pairnorm.classify import NodeClassifier
-from pairnorm.classify.summary import OUTCOME, predictions, write_table
+from pairnorm.classify.predictions import prediction_table, write_table
 from pairnorm.data import Graph, PackedGraph
+from pairnorm.report.fit_report import OUTCOME
 from pairnorm.train import Store
 
 LONGEST = 300.0
@@ -97,7 +98,7 @@ def check_fit(corpus: Path, place: Path) -> None:
         raise Lost(f"{sorted(names)}")
     classifier = NodeClassifier.load(out)
     graph = Graph.from_files(corpus / "nodes.csv", corpus / "edges.csv", encoder=classifier.encoder_)
-    write_table(predictions(graph, classifier.predict_proba(graph), classifier), place / "again.csv")
+    write_table(prediction_table(graph, classifier.predict_proba(graph), classifier), place / "again.csv")
     columns = ["id", "predicted", "p_low", "p_high"]
     found, again = (pandas.read_csv(path)[columns] for path in (out / "predictions.csv", place / "again.csv"))
     if not found.equals(again):

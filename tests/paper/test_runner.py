@@ -14,9 +14,9 @@ from pairnorm.measure import MEASURES
 from pairnorm.paper import runner as module
 from pairnorm.paper.case_study import BINS, PAIRS, Layers, file_beside, read_layers
 from pairnorm.paper.experiments import CASE_STUDY, TUNED, Experiment, Selection
-from pairnorm.paper.report import write_outputs
 from pairnorm.paper.results import Results
 from pairnorm.paper.runner import Outcome, count_lacking, reproduce
+from pairnorm.report.paper_report import write_outputs
 from pairnorm.train import Spec, Store, run
 from pairnorm.train.schedule import Running
 
@@ -136,7 +136,7 @@ import sys
 from pathlib import Path
 sys.modules.update(dict.fromkeys({blocked!r}))
 from pairnorm.paper.experiments import Selection
-from pairnorm.paper.report import write_outputs, write_report
+from pairnorm.report.paper_report import write_outputs, write_report
 from pairnorm.paper.results import Results
 from pairnorm.paper.runner import reproduce
 from pairnorm.paper.result_tables import terminal
@@ -163,7 +163,7 @@ write_report(path, out, selection)
 def test_nothing_heavy_is_imported_to_begin_with() -> None:
     program = """
 import json, sys
-import pairnorm.paper.report, pairnorm.paper.runner
+import pairnorm.report.paper_report, pairnorm.paper.runner
 heavy = ("typer", "rich", "pandas", "matplotlib", "scipy", "torch_geometric")
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """

@@ -19,10 +19,10 @@ from pairnorm.classify.candidates.base import Candidate
 from pairnorm.classify.candidates.shared_walks import MANY_NODES
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import complete_split
+from pairnorm.classify.predictions import prediction_rows, write_rows
 from pairnorm.classify.regression import GRADIENT, regressions
 from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES, Sparing, evenly, usual_norms
-from pairnorm.classify.summary import predicted_rows, write_rows
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.ray_blocks import RayBlocks
@@ -170,7 +170,7 @@ class Outcome:
                     rows = slice(start, start + len(ids))
                     chances = self._chances(self.logits[rows])
                     missing, labeled = self.graph.missing[rows] == 2, self.graph.labels[rows] >= 0
-                    frame = predicted_rows(ids, self._predicted(chances), classes, chances, missing, labeled)
+                    frame = prediction_rows(ids, self._predicted(chances), classes, chances, missing, labeled)
                     write_rows(frame, file, spreadsheet_safe, header=start == 0)
                     if parquet:
                         writer = _append(writer, frame, folder / "predictions.parquet")

@@ -33,10 +33,10 @@ def run(options: Namespace) -> None:
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.candidates.base import check_size
     from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
-    from pairnorm.classify.fit_figures import draw_smoothing
-    from pairnorm.classify.fit_page import diagnosis_page
     from pairnorm.classify.scaling import check_features
     from pairnorm.report import render
+    from pairnorm.report.fit_figures import draw_smoothing
+    from pairnorm.report.fit_page import diagnosis_page
 
     out, step = options.out, count(1)
     form = one_of("ending of --out", out.suffix.lower(), FORMS).removeprefix(".")

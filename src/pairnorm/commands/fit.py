@@ -157,8 +157,8 @@ def _classifier(options: Namespace) -> "NodeClassifier":
 def _run_in_memory(options: Namespace, rank: int) -> None:
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.findings import STEPS, Findings
-    from pairnorm.classify.summary import whole_folder
     from pairnorm.data import Graph
+    from pairnorm.report.fit_report import whole_folder
 
     began, out, step = time.monotonic(), options.out, count(1)
     classifier = _classifier(options)
@@ -202,9 +202,10 @@ def _run_packed(options: Namespace) -> None:
     from pairnorm.base.files import reserved
     from pairnorm.base.memory import free_memory, parse_memory, size
     from pairnorm.classify import ClassifierWarning
+    from pairnorm.classify.predictions import has_parquet
     from pairnorm.classify.streaming import Streaming
-    from pairnorm.classify.summary import has_parquet, whole_folder
     from pairnorm.data import Graph
+    from pairnorm.report.fit_report import whole_folder
 
     began, out, steps = time.monotonic(), options.out, count(1)
     chosen: dict[str, Any] = {
@@ -260,11 +261,12 @@ def _listed(text: str, kind: type) -> Any:
 
 def _write(findings: "Findings", folder: Path, notes: list[str], spreadsheet_safe: bool) -> None:
     from pairnorm.classify.persistence import save
-    from pairnorm.classify.summary import PREDICTIONS, has_parquet, predictions, write_report, write_table
+    from pairnorm.classify.predictions import PREDICTION_FILES, has_parquet, prediction_table, write_table
+    from pairnorm.report.fit_report import write_report
 
     classifier = findings.classifier
-    frame = predictions(findings.graph, classifier.probabilities_, classifier)
-    for name in PREDICTIONS if has_parquet() else PREDICTIONS[:1]:
+    frame = prediction_table(findings.graph, classifier.probabilities_, classifier)
+    for name in PREDICTION_FILES if has_parquet() else PREDICTION_FILES[:1]:
         write_table(frame, folder / name, spreadsheet_safe)
     save(classifier, folder)
     write_report(findings, folder, notes)

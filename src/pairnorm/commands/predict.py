@@ -48,7 +48,7 @@ def run(options: Namespace) -> None:
 
 def _predict(options: Namespace) -> None:
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.summary import predictions, write_table
+    from pairnorm.classify.predictions import prediction_table, write_table
 
     model, out = options.model, options.out
     classifier = NodeClassifier.load(model).set_params(device=options.device)
@@ -57,7 +57,7 @@ def _predict(options: Namespace) -> None:
         with console.progress() as tell:
             tell(f"Predicting with {classifier.best_.name}", 0, None)
             probabilities = classifier.predict_proba(graph)
-            frame = predictions(graph, probabilities, classifier)
+            frame = prediction_table(graph, probabilities, classifier)
         write_table(frame, file, options.spreadsheet_safe)
     counts = frame["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")

@@ -35,7 +35,7 @@ def run(options: Namespace) -> None:
     Nothing is trained. The options choose as in pairnorm reproduce: give the same
     ones.
     """
-    from pairnorm.paper.report import write_report
+    from pairnorm.report.paper_report import write_report
 
     chosen = selection(options, "all")
     if options.tensorboard is not None:

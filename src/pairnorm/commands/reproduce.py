@@ -75,9 +75,9 @@ def run(options: Namespace) -> int | None:
     from pairnorm.paper import runner
     from pairnorm.paper.case_study import file_beside, read_layers
     from pairnorm.paper.experiments import GROUPS
-    from pairnorm.paper.report import write_outputs, write_report
     from pairnorm.paper.result_tables import terminal
     from pairnorm.paper.results import Results
+    from pairnorm.report.paper_report import write_outputs, write_report
 
     chosen, out = selection(options, *options.what), options.out
     path = options.store or out / "results.sqlite"

@@ -21,10 +21,11 @@ from pairnorm.paper.claims import verdicts, wanted_again
 from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1_ROWS, Experiment, Selection
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
-from pairnorm.paper.paper_page import paper_page
 from pairnorm.paper.result_tables import TITLES, Table, as_csv, latex, markdown, markdown_table
 from pairnorm.paper.results import Results, opened, reported
-from pairnorm.paper.sections import (
+from pairnorm.report import can_render, render
+from pairnorm.report.paper_page import paper_page
+from pairnorm.report.paper_sections import (
     OWN_FILE,
     Show,
     ablation_section,
@@ -34,7 +35,6 @@ from pairnorm.paper.sections import (
     own_trials,
     scaling_section,
 )
-from pairnorm.report import can_render, render
 from pairnorm.train import Spec
 from pairnorm.train.result import Origin, Result
 

@@ -10,14 +10,9 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.classify import ClassifierWarning, NodeClassifier
 from pairnorm.classify.candidates import base
 from pairnorm.classify.findings import Findings
-from pairnorm.classify.summary import (
-    check_folder,
-    predictions,
-    whole_folder,
-    write_report,
-    write_table,
-)
+from pairnorm.classify.predictions import prediction_table, write_table
 from pairnorm.data import Graph
+from pairnorm.report.fit_report import check_folder, whole_folder, write_report
 
 pytestmark = pytest.mark.usefixtures("brief_rivals")
 
@@ -207,7 +202,7 @@ def test_a_row_for_every_node(tmp_path: Path, suffix: str) -> None:
     classifier = NodeClassifier()
     classifier.classes_ = np.array(graph.class_names)
     classifier.prior_, classifier.tilt_ = np.float32([0.5, 0.5]), 0.0
-    frame = predictions(graph, chances, classifier)
+    frame = prediction_table(graph, chances, classifier)
     path = tmp_path / f"table.{suffix}"
     write_table(frame, path)
     found = pandas.read_csv(path, dtype={"id": str}) if suffix == "csv" else pandas.read_parquet(path)

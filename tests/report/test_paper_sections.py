@@ -5,10 +5,10 @@ import pytest
 from synthetic import accuracy, fill
 
 from pairnorm.paper.experiments import ABLATION, Selection
-from pairnorm.paper.report import write_report
 from pairnorm.paper.result_tables import Table
 from pairnorm.paper.results import Results
-from pairnorm.paper.sections import ablation_section, gain_section, own_section, own_trials
+from pairnorm.report.paper_report import write_report
+from pairnorm.report.paper_sections import ablation_section, gain_section, own_section, own_trials
 from pairnorm.train import Spec, Store, Trial
 
 PAPER = Spec("cora", "GCN", 2)

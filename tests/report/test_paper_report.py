@@ -6,11 +6,11 @@ import pytest
 from synthetic import fill
 
 from pairnorm.base import plotting
-from pairnorm.paper import report
 from pairnorm.paper.case_study import file_beside
 from pairnorm.paper.experiments import EXPERIMENTS, TABLE1, TUNED, Selection
-from pairnorm.paper.report import write_outputs, write_report
 from pairnorm.paper.results import Results
+from pairnorm.report import paper_report as report
+from pairnorm.report.paper_report import write_outputs, write_report
 from pairnorm.train import Store
 
 SELECTION = Selection(

@@ -7,7 +7,7 @@ import pytest
 from synthetic import fill
 
 from pairnorm.paper.experiments import EXPERIMENTS, Selection
-from pairnorm.paper.report import write_report
+from pairnorm.report.paper_report import write_report
 
 SELECTION = Selection(datasets=("cora",), runs=2, epochs=3, depths=(2, 4), missing=(0, 100))
 

@@ -5,7 +5,7 @@ import pytest
 
 from pairnorm.classify import Candidate, Scores
 from pairnorm.classify.diagnosis import Smoothing
-from pairnorm.classify.fit_figures import draw_confusion, draw_depths, draw_rivals, draw_smoothing
+from pairnorm.report.fit_figures import draw_confusion, draw_depths, draw_rivals, draw_smoothing
 
 ROWS = [
     Smoothing(norm, depth, row_diff=start / (depth + 1), col_diff=2 * start, effective_rank=5.0)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.base.escaping import markdown, spreadsheet
+from pairnorm.base.escaping import markdown
 from pairnorm.base.files import change_folder, drafts_in, refuse_file, steady_folder
 from pairnorm.classify.candidates.base import Candidate
-from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.diagnosis import HEADINGS, measured
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
-from pairnorm.classify.fit_figures import draw_confusion, draw_depths, draw_rivals, draw_smoothing
-from pairnorm.classify.fit_page import (
+from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
+from pairnorm.classify.predictions import PREDICTION_FILES
+from pairnorm.classify.search import EVERY_KIND, RIVAL_EPOCHS, RIVAL_SEEDS
+from pairnorm.report import can_render, render
+from pairnorm.report.fit_figures import draw_confusion, draw_depths, draw_rivals, draw_smoothing
+from pairnorm.report.fit_page import (
     CLASS_COLUMNS,
     GROUP_COLUMNS,
     accuracy_tables,
@@ -28,13 +27,8 @@ from pairnorm.classify.fit_page import (
     numbers,
     percent,
 )
-from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
-from pairnorm.classify.search import EVERY_KIND, RIVAL_EPOCHS, RIVAL_SEEDS
-from pairnorm.data import Graph
-from pairnorm.report import can_render, render
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
 
 
@@ -218,9 +212,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-PREDICTIONS = ("predictions.csv", "predictions.parquet")
 # All that a run may write.
-OUTCOME = {*PREDICTIONS, FACTS, TENSORS, REPORT, PAGE, *FIGURES}
+OUTCOME = {*PREDICTION_FILES, FACTS, TENSORS, REPORT, PAGE, *FIGURES}
 
 
 @contextmanager
@@ -258,76 +251,7 @@ def check_folder(folder: Path) -> None:
 def _is_streamed(paths: set[Path]) -> bool:
     """Say whether files are the outcome of a packed graph, which has no model."""
     found = {path.name: path for path in paths}
-    if not {PREDICTIONS[0], REPORT} <= found.keys() <= {*PREDICTIONS, REPORT}:
+    if not {PREDICTION_FILES[0], REPORT} <= found.keys() <= {*PREDICTION_FILES, REPORT}:
         return False
-    with found[PREDICTIONS[0]].open("rb") as file:
+    with found[PREDICTION_FILES[0]].open("rb") as file:
         return file.read(13) == b"id,predicted,"
-
-
-def predictions(
-    graph: Graph, probabilities: NDArray[np.float32], classifier: NodeClassifier
-) -> pandas.DataFrame:
-    """Return a row for every node: id, predicted, p_<class> ..., features_missing, labeled.
-
-    Args:
-        graph: the nodes.
-        probabilities: [n, classes].
-        classifier: names classes, and decides among them.
-    """
-    missing, labeled = (mask.cpu().numpy() for mask in (graph.missing_vectors, graph.labeled))
-    decided = classifier.decide(probabilities)
-    classes = classifier.classes_.astype(str)  # a file has names
-    return predicted_rows(graph.node_names, decided, classes, probabilities, missing, labeled)
-
-
-def predicted_rows(
-    ids: NDArray[Any], predicted: NDArray[np.int64], classes: NDArray[np.str_], chances: NDArray[np.float32],
-    missing: NDArray[np.bool_], labeled: NDArray[np.bool_],
-) -> pandas.DataFrame:  # fmt: skip
-    """Return the rows of ``predictions`` of some nodes."""
-    import pandas
-
-    columns = {f"p_{name}": chances[:, place] for place, name in enumerate(classes)}
-    known = {"features_missing": missing, "labeled": labeled}
-    return pandas.DataFrame({"id": ids, "predicted": classes[predicted], **columns, **known})
-
-
-def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = False) -> None:
-    """Write a table as CSV or, by its ending, Parquet.
-
-    Args:
-        frame: the table.
-        path: the file.
-        spreadsheet_safe: put ``'`` before text in a CSV that a spreadsheet would take for a formula.
-    """
-    if path.suffix.lower() == ".parquet":
-        if not has_parquet():
-            problem = f"{path.name}: writing Parquet needs pyarrow"
-            hint = "pip install pyarrow"
-            raise PairNormError(problem, code="library-missing", value="pyarrow", hint=hint)
-        frame.to_parquet(path, index=False)
-    else:
-        write_rows(frame, path, spreadsheet_safe)
-
-
-def write_rows(
-    frame: pandas.DataFrame, file: Path | TextIO, spreadsheet_safe: bool = False, header: bool = True
-) -> None:
-    """Write rows as CSV.
-
-    Args:
-        frame: the rows.
-        file: its path, or one that is open.
-        spreadsheet_safe: as for ``write_table``.
-        header: write the names of the columns first.
-    """
-    if spreadsheet_safe:
-        frame = frame.rename(columns=spreadsheet)
-        texts = frame.select_dtypes(exclude=["number", "bool"]).columns
-        frame[texts] = frame[texts].map(lambda cell: spreadsheet(str(cell)))
-    frame.to_csv(file, index=False, header=header, float_format="%.6g")
-
-
-def has_parquet() -> bool:
-    """Say whether Parquet files can be written."""
-    return find_spec("pyarrow") is not None

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from pairnorm.classify import Candidate, suggest_depth
-from pairnorm.classify import fit_page as module
 from pairnorm.classify.diagnosis import Smoothing
 from pairnorm.classify.findings import Findings, Rival
-from pairnorm.classify.fit_page import diagnosis_page, fit_page
 from pairnorm.data import csbm
 from pairnorm.report import Document, Nodes, Threshold, render
+from pairnorm.report import fit_page as module
+from pairnorm.report.fit_page import diagnosis_page, fit_page
 
 NODES = 600
 NAMES = ("<script>alert(1)</script>", "=cmd|'/c calc'!A1", "**bold** [x](javascript:alert(1))", "<img src=x>")
