@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from pairnorm.train import REMEDIES, remedies
+from pairnorm.train import REMEDIES, methods
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -28,7 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def here(name: str, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *words])
-        registered = mock.patch.dict(REMEDIES), mock.patch.dict(remedies._LATEST)
+        registered = mock.patch.dict(REMEDIES), mock.patch.dict(methods._LATEST)
         with warnings.catch_warnings(), torch.random.fork_rng(), registered[0], registered[1]:
             warnings.simplefilter("ignore")
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
