@@ -10,7 +10,7 @@ from torch_geometric.nn import GCNConv
 from pairnorm.data import Graph
 from pairnorm.nn import APPNP, GCN, GCNII
 from pairnorm.nn.norms import NORMS, BatchNorm
-from pairnorm.train import REMEDIES, Spec, Store, build, fit, register, remedies, run, train
+from pairnorm.train import REMEDIES, Spec, Store, build, fit, methods, register, run, train
 
 CPU = torch.device("cpu")
 OURS = [(name, model) for name, remedy in REMEDIES.items() for model in remedy.models]
@@ -19,7 +19,7 @@ OURS = [(name, model) for name, remedy in REMEDIES.items() for model in remedy.m
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
-    monkeypatch.setattr(remedies, "_LATEST", {})
+    monkeypatch.setattr(methods, "_LATEST", {})
     before = dict(REMEDIES)
     yield
     REMEDIES.clear()
@@ -189,7 +189,7 @@ class TestOwn:
         spec = Spec("cora", "GCN", 3, remedy=f"{__name__}:Shrink")
         assert (spec.remedy, spec.strength) == (f"{__name__}:Shrink@3", 0.5)
         del REMEDIES[spec.remedy]
-        remedies._LATEST.clear()
+        methods._LATEST.clear()
         assert build(spec, 10, 3, [0], CPU).norms[0].stacked[0].eq(0.5).all()
         with raises("not-importable", value=f"{__name__}:Shrunk"):
             Spec("cora", "GCN", 3, remedy=f"{__name__}:Shrunk")
@@ -210,7 +210,7 @@ class TestOwn:
         with Store(tmp_path / "s.sqlite") as store:
             assert run([(spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1) == 1
             REMEDIES.pop("Shrink@1")
-            remedies._LATEST.clear()
+            methods._LATEST.clear()
             assert list(store.cells()) == [spec]
             with raises("unknown-choice", value="Shrink"):
                 build(spec, 10, 3, [0], CPU)
@@ -226,7 +226,7 @@ class TestOwn:
 
     def test_other_processes_are_sent_it(self) -> None:
         register("Theirs", nn.BatchNorm1d)
-        assert pickle.loads(pickle.dumps(remedies.own(["Theirs@1", "GCNII"]))).keys() == {"Theirs@1"}
+        assert pickle.loads(pickle.dumps(methods.own(["Theirs@1", "GCNII"]))).keys() == {"Theirs@1"}
 
 
 class TestOwnModel:
