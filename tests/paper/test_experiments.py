@@ -135,8 +135,8 @@ def test_bar_charts_add_only_the_rates_between() -> None:
 
 
 def test_tuning_and_ablation_share_the_papers_protocol() -> None:
-    shared = pairs("tuned") & pairs("table1-rows")
-    assert len(shared) == 4 * 6 * 20 * 6  # the first run of all of Table 1, features divided by their sum
+    shared = pairs("tuned") & pairs("table1")
+    assert len(shared) == 4 * 6 * 20 * 6  # the first run of all of Table 1
     assert {spec.scaling for spec, _ in pairs("scaling") - pairs("table1-rows", "table2")} == {"none"}
     shared = pairs("ablation") & pairs("table2", "table3")
     # plain and PN-SI after the activation, GCN (rw) and GAT, at 4 depths
@@ -244,3 +244,39 @@ def test_options_can_be_pasted() -> None:
     selection = Selection(["table1"], ["cora"], runs=1, depths=[2, 4], missing=[0, 100])
     assert selection.options == " --dataset cora --runs 1 --depths 2,4 --missing 0,100"
     assert Selection().options == ""
+
+
+# The paper's released code gives SGC raw features and divides those of GCN and GAT by their row sums.
+RAW, ROWS = "none", "rows"
+
+
+@pytest.mark.parametrize(
+    ("name", "scalings"),
+    [
+        ("table1", {"SGC": {RAW}}),
+        ("table1-rows", {"SGC": {ROWS}}),
+        ("table2", {"GCN": {ROWS}}),
+        ("table3", {"GAT": {ROWS}}),
+        ("figure1", {"SGC": {RAW}}),
+        ("figure3", {"GCN": {ROWS}, "GAT": {ROWS}}),
+        ("figure4", {"SGC": {RAW}, "GCN": {ROWS}, "GAT": {ROWS}}),
+        ("bars", {"GCN": {ROWS}, "GAT": {ROWS}}),
+        ("case-study", {"SGC": {RAW}, "GCN": {ROWS}}),
+        ("deep-gcn", {"GCN": {RAW, ROWS}}),
+        ("sgc-modes", {"SGC": {RAW}}),
+        ("tuned", {"SGC": {RAW}}),
+        ("ablation", {"GCN": {ROWS}, "GAT": {ROWS}}),
+        ("scaling", {"SGC": {RAW, ROWS}, "GCN": {RAW, ROWS}}),
+        ("claims", {}),
+    ],
+)
+def test_feature_scaling_of_every_experiment(name: str, scalings: dict[str, set[str]]) -> None:
+    found: dict[str, set[str]] = {}
+    for spec, _ in EXPERIMENTS[name].pairs():
+        found.setdefault(spec.model, set()).add(spec.scaling)
+    assert found == scalings
+
+
+def test_feature_scaling_test_covers_every_experiment() -> None:
+    marks = test_feature_scaling_of_every_experiment.pytestmark  # type: ignore[attr-defined]
+    assert [name for name, _ in marks[0].args[1]] == list(EXPERIMENTS)

@@ -38,6 +38,7 @@ class Experiment:
         search_runs: train so many runs of every candidate only, and the others of the ``searched`` settings
             that did best.
         searched: names of these settings.
+        in_tables: whether the paper's tables report its cells; not so on another split or architecture.
 
     >>> methods = {"SGC-PN": {"model": "SGC", "depth": (1, 2), "norm": "PN", "scale": (1.0, 10.0)}}
     >>> experiment = Experiment("tiny", "An example", methods, {100: 3}, datasets=("cora",))
@@ -60,6 +61,7 @@ class Experiment:
     measures: tuple[str, ...] = ()
     search_runs: int | None = None
     searched: tuple[str, ...] = ()
+    in_tables: bool = True
 
     def places(self) -> Iterator[Place]:
         """Yield every place, dataset by dataset."""
@@ -161,10 +163,11 @@ TABLE3 = Experiment(
 FIGURE1 = Experiment(
     "figure1",
     "SGC against depth: losses, accuracies, row-diff, col-diff",
-    SGC_METHODS,
+    RAW_SGC_METHODS,
     missing={0: 5},
     settings={"split": "random"},
     measures=("row_diff", "col_diff"),
+    in_tables=False,
 )
 FIGURE3 = Experiment(
     "figure3",
@@ -194,7 +197,7 @@ TUNED = Experiment(
             "weight_decay": (0.0, 5e-6, 5e-4),
             "dropout": (0.0, 0.6),
         }
-        for name, settings in SGC_METHODS.items()
+        for name, settings in RAW_SGC_METHODS.items()
     },
     missing=TABLE1.missing,
     search_runs=1,
@@ -238,17 +241,51 @@ SCALING = Experiment(
     missing={0: 2, 100: 2},
     datasets=("cora", "coauthor-cs"),
 )
+SGC_MODES = Experiment(
+    "sgc-modes",
+    "SGC with PairNorm-SI, next to SGC with PairNorm",
+    {**RAW_SGC_METHODS, "SGC-PN-SI": {**RAW_SGC_METHODS["SGC-PN"], "norm": "PN-SI"}},
+    missing={0: 5, 100: 5},
+)
+# The appendix: "12-layer GCNs with #hidden=128 and dropout=0.6 in 1000 epochs".
+DEEP_GCN = {**GCN, "depth": 12, "hidden": 128}
+DEEP_GCN_RUNS = Experiment(
+    "deep-gcn",
+    "The 12-layer GCN of the appendix, in 20 runs, and variants of the choices that the paper leaves open",
+    {
+        **{
+            f"GCN{suffix}": {**DEEP_GCN, "split": "random", **norm}
+            for suffix, norm in (("", {}), ("-PN", {"norm": "PN"}), ("-PN-SI", {"norm": "PN-SI"}))
+        },
+        **{
+            f"GCN-PN {name}": {**DEEP_GCN, "norm": "PN", "split": "random", **change}
+            for name, change in (
+                ("before the activation", {"order": "before"}),
+                ("symmetric adjacency", {"adjacency": "sym"}),
+                ("public split", {"split": "default"}),
+                ("raw features", {"scaling": "none"}),
+                ("scale 10", {"scale": 10.0}),
+                ("no dropout", {"dropout": 0.0}),
+                ("no weight decay", {"weight_decay": 0.0}),
+            )
+        },
+    },
+    missing={0: 20},
+    datasets=("cora",),
+    in_tables=False,
+)
 CASE_STUDY = Experiment(
     "case-study",
     "Distances of connected and of random pairs, layer by layer",
     {
         f"{model}-{norm}" if norm != "none" else model: {**settings, "norm": norm}
-        for model, settings in (("SGC", {**SGC, "depth": 40}), ("GCN", {**GCN, "depth": 12, "hidden": 128}))
+        for model, settings in (("SGC", {**SGC, "depth": 40, "scaling": "none"}), ("GCN", DEEP_GCN))
         for norm in ("none", "PN", "PN-SI")
     },
     missing={0: 1},
     datasets=("cora",),
     settings={"split": "random"},
+    in_tables=False,
 )
 CLAIMS_AGAIN = Experiment(
     "claims",
@@ -260,12 +297,12 @@ CLAIMS_AGAIN = Experiment(
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
-        TABLE1, TABLE1_ROWS, TABLE2, TABLE3, FIGURE1, FIGURE3, FIGURE4, BARS, CASE_STUDY, TUNED, ABLATION,
-        SCALING, CLAIMS_AGAIN,
+        TABLE1, TABLE1_ROWS, TABLE2, TABLE3, FIGURE1, FIGURE3, FIGURE4, BARS, CASE_STUDY, DEEP_GCN_RUNS,
+        SGC_MODES, TUNED, ABLATION, SCALING, CLAIMS_AGAIN,
     )
 }  # fmt: skip
 ALL = ("table1", "table1-rows", "table2", "table3", "figure1", "figure2", "figure3", "figure4", "bars",
-       "case-study", "tuned", "ablation", "scaling", "claims")  # fmt: skip
+       "case-study", "deep-gcn", "sgc-modes", "tuned", "ablation", "scaling", "claims")  # fmt: skip
 """Every experiment. Figure 2 is an illustration: nothing is trained for it."""
 GROUPS = {"paper": tuple(name for name in ALL if name not in ("scaling", "claims")), "all": ALL}
 """The paper, with its models tuned and its choices varied; and what looks into differences from it, too."""

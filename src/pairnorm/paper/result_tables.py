@@ -53,10 +53,9 @@ class Table:
             title: likewise.
         """
         found = {
-            # The paper's tables have the public splits.
             place: (
                 results.chosen(experiment, place),
-                None if "split" in experiment.settings else reported().get(place),
+                reported().get(place) if experiment.in_tables else None,
             )
             for experiment in experiments
             for place in experiment.places()

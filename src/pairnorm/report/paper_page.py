@@ -79,7 +79,7 @@ def _cards(tables: Mapping[str, Table], decided: Sequence[Verdict]) -> Iterator[
 
 def _shown(table: Table, results: Results, selection: Selection) -> Shown:
     """Return a row for every place, our number beside the paper's, with the curve it was chosen from."""
-    names = ("table1-rows", "tuned") if table.name == "tuned" else (table.name,)
+    names = ("table1", "tuned") if table.name == "tuned" else (table.name,)
     experiments = [one for name in names if (one := selection.narrow(EXPERIMENTS[name]))]
     headings = ["Graph", "Method", "Missing", "Ours", "±", "Layers", "Paper", "Paper's layers", "Difference"]
     entries = [entry for entry in table.entries if entry.ours or entry.paper]

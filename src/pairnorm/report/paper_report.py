@@ -19,7 +19,7 @@ from pairnorm.base.plotting import Save, save, saving
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
 from pairnorm.paper.claims import verdicts, wanted_again
 from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
-from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1_ROWS, Experiment, Selection
+from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Experiment, Selection
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
 from pairnorm.paper.result_tables import TITLES, Table, as_csv, latex, markdown, markdown_table
 from pairnorm.paper.results import Results, opened, reported
@@ -95,7 +95,7 @@ def write_outputs(
             outputs.add_figures(two_steps())
         elif experiment := selection.narrow(EXPERIMENTS[name]):
             if name == "tuned":
-                _add_tuned(outputs, results, experiment, selection.narrow(TABLE1_ROWS))
+                _add_tuned(outputs, results, experiment, selection.narrow(TABLE1))
             elif name not in ("case-study", *PER_GRAPH):
                 outputs.add_table(Table.of(results, experiment))
             if not (name in MODELS and "figure4" in names):  # which has it among its panels
