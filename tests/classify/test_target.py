@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+import torch
+
+from pairnorm.classify.target import Target, hide, hide_features, lacks_most, standardize, strata
+from pairnorm.data import Graph
+
+NODES = 4000
+LABELED = torch.arange(NODES) < 2000
+
+
+def graph(missing: torch.Tensor, columns: int = 4) -> Graph:
+    """A path; the first half is labeled."""
+    ends = torch.stack([torch.arange(NODES - 1), torch.arange(1, NODES)])
+    labels = torch.where(LABELED, torch.arange(NODES) % 2, -1)
+    features = torch.ones(NODES, columns)
+    return hide(Graph.from_edges(ends, features, labels), missing)
+
+
+def shares(missing: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+    return missing[nodes].float().mean(0)
+
+
+def drawn(rates: torch.Tensor, seed: int) -> torch.Tensor:
+    return torch.rand(NODES, len(rates), generator=torch.Generator().manual_seed(seed)) < rates
+
+
+@pytest.mark.parametrize(("labeled", "target"), [(0.0, 0.8), (0.1, 0.8), (0.3, 0.5), (0.0, 1.0)])
+def test_held_out_nodes_lack_whole_vectors_as_often_as_the_target(labeled: float, target: float) -> None:
+    rate = torch.where(LABELED, labeled, target)
+    whole = graph(torch.rand(NODES, generator=torch.Generator().manual_seed(0)) < rate)
+    held_out = LABELED & (torch.arange(NODES) % 2 == 0)
+    hidden = Target.estimate(whole).mask(whole, held_out)
+    assert not (hidden & (~held_out | whole.missing)).any()
+    wanted = shares(whole.missing, ~LABELED)
+    assert shares(hide(whole, hidden).missing, held_out) == pytest.approx(float(wanted), abs=1e-3)
+    assert torch.equal(hidden, Target.estimate(whole).mask(whole, held_out))
+    assert not torch.equal(hidden, Target.estimate(whole).mask(whole, held_out, seed=1)) or target == 1
+
+
+def test_held_out_nodes_lack_single_columns_as_often_as_the_target_and_together() -> None:
+    """Columns 0 and 1 go together in the target; column 2 lacks less there; column 3 is never empty."""
+    own, target = drawn(torch.tensor([0.2, 0.2, 0.6, 0.0]), 0), drawn(torch.tensor([0.7, 0, 0.3, 0.0]), 1)
+    target[:, 1] = target[:, 0]
+    whole = graph(torch.where(LABELED[:, None], own, target))
+    hidden = Target.estimate(whole).mask(whole, LABELED)
+    after = hide(whole, hidden).missing
+    torch.testing.assert_close(shares(after, LABELED)[:2], torch.tensor([0.7, 0.7]), atol=0.03, rtol=0)
+    assert torch.equal(after[:, 2:], whole.missing[:, 2:]), "what the target does not lack stays"
+    free = LABELED & ~whole.missing[:, :2].any(1)
+    assert (hidden[free][:, 0] == hidden[free][:, 1]).float().mean() > 0.97
+
+
+def test_both_kinds_of_gaps_are_imitated_at_once() -> None:
+    target = drawn(torch.tensor([0.5, 0.5, 0.5, 0.0]), 0)
+    target[torch.arange(NODES) % 2 == 0] = True
+    whole = graph(target & ~LABELED[:, None])
+    after = hide(whole, Target.estimate(whole).mask(whole, LABELED))
+    assert shares(after.missing_vectors, LABELED) == pytest.approx(0.5, abs=0.01)
+    torch.testing.assert_close(
+        shares(after.missing, LABELED), shares(whole.missing, ~LABELED), atol=0.02, rtol=0
+    )
+
+
+def test_nothing_is_hidden_where_held_out_nodes_are_like_the_target_or_lack_more() -> None:
+    same = graph(drawn(torch.tensor([0.3, 0.3, 0.5, 0.1]), 0))
+    assert Target.estimate(same).mask(same, LABELED) is None
+    more = graph(drawn(torch.tensor([0.3, 0.3, 0.5, 0.1]), 0) & LABELED[:, None])
+    assert Target.estimate(more).mask(more, LABELED) is None
+
+
+def test_the_target_is_the_unlabeled_nodes_then_the_test_nodes_or_as_given(raises) -> None:
+    whole = graph(~LABELED)
+    assert torch.equal(Target.estimate(whole).nodes, ~LABELED)
+    assert Target.estimate(whole, "labeled") is None
+    known = whole.replace(labels=torch.arange(NODES) % 2)
+    assert Target.estimate(known) is None
+    assert torch.equal(Target.estimate(known.replace(test=~LABELED)).nodes, ~LABELED)
+    hidden = Target.estimate(known, 0.25).mask(known, LABELED)
+    assert int(hidden.sum()) == 500
+    for wrong in ("test", 1.5, True):
+        with raises("unknown-choice", value=wrong):
+            Target.estimate(whole, wrong)
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_hidden_features_are_zero_dense_and_sparse_alike(entries: bool) -> None:
+    features = torch.arange(1.0, 13).view(4, 3)
+    hidden = torch.tensor([True, False, True, False])
+    if entries:
+        hidden = hidden[:, None] & torch.tensor([True, False, True])
+    dense = hide_features(features, hidden)
+    assert torch.equal(dense, features * ~(hidden if entries else hidden[:, None]))
+    assert torch.equal(hide_features(features.to_sparse_csr(), hidden).to_dense(), dense)
+
+
+def test_strata_tell_how_far_labels_and_features_are() -> None:
+    whole = graph(torch.arange(NODES) > 3)
+    found = strata(whole, torch.arange(NODES) == 0)
+    assert found[:7].tolist() == [0, 5, 10, 15, 21, 22, 23]
+    assert (found[7:] == 24).all(), "beyond three hops nothing is told apart"
+    assert not strata(whole, torch.arange(NODES) >= 0)[:4].any()
+
+
+def test_a_node_lacks_most_features_from_half_of_them() -> None:
+    missing = torch.zeros(NODES, 4, dtype=torch.bool)
+    missing[0], missing[1, :3], missing[2, :2] = True, True, True
+    assert lacks_most(graph(missing))[:4].tolist() == [True, True, False, False]
+
+
+def test_accuracy_is_weighted_by_the_strata_of_the_target() -> None:
+    right = np.array([True] * 80 + [False] * 20 + [True] * 5 + [False] * 5)
+    held_out = np.array([0] * 100 + [1] * 10)
+    found = standardize(right, held_out, np.array([0] * 10 + [1] * 30))
+    assert found.accuracy == pytest.approx(0.25 * 0.8 + 0.75 * 0.5)
+    assert found.low < found.accuracy < found.high
+    assert found.unmatched == 0
+    far = standardize(right, held_out, np.array([0] * 10 + [2] * 30))
+    assert (far.accuracy, far.unmatched) == (pytest.approx(0.8), 0.75)
+    assert np.isnan(standardize(right, held_out, np.array([2])).accuracy)
+
+
+def test_the_interval_of_a_standardized_accuracy_holds_the_truth() -> None:
+    random, truth, covered = np.random.default_rng(0), np.array([0.9, 0.6]), 0
+    for _ in range(2000):
+        held_out = np.repeat([0, 1], [150, 40])
+        found = standardize(random.random(190) < truth[held_out], held_out, np.repeat([0, 1], [10, 30]))
+        covered += found.low <= truth @ [0.25, 0.75] <= found.high
+    assert 0.94 <= covered / 2000 <= 0.97
