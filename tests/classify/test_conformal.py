@@ -2,80 +2,166 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from pairnorm.classify.conformal import RATES, label_sets
+from pairnorm.classify import conformal
+from pairnorm.classify.conformal import ERROR_RATES, MIN_GROUP, PredictionSets, prediction_sets
+from pairnorm.classify.target import Target, hide, lacks_most
+from pairnorm.data import Graph
+
+Probabilities = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]
 
 
-def world(
-    nodes: int, seed: int, harder: float = 0.0
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]:
-    """Probabilities of 4 classes, the true classes, and who lacks features, where the model is worse."""
+def simulate(nodes: int, seed: int) -> Probabilities:
+    """Probabilities of 4 classes, the true classes, and which nodes lack features."""
     random = np.random.default_rng(seed)
-    labels, lacking = random.integers(0, 4, nodes), random.random(nodes) < 0.4
-    logits = random.normal(size=(nodes, 4)) * (1 + harder * lacking[:, None])
+    labels, incomplete = random.integers(0, 4, nodes), random.random(nodes) < 0.4
+    logits = random.normal(size=(nodes, 4)) * (1 + incomplete[:, None])
     logits[np.arange(nodes), labels] += 2
-    chances = np.exp(logits)
-    return (chances / chances.sum(1, keepdims=True)).astype(np.float32), labels, lacking
+    return softmax(logits), labels, incomplete
 
 
-def held(
-    chances: NDArray[np.float32], labels: NDArray[np.int64], sizes: NDArray[np.int64]
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float32]:
+    raised = np.exp(logits - logits.max(1, keepdims=True))
+    return (raised / raised.sum(1, keepdims=True)).astype(np.float32)
+
+
+def sets_of(drawn: Probabilities, held_out: NDArray[np.bool_], *rates: float) -> list[PredictionSets]:
+    probabilities, labels, incomplete = drawn
+    held = probabilities[held_out], labels[held_out], incomplete[held_out]
+    return prediction_sets(*held, probabilities, incomplete, rates or ERROR_RATES)
+
+
+def covers(
+    probabilities: NDArray[np.float32], labels: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Whether the true class is among the most probable so many."""
-    rank = (chances > chances[np.arange(len(labels)), labels][:, None]).sum(1)
-    return rank < sizes
+    """Whether the true class is in the set of the most probable ones."""
+    return (probabilities > probabilities[np.arange(len(labels)), labels][:, None]).sum(1) < sizes
 
 
-def test_the_threshold_is_the_order_statistic_of_the_definition() -> None:
-    # Nine held-out nodes with p(y) = 0.9, 0.8, ... 0.1: at 20% q is the ceil(10 * 0.8) = 8th score, 0.8.
-    right = np.arange(9, 0, -1) / 10
-    chances = np.stack([right, 1 - right], 1).astype(np.float32)
-    asked = np.array([[0.25, 0.75], [0.15, 0.85]], dtype=np.float32)
-    chances = np.concatenate([chances, asked])
-    held_out = np.arange(11) < 9
-    [found] = label_sets(chances, np.zeros(11, dtype=np.int64), held_out, np.zeros(11, dtype=bool), [0.2])
-    assert found.sizes[9:].tolist() == [2, 1]
-    [found] = label_sets(chances, np.zeros(11, dtype=np.int64), held_out, np.zeros(11, dtype=bool), [0.05])
-    assert found.sizes.tolist() == [2] * 11, "nine nodes cannot promise 95%: nothing is ruled out"
+@pytest.mark.parametrize(
+    ("held_out", "rate", "rank"),
+    [(9, 0.2, 8), (10, 0.2, 9), (20, 0.1, 19), (19, 0.1, 18), (10, 0.5, 6), (19, 0.05, 19)],
+)
+def test_the_threshold_is_the_order_statistic_of_the_definition(
+    held_out: int, rate: float, rank: int
+) -> None:
+    """The true class is the second one and scores 0.51, 0.52, ...; the threshold is one of these."""
+    scores = 0.5 + np.arange(1, held_out + 1) / 100
+    evaluated = np.stack([scores, 1 - scores], 1).astype(np.float32)
+    asked = 0.505 + np.arange(40) / 100
+    delivered = np.stack([asked, 1 - asked], 1).astype(np.float32)
+    labels, complete = np.ones(held_out, dtype=np.int64), np.zeros(40, dtype=bool)
+    [found] = prediction_sets(evaluated, labels, complete[:held_out], delivered, complete, [rate])
+    assert np.count_nonzero(found.sizes == 2) == rank
+    assert np.count_nonzero(found.sizes == 1) == 40 - rank
+    labels[:] = 0
+    [found] = prediction_sets(evaluated, labels, complete[:held_out], delivered, complete, [rate])
+    assert (found.sizes == 1).all(), "where the first class is always right, one is enough"
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.1, 0.3])
-def test_nodes_that_nobody_saw_are_covered_as_promised_with_and_without_features(rate: float) -> None:
+def test_few_held_out_nodes_rule_nothing_out() -> None:
+    drawn = simulate(30, 0)
+    [found] = sets_of(drawn, np.arange(30) < 9, 0.05)
+    assert (found.sizes == 4).all(), "nine nodes cannot promise 95%"
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.15])
+def test_new_nodes_are_covered_as_promised_with_and_without_features(rate: float) -> None:
     covered: dict[bool, list[float]] = {False: [], True: []}
     for seed in range(20):
-        chances, labels, lacking = world(4000, seed, harder=1.0)
+        drawn = simulate(4000, seed)
         held_out = np.arange(4000) < 1000
-        [found] = label_sets(chances, labels, held_out, lacking, [rate])
-        inside = held(chances, labels, found.sizes)
+        [found] = sets_of(drawn, held_out, rate)
+        inside = covers(*drawn[:2], found.sizes)
         for kind in covered:
-            covered[kind].append(inside[~held_out & (lacking == kind)].mean())
+            covered[kind].append(inside[~held_out & (drawn[2] == kind)].mean())
     for shares in covered.values():
         assert np.mean(shares) == pytest.approx(1 - rate, abs=0.008)
 
 
-def test_measured_coverage_is_that_of_nodes_nobody_saw() -> None:
-    chances, labels, lacking = world(20_000, 0)
-    held_out = np.arange(20_000) < 2000
-    for found in label_sets(chances, labels, held_out, lacking):
+def test_measured_coverage_is_that_of_new_nodes() -> None:
+    drawn, held_out = simulate(20_000, 0), np.arange(20_000) < 2000
+    for found in sets_of(drawn, held_out, *ERROR_RATES, 0.6):
         measured = found.coverage["all held-out nodes"]
-        inside = held(chances, labels, found.sizes)[~held_out].mean()
+        inside = covers(*drawn[:2], found.sizes)[~held_out].mean()
         assert measured.mean == pytest.approx(inside, abs=0.02)
         assert measured.low <= measured.mean <= measured.high
-        assert found.coverage["without features"].nodes == (held_out & lacking).sum()
+        assert found.coverage["without features"].nodes == (held_out & drawn[2]).sum()
 
 
-def test_a_larger_error_rate_gives_smaller_sets_and_at_last_none() -> None:
-    chances, labels, lacking = world(2000, 0)
-    sizes = [
-        found.sizes for found in label_sets(chances, labels, np.arange(2000) < 500, lacking, (*RATES, 0.6))
-    ]
+def test_a_larger_error_rate_gives_smaller_sets_that_are_never_empty() -> None:
+    sizes = [found.sizes for found in sets_of(simulate(2000, 0), np.arange(2000) < 500, *ERROR_RATES, 0.9)]
     assert all((one >= other).all() for one, other in pairwise(sizes))
-    assert (sizes[-1] == 0).any()
+    assert (sizes[-1] == 1).all()
 
 
-def test_with_few_of_a_kind_the_guarantee_is_for_all_together() -> None:
-    chances, labels, lacking = world(1000, 0)
-    lacking[:] = np.arange(1000) < 10
-    [found] = label_sets(chances, labels, np.arange(1000) < 500, lacking, [0.1])
-    assert [one.own for one in found.coverage.values()] == [True, False, False]
+@pytest.mark.parametrize(("few", "guaranteed"), [(29, False), (30, True)])
+def test_a_small_group_shares_the_guarantee_of_all(few: int, guaranteed: bool) -> None:
+    probabilities, labels, incomplete = simulate(1000, 0)
+    incomplete[:] = np.arange(1000) < few
+    [found] = sets_of((probabilities, labels, incomplete), np.arange(1000) < 500, 0.1)
+    assert [one.guaranteed for one in found.coverage.values()] == [True, guaranteed, guaranteed]
+
+
+CLASSES, COLUMNS, NODES, LABELED, HELD_OUT = 3, 6, 900, 400, 200
+
+
+def posterior(graph: Graph, neighbors: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The posterior of a class given the neighbors and the known features: class c has the mean c in each."""
+    known = ~graph.missing if graph.missing.dim() == 2 else ~graph.missing[:, None].expand(-1, COLUMNS)
+    means = np.arange(CLASSES)
+    logits = -((graph.features.numpy()[:, :, None] - means) ** 2) / 4
+    return softmax((logits * known.numpy()[:, :, None]).sum(1) - (neighbors[:, None] - means) ** 2 / 4)
+
+
+def simulate_coverage(
+    seed: int, rate: float, columns: bool, masked: bool = True
+) -> dict[str, tuple[float, float]]:
+    """Return coverage and share of unlabeled nodes, by group; labeled nodes are complete, these are not."""
+    random = np.random.default_rng(seed)
+    classes = random.integers(0, CLASSES, NODES)
+    neighbors = classes + np.sqrt(2) * random.normal(size=NODES)
+    features = classes[:, None] + np.sqrt(2) * random.normal(size=(NODES, COLUMNS))
+    labeled = np.arange(NODES) < LABELED
+    missing = random.random((NODES, COLUMNS) if columns else NODES) < rate
+    if columns:
+        missing[:, 0] = False  # one column is never empty
+    missing[labeled] = False
+    edges = random.integers(0, NODES, (2, NODES))
+    graph = hide(
+        Graph.from_edges(edges, features, np.where(labeled, classes, -1)), torch.from_numpy(missing)
+    )
+    held_out = np.arange(NODES) < HELD_OUT
+    target = Target.estimate(graph)
+    evaluation = hide(graph, target.mask(graph, torch.from_numpy(held_out), seed) if masked else None)
+    evaluated, delivered = posterior(evaluation, neighbors)[held_out], posterior(graph, neighbors)
+    incomplete = lacks_most(evaluation)[held_out], lacks_most(graph)
+    [found] = prediction_sets(evaluated, classes[held_out], incomplete[0], delivered, incomplete[1], [0.1])
+    inside = covers(delivered, classes, found.sizes)
+    groups = {"all": ~labeled, "with": ~labeled & ~lacks_most(graph), "without": ~labeled & lacks_most(graph)}
+    members = {name: group for name, group in groups.items() if group.any()}
+    return {name: (inside[group].mean(), group.sum() / (~labeled).sum()) for name, group in members.items()}
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("columns", [False, True])
+def test_coverage_is_nominal_for_nodes_that_lack_features(
+    monkeypatch: pytest.MonkeyPatch, rate: float, columns: bool
+) -> None:
+    monkeypatch.setattr(conformal, "MAX_SPLITS", 2)
+    runs = [simulate_coverage(seed, rate, columns) for seed in range(200)]
+    for name in ("all", "with", "without"):
+        found = np.array([run[name] for run in runs if name in run])
+        held_out = HELD_OUT * found[:, 1].mean() if len(found) else 0
+        if held_out < MIN_GROUP:  # the guarantee is for all nodes together
+            continue
+        error = found[:, 0].std(ddof=1) / np.sqrt(len(found))
+        # Coverage is at least nominal, and at most 1 / (held-out nodes of the group + 1) more.
+        assert 0.9 - 2 * error <= found[:, 0].mean() <= 0.9 + 2 * error + 1 / (held_out + 1), name
+
+
+def test_coverage_fails_where_held_out_nodes_are_not_masked() -> None:
+    shares = [simulate_coverage(seed, 0.9, columns=True, masked=False)["all"][0] for seed in range(20)]
+    assert np.mean(shares) < 0.85

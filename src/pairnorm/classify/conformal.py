@@ -1,4 +1,4 @@
-"""Labels with a guarantee: sets that hold the true class as often as was asked for (conformal prediction)."""
+"""Prediction sets: sets of classes that hold the true class as often as was asked for (conformal prediction)."""
 
 from __future__ import annotations
 
@@ -9,39 +9,42 @@ from math import ceil, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.classify.holdout import FEW
-
-RATES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
-SPLITS, DRAWN = 100, 1_000_000
+ERROR_RATES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+# A group of fewer held-out nodes shares the threshold of all.
+MIN_GROUP = 30
+MAX_SPLITS, MAX_DRAWN = 100, 1_000_000
+ALL, COMPLETE, INCOMPLETE = "all held-out nodes", "with features", "without features"
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often sets held the true class of held-out nodes that had no part in setting the threshold.
+    """How often prediction sets hold the true class, over random halves of the held-out nodes.
+
+    One half sets the threshold, the other is evaluated.
 
     Args:
-        nodes: how many held-out nodes there are.
-        mean: over random halves: one sets the threshold, the other is judged.
+        nodes: number of held-out nodes.
+        mean: over the halves.
         low: the 5th percentile over the halves.
-        high: the 95th.
-        own: whether the group has a threshold of its own, and so the guarantee for itself.
+        high: the 95th percentile.
+        guaranteed: whether the guarantee holds for the group by itself.
     """
 
     nodes: int
     mean: float
     low: float
     high: float
-    own: bool = True
+    guaranteed: bool = True
 
 
 @dataclass(frozen=True, eq=False)
-class LabelSets:
-    """For every node the classes that cannot be ruled out at an error rate: the most probable so many.
+class PredictionSets:
+    """The prediction set of every node at one error rate: its most probable classes, at least one.
 
     Args:
         rate: how often the true class may be left out.
-        sizes: int64 [n], how many classes; 0 where no class is probable enough.
-        coverage: measured, by group of nodes.
+        sizes: int64 [n], the number of classes in each set.
+        coverage: as measured, by group of nodes.
     """
 
     rate: float
@@ -49,79 +52,81 @@ class LabelSets:
     coverage: dict[str, Coverage]
 
 
-def label_sets(
-    probabilities: NDArray[np.float32],
+def prediction_sets(
+    evaluated: NDArray[np.float32],
     labels: NDArray[np.int64],
-    held_out: NDArray[np.bool_],
-    lacking: NDArray[np.bool_],
-    rates: Sequence[float] = RATES,
-) -> list[LabelSets]:
-    r"""Return the sets of every error rate, by split conformal prediction on the held-out nodes.
+    incomplete: NDArray[np.bool_],
+    delivered: NDArray[np.float32],
+    delivered_incomplete: NDArray[np.bool_],
+    rates: Sequence[float] = ERROR_RATES,
+) -> list[PredictionSets]:
+    r"""Build the prediction sets of every error rate by split conformal prediction.
 
-    With $s_i = 1 - p_i(y_i)$ on m held-out nodes and $q$ the $\lceil (m + 1)(1 - \alpha) \rceil$-th smallest
-    of them, $\{y : 1 - p(y) \le q\}$ holds the true class of a node that is like them with a probability of
-    $1 - \alpha$ or more (Vovk et al., 2005; Sadinle et al., 2019). Nodes with features and nodes without have
+    The score $s(y)$ of a class is 0 for the most probable one, else $1 - p(y)$. With $q$ the
+    $\lceil (m + 1)(1 - \alpha) \rceil$-th smallest score of the true classes of m held-out nodes,
+    $\{y : s(y) \le q\}$ holds the true class of an exchangeable node with a probability of $1 - \alpha$ or
+    more (Vovk et al., 2005; Sadinle et al., 2019), and is never empty. Nodes with and without features have
     a threshold each, and so the guarantee each, where enough of both are held out.
 
     Args:
-        probabilities: [n, classes].
-        labels: int64 [n].
-        held_out: bool [n], labeled nodes that no choice has seen.
-        lacking: bool [n], the nodes without features.
+        evaluated: [m, classes], probabilities of held-out nodes that no choice has used.
+        labels: int64 [m], their classes.
+        incomplete: bool [m], those that lack most features.
+        delivered: [n, classes], probabilities of the nodes that get sets.
+        delivered_incomplete: bool [n], those that lack most features.
         rates: the error rates.
     """
-    nodes = np.flatnonzero(held_out)
-    scores, kinds = 1 - probabilities[nodes, labels[nodes]].astype(np.float64), lacking[nodes]
-    own = bool(min(np.count_nonzero(kinds), np.count_nonzero(~kinds)) >= FEW)
-    groups = {"all held-out nodes": np.ones(len(nodes), dtype=bool)}
-    if kinds.any() and not kinds.all():
-        groups |= {"with features": ~kinds, "without features": kinds}
-    covered = _covered(scores, kinds, own, rates, groups)
-    distances = 1 - probabilities.astype(np.float64)
-    found = []
-    for place, (rate, limit) in enumerate(zip(rates, _thresholds(scores, kinds, own, rates), strict=True)):
-        sizes = (distances <= limit[lacking.astype(int)][:, None]).sum(1)
+    scores = 1 - evaluated[np.arange(len(labels)), labels].astype(np.float64)
+    scores[evaluated.argmax(1) == labels] = 0
+    by_group = bool(min(np.count_nonzero(incomplete), np.count_nonzero(~incomplete)) >= MIN_GROUP)
+    groups = {ALL: np.ones(len(labels), dtype=bool)}
+    if incomplete.any() and not incomplete.all():
+        groups |= {COMPLETE: ~incomplete, INCOMPLETE: incomplete}
+    covered = _measure_coverage(scores, incomplete, by_group, rates, groups)
+    limits = _thresholds(scores, incomplete, by_group, rates)
+    distances, found = 1 - delivered.astype(np.float64), []
+    for index, rate in enumerate(rates):
+        sizes = (distances <= limits[index, delivered_incomplete.astype(int)][:, None]).sum(1).clip(min=1)
         coverage = {}
         for name, group in groups.items():
-            shares = covered[name][:, place]
+            shares = covered[name][:, index]
             low, high = np.nanpercentile(shares, [5, 95]).tolist()
-            guaranteed = own or name == "all held-out nodes"
+            guaranteed = by_group or name == ALL
             coverage[name] = Coverage(int(group.sum()), float(np.nanmean(shares)), low, high, guaranteed)
-        found.append(LabelSets(rate, sizes, coverage))
+        found.append(PredictionSets(rate, sizes, coverage))
     return found
 
 
 def _thresholds(
-    scores: NDArray[np.float64], kinds: NDArray[np.bool_], own: bool, rates: Sequence[float]
+    scores: NDArray[np.float64], incomplete: NDArray[np.bool_], by_group: bool, rates: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return q, [rates, 2]: of nodes with features and of nodes without."""
-    both = [np.sort(scores[kinds == kind] if own else scores) for kind in (False, True)]
-    ranks = [[ceil((len(known) + 1) * (1 - rate) - 1e-9) for known in both] for rate in rates]
-    return np.array(
-        [
-            [known[rank - 1] if rank <= len(known) else inf for known, rank in zip(both, pair, strict=True)]
-            for pair in ranks
-        ]
-    )
+    """Return q, [rates, 2]: for nodes with features, then for nodes without."""
+    groups = [np.sort(scores[incomplete == kind] if by_group else scores) for kind in (False, True)]
+
+    def threshold(known: NDArray[np.float64], rate: float) -> float:
+        rank = ceil((len(known) + 1) * (1 - rate) - 1e-9)
+        return float(known[rank - 1]) if rank <= len(known) else inf
+
+    return np.array([[threshold(known, rate) for known in groups] for rate in rates])
 
 
-def _covered(
+def _measure_coverage(
     scores: NDArray[np.float64],
-    kinds: NDArray[np.bool_],
-    own: bool,
+    incomplete: NDArray[np.bool_],
+    by_group: bool,
     rates: Sequence[float],
     groups: dict[str, NDArray[np.bool_]],
 ) -> dict[str, NDArray[np.float64]]:
     """Return the share of true classes in their sets, [splits, rates], by group, in random halves."""
     random, count = np.random.default_rng(0), len(scores)
-    splits = max(2, min(SPLITS, DRAWN // count))
+    splits = max(2, min(MAX_SPLITS, MAX_DRAWN // count))
     found = {name: np.full((splits, len(rates)), np.nan) for name in groups}
     for split in range(splits):
         order = random.permutation(count)
         some, others = order[: count // 2], order[count // 2 :]
-        limits = _thresholds(scores[some], kinds[some], own, rates)
-        inside = scores[others] <= limits[:, kinds[others].astype(int)]
+        limits = _thresholds(scores[some], incomplete[some], by_group, rates)
+        inside = scores[others] <= limits[:, incomplete[others].astype(int)]
         for name, group in groups.items():
-            if (judged := group[others]).any():
-                found[name][split] = inside[:, judged].mean(1)
+            if (members := group[others]).any():
+                found[name][split] = inside[:, members].mean(1)
     return found

@@ -18,12 +18,14 @@ from pairnorm.classify.candidates.base import Candidate, Family, Tick, is_large
 from pairnorm.classify.candidates.boosted_trees import DIRECTED
 from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
+from pairnorm.classify.conformal import PredictionSets, prediction_sets
 from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
 from pairnorm.classify.evaluation import Scores, mean_probabilities, paired_difference
 from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without, without_features
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search import NETWORKS, RIVAL_DROPOUTS, RIVAL_RATES, rivals, search
 from pairnorm.classify.sparing import MOST_ROWS, PATIENCE
+from pairnorm.classify.target import lacks_most
 from pairnorm.data import Graph, Split
 from pairnorm.data.random import Stream
 
@@ -194,6 +196,14 @@ class Findings:
         """
         scores = self.scores(self.predicted, self.test & (self.probabilities.max(1) >= least))
         return scores.count, scores.accuracy
+
+    def prediction_sets(self) -> list[PredictionSets]:
+        """Return the prediction sets of every node by error rate; none without held-out nodes."""
+        if not self.test.any():
+            return []
+        labels, incomplete = self.graph.labels.cpu().numpy(), lacks_most(self.graph)
+        held_out = self.probabilities[self.test], labels[self.test], incomplete[self.test]
+        return prediction_sets(*held_out, self.probabilities, incomplete)
 
     def verdict(self) -> str:
         """Say in a sentence or two whether the model earns its keep, and what it does to rare classes."""

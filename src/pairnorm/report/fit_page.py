@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pairnorm.base.escaping import terminal
 from pairnorm.classify.candidates.base import best_by_depth
-from pairnorm.classify.conformal import LabelSets, label_sets
+from pairnorm.classify.conformal import PredictionSets
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
 from pairnorm.classify.evaluation import Scores, wilson
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
@@ -63,10 +63,7 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
         notes: what else the user should know, a sentence each.
     """
     graph, test = findings.graph, findings.test
-    sets = []
-    if test.any():
-        labels, lacking = graph.labels.cpu().numpy(), graph.missing_vectors.cpu().numpy()
-        sets = label_sets(findings.probabilities, labels, test, lacking)
+    sets = findings.prediction_sets()
     sections = [
         Section("Which labels to trust", list(_trust(findings))),
         *([Section("Labels with a guarantee", _guarantee(findings, sets))] if sets else []),
@@ -219,7 +216,7 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
     yield Threshold("Trust labels with a confidence of at least", sentences, round(100 * CONFIDENT))
 
 
-def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Choices | Details]:
+def _guarantee(findings: Findings, sets: Sequence[PredictionSets]) -> list[Text | Choices | Details]:
     lacking, counted = findings.graph.missing_vectors.cpu().numpy(), findings.wanted
     what = "nodes" if findings.graph.labeled.all() else "nodes without a known label"
     groups = {f"all {what}": counted}
@@ -232,7 +229,7 @@ def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Cho
             [
                 name,
                 f"{one.nodes:,}",
-                f"{100 * (1 - found.rate):g}%" if one.own else "–",
+                f"{100 * (1 - found.rate):g}%" if one.guaranteed else "–",
                 *(
                     ("too few", "–")
                     if one.nodes < FEWEST_MEASURED
@@ -242,14 +239,14 @@ def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Cho
             for name, one in found.coverage.items()
         ]
         blocks: list[Table | Text] = [
-            Table(["group", "nodes", "one label", "several", "none"], rows, "What they get"),
+            Table(["group", "nodes", "one label", "several"], rows, "What they get"),
             Table(
                 ["group", "held out", "asked for", "measured", "9 of 10 times"],
                 measured_rows,
                 "How often the true label is among those given",
             ),
         ]
-        if not all(one.own for one in found.coverage.values()):
+        if not all(one.guaranteed for one in found.coverage.values()):
             blocks.append(
                 Text(
                     "Too few nodes of one kind are held out for a guarantee of its own: it holds for all "
@@ -260,7 +257,7 @@ def _guarantee(findings: Findings, sets: Sequence[LabelSets]) -> list[Text | Cho
     return [
         Text(
             "Choose how often the true label may be left out. A node then gets the labels that cannot be "
-            "ruled out: one, several, or none, where no label fits. A person should look at the last two."
+            "ruled out, at least one. A person should look at nodes with several."
         ),
         Choices("Error rate", choices, USUAL_RATE),
         Text(
@@ -284,11 +281,11 @@ def _learned_again(findings: Findings) -> Iterator[Text]:
 
 
 def _shares(sizes: NDArray[np.int64]) -> list[str]:
-    counts = [int((sizes == 1).sum()), int((sizes > 1).sum()), int((sizes == 0).sum())]
+    counts = [int((sizes == 1).sum()), int((sizes > 1).sum())]
     return [f"{count:,} ({count / max(len(sizes), 1):.0%})" for count in counts]
 
 
-def _nodes(findings: Findings, sets: Sequence[LabelSets]) -> Nodes:
+def _nodes(findings: Findings, sets: Sequence[PredictionSets]) -> Nodes:
     """Return a row for every node; of very many, those that the model is least sure of."""
     from scipy.sparse import csr_array
 
