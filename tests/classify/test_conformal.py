@@ -130,9 +130,7 @@ def simulate_coverage(
         missing[:, 0] = False  # one column is never empty
     missing[labeled] = False
     edges = random.integers(0, NODES, (2, NODES))
-    graph = hide(
-        Graph.from_edges(edges, features, np.where(labeled, classes, -1)), torch.from_numpy(missing)
-    )
+    graph = hide(Graph.from_edges(edges, features, np.where(labeled, classes, -1)), torch.from_numpy(missing))
     held_out = np.arange(NODES) < HELD_OUT
     target = Target.estimate(graph)
     evaluation = hide(graph, target.mask(graph, torch.from_numpy(held_out), seed) if masked else None)

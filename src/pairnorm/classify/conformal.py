@@ -1,4 +1,4 @@
-"""Prediction sets: sets of classes that hold the true class as often as was asked for (conformal prediction)."""
+"""Prediction sets: sets of classes that hold the true class as often as asked for (conformal prediction)."""
 
 from __future__ import annotations
 
