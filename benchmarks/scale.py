@@ -84,7 +84,9 @@ def step() -> None:
         x = torch.rand(shards.rows.stop - shards.rows.start, width)
         labels = torch.arange(shards.rows.start, shards.rows.stop) % CLASSES
     adjacency = shards.adjacency(matrix)
-    model = shards.join(GCN(width, CLASSES, depth, hidden=width, norm="PN-SI", dropout=0.3).to(device))
+    model = shards.join(
+        GCN(width, CLASSES, depth, hidden_channels=width, norm="PN-SI", dropout=0.3).to(device)
+    )
     adam, taken = torch.optim.Adam(model.parameters()), []
     for _ in range(STEPS):
         dist.barrier()

@@ -33,7 +33,7 @@ class Net(torch.nn.Module):
         widths = [cora.num_features, hidden, hidden, cora.num_classes]
         self.convolutions = torch.nn.ModuleList(SAGEConv(*pair) for pair in pairwise(widths))
         self.norms = torch.nn.ModuleList(
-            pairnorm.PairNorm(mode="PN-SI", track_statistics=True) for _ in range(DEPTH - 1)
+            pairnorm.PairNorm(mode="PN-SI", track_running_stats=True) for _ in range(DEPTH - 1)
         )
 
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:

@@ -18,15 +18,27 @@ class DeepSAGE(nn.Module):
     kind, version, grid = "model", "1", (0.1, 0.5)  # of two strengths validation chooses
 
     def __init__(
-        self, in_features: int, classes: int, *, depth: int, hidden: int, dropout: float, strength: float
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int,
+        hidden_channels: int,
+        dropout: float,
+        strength: float,
     ) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(in_features, hidden), nn.Linear(hidden, classes)
-        self.convolutions = nn.ModuleList(SAGEConv(hidden, hidden) for _ in range(depth))
+        self.first, self.last = (
+            nn.Linear(in_channels, hidden_channels),
+            nn.Linear(hidden_channels, out_channels),
+        )
+        self.convolutions = nn.ModuleList(
+            SAGEConv(hidden_channels, hidden_channels) for _ in range(num_layers)
+        )
         self.dropout, self.strength = nn.Dropout(dropout), strength
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return logits, ``[nodes, classes]``."""
+        """Return logits, ``[nodes, out_channels]``."""
         h = first = self.first(x).relu()
         for convolution in self.convolutions:
             h = convolution(self.dropout(h), edge_index).relu().lerp(first, self.strength)

@@ -22,7 +22,7 @@ class DeepGCN(nn.Module):
         self.norm = pairnorm.PairNorm(mode="PN-SI") if norm else nn.Identity()
 
     def forward(self, x, adjacency):
-        """Return logits; ``adjacency`` is what ``pairnorm.nn.propagation`` gives."""
+        """Return logits; ``adjacency`` is what ``pairnorm.nn.normalized_adjacency`` gives."""
         for layer in self.layers[:-1]:
             x = self.norm(torch.relu(adjacency @ layer(x)))
         return adjacency @ self.layers[-1](x)
@@ -30,7 +30,7 @@ class DeepGCN(nn.Module):
 
 def train(model: nn.Module, graph: pairnorm.Graph, epochs: int) -> float:
     """Return the accuracy on the test nodes."""
-    x, adjacency = graph.features.to_dense(), pairnorm.nn.propagation(graph.adjacency)
+    x, adjacency = graph.features.to_dense(), pairnorm.nn.normalized_adjacency(graph.adjacency)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
     for _ in range(epochs):
         optimizer.zero_grad()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pairnorm.data import csbm
-from pairnorm.nn import GCN, propagation
+from pairnorm.nn import GCN, normalized_adjacency
 from pairnorm.nn.distributed import Shards
 
 
@@ -22,10 +22,10 @@ def main(device: torch.device, epochs: int = 100, checkpoint: Path | None = None
     shards = Shards(graph.num_nodes)
     x = shards.own(graph.features).to(device)
     labels, train, test = (shards.own(part).to(device) for part in (graph.labels, graph.train, graph.test))
-    adjacency = shards.adjacency(propagation(graph.adjacency).to(device))
+    adjacency = shards.adjacency(normalized_adjacency(graph.adjacency).to(device))
 
     torch.manual_seed(0)
-    model = GCN(graph.num_features, graph.num_classes, depth=8, norm="PN-SI", dropout=0.3).to(device)
+    model = GCN(graph.num_features, graph.num_classes, num_layers=8, norm="PN-SI", dropout=0.3).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     begun = 0
     if checkpoint is not None and checkpoint.exists():

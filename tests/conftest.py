@@ -12,10 +12,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 
-from pairnorm.base.csr import quieten
+from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 
-quieten()  # tests make CSR tensors of their own
+suppress_csr_warning()  # tests make CSR tensors of their own
 
 DEAR = {"cluster", "check_ranks", "corpus", "postgresql", "wheel"}
 

@@ -105,7 +105,7 @@ for name in ("pandas", "sklearn", "torch_geometric", "rich", "matplotlib", "pyda
         continue
     raise SystemExit(f"{name} is in the core")
 graph = load("cora")
-model = GCN(graph.num_features, graph.num_classes, depth=4, norm="PN-SI").eval()
+model = GCN(graph.num_features, graph.num_classes, num_layers=4, norm="PN-SI").eval()
 with Probe(model) as probe:
     logits = model(graph.features, graph.adjacency)
 print(float(row_diff(PairNorm()(torch.randn(5, 3)))) > 0, logits.shape[0], len(probe.records))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pairnorm import load, pair_norm
 from pairnorm.data import csbm
 from pairnorm.measure import apsd, col_diff, random_pairs, row_diff, tpsd
-from pairnorm.nn import SGC, propagation
+from pairnorm.nn import SGC, normalized_adjacency
 
 few = settings(max_examples=40, deadline=None)
 scales = st.floats(0.05, 50)
@@ -108,7 +108,7 @@ class TestSmoothing:
 
     def smoothed(self, connected, kind):
         adjacency, _, x = connected
-        matrix = propagation(adjacency, kind)
+        matrix = normalized_adjacency(adjacency, kind)
         for hop in range(max(self.HOPS) + 1):
             if hop in self.HOPS:
                 yield x
@@ -138,12 +138,12 @@ class TestSmoothing:
     def test_the_stationary_point_stays(self, connected, kind):
         adjacency, degree, _ = connected
         point = (degree.sqrt() if kind == "sym" else torch.ones_like(degree)).unsqueeze(1)
-        torch.testing.assert_close(propagation(adjacency, kind) @ point, point, rtol=1e-6, atol=0)
+        torch.testing.assert_close(normalized_adjacency(adjacency, kind) @ point, point, rtol=1e-6, atol=0)
 
 
 class TestSGC:
     def states(self, graph, norm, scale=1.0, hops=40):
-        model = SGC(40, 5, depth=hops, norm=norm, scale=scale, adjacency="rw")
+        model = SGC(40, 5, num_layers=hops, norm=norm, scale=scale, adjacency="rw")
         seen = []
         model.hop.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0][:, 0]))
         seen.append(model.hidden(graph.features, graph.adjacency)[:, 0])

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks.large.walk import best
-from pairnorm.nn import GAT, GCN, propagation
+from pairnorm.nn import GAT, GCN, normalized_adjacency
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 
 MODELS = {"GCN": GCN, "GAT": GAT}
@@ -40,7 +40,7 @@ def adjacency(nodes: int, device: str) -> SparseMatrix:
     """Draw an undirected graph."""
     torch.manual_seed(0)
     edges = torch.randint(nodes, (2, nodes * EDGES_PER_NODE), device=device)
-    return propagation(torch.cat([edges, edges.flip(0)], 1), num_nodes=nodes)
+    return normalized_adjacency(torch.cat([edges, edges.flip(0)], 1), num_nodes=nodes)
 
 
 def measure(name: str, adjacency: SparseMatrix, device: str) -> Trained:

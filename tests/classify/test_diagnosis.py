@@ -5,7 +5,7 @@ from pairnorm.classify import Scaling, smoothing, suggest_depth
 from pairnorm.classify.diagnosis import VOICES, measured
 from pairnorm.data import Graph
 from pairnorm.measure import col_diff, effective_rank, row_diff
-from pairnorm.nn import pair_norm, propagation
+from pairnorm.nn import normalized_adjacency, pair_norm
 
 DEPTHS = (0, 1, 5, 40)
 
@@ -22,7 +22,7 @@ def test_measures_are_those_of_states_normalized_at_every_step(small: Graph, nod
     features = small.features.to_dense()[:, columns] * (torch.arange(300) < nodes_kept)[:, None]
     graph = small.replace(features=features, feature_names=None)
     found = {(row.norm, row.depth): row for row in smoothing(graph, features, DEPTHS)}
-    matrix = propagation(graph.adjacency)
+    matrix = normalized_adjacency(graph.adjacency)
     plain, normed = features.double(), pair_norm(features.double())
     dense = matrix.to_dense().double()
     for depth in range(max(DEPTHS) + 1):
@@ -49,7 +49,7 @@ def test_pair_norm_keeps_nodes_apart(small: Graph) -> None:
 
 def exact_voices(graph: Graph, depth: int) -> float:
     """The median of (Σw)² / Σw² over the nodes without features, from the dense power of the matrix."""
-    power = torch.linalg.matrix_power(propagation(graph.adjacency).to_dense().double(), depth)
+    power = torch.linalg.matrix_power(normalized_adjacency(graph.adjacency).to_dense().double(), depth)
     weights = power[:, ~graph.missing_vectors]
     total, square = weights.sum(1).square(), weights.square().sum(1)
     heard = (total / square.clamp(min=1e-300))[graph.missing_vectors & (total > 0)]

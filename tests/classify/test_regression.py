@@ -7,7 +7,7 @@ from torch.nn.functional import one_hot
 from pairnorm.classify import regression
 from pairnorm.classify.regression import fold_regressions, regressions, span
 from pairnorm.data import Graph, row_normalize
-from pairnorm.nn import pair_norm, propagation
+from pairnorm.nn import normalized_adjacency, pair_norm
 
 
 def problem(rows: int, columns: int, unit: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,10 @@ def objective(rows: Tensor, labels: Tensor, scale: float, weight: Tensor, bias: 
 def propagated(request: pytest.FixtureRequest, blanked_cora: Graph) -> tuple[Tensor, Tensor]:
     """The training rows of an SGC where most vectors are missing: the deeper, the worse conditioned."""
     depth, norm = request.param
-    state, matrix = row_normalize(blanked_cora.features).to_dense(), propagation(blanked_cora.adjacency)
+    state, matrix = (
+        row_normalize(blanked_cora.features).to_dense(),
+        normalized_adjacency(blanked_cora.adjacency),
+    )
     for _ in range(depth):
         state = matrix @ (state if norm == "none" else pair_norm(state))
     return pair_norm(state)[blanked_cora.train], blanked_cora.labels[blanked_cora.train]

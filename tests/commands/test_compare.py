@@ -25,8 +25,8 @@ class Halved(nn.Module):
 class Perceptron(nn.Linear):
     kind = "model"
 
-    def __init__(self, in_features, classes, *, depth, hidden, dropout):
-        super().__init__(in_features, classes)
+    def __init__(self, in_channels, out_channels, *, num_layers, hidden_channels, dropout):
+        super().__init__(in_channels, out_channels)
 
     def forward(self, x, edge_index):
         return super().forward(x)

@@ -5,7 +5,7 @@ import torch
 
 from pairnorm.compare.correct_and_smooth import correct_and_smooth
 from pairnorm.data import csbm
-from pairnorm.nn import propagation
+from pairnorm.nn import normalized_adjacency
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
@@ -15,7 +15,7 @@ with warnings.catch_warnings():
 @pytest.mark.parametrize(("correct", "smooth"), [(0.5, 0.8), (0.99, 0.5)])
 def test_it_agrees_with_pyg(correct: float, smooth: float) -> None:
     graph = csbm(150, classes=3, degree=3, seed=2).with_split("per-class-10")
-    matrix = propagation(graph.adjacency, "sym")
+    matrix = normalized_adjacency(graph.adjacency, "sym")
     generator = torch.Generator().manual_seed(1)
     chances = torch.randn(graph.num_nodes, 3, generator=generator).softmax(1)
     found = correct_and_smooth(matrix, chances, graph.labels, graph.train, correct, smooth)
@@ -30,7 +30,7 @@ def test_it_agrees_with_pyg(correct: float, smooth: float) -> None:
 
 def test_it_looks_at_no_other_labels() -> None:
     graph = csbm(100, classes=2, seed=3).with_split("per-class-10")
-    matrix, chances = propagation(graph.adjacency, "sym"), torch.full((100, 2), 0.5)
+    matrix, chances = normalized_adjacency(graph.adjacency, "sym"), torch.full((100, 2), 0.5)
     others = torch.where(graph.train, graph.labels, 1 - graph.labels)
     found, same = (
         correct_and_smooth(matrix, chances, labels, graph.train, 0.8, 0.8)

@@ -5,7 +5,7 @@ from torch import Tensor
 from pairnorm.compare.fsd_cap import class_aware, fractional, fsd_cap, subgraph_diffusion
 from pairnorm.compare.missing import hide
 from pairnorm.data import Graph, csbm, missing_nodes
-from pairnorm.nn import propagation
+from pairnorm.nn import normalized_adjacency
 from pairnorm.train import Spec
 
 
@@ -48,7 +48,7 @@ def dense_diffusion(
 @pytest.mark.parametrize("gamma", [1.0, 1.2, 2.0])
 def test_the_fractional_adjacency_of_a_subgraph(graph: Graph, gamma: float) -> None:
     inside = torch.arange(100) % 3 > 0
-    found = fractional(propagation(graph.adjacency).pattern, inside, gamma, torch.float64).to_dense()
+    found = fractional(normalized_adjacency(graph.adjacency).pattern, inside, gamma, torch.float64).to_dense()
     torch.testing.assert_close(found, dense_fractional(looped(graph), inside, gamma))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix, normalized_adjacency
 
 NODES, WIDTH = 14, 5
 
@@ -21,12 +21,12 @@ def edge_index() -> Tensor:
 
 @pytest.fixture(params=["rw", "sym"])
 def matrix(edge_index: Tensor, request: pytest.FixtureRequest) -> SparseMatrix:
-    return propagation(edge_index, request.param, num_nodes=NODES)
+    return normalized_adjacency(edge_index, request.param, num_nodes=NODES)
 
 
 @pytest.fixture
 def walk(edge_index: Tensor) -> SparseMatrix:
-    return propagation(edge_index, "rw", num_nodes=NODES)
+    return normalized_adjacency(edge_index, "rw", num_nodes=NODES)
 
 
 @pytest.fixture

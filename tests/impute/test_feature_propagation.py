@@ -4,7 +4,7 @@ from torch import Tensor
 
 from pairnorm.data import Graph, load, row_normalize
 from pairnorm.impute import feature_propagation
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix, normalized_adjacency
 
 
 def brute_force(edges: Tensor, features: Tensor, known: Tensor, kind: str, steps: int) -> Tensor:
@@ -35,10 +35,10 @@ def brute_force(edges: Tensor, features: Tensor, known: Tensor, kind: str, steps
 def test_it_is_the_published_formula(
     edge_index: Tensor, features: Tensor, known: Tensor, kind: str, steps: int
 ) -> None:
-    matrix = propagation(edge_index, kind, num_nodes=14)
+    matrix = normalized_adjacency(edge_index, kind, num_nodes=14)
     filled = feature_propagation(matrix, features, known, steps=steps)
     expected = brute_force(edge_index, features, known, kind, steps)
-    # propagation() holds its weights in single precision
+    # normalized_adjacency() holds its weights in single precision
     torch.testing.assert_close(filled, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -54,7 +54,7 @@ def test_it_agrees_with_pyg(entries: bool) -> None:
         known = torch.rand(known.shape, generator=torch.Generator().manual_seed(0)) < 0.1
     theirs = FeaturePropagation(~known)(data).x
     ours = feature_propagation(
-        propagation(graph.adjacency, "sym"), features, known if entries else graph.train
+        normalized_adjacency(graph.adjacency, "sym"), features, known if entries else graph.train
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
 
@@ -93,6 +93,6 @@ def test_the_steps_are_a_whole_number(walk: SparseMatrix, features: Tensor, rais
 def test_a_graph_without_edges_keeps_what_it_has() -> None:
     graph = Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), torch.eye(3), num_nodes=3)
     filled = feature_propagation(
-        propagation(graph.adjacency), graph.features, torch.tensor([True, False, True])
+        normalized_adjacency(graph.adjacency), graph.features, torch.tensor([True, False, True])
     )
     assert filled.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.impute import FILLS, feature_propagation, fill_missing
-from pairnorm.nn import propagation
+from pairnorm.nn import normalized_adjacency
 
 WITH_COLUMNS_APART = [name for name in FILLS if name not in ("pcfi", "mask")]
 
@@ -69,7 +69,7 @@ def test_columns_can_be_filled_in_blocks(
     name: str, edge_index: Tensor, features: Tensor, known: Tensor
 ) -> None:
     fill, kind = FILLS[name]
-    matrix = propagation(edge_index, kind, num_nodes=14)
+    matrix = normalized_adjacency(edge_index, kind, num_nodes=14)
     blocks = [
         fill(matrix, features[:, columns], known if known.dim() == 1 else known[:, columns])
         for columns in (slice(0, 2), slice(2, 5))
@@ -90,7 +90,7 @@ def test_no_edges_no_columns_and_no_nodes(name: str) -> None:
 def test_feature_propagation_goes_by_its_short_name_with_its_own_adjacency(
     edge_index: Tensor, features: Tensor, known: Tensor
 ) -> None:
-    matrix = propagation(edge_index, "sym", num_nodes=14)
+    matrix = normalized_adjacency(edge_index, "sym", num_nodes=14)
     assert torch.equal(
         fill_missing("fp", edge_index, features, known), feature_propagation(matrix, features, known)
     )

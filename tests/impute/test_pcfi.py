@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.impute import pcfi
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix, normalized_adjacency
 
 
 def brute_force(
@@ -51,7 +51,7 @@ def brute_force(
 def test_it_is_the_published_formula(
     edge_index: Tensor, features: Tensor, known: Tensor, alpha: float, beta: float, steps: int
 ) -> None:
-    matrix = propagation(edge_index, num_nodes=14)
+    matrix = normalized_adjacency(edge_index, num_nodes=14)
     filled = pcfi(matrix, features, known, alpha=alpha, beta=beta, steps=steps)
     expected = brute_force(edge_index, features, known, alpha, beta, steps)
     torch.testing.assert_close(filled, expected, rtol=1e-6, atol=1e-6)
@@ -60,7 +60,7 @@ def test_it_is_the_published_formula(
 def test_by_default_it_has_the_published_settings(
     edge_index: Tensor, features: Tensor, known: Tensor
 ) -> None:
-    filled = pcfi(propagation(edge_index, num_nodes=14), features, known)
+    filled = pcfi(normalized_adjacency(edge_index, num_nodes=14), features, known)
     torch.testing.assert_close(
         filled, brute_force(edge_index, features, known, 0.9, 1, 100), rtol=1e-6, atol=1e-6
     )
@@ -82,7 +82,7 @@ def test_a_constant_stays_constant(walk: SparseMatrix, features: Tensor, dtype: 
     known[:2] = True
     features = features.to(dtype)[:11]
     features[:, 0] = 1 / 3
-    matrix = propagation(torch.tensor([[*range(10), *range(1, 11)], [*range(1, 11), *range(10)]]))
+    matrix = normalized_adjacency(torch.tensor([[*range(10), *range(1, 11)], [*range(1, 11), *range(10)]]))
     filled = pcfi(matrix, features, known[:11])
     torch.testing.assert_close(filled[:, 0], torch.full((11,), 1 / 3, dtype=dtype))
 
@@ -91,7 +91,7 @@ def test_a_long_path_ends(raises) -> None:
     """Confidence falls below what single precision holds."""
     path = torch.arange(1199)
     edges = torch.stack([torch.cat([path, path + 1]), torch.cat([path + 1, path])])
-    filled = pcfi(propagation(edges), torch.ones(1200, 1), torch.arange(1200) == 0, beta=0)
+    filled = pcfi(normalized_adjacency(edges), torch.ones(1200, 1), torch.arange(1200) == 0, beta=0)
     torch.testing.assert_close(filled[:101], torch.ones(101, 1), rtol=1, atol=0)
     assert filled.isfinite().all()
     assert not filled[102:].any()

@@ -13,7 +13,7 @@ from pairnorm.measure.inputs import (
     edges,
     is_sparse_adjacency,
 )
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix, normalized_adjacency
 from pairnorm.nn.propagate import is_edge_index
 
 MEASURES = [measure.function for measure in REGISTERED.values()]
@@ -138,7 +138,7 @@ def test_a_directed_graph_is_that_of_propagation():
     """Bug: sources were taken as rows here, targets there."""
     edge_index = torch.tensor([[0, 0, 2, 3], [1, 2, 1, 0]])
     index, _ = edges(edge_index)
-    pattern = propagation(edge_index).pattern
+    pattern = normalized_adjacency(edge_index).pattern
     joins = pattern.row != pattern.column
     expected = torch.stack([pattern.row[joins], pattern.column[joins]])
     assert set(map(tuple, index.T.tolist())) == set(map(tuple, expected.T.tolist()))

@@ -71,7 +71,7 @@ def test_trials_are_a_mean_and_a_band():
 def test_a_probe_draws_the_chosen_forward(raises, adjacency, tmp_path):
     import torch
 
-    model = GCN(5, 3, depth=3, hidden=4).eval()
+    model = GCN(5, 3, num_layers=3, hidden_channels=4).eval()
     x = torch.randn(40, 5)
     with Probe(model, ["row_diff", "effective_rank"]) as probe:
         for scale in (1, 10):

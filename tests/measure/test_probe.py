@@ -201,7 +201,7 @@ def test_a_probe_records_once_at_a_time(raises, graph):
 
 
 def test_trials_become_rows(graph):
-    model = GCN(5, 3, depth=3, hidden=6, trials=2).eval()
+    model = GCN(5, 3, num_layers=3, hidden_channels=6, num_models=2).eval()
     x = torch.randn(40, 5)
     with Probe(model, measures=["row_diff", "tpsd"]) as probe:
         output = model(x, graph)
@@ -213,7 +213,7 @@ def test_trials_become_rows(graph):
 
 @pytest.mark.parametrize(("mode", "constant"), [(None, False), ("PN", True)])
 def test_pair_norm_keeps_the_distances_of_sgc_constant(graph, mode, constant):
-    model = SGC(5, 3, depth=8, norm=mode, scale=3.0).eval()
+    model = SGC(5, 3, num_layers=8, norm=mode, scale=3.0).eval()
     with Probe(model, PAPER) as probe:
         model(torch.randn(40, 5), graph)
     values = probe.frame()["apsd_random"].tolist()
@@ -319,7 +319,7 @@ def test_the_graph_is_taken_from_the_caller_the_convolution_or_the_model(graph, 
 
 
 def test_square_features_are_not_the_graph(graph):
-    model = GCN(40, 3, depth=2, hidden=4).eval()
+    model = GCN(40, 3, num_layers=2, hidden_channels=4).eval()
     one_hot = torch.eye(40).to_sparse_csr()
     with Probe(model, measures=["apd"]) as probe:
         output = model(one_hot, graph)
@@ -328,7 +328,7 @@ def test_square_features_are_not_the_graph(graph):
 
 
 def test_dropout_keys_are_not_the_graph(graph):
-    model = GCN(5, 3, depth=2, hidden=4, trials=2).train()
+    model = GCN(5, 3, num_layers=2, hidden_channels=4, num_models=2).train()
     with Probe(model, measures=["apd"]) as probe:
         output = model(torch.randn(40, 5), graph)
     expected = apd(output, connected_pairs(graph)).tolist()
@@ -547,7 +547,7 @@ def test_gradients_that_vanish_are_told_from_states_that_collapse():
 
 
 def test_a_model_that_diverged_is_not_called_healthy(graph):
-    model, x = GCN(5, 5, depth=3, hidden=4, dropout=0.0), torch.randn(40, 5)
+    model, x = GCN(5, 5, num_layers=3, hidden_channels=4, dropout=0.0), torch.randn(40, 5)
     x[0, 0] = torch.nan
     _, verdict = run_and_judge(model, x, graph)
     assert verdict == ("not-finite", 1, "States are not finite from layer 1 (convolutions.0) on.")
@@ -558,7 +558,10 @@ def test_no_gradient_comes_back_where_nothing_before_the_states_is_learned(graph
 
 
 def test_gradient_norms_are_those_of_autograd(graph):
-    model, x = GCN(5, 3, depth=3, hidden=4, trials=2, norm="PN", dropout=0.0), torch.randn(40, 5)
+    model, x = (
+        GCN(5, 3, num_layers=3, hidden_channels=4, num_models=2, norm="PN", dropout=0.0),
+        torch.randn(40, 5),
+    )
     states = []
     for module in (*model.convolutions, model.norm):
         module.register_forward_hook(lambda module, args, output: states.append(output))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix, normalized_adjacency
 from pairnorm.nn.layers import GATConvolution, GCNConvolution
 from pairnorm.nn.ops import kernels
 
@@ -78,7 +78,7 @@ def edge_index() -> Tensor:
 
 @pytest.fixture
 def adjacency(edge_index: Tensor) -> SparseMatrix:
-    return propagation(edge_index, num_nodes=20)
+    return normalized_adjacency(edge_index, num_nodes=20)
 
 
 @pytest.fixture

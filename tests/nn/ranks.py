@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pairnorm import PairNorm, PairNormError, add_pair_norm, pair_norm, remove_pair_norm
 from pairnorm.data import csbm
-from pairnorm.nn import GAT, GCN, GCNII, SGC, SparseMatrix, propagation
+from pairnorm.nn import GAT, GCN, GCNII, SGC, SparseMatrix, normalized_adjacency
 from pairnorm.nn.distributed import Shards
 from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.collectives import all_sum
@@ -129,7 +129,7 @@ def check_patch(size):
     model = Net().double()
     x = torch.randn(NODES, 4).double()
     labels = torch.randint(0, 3, (NODES,))
-    matrix = propagation(torch.randint(0, NODES, (2, 60)), num_nodes=NODES).to_dense().double()
+    matrix = normalized_adjacency(torch.randint(0, NODES, (2, 60)), num_nodes=NODES).to_dense().double()
 
     alone = copy.deepcopy(model)
     add_pair_norm(alone)
@@ -176,7 +176,7 @@ def one_step(model, x, adjacency, keys, loss):
 def check_shards(size):
     """Loss and gradients of a training step equal one process, with the same masks of dropout."""
     nodes = 10 * size + 3
-    matrix = propagation(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
+    matrix = normalized_adjacency(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
     shards, labels = Shards(nodes), torch.randint(0, 3, (nodes,))
     with pytest.raises(PairNormError, match="this rank's rows"):
         shards.adjacency(matrix) @ torch.rand(nodes, 2)
@@ -189,10 +189,10 @@ def check_shards(size):
     cases = [
         (model, {"norm": norm, **more}, trials, sparse, dtype)
         for model, more in (
-            (GCN, {"depth": 4, "hidden": 7, "skip": 2}),
-            (GAT, {"depth": 3, "hidden": 6, "heads": 2}),
-            (GAT, {"depth": 3, "hidden": 3, "skip": 1}),
-            (SGC, {"depth": 3}),
+            (GCN, {"num_layers": 4, "hidden_channels": 7, "skip": 2}),
+            (GAT, {"num_layers": 3, "hidden_channels": 6, "heads": 2}),
+            (GAT, {"num_layers": 3, "hidden_channels": 3, "skip": 1}),
+            (SGC, {"num_layers": 3}),
         )
         for norm, trials, sparse in (
             (None, 3, False),
@@ -203,14 +203,14 @@ def check_shards(size):
         for dtype in (torch.float64, torch.float32)
     ]
     for kind, settings, trials, sparse, dtype in cases:
-        model = shards.join(kind(9, 3, dropout=0.5, trials=trials, **settings).to(dtype))
+        model = shards.join(kind(9, 3, dropout=0.5, num_models=trials, **settings).to(dtype))
         alone = copy.deepcopy(model)
         for module in alone.modules():
             if isinstance(module, PairNorm):
                 module.process_group = None
         x = (torch.rand(nodes, 9) * (torch.rand(nodes, 9) < 0.4)).to(dtype)
         values = SparseMatrix(matrix.pattern, matrix.values.to(dtype))
-        keys = draw_keys(1 if kind is SGC else settings["depth"], 2, trials or 1)
+        keys = draw_keys(1 if kind is SGC else settings["num_layers"], 2, trials or 1)
         features = SparseMatrix.from_torch(x) if sparse else x
 
         def loss(logits):
@@ -241,7 +241,7 @@ def check_traffic(size):
     """What goes over the wire is 2 (P - 1) / P² of every layer's output forward, and as much backward."""
     nodes, hidden, depth, classes = 6000, 64, 4, 16
     shards = Shards(nodes)
-    matrix = propagation(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
+    matrix = normalized_adjacency(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
     x, labels = shards.own(torch.rand(nodes, 32)), shards.own(torch.randint(0, classes, (nodes,)))
     for kind in (GCN, GAT):
         model = shards.join(kind(32, classes, depth, hidden, norm="PN-SI", dropout=0.5))
@@ -265,7 +265,7 @@ def check_training(size):
     """Whole trainings, choice of the best epoch included, end as in one process; a broken one goes on."""
     graph = csbm(150, classes=3, features=8, seed=1)
     for model in ("GCN", "GAT"):
-        spec = Spec("csbm", model, 3, norm="PN-SI", hidden=8, missing_rate=0.5, epochs=12)
+        spec = Spec("csbm", model, 3, norm="PN-SI", hidden_channels=8, missing_rate=0.5, epochs=12)
         trials = [(spec, 0), (spec, 1)]
         alone = GNNTrainer(graph, trials, torch.device("cpu"))
         alone.fit()

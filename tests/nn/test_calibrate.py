@@ -19,7 +19,7 @@ class Net(torch.nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.convolutions = torch.nn.ModuleList(SAGEConv(6, 6) for _ in range(DEPTH))
-        norms = [PairNorm(2.0, mode, track_statistics=track) for _ in range(1 if shared else DEPTH)]
+        norms = [PairNorm(2.0, mode, track_running_stats=track) for _ in range(1 if shared else DEPTH)]
         self.norms = torch.nn.ModuleList(norms * DEPTH if shared else norms)
         self.dropout = torch.nn.Dropout(0.5)
 

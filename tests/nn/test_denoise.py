@@ -9,7 +9,7 @@ import scipy.optimize
 import torch
 
 from pairnorm.nn.denoise import _largest_ratio, grls, largest_lambda, repel, repel_conv
-from pairnorm.nn.propagate import propagation
+from pairnorm.nn.propagate import normalized_adjacency
 
 
 def random_graph(nodes, density, seed=0, weighted=False):
@@ -90,7 +90,7 @@ def test_repel_is_the_minimizer_of_equation_6(dense, fraction):
 
 @graphs
 def test_grls_is_the_closed_form_of_the_paper(dense):
-    x, rw = features(dense), propagation(dense.to_sparse_csr()).to_dense().double()
+    x, rw = features(dense), normalized_adjacency(dense.to_sparse_csr()).to_dense().double()
     closed = torch.linalg.solve(2 * torch.eye(len(dense)) - rw, x)
     torch.testing.assert_close(grls(x, dense.to_sparse_csr()), closed, atol=1e-6, rtol=1e-6)
 
@@ -98,7 +98,7 @@ def test_grls_is_the_closed_form_of_the_paper(dense):
 @graphs
 def test_repel_conv_is_the_closed_form(dense):
     x, n, lam = features(dense), len(dense), 0.5 * exact_bound(dense)
-    rw = propagation(dense.to_sparse_csr()).to_dense().double()
+    rw = normalized_adjacency(dense.to_sparse_csr()).to_dense().double()
     degree, pattern = 1 + dense.sum(1, keepdim=True), (dense > 0).double()
     centerd = x - x.mean(0)
     smoother = (
@@ -114,7 +114,7 @@ def test_repel_conv_is_the_closed_form(dense):
 @graphs
 def test_without_repulsion_it_is_the_plain_graph_convolution(dense):
     x, adjacency = features(dense).float(), dense.float().to_sparse_csr()
-    torch.testing.assert_close(repel_conv(x, adjacency, 0.0), propagation(adjacency) @ x)
+    torch.testing.assert_close(repel_conv(x, adjacency, 0.0), normalized_adjacency(adjacency) @ x)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.05])

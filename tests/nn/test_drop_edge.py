@@ -1,6 +1,6 @@
 import torch
 
-from pairnorm.nn import GCN, SparseMatrix, drop_edges, propagation
+from pairnorm.nn import GCN, SparseMatrix, drop_edges, normalized_adjacency
 from pairnorm.nn.ops.dropout.keys import draw_keys
 
 NODES, FEATURES, CLASSES = 20, 6, 3
@@ -23,7 +23,7 @@ def test_each_row_is_the_average_over_what_is_left(adjacency, either_form):
 
 
 def test_the_share_of_edges_that_is_dropped_and_keys(either_form):
-    adjacency = propagation(ring(2000))
+    adjacency = normalized_adjacency(ring(2000))
     keys = draw_keys(2)
     dropped = drop_edges(adjacency, 0.3, keys)
     loops = adjacency.pattern.row == adjacency.pattern.column
@@ -36,24 +36,28 @@ def test_the_share_of_edges_that_is_dropped_and_keys(either_form):
 
 def test_a_model_drops_edges_in_training_alone(edge_index):
     x = torch.randn(NODES, FEATURES)
-    plain, model = (GCN(FEATURES, CLASSES, depth=3, dropout=0.0, drop_edge=rate) for rate in (0.0, 0.5))
+    plain, model = (GCN(FEATURES, CLASSES, num_layers=3, dropout=0.0, drop_edge=rate) for rate in (0.0, 0.5))
     model.load_state_dict(plain.state_dict())
     torch.testing.assert_close(model.eval()(x, edge_index), plain.eval()(x, edge_index))
     keys = draw_keys(3, 2, 1)
-    adjacency = drop_edges(model.propagation(edge_index, NODES), 0.5, keys[0, 1])
+    adjacency = drop_edges(model.normalized_adjacency(edge_index, NODES), 0.5, keys[0, 1])
     shared = SparseMatrix(adjacency.pattern, adjacency.values[0])
     torch.testing.assert_close(model.train()(x, edge_index, keys), plain.eval()(x, shared))
 
 
 def test_trials_equal_models(edge_index, either_form):
-    x, seeds, settings = torch.randn(NODES, FEATURES), (3, 5), {"depth": 3, "dropout": 0.4, "drop_edge": 0.5}
-    together = GCN(FEATURES, CLASSES, trials=2, **settings)
+    x, seeds, settings = (
+        torch.randn(NODES, FEATURES),
+        (3, 5),
+        {"num_layers": 3, "dropout": 0.4, "drop_edge": 0.5},
+    )
+    together = GCN(FEATURES, CLASSES, num_models=2, **settings)
     together.reset_parameters(seeds)
     keys = draw_keys(3, 2, 2)
     logits = together(x, edge_index, keys)
     logits.square().sum().backward()
     for trial, seed in enumerate(seeds):
-        alone = GCN(FEATURES, CLASSES, trials=1, **settings)
+        alone = GCN(FEATURES, CLASSES, num_models=1, **settings)
         alone.reset_parameters([seed])
         expected = alone(x, edge_index, keys[:, :, trial : trial + 1].contiguous())
         torch.testing.assert_close(logits[:, trial], expected[:, 0])

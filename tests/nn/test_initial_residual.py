@@ -17,7 +17,7 @@ def x():
 
 
 def build(kind, seeds=(0,), **settings):
-    model = kind(FEATURES, CLASSES, hidden=HIDDEN, trials=len(seeds), **settings)
+    model = kind(FEATURES, CLASSES, hidden_channels=HIDDEN, num_models=len(seeds), **settings)
     model.reset_parameters(seeds)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -31,7 +31,7 @@ def linear(layer, h, trial=0):
 
 @pytest.mark.parametrize(("depth", "alpha", "theta"), [(1, 0.1, 0.5), (5, 0.5, 1.5), (5, 0.0, 0.5)])
 def test_gcnii_equals_pyg(depth, alpha, theta, x, edge_index, either_form):
-    model = build(GCNII, depth=depth, alpha=alpha, theta=theta).eval()
+    model = build(GCNII, num_layers=depth, alpha=alpha, theta=theta).eval()
     h = first = linear(model.first, x).relu()
     peers = []
     for number, ours in enumerate(model.convolutions, start=1):
@@ -51,7 +51,7 @@ def test_gcnii_equals_pyg(depth, alpha, theta, x, edge_index, either_form):
 
 @pytest.mark.parametrize(("depth", "alpha"), [(1, 0.1), (10, 0.2)])
 def test_appnp_equals_pyg(depth, alpha, x, edge_index, either_form):
-    model = build(APPNP, depth=depth, alpha=alpha).eval()
+    model = build(APPNP, num_layers=depth, alpha=alpha).eval()
     start = linear(model.last, linear(model.first, x).relu())
     hidden, logits = model.hidden_and_logits(x, edge_index)
     torch.testing.assert_close(logits.squeeze(1), PeerAPPNP(depth, alpha)(start, edge_index))
@@ -61,8 +61,8 @@ def test_appnp_equals_pyg(depth, alpha, x, edge_index, either_form):
 
 def test_appnp_of_many_steps_is_personalized_pagerank(x, edge_index):
     """Z = α (I − (1 − α) Â)⁻¹ Z₀, the closed form of its paper."""
-    model = build(APPNP, depth=300, alpha=0.1).eval().double()
-    adjacency = model.propagation(edge_index, NODES)
+    model = build(APPNP, num_layers=300, alpha=0.1).eval().double()
+    adjacency = model.normalized_adjacency(edge_index, NODES)
     adjacency = SparseMatrix(adjacency.pattern, adjacency.values.double())
     start = linear(model.last, linear(model.first, x.double()).relu())
     closed = 0.1 * torch.linalg.solve(torch.eye(NODES).double() - 0.9 * adjacency.to_dense(), start)
@@ -74,13 +74,13 @@ def test_appnp_of_many_steps_is_personalized_pagerank(x, edge_index):
 def test_trials_equal_models(kind, sparse, x, edge_index, either_form):
     """With dropout, and the same keys: weights, gradients and masks of a trial are its own."""
     seeds, depth = (3, 5, 7), 4
-    together = build(kind, seeds, depth=depth, dropout=0.5)
+    together = build(kind, seeds, num_layers=depth, dropout=0.5)
     keys = draw_keys(together.num_keys, 2, len(seeds))
     given = x.to_sparse_csr() if sparse else x
     logits = together(given, edge_index, keys)
     logits.square().sum().backward()
     for trial, seed in enumerate(seeds):
-        alone = build(kind, (seed,), depth=depth, dropout=0.5)
+        alone = build(kind, (seed,), num_layers=depth, dropout=0.5)
         expected = alone(given, edge_index, keys[:, :, trial : trial + 1].contiguous())
         torch.testing.assert_close(logits[:, trial], expected[:, 0])
         expected.square().sum().backward()
@@ -89,9 +89,9 @@ def test_trials_equal_models(kind, sparse, x, edge_index, either_form):
 
 
 def test_dropout_falls_on_the_input_of_every_map(x, edge_index):
-    model = build(GCNII, depth=2, dropout=0.5, alpha=0.3)
+    model = build(GCNII, num_layers=2, dropout=0.5, alpha=0.3)
     keys = draw_keys(model.num_keys, 2, 1)
-    adjacency = model.propagation(edge_index, NODES).to_dense()
+    adjacency = model.normalized_adjacency(edge_index, NODES).to_dense()
     drop = [lambda h, key=pair[0]: dropout(h.unsqueeze(1), 0.5, key).squeeze(1) for pair in keys]
     h = first = linear(model.first, drop[0](x)).relu()
     for layer, convolution in enumerate(model.convolutions):

@@ -6,7 +6,7 @@ from pairnorm.nn.layers import GATConvolution, GCNConvolution, Hop
 from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.ops.dropout.plain import dropout, keep_mask
 from pairnorm.nn.ops.sparse_linear import plain as features
-from pairnorm.nn.propagate import propagation
+from pairnorm.nn.propagate import normalized_adjacency
 
 
 def initialized(layer):
@@ -31,7 +31,7 @@ def test_equals_peer(build, trials, sparse, edge_index, peer_of, assert_gradient
     layer = initialized(build(trials))
     x = torch.randn(20, 6) * (torch.rand(20, 6) < 0.4)
     features = SparseMatrix.from_torch(x) if sparse else x.unsqueeze(1)
-    y = layer(features, propagation(edge_index, "sym", 20))
+    y = layer(features, normalized_adjacency(edge_index, "sym", 20))
     peers = [peer_of(layer, trial) for trial in range(trials)]
     expected = torch.stack([other(x, edge_index) for other in peers], 1)
     torch.testing.assert_close(y, expected)
@@ -112,7 +112,7 @@ def test_attention_ignores_the_weights_of_the_adjacency(adjacency):
 
 
 def test_directed_edges_carry_from_source_to_target():
-    adjacency = propagation(torch.tensor([[0], [1]]), num_nodes=3)
+    adjacency = normalized_adjacency(torch.tensor([[0], [1]]), num_nodes=3)
     for layer in (GCNConvolution(2, 2, 1), GATConvolution(2, 2, 1)):
         x = torch.randn(3, 1, 2, requires_grad=True)
         initialized(layer)(x, adjacency)[1].sum().backward()
@@ -125,4 +125,4 @@ def test_hop(adjacency):
 
 
 def test_repr():
-    assert repr(GCNConvolution(6, 4, 3, "relu")) == "GCNConvolution(6, 4, trials=3, activation='relu')"
+    assert repr(GCNConvolution(6, 4, 3, "relu")) == "GCNConvolution(6, 4, num_models=3, activation='relu')"

@@ -10,18 +10,22 @@ from torch_geometric.nn import JumpingKnowledge
 from torch_geometric.nn import PairNorm as PeerPairNorm
 
 from pairnorm import pair_norm
-from pairnorm.nn import GAT, GCN, SGC, SparseMatrix, propagation
+from pairnorm.nn import GAT, GCN, SGC, SparseMatrix, normalized_adjacency
 from pairnorm.nn.models import glorot
 from pairnorm.nn.norms import BatchNorm, DiffGroupNorm, MeanSubtraction
 from pairnorm.nn.ops.dropout.keys import draw_keys
 from pairnorm.nn.ops.dropout.plain import dropout
 
 NODES, FEATURES, CLASSES = 20, 6, 3
-MODELS = {"GCN": (GCN, {"hidden": 8}), "GAT": (GAT, {"hidden": 8, "heads": 2}), "SGC": (SGC, {})}
+MODELS = {
+    "GCN": (GCN, {"hidden_channels": 8}),
+    "GAT": (GAT, {"hidden_channels": 8, "heads": 2}),
+    "SGC": (SGC, {}),
+}
 models = pytest.mark.parametrize(("kind", "settings"), MODELS.values(), ids=MODELS.keys())
 layered = pytest.mark.parametrize(
     ("kind", "settings"),
-    [MODELS["GCN"], MODELS["GAT"], (GAT, {"hidden": 8})],
+    [MODELS["GCN"], MODELS["GAT"], (GAT, {"hidden_channels": 8})],
     ids=["GCN", "GAT, two heads", "GAT"],
 )
 
@@ -33,7 +37,7 @@ def x():
 
 def build(kind, settings, seeds=(0,), **more):
     """A model whose biases are not zero, so that they are tested too."""
-    model = kind(FEATURES, CLASSES, **{"trials": len(seeds), **settings, **more})
+    model = kind(FEATURES, CLASSES, **{"num_models": len(seeds), **settings, **more})
     model.reset_parameters(seeds)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -115,7 +119,14 @@ class TestPeers:
         assert_gradients_equal,
     ):
         model = build(
-            kind, settings, depth=depth, norm=norm, scale=2.0, order=order, skip=skip, adjacency=adjacency
+            kind,
+            settings,
+            num_layers=depth,
+            norm=norm,
+            scale=2.0,
+            order=order,
+            skip=skip,
+            adjacency=adjacency,
         )
         if model.norm is not None:
             model.norm.eps = 1e-24
@@ -134,8 +145,8 @@ class TestPeers:
     @pytest.mark.parametrize("norm", [None, "PN", "PN-SI", "PN-SCS"])
     @pytest.mark.parametrize("depth", [1, 4])
     def test_sgc_equals_matrix_powers(self, adjacency, norm, depth, x, edge_index):
-        model = build(SGC, {}, depth=depth, norm=norm, scale=2.0, adjacency=adjacency)
-        dense, normalize = propagation(edge_index, adjacency, NODES).to_dense(), peer_norm(norm, 2.0)
+        model = build(SGC, {}, num_layers=depth, norm=norm, scale=2.0, adjacency=adjacency)
+        dense, normalize = normalized_adjacency(edge_index, adjacency, NODES).to_dense(), peer_norm(norm, 2.0)
         weight, bias = (parameter.detach()[0].requires_grad_() for parameter in (model.weight, model.bias))
         h = normalize(x)
         for _ in range(depth):
@@ -152,7 +163,7 @@ class TestPeers:
     @layered
     def test_directed_input(self, kind, settings, x, edge_index, peer_of):
         directed = edge_index[:, edge_index[0] < edge_index[1]]
-        model = build(kind, settings, depth=3, adjacency="rw").eval()
+        model = build(kind, settings, num_layers=3, adjacency="rw").eval()
         _, convolve = pyg_convolutions(model, directed, peer_of)
         activation = torch.relu if kind is GCN else functional.elu
         expected = hand_written(convolve, 3, activation, peer_norm(None, 1), "after", 0)(x)
@@ -164,8 +175,8 @@ class TestTrials:
     @models
     @pytest.mark.parametrize("norm", [None, "PN-SI"])
     def test_a_model_without_trials_is_the_ordinary_one(self, kind, settings, norm, x, edge_index):
-        one = build(kind, settings, depth=3, norm=norm).eval()
-        ordinary = kind(FEATURES, CLASSES, depth=3, norm=norm, **settings).eval()
+        one = build(kind, settings, num_layers=3, norm=norm).eval()
+        ordinary = kind(FEATURES, CLASSES, num_layers=3, norm=norm, **settings).eval()
         ordinary.load_state_dict(one.state_dict())
         assert ordinary(x, edge_index).shape == (NODES, CLASSES)
         assert torch.equal(ordinary(x, edge_index), one(x, edge_index).squeeze(1))
@@ -176,9 +187,9 @@ class TestTrials:
     def test_many_trials_train_like_as_many_models(self, kind, settings, norm, features, x, edge_index):
         seeds, depth, rate = (3, 1, 4), 3, 0.4
         labels = torch.randint(0, CLASSES, (NODES,))
-        adjacency = propagation(edge_index, num_nodes=NODES)
-        together = build(kind, settings, seeds, depth=depth, norm=norm, dropout=rate)
-        alone = [build(kind, settings, (seed,), depth=depth, norm=norm, dropout=rate) for seed in seeds]
+        adjacency = normalized_adjacency(edge_index, num_nodes=NODES)
+        together = build(kind, settings, seeds, num_layers=depth, norm=norm, dropout=rate)
+        alone = [build(kind, settings, (seed,), num_layers=depth, norm=norm, dropout=rate) for seed in seeds]
         inputs = {
             "dense": [x] * 4,
             "sparse": [x.to_sparse_csr()] * 4,
@@ -212,10 +223,10 @@ class TestTrials:
 
     @models
     def test_a_seed_gives_the_same_weights_alone_and_in_company(self, kind, settings):
-        together = kind(FEATURES, CLASSES, depth=3, trials=3, **settings)
+        together = kind(FEATURES, CLASSES, num_layers=3, num_models=3, **settings)
         together.reset_parameters([7, 8, 9])
         for trial, seed in enumerate((7, 8, 9)):
-            alone = kind(FEATURES, CLASSES, depth=3, **settings)
+            alone = kind(FEATURES, CLASSES, num_layers=3, **settings)
             alone.reset_parameters([seed])
             for parameter, one in zip(together.parameters(), alone.parameters(), strict=True):
                 assert torch.equal(parameter[trial], one[0])
@@ -226,14 +237,16 @@ class TestTrials:
         for seed in (1, 1, 2):
             torch.manual_seed(seed)
             states.append(
-                torch.cat([p.flatten() for p in kind(FEATURES, CLASSES, trials=2, **settings).parameters()])
+                torch.cat(
+                    [p.flatten() for p in kind(FEATURES, CLASSES, num_models=2, **settings).parameters()]
+                )
             )
         assert torch.equal(states[0], states[1])
         assert not torch.equal(states[0], states[2])
 
     @models
     def test_initial_weights_are_glorot_and_biases_zero(self, kind, settings):
-        model = kind(FEATURES, CLASSES, depth=3, trials=2, **settings)
+        model = kind(FEATURES, CLASSES, num_layers=3, num_models=2, **settings)
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 assert not parameter.any()
@@ -246,14 +259,14 @@ class TestFeatures:
     @models
     @pytest.mark.parametrize("norm", [None, "PN"])
     def test_dense_and_sparse_agree(self, kind, settings, norm, x, edge_index):
-        model = build(kind, settings, (0, 1), depth=3, norm=norm).eval()
+        model = build(kind, settings, (0, 1), num_layers=3, norm=norm).eval()
         expected = model(x, edge_index)
         for features in (x.to_sparse_csr(), x.to_sparse_coo(), SparseMatrix.from_torch(x), x.unsqueeze(1)):
             torch.testing.assert_close(model(features, edge_index), expected, rtol=1e-4, atol=1e-5)
 
     @models
     def test_features_per_trial(self, kind, settings, x, edge_index):
-        model = build(kind, settings, (0, 1), depth=3, norm="PN").eval()
+        model = build(kind, settings, (0, 1), num_layers=3, norm="PN").eval()
         stacked = torch.stack([x, 2 * x.roll(1, 0)], 1)
         expected = torch.stack([model(stacked[:, trial], edge_index)[:, trial] for trial in range(2)], 1)
         torch.testing.assert_close(model(stacked, edge_index), expected, rtol=1e-4, atol=1e-5)
@@ -264,7 +277,7 @@ class TestFeatures:
     @models
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
     def test_other_precisions(self, kind, settings, dtype, x, edge_index):
-        model = build(kind, settings, depth=3, norm="PN-SI").eval()
+        model = build(kind, settings, num_layers=3, norm="PN-SI").eval()
         expected = model(x, edge_index)
         logits = copy.deepcopy(model).to(dtype)(x.to(dtype), edge_index)
         assert logits.dtype == dtype
@@ -290,8 +303,8 @@ class TestFeatures:
 
     @models
     def test_a_graph_given_in_any_form(self, kind, settings, x, edge_index):
-        model = build(kind, settings, depth=2, adjacency="sym").eval()
-        expected = model(x, model.propagation(edge_index, NODES))
+        model = build(kind, settings, num_layers=2, adjacency="sym").eval()
+        expected = model(x, model.normalized_adjacency(edge_index, NODES))
         csr = torch.sparse_coo_tensor(
             edge_index, torch.ones(edge_index.size(1)), (NODES, NODES)
         ).to_sparse_csr()
@@ -300,7 +313,7 @@ class TestFeatures:
 
     @models
     def test_isolated_nodes_see_themselves_only(self, kind, settings, x, edge_index):
-        model = build(kind, settings, depth=3).eval()
+        model = build(kind, settings, num_layers=3).eval()
         logits = model(x, edge_index)
         other = x.clone()
         other[:18] = torch.randn(18, FEATURES)
@@ -311,7 +324,7 @@ class TestFeatures:
     @models
     @pytest.mark.parametrize("norm", [None, "PN", "PN-SI"])
     def test_no_features_at_all_is_finite(self, kind, settings, norm, edge_index):
-        model = build(kind, settings, depth=3, norm=norm).eval()
+        model = build(kind, settings, num_layers=3, norm=norm).eval()
         logits = model(torch.zeros(NODES, FEATURES), edge_index)
         logits.sum().backward()
         assert logits.isfinite().all()
@@ -319,7 +332,7 @@ class TestFeatures:
 
     @models
     def test_no_nodes(self, kind, settings):
-        model = build(kind, settings, depth=2, norm="PN", dropout=0.5)
+        model = build(kind, settings, num_layers=2, norm="PN", dropout=0.5)
         assert model(torch.zeros(0, FEATURES), torch.zeros(2, 0, dtype=torch.long)).shape == (0, 1, CLASSES)
 
 
@@ -327,18 +340,20 @@ class TestLayers:
     @layered
     @pytest.mark.parametrize("order", ["after", "before"])
     def test_the_norm_never_touches_the_logits(self, kind, settings, order, x, edge_index):
-        model = build(kind, settings, depth=4, norm="PN", order=order).eval()
+        model = build(kind, settings, num_layers=4, norm="PN", order=order).eval()
         normed = []
         model.norm.register_forward_hook(lambda module, inputs, output: normed.append(output))
         hidden, logits = model.hidden_and_logits(x, edge_index)
         assert len(normed) == 3
         assert torch.equal(hidden, normed[-1] if order == "after" else activated(kind, normed[-1]))
-        assert torch.equal(logits, model.convolutions[-1](hidden, model.propagation(edge_index, NODES)))
+        assert torch.equal(
+            logits, model.convolutions[-1](hidden, model.normalized_adjacency(edge_index, NODES))
+        )
         assert torch.equal(logits, model(x, edge_index))
 
     @pytest.mark.parametrize("depth", [1, 3])
     def test_sgc_normalizes_its_input_and_every_hop(self, depth, x, edge_index):
-        model = build(SGC, {}, depth=depth, norm="PN")
+        model = build(SGC, {}, num_layers=depth, norm="PN")
         normed = []
         model.norm.register_forward_hook(lambda module, inputs, output: normed.append(output))
         hidden = model.hidden(x, edge_index)
@@ -347,20 +362,20 @@ class TestLayers:
 
     @layered
     def test_one_layer_is_one_convolution(self, kind, settings, x, edge_index):
-        model = build(kind, settings, depth=1, norm="PN", skip=1).eval()
-        adjacency = model.propagation(edge_index, NODES)
+        model = build(kind, settings, num_layers=1, norm="PN", skip=1).eval()
+        adjacency = model.normalized_adjacency(edge_index, NODES)
         assert torch.equal(model(x, adjacency), model.convolutions[0](x.unsqueeze(1), adjacency))
 
     @layered
     def test_a_skip_as_long_as_the_model_does_nothing(self, kind, settings, x, edge_index):
-        plain, skipping = (build(kind, settings, depth=4, skip=skip).eval() for skip in (0, 3))
+        plain, skipping = (build(kind, settings, num_layers=4, skip=skip).eval() for skip in (0, 3))
         assert torch.equal(plain(x, edge_index), skipping(x, edge_index))
 
     def test_repr_names_the_norm_and_the_layers(self):
-        text = repr(GCN(6, 3, depth=2, norm="PN-SI", scale=5))
+        text = repr(GCN(6, 3, num_layers=2, norm="PN-SI", scale=5))
         assert "PairNorm(scale=5, mode='PN-SI', eps=1e-06)" in text
-        assert "GCNConvolution(6, 32, trials=1, activation='relu')" in text
-        assert "GCNConvolution(32, 3, trials=1, activation='none')" in text
+        assert "GCNConvolution(6, 32, num_models=1, activation='relu')" in text
+        assert "GCNConvolution(32, 3, num_models=1, activation='none')" in text
 
 
 @pytest.fixture
@@ -383,8 +398,11 @@ class TestDefaultType:
     @models
     @pytest.mark.parametrize("sparse", [False, True])
     def test_a_training_step(self, kind, settings, sparse, x, edge_index, request):
-        model = build(kind, settings, (0, 1), depth=3, norm="PN-SI", dropout=0.5)
-        adjacency, keys = model.propagation(edge_index, NODES), draw_keys(1 if kind is SGC else 3, 2, 2)
+        model = build(kind, settings, (0, 1), num_layers=3, norm="PN-SI", dropout=0.5)
+        adjacency, keys = (
+            model.normalized_adjacency(edge_index, NODES),
+            draw_keys(1 if kind is SGC else 3, 2, 2),
+        )
         features = SparseMatrix.from_torch(x.to_sparse_csr()) if sparse else x
         here = self.step(model, features, adjacency, keys)
         request.getfixturevalue("double_by_default")
@@ -401,14 +419,14 @@ class TestDefaultType:
 class TestDropout:
     @models
     def test_none_in_evaluation(self, kind, settings, x, edge_index):
-        model = build(kind, settings, depth=2, dropout=0.5)
-        plain = build(kind, settings, depth=2, dropout=0.0)
+        model = build(kind, settings, num_layers=2, dropout=0.5)
+        plain = build(kind, settings, num_layers=2, dropout=0.0)
         assert torch.equal(model.eval()(x, edge_index), plain(x, edge_index))
         assert not torch.equal(model.train()(x, edge_index), plain(x, edge_index))
 
     @models
     def test_torch_governs_keys_that_are_not_given(self, kind, settings, x, edge_index):
-        model = build(kind, settings, depth=2, dropout=0.5)
+        model = build(kind, settings, num_layers=2, dropout=0.5)
         drawn = []
         for seed in (1, 1, 2):
             torch.manual_seed(seed)
@@ -417,8 +435,8 @@ class TestDropout:
         assert not torch.equal(drawn[0], drawn[2])
 
     def test_falls_on_the_input_of_every_convolution(self, x, edge_index):
-        model = build(GCN, {"hidden": 8}, (0, 1), depth=3, norm="PN", dropout=0.5)
-        keys, adjacency = draw_keys(3, 2, 2), model.propagation(edge_index, NODES)
+        model = build(GCN, {"hidden_channels": 8}, (0, 1), num_layers=3, norm="PN", dropout=0.5)
+        keys, adjacency = draw_keys(3, 2, 2), model.normalized_adjacency(edge_index, NODES)
         h = x.unsqueeze(1).expand(-1, 2, -1)
         for layer, convolution in enumerate(model.convolutions):
             h = convolution(dropout(h, 0.5, keys[layer, 0]), adjacency)
@@ -433,7 +451,7 @@ class TestDropout:
 
     @models
     def test_a_trials_masks_do_not_depend_on_the_others(self, kind, settings, x, edge_index):
-        model = build(kind, settings, (0, 1), depth=2, dropout=0.5)
+        model = build(kind, settings, (0, 1), num_layers=2, dropout=0.5)
         keys = draw_keys(1 if kind is SGC else 2, 2, 2)
         other = keys.clone()
         other[..., 1] += 12345
@@ -446,12 +464,12 @@ class TestState:
     @models
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
     def test_copies(self, kind, settings, copied, x, edge_index):
-        model = build(kind, settings, depth=3, norm="PN").eval()
+        model = build(kind, settings, num_layers=3, norm="PN").eval()
         assert torch.equal(copied(model)(x, edge_index), model(x, edge_index))
 
     @models
     def test_state_dict_round_trip(self, kind, settings, x, edge_index, tmp_path):
-        model, other = (build(kind, settings, (seed,), depth=3, norm="PN").eval() for seed in (1, 2))
+        model, other = (build(kind, settings, (seed,), num_layers=3, norm="PN").eval() for seed in (1, 2))
         assert not torch.equal(model(x, edge_index), other(x, edge_index))
         torch.save(model.state_dict(), tmp_path / "model.pt")
         other.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
@@ -465,7 +483,10 @@ class TestState:
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of what goes on behind the model
 def test_a_compiled_model_is_the_model(kind, settings, x, edge_index):
     torch.compiler.reset()
-    model, adjacency = build(kind, settings, depth=3, norm="PN-SI"), propagation(edge_index, "rw", NODES)
+    model, adjacency = (
+        build(kind, settings, num_layers=3, norm="PN-SI"),
+        normalized_adjacency(edge_index, "rw", NODES),
+    )
     compiled = torch.compile(model, backend="aot_eager")
     for graph in (edge_index, adjacency):
         results = []
@@ -481,9 +502,9 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("wrong", "code"),
         [
-            ({"depth": 0}, "not-a-whole-number"),
-            ({"depth": 1.5}, "not-a-whole-number"),
-            ({"trials": 0}, "not-a-whole-number"),
+            ({"num_layers": 0}, "not-a-whole-number"),
+            ({"num_layers": 1.5}, "not-a-whole-number"),
+            ({"num_models": 0}, "not-a-whole-number"),
             ({"dropout": 1.0}, "not-a-number"),
             ({"dropout": -0.1}, "not-a-number"),
             ({"dropout": float("nan")}, "not-a-number"),
@@ -502,7 +523,7 @@ class TestErrors:
         [
             ({"skip": -1}, "not-a-whole-number"),
             ({"order": "first"}, "unknown-choice"),
-            ({"hidden": 0}, "not-a-whole-number"),
+            ({"hidden_channels": 0}, "not-a-whole-number"),
         ],
     )
     def test_settings_of_layered_models(self, kind, settings, wrong, code, raises):
@@ -514,7 +535,7 @@ class TestErrors:
     )
     def test_heads_that_do_not_divide(self, heads, code, raises):
         with raises(code, value=heads):
-            GAT(FEATURES, CLASSES, hidden=8, heads=heads)
+            GAT(FEATURES, CLASSES, hidden_channels=8, heads=heads)
 
     @models
     def test_sizes(self, kind, settings, raises):
@@ -525,7 +546,7 @@ class TestErrors:
     @models
     def test_seeds(self, kind, settings, raises):
         with raises("wrong-shape", value=2):
-            kind(FEATURES, CLASSES, trials=3, **settings).reset_parameters([0, 1])
+            kind(FEATURES, CLASSES, num_models=3, **settings).reset_parameters([0, 1])
 
     @models
     @pytest.mark.parametrize(
@@ -542,7 +563,7 @@ class TestErrors:
     )
     def test_features(self, kind, settings, wrong, edge_index, raises):
         with raises("wrong-shape", expected="floating-point [nodes, 6] or [nodes, 2, 6]"):
-            kind(FEATURES, CLASSES, trials=2, **settings)(wrong, edge_index)
+            kind(FEATURES, CLASSES, num_models=2, **settings)(wrong, edge_index)
 
     @models
     def test_an_adjacency_of_another_size(self, kind, settings, x, adjacency, raises):
@@ -559,8 +580,8 @@ class TestErrors:
 
 
 def test_an_sgc_around_weights(x, edge_index):
-    model = SGC(FEATURES, CLASSES, depth=3, norm="PN", scale=2.0, trials=2).eval()
-    again = SGC.from_weights(model.weight.detach(), model.bias.detach(), depth=3, norm="PN", scale=2.0)
+    model = SGC(FEATURES, CLASSES, num_layers=3, norm="PN", scale=2.0, num_models=2).eval()
+    again = SGC.from_weights(model.weight.detach(), model.bias.detach(), num_layers=3, norm="PN", scale=2.0)
     assert torch.equal(again.eval()(x, edge_index), model(x, edge_index))
 
 
@@ -578,7 +599,7 @@ def test_glorot():
 @pytest.mark.parametrize("kind", [GCN, GAT])
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
 def test_who_hooks_into_a_convolution_or_the_norm_sees_it_called(kind, mode, edge_index):
-    model, x = kind(6, 3, depth=3, norm=mode, hidden=8).eval(), torch.randn(20, 6)
+    model, x = kind(6, 3, num_layers=3, norm=mode, hidden_channels=8).eval(), torch.randn(20, 6)
     expected = model(x, edge_index)
     seen = []
     for watched in (model.norm, model.convolutions[0]):
@@ -600,7 +621,7 @@ class TestRemedies:
     @pytest.mark.parametrize("kind", [GCN, GAT])
     @pytest.mark.parametrize("jump", ["concat", "max"])
     def test_jumping_knowledge(self, kind, jump, x, edge_index, peer_of):
-        model = build(kind, {"hidden": 8}, depth=4, jump=jump, skip=2).eval()
+        model = build(kind, {"hidden_channels": 8}, num_layers=4, jump=jump, skip=2).eval()
         _, convolve = pyg_convolutions(model, edge_index, peer_of)
         activation = torch.relu if kind is GCN else functional.elu
         h, states = x, []
@@ -617,8 +638,10 @@ class TestRemedies:
     @pytest.mark.parametrize("order", ["before", "after"])
     def test_linear_residuals(self, kind, order, x, edge_index, peer_of):
         """As tunedGNN has it: activation(norm(convolution(x) + linear(x))), then a linear map."""
-        norm = partial(BatchNorm, 8, trials=1)
-        model = build(kind, {"hidden": 8}, depth=3, residual=True, norm=norm, order=order, dropout=0.0)
+        norm = partial(BatchNorm, 8, num_models=1)
+        model = build(
+            kind, {"hidden_channels": 8}, num_layers=3, residual=True, norm=norm, order=order, dropout=0.0
+        )
         peers = [PeerBatchNorm(8) for _ in range(3)]
         for peer, ours in zip(peers, model.norms, strict=True):
             peer.module.bias.data = ours.bias.data[0].clone()
@@ -642,14 +665,14 @@ class TestRemedies:
     )
     def test_trials_equal_models(self, kind, settings, more, x, edge_index, either_form):
         seeds = (3, 5, 7)
-        norm = {"norm": lambda: DiffGroupNorm(8, groups=2, trials=3)}
-        together = build(kind, settings, seeds, depth=3, dropout=0.5, **norm, **more)
+        norm = {"norm": lambda: DiffGroupNorm(8, groups=2, num_models=3)}
+        together = build(kind, settings, seeds, num_layers=3, dropout=0.5, **norm, **more)
         keys = draw_keys(together.num_keys, 2, 3)
         logits = together(x.to_sparse_csr(), edge_index, keys)
         logits.square().sum().backward()
         for trial, seed in enumerate(seeds):
-            norm = {"norm": lambda: DiffGroupNorm(8, groups=2, trials=1)}
-            alone = build(kind, settings, (seed,), depth=3, dropout=0.5, **norm, **more)
+            norm = {"norm": lambda: DiffGroupNorm(8, groups=2, num_models=1)}
+            alone = build(kind, settings, (seed,), num_layers=3, dropout=0.5, **norm, **more)
             expected = alone(x.to_sparse_csr(), edge_index, keys[:, :, trial : trial + 1].contiguous())
             torch.testing.assert_close(logits[:, trial], expected[:, 0], rtol=1e-4, atol=1e-4)
             expected.square().sum().backward()
@@ -657,7 +680,9 @@ class TestRemedies:
                 torch.testing.assert_close(ours.grad[trial], theirs.grad[0], rtol=1e-2, atol=1e-3)
 
     def test_a_norm_draws_its_parameters_itself(self):
-        model = GCN(FEATURES, CLASSES, depth=4, hidden=8, norm=lambda: DiffGroupNorm(8, trials=1))
+        model = GCN(
+            FEATURES, CLASSES, num_layers=4, hidden_channels=8, norm=lambda: DiffGroupNorm(8, num_models=1)
+        )
         assert len(model.norms) == 3
         for norm in model.norms:
             assert norm.weight.eq(1).all()
@@ -668,8 +693,8 @@ class TestRemedies:
         assert torch.equal(first, model.norms[0].assignment)
 
     def test_a_norm_of_ones_own_in_sgc(self, x, edge_index):
-        model = SGC(FEATURES, CLASSES, depth=2, norm=MeanSubtraction).eval()
-        adjacency = model.propagation(edge_index, NODES).to_dense()
+        model = SGC(FEATURES, CLASSES, num_layers=2, norm=MeanSubtraction).eval()
+        adjacency = model.normalized_adjacency(edge_index, NODES).to_dense()
         h = x - x.mean(0)
         for _ in range(2):
             h = adjacency @ h

@@ -482,7 +482,7 @@ class TestStatistics:
     @modes
     def test_rows_seen_in_parts_are_merged_exactly(self, mode):
         x = torch.randn(50, 3, 4) + 1e3
-        norm = PairNorm(2.0, mode, track_statistics=True)
+        norm = PairNorm(2.0, mode, track_running_stats=True)
         for part in x.split([1, 20, 29]):
             assert torch.equal(norm(part), pair_norm(part, 2.0, mode))
         wide = x.double()
@@ -497,7 +497,7 @@ class TestStatistics:
 
     @modes
     def test_eval_depends_on_no_batch_and_half_precision_keeps_the_statistics(self, mode):
-        norm = PairNorm(mode=mode, track_statistics=True)
+        norm = PairNorm(mode=mode, track_running_stats=True)
         x = torch.randn(40, 8) + 7
         norm(x)
         norm.eval()
@@ -508,7 +508,7 @@ class TestStatistics:
         assert gradcheck(norm, x[:3].double().requires_grad_())
 
     def test_without_statistics_eval_is_an_error(self, raises):
-        norm = PairNorm(track_statistics=True).eval()
+        norm = PairNorm(track_running_stats=True).eval()
         with raises("not-fitted"):
             norm(torch.randn(3, 2))
         norm.train()(torch.randn(3, 2))
@@ -521,13 +521,13 @@ class TestStatistics:
 
     def test_it_is_opt_in_and_shows(self):
         assert not PairNorm().state_dict()
-        norm = PairNorm(track_statistics=True)
+        norm = PairNorm(track_running_stats=True)
         assert set(norm.state_dict()) == {"statistics.count", "statistics.mean", "statistics.mean_square"}
-        assert repr(norm) == "PairNorm(scale=1.0, mode='PN', eps=1e-06, track_statistics=True)"
+        assert repr(norm) == "PairNorm(scale=1.0, mode='PN', eps=1e-06, track_running_stats=True)"
 
     def test_a_layer_does_not_fuse_it(self):
         from pairnorm.nn.ops.pair_norm.plain import fuses
 
         x = torch.randn(4, 1, 2)
         assert fuses(PairNorm(), x)
-        assert not fuses(PairNorm(track_statistics=True), x)
+        assert not fuses(PairNorm(track_running_stats=True), x)

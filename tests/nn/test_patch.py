@@ -636,7 +636,7 @@ def test_errors(x, edges, raises):
     with raises("already-normalized", value="norms.0"):
         add_pair_norm(pyg.GCN(5, 8, 2, 3, norm="PairNorm"))
     with raises("already-normalized", value="own", options={"norm": "PN"}):
-        add_pair_norm(nn.ModuleDict({"own": GCN(5, 3, depth=2)}), mode="PN")
+        add_pair_norm(nn.ModuleDict({"own": GCN(5, 3, num_layers=2)}), mode="PN")
     with raises("unknown-choice", value="PairNorm"):
         add_pair_norm(model, mode="PairNorm")
 

@@ -44,7 +44,7 @@ def test_copies_equal_modules_made_under_their_seeds():
 
 
 def test_torchs_batch_norm_is_ours():
-    theirs, ours = PerTrial(lambda: nn.BatchNorm1d(4), 2), BatchNorm(4, trials=2)
+    theirs, ours = PerTrial(lambda: nn.BatchNorm1d(4), 2), BatchNorm(4, num_models=2)
     for _ in range(3):
         x = torch.randn(9, 2, 4) * 3 + 1
         torch.testing.assert_close(theirs(x), ours(x))
@@ -83,7 +83,7 @@ def test_a_models_copies_equal_models_made_under_their_seeds(form, edge_index):
         "sparse": x.to_sparse_csr(),
         "by trial": x[:, None] * torch.tensor([1.0, 2, 3])[:, None],
     }
-    adjacency = together.propagation(edge_index, nodes)
+    adjacency = together.normalized_adjacency(edge_index, nodes)
     for training in (True, True, False):
         keys = draw_keys(1, 2, 3)
         before = torch.get_rng_state()

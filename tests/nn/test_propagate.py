@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from pairnorm.nn import SGC, PairNorm, SparseMatrix, propagation, states
+from pairnorm.nn import SGC, PairNorm, SparseMatrix, normalized_adjacency, sgc_iterates
 from pairnorm.nn.ops import pattern
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.propagate import restart_walk
@@ -38,14 +38,14 @@ def test_sym_equals_peer(name):
     edges = dense.T.nonzero().T  # PyG's run from source to target
     (source, target), weight = gcn_norm(edges, dense.T[*edges], len(dense))
     expected = torch.zeros_like(dense).index_put((target, source), weight)
-    torch.testing.assert_close(propagation(dense.to_sparse_csr(), "sym").to_dense(), expected)
+    torch.testing.assert_close(normalized_adjacency(dense.to_sparse_csr(), "sym").to_dense(), expected)
 
 
 @graphs
 def test_rw_averages_over_the_node_and_those_it_receives_from(name):
     dense = adjacency(name)
     looped = dense + torch.diag((dense.diagonal() == 0).float())
-    matrix = propagation(dense.to_sparse_csr(), "rw")
+    matrix = normalized_adjacency(dense.to_sparse_csr(), "rw")
     torch.testing.assert_close(matrix.to_dense(), looped / looped.sum(1, keepdim=True))
     torch.testing.assert_close(matrix @ torch.ones(12, 1), torch.ones(12, 1))
 
@@ -53,7 +53,7 @@ def test_rw_averages_over_the_node_and_those_it_receives_from(name):
 @kinds
 def test_all_forms_of_a_graph_agree(kind):
     dense = adjacency("directed")
-    expected = propagation(dense.to_sparse_csr(), kind).to_dense()
+    expected = normalized_adjacency(dense.to_sparse_csr(), kind).to_dense()
     for form in (
         dense.to_sparse_coo(),
         dense.to_sparse_csc(),
@@ -63,31 +63,31 @@ def test_all_forms_of_a_graph_agree(kind):
         dense.T.nonzero().T.int(),
         dense.T.nonzero().T.flip(1),
     ):
-        torch.testing.assert_close(propagation(form, kind, 12).to_dense(), expected)
+        torch.testing.assert_close(normalized_adjacency(form, kind, 12).to_dense(), expected)
 
 
 @kinds
 def test_the_nodes_that_no_edge_names_keep_their_own_state(kind):
-    matrix = propagation(torch.tensor([[0, 1], [1, 0]]), kind, num_nodes=4)
+    matrix = normalized_adjacency(torch.tensor([[0, 1], [1, 0]]), kind, num_nodes=4)
     x = torch.randn(4, 3)
     assert torch.equal((matrix @ x)[2:], x[2:])
-    assert propagation(torch.tensor([[0, 1], [1, 0]]), kind).pattern.shape == (2, 2)
+    assert normalized_adjacency(torch.tensor([[0, 1], [1, 0]]), kind).pattern.shape == (2, 2)
 
 
 @kinds
 def test_no_edge_and_no_node(kind):
     none = torch.zeros(2, 0, dtype=torch.long)
-    assert torch.equal(propagation(none, kind, 3).to_dense(), torch.eye(3))
-    assert propagation(none, kind).pattern.shape == (0, 0)
+    assert torch.equal(normalized_adjacency(none, kind, 3).to_dense(), torch.eye(3))
+    assert normalized_adjacency(none, kind).pattern.shape == (0, 0)
 
 
 def test_parallel_edges_add_up():
-    matrix = propagation(torch.tensor([[0, 0, 1], [1, 1, 0]]))
+    matrix = normalized_adjacency(torch.tensor([[0, 0, 1], [1, 1, 0]]))
     torch.testing.assert_close(matrix.to_dense(), torch.tensor([[1 / 2, 1 / 2], [2 / 3, 1 / 3]]))
 
 
 def test_columns_are_sorted_within_rows():
-    pattern = propagation(torch.randint(0, 20, (2, 60))).pattern
+    pattern = normalized_adjacency(torch.randint(0, 20, (2, 60))).pattern
     assert (pattern.row.diff() >= 0).all()
     assert (pattern.column.diff()[pattern.row.diff() == 0] > 0).all()
 
@@ -95,7 +95,7 @@ def test_columns_are_sorted_within_rows():
 def test_rw_of_an_undirected_graph_tends_to_its_mean_weighted_by_degree():
     dense = adjacency("undirected")
     dense[0, 1:], dense[1:, 0] = 1, 1  # connected
-    matrix, x = propagation(dense.to_sparse_csr()), torch.randn(12, 2)
+    matrix, x = normalized_adjacency(dense.to_sparse_csr()), torch.randn(12, 2)
     degree = dense.sum(1) + 1
     for _ in range(200):
         x, mean = matrix @ x, (degree @ x) / degree.sum()
@@ -106,38 +106,41 @@ def test_rw_of_an_undirected_graph_tends_to_its_mean_weighted_by_degree():
 def test_a_dense_matrix_is_read_as_a_sparse_one(kind):
     dense = adjacency("directed")
     torch.testing.assert_close(
-        propagation(dense, kind).to_dense(), propagation(dense.to_sparse_csr(), kind).to_dense()
+        normalized_adjacency(dense, kind).to_dense(),
+        normalized_adjacency(dense.to_sparse_csr(), kind).to_dense(),
     )
 
 
 class TestStates:
     @pytest.mark.parametrize("norm", [None, PairNorm(2.0), PairNorm(2.0, "PN-SCS")])
     def test_every_depth_is_a_step_from_the_last(self, norm):
-        matrix, x = propagation(adjacency("directed")), torch.randn(12, 3, 4)
+        matrix, x = normalized_adjacency(adjacency("directed")), torch.randn(12, 3, 4)
         expected = x if norm is None else norm(x)
-        for state in islice(states(x, matrix, norm), 5):
+        for state in islice(sgc_iterates(x, matrix, norm), 5):
             torch.testing.assert_close(state, expected)
             expected = matrix.to_dense() @ expected.flatten(1)
             expected = expected.view(12, 3, 4) if norm is None else norm(expected.view(12, 3, 4))
 
     @pytest.mark.parametrize("trials", [None, 3])
     def test_sparse_features_are_dense_ones(self, trials):
-        matrix, x = propagation(adjacency("directed")), SparseMatrix.from_torch(torch.eye(12)[:, :4])
+        matrix, x = normalized_adjacency(adjacency("directed")), SparseMatrix.from_torch(torch.eye(12)[:, :4])
         if trials:
             x = SparseMatrix(x.pattern, torch.randn(trials, x.pattern.num_entries))
         dense = x.to_dense().view(trials or 1, 12, 4).transpose(0, 1)
-        for ours, expected in islice(zip(states(x, matrix), states(dense, matrix), strict=False), 3):
+        for ours, expected in islice(
+            zip(sgc_iterates(x, matrix), sgc_iterates(dense, matrix), strict=False), 3
+        ):
             torch.testing.assert_close(ours, expected)
 
     def test_the_hidden_state_of_an_sgc(self, edge_index):
-        model, x = SGC(4, 2, depth=3, norm="PN", scale=5.0), torch.randn(20, 4)
-        walk = states(x, propagation(edge_index, num_nodes=20), model.norm)
+        model, x = SGC(4, 2, num_layers=3, norm="PN", scale=5.0), torch.randn(20, 4)
+        walk = sgc_iterates(x, normalized_adjacency(edge_index, num_nodes=20), model.norm)
         torch.testing.assert_close(model.hidden(x, edge_index)[:, 0], next(islice(walk, 3, None)))
 
 
 def test_a_walk_that_comes_back_solves_its_equation_for_every_alpha():
     """Against a dense solution of Z = α P Z + (1 - α) Z₀, and clamped against its own steps."""
-    matrix, start = propagation(adjacency("directed")), torch.randn(12, 4)
+    matrix, start = normalized_adjacency(adjacency("directed")), torch.randn(12, 4)
     dense, alphas = matrix.to_dense().double(), [0.1, 0.5, 0.8]
     found = restart_walk(matrix, start, alphas, 100)
     for alpha, state in zip(alphas, found.unbind(1), strict=True):
@@ -152,7 +155,7 @@ def test_a_walk_that_comes_back_solves_its_equation_for_every_alpha():
 class TestErrors:
     def test_unknown_kind(self, raises):
         with raises("unknown-choice", value="row"):
-            propagation(torch.tensor([[0], [1]]), "row")
+            normalized_adjacency(torch.tensor([[0], [1]]), "row")
 
     @pytest.mark.parametrize(
         "adjacency",
@@ -165,20 +168,20 @@ class TestErrors:
     )
     def test_what_is_no_graph(self, adjacency, raises):
         with raises("wrong-shape", value=list(adjacency.shape)):
-            propagation(adjacency)
+            normalized_adjacency(adjacency)
 
     def test_nodes_out_of_range(self, raises):
         with raises("out-of-range", value=7):
-            propagation(torch.tensor([[0, 7], [1, 0]]), num_nodes=5)
+            normalized_adjacency(torch.tensor([[0, 7], [1, 0]]), num_nodes=5)
         with raises("out-of-range", value=-1):
-            propagation(torch.tensor([[0, -1], [1, 0]]))
+            normalized_adjacency(torch.tensor([[0, -1], [1, 0]]))
 
     @kinds
     @pytest.mark.parametrize("weight", [-1.0, -3.0, torch.inf, torch.nan])
     def test_weights_without_a_mean(self, kind, weight, raises):
         adjacency = torch.sparse_coo_tensor([[2], [1]], [weight], (4, 4))
         with raises("out-of-range"):
-            propagation(adjacency, kind)
+            normalized_adjacency(adjacency, kind)
 
 
 @kinds
@@ -194,11 +197,11 @@ def test_blocks_and_64_bits_change_nothing(kind, form, monkeypatch):
         dense = torch.zeros(40, 40).index_put_(
             (row, given.pattern.column.long()), given.values, accumulate=True
         )
-    expected = propagation(given, kind, 40)
+    expected = normalized_adjacency(given, kind, 40)
     assert expected.pattern.crow.dtype == torch.int32
     monkeypatch.setattr(pattern, "ENTRIES_PER_BLOCK", 5)
     monkeypatch.setattr(pattern, "MOST_IN_32_BITS", 3)  # as if there were more than 2³¹
-    found = propagation(given, kind, 40)
+    found = normalized_adjacency(given, kind, 40)
     assert found.pattern.crow.dtype == torch.int64
     assert torch.equal(found.pattern.crow, expected.pattern.crow.long())
     assert torch.equal(found.pattern.column, expected.pattern.column)

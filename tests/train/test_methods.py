@@ -54,11 +54,13 @@ class Deep(nn.Module):
     kind, version, grid = "model", "2", (0.1, 0.5)
 
     def __init__(
-        self, in_features: int, classes: int, *, depth: int, hidden: int, dropout: float, strength: float
-    ) -> None:
+        self, in_channels: int, out_channels: int, *, num_layers: int, hidden_channels: int, dropout: float,
+        strength: float,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.first, self.last = nn.Linear(in_features, hidden), nn.Linear(hidden, classes)
-        self.convolutions = nn.ModuleList(GCNConv(hidden, hidden) for _ in range(depth))
+        width = hidden_channels
+        self.first, self.last = nn.Linear(in_channels, width), nn.Linear(width, out_channels)
+        self.convolutions = nn.ModuleList(GCNConv(width, width) for _ in range(num_layers))
         self.drop, self.strength = nn.Dropout(dropout), strength
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -265,8 +267,8 @@ class TestOwnModel:
             "from torch import nn\n"
             "class Perceptron(nn.Linear):\n"
             "    kind, version = 'model', '7'\n"
-            "    def __init__(self, in_features, classes, *, depth, hidden, dropout):\n"
-            "        super().__init__(in_features, classes)\n"
+            "    def __init__(self, in_channels, out_channels, *, num_layers, hidden_channels, dropout):\n"
+            "        super().__init__(in_channels, out_channels)\n"
             "    def forward(self, x, edge_index):\n"
             "        return super().forward(x)\n"
         )

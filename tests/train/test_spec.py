@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairnorm.nn.models import ORDERS
-from pairnorm.nn.propagate import KINDS
+from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.spec import HIDDEN, MISSING_KINDS, NORMS, Spec
 
 names = st.text(st.characters(categories=("L", "N", "P", "S", "Zs")), min_size=1).filter(str.isprintable)
@@ -28,7 +28,7 @@ specs = st.builds(
     order=st.sampled_from(ORDERS),
     skip=st.integers(0, 3),
     dropout=st.floats(0, 1, exclude_max=True),
-    adjacency=st.sampled_from(KINDS),
+    adjacency=st.sampled_from(NORMALIZATIONS),
     missing_rate=st.floats(0, 1),
     missing_kind=st.sampled_from(MISSING_KINDS),
     split=names,

@@ -16,7 +16,7 @@ from pairnorm.data import Graph, PackedGraph
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.packed import Facts
 from pairnorm.impute import feature_propagation, mass_states
-from pairnorm.nn import PairNorm, propagation, states
+from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
 
 pytest.importorskip("numba")
 from pairnorm.train.walk import Plan, Walk, label_propagation
@@ -73,12 +73,12 @@ def in_memory(packed, fill, norm, depth):
     known = ~x.isnan()
     x = torch.where(known, (x - torch.tensor(facts.mean)) / torch.tensor(facts.deviation), 0).double()
     adjacency = Graph.from_packed(packed).adjacency
-    matrix, symmetric = (propagation(adjacency, kind).to_dense().double() for kind in ("rw", "sym"))
+    matrix, symmetric = (normalized_adjacency(adjacency, kind).to_dense().double() for kind in ("rw", "sym"))
     if fill == "mass":
         return list(mass_states(matrix, x, known[:, :1], steps=depth))
     if fill == "fp":
         x = feature_propagation(symmetric, x, known[:, 0])
-    walk = states(x, matrix, None if norm == "none" else PairNorm(mode=norm))
+    walk = sgc_iterates(x, matrix, None if norm == "none" else PairNorm(mode=norm))
     return [next(walk) for _ in range(depth + 1)]
 
 
@@ -154,7 +154,7 @@ def test_killed_walks_go_on(packed, tmp_path, norm):
 
 
 def test_label_propagation_is_that_of_torch(packed, tmp_path):
-    matrix = propagation(Graph.from_packed(packed).adjacency, "sym").to_dense()
+    matrix = normalized_adjacency(Graph.from_packed(packed).adjacency, "sym").to_dense()
     labels = torch.tensor(packed.labels).long()
     given = torch.nn.functional.one_hot(labels.clamp(min=0), CLASSES) * (labels >= 0)[:, None].float()
     state = given

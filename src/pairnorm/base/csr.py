@@ -17,11 +17,11 @@ def sparse_csr(crow: Tensor, column: Tensor, values: Tensor, shape: Sequence[int
         values: of every entry.
         shape: rows and columns.
     """
-    quieten()
+    suppress_csr_warning()
     return torch.sparse_csr_tensor(crow, column, values, tuple(shape), check_invariants=False)
 
 
-def pieces(matrix: Tensor) -> tuple[Tensor, ...]:
+def csr_components(matrix: Tensor) -> tuple[Tensor, ...]:
     """Return row starts, columns and values of a CSR tensor; of a dense one, itself alone."""
     if matrix.layout != torch.sparse_csr:
         return (matrix,)
@@ -29,7 +29,7 @@ def pieces(matrix: Tensor) -> tuple[Tensor, ...]:
 
 
 @cache
-def quieten() -> None:
+def suppress_csr_warning() -> None:
     """Make a first CSR tensor: torch says once in a process that they are in beta and go unchecked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

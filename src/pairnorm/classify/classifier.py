@@ -33,9 +33,9 @@ from pairnorm.classify.search import Choice, plan, search
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.graph import check_graph
-from pairnorm.nn import Kind
+from pairnorm.nn import Normalization
 from pairnorm.nn.distributed import shards_of
-from pairnorm.nn.propagate import KINDS
+from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.engine import find_device
 
 
@@ -112,7 +112,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         refit: bool = True,
         time: str | None = None,
         scaling: str = "auto",
-        adjacency: Kind = "rw",
+        adjacency: Normalization = "rw",
         directed: str = "auto",
         hidden: int = 0,
         dropout: float = 0.6,
@@ -328,7 +328,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         one_of("metric", self.metric, METRICS)
         one_of("class_weight", self.class_weight, ("auto", "balanced"))
         one_of("directed", self.directed, ("auto", "yes", "no"))
-        one_of("adjacency", self.adjacency, KINDS)
+        one_of("adjacency", self.adjacency, NORMALIZATIONS)
         whole_number("random_state", self.random_state, most=2**63 - 1)
         whole_number("hidden", self.hidden)
         whole_number("epochs", self.epochs, least=1)

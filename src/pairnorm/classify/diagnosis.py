@@ -14,7 +14,7 @@ from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.measure import col_diff, effective_rank, row_diff
-from pairnorm.nn import SparseMatrix, states
+from pairnorm.nn import SparseMatrix, sgc_iterates
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
 NODES, COLUMNS = 400, 300
@@ -113,7 +113,7 @@ def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[_State]:
         length *= spread
         return state / spread
 
-    for state in states(features, matrix, norm):
+    for state in sgc_iterates(features, matrix, norm):
         yield _State(state, length, row)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.regression import WORTH_A_THREAD
-from pairnorm.nn import Kind
+from pairnorm.nn import Normalization
 from pairnorm.train.spec import Norm
 
 SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
@@ -103,7 +103,7 @@ class Sparing:
                 break
 
 
-def usual_norms(adjacency: Kind, many_nodes: bool) -> list[Norm]:
+def usual_norms(adjacency: Normalization, many_nodes: bool) -> list[Norm]:
     """Return the norms that an SGC is tried with, where none is asked for.
 
     Rows of D̃⁻¹Ã sum to one, so there an SGC without PairNorm is an SGC-PN of another scale: a regression does

@@ -22,7 +22,7 @@ def correct_and_smooth(
     $$
 
     Args:
-        matrix: S, ``propagation(adjacency, "sym")``.
+        matrix: S, ``normalized_adjacency(adjacency, "sym")``.
         probabilities: P, [n, classes].
         labels: int64 [n]; those of other nodes than the known are not looked at.
         known: bool [n].

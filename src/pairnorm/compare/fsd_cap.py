@@ -6,7 +6,7 @@ from torch.nn.functional import one_hot
 
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import hops
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix, normalized_adjacency
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.propagate import degrees
 from pairnorm.train import Spec, fit
@@ -77,7 +77,7 @@ def subgraph_diffusion(
         memory: λ, how much of the subgraph before is added at every step.
         steps: on each subgraph.
     """
-    pattern, away = propagation(adjacency).pattern, torch.from_numpy(hops(adjacency, known.numpy()))
+    pattern, away = normalized_adjacency(adjacency).pattern, torch.from_numpy(hops(adjacency, known.numpy()))
     # But for a factor all is linear in the known vectors: their coordinates in a basis of theirs are enough,
     # which are few where few are known, and have the same norm.
     basis, coordinates = torch.linalg.qr(features[known].t())
@@ -135,7 +135,7 @@ def class_aware(adjacency: Tensor, features: Tensor, classes: Tensor, confidence
         confidence: [n], c.
     """
     members = one_hot(classes).to(features.dtype)
-    entropy = torch.special.entr(propagation(adjacency) @ members).sum(1)
+    entropy = torch.special.entr(normalized_adjacency(adjacency) @ members).sum(1)
     tiny = torch.finfo(features.dtype).tiny
     weight = 1 - entropy / degrees(adjacency).to(features).log().clamp(min=tiny)
     weighted = members * weight.unsqueeze(1)

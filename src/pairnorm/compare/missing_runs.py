@@ -35,7 +35,7 @@ from pairnorm.compare.missing import (
     reached,
 )
 from pairnorm.data import Graph
-from pairnorm.nn import propagation
+from pairnorm.nn import normalized_adjacency
 from pairnorm.paper.runner import Report
 from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.pools import Workers
@@ -337,7 +337,7 @@ def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
 
 def _corrected(graph: Graph, chances: Tensor) -> Tensor:
     """Correct and smooth with the two alphas that the validation nodes like best."""
-    matrix = propagation(graph.adjacency, "sym")
+    matrix = normalized_adjacency(graph.adjacency, "sym")
     tried = [
         correct_and_smooth(matrix, chances, graph.labels, graph.train, *alphas)
         for alphas in product(ALPHAS, repeat=2)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from pairnorm.base.csr import quieten
+from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import check_csr, csr_tensor
 
@@ -112,5 +112,5 @@ def plain_or_csr(what: str, matrix: Tensor) -> Tensor:
     else:
         problem = f"{what} is a {matrix.layout} tensor"
         raise PairNormError(problem, code="wrong-shape", expected="a dense, CSR, CSC or COO one")
-    quieten()
+    suppress_csr_warning()
     return matrix.to_sparse_csr()

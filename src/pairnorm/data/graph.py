@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pairnorm.base.csr import pieces, sparse_csr
+from pairnorm.base.csr import csr_components, sparse_csr
 from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.data import exchange, files
 from pairnorm.data.adjacency import (
@@ -254,7 +254,7 @@ class Graph:
         digest = sha256()
         parts = (self.adjacency, self.features, self.labels, *self.split, self.missing)
         for part in parts:
-            for piece in pieces(part):
+            for piece in csr_components(part):
                 array = piece.detach().cpu().contiguous().numpy()
                 # Torch's CSR may count in 32 or 64 bits; the graph is the same.
                 array = array.astype("<i8") if array.dtype.kind == "i" else array

@@ -16,8 +16,8 @@ def feature_propagation(matrix: SparseMatrix, features: Tensor, known: Tensor, *
     within ``steps`` is zero.
 
     Args:
-        matrix: P; ``propagation(adjacency, "sym")`` as in the authors' code. (PyG's transform leaves out the
-            self-loops.) With ``"rw"`` a constant feature stays constant.
+        matrix: P; ``normalized_adjacency(adjacency, "sym")`` as in the authors' code. (PyG's transform leaves
+            out the self-loops.) With ``"rw"`` a constant feature stays constant.
         features: [n, d], dense or ``torch.sparse_csr``; or any block of its columns.
         known: bool [n], [n, d], [n, trials, 1] or [n, trials, d].
         steps: how many steps.

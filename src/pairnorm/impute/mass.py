@@ -19,7 +19,7 @@ def mass_states(matrix: SparseMatrix, features: Tensor, known: Tensor, *, steps:
     Zhang, 2020) if the rows of P add up to one.
 
     Args:
-        matrix: P, ``propagation(adjacency)``.
+        matrix: P, ``normalized_adjacency(adjacency)``.
         features: [n, d], dense or ``torch.sparse_csr``; or any block of its columns.
         known: bool [n], [n, d], [n, trials, 1] or [n, trials, d].
         steps: the depth of the last state.
@@ -36,7 +36,7 @@ def mass(matrix: SparseMatrix, features: Tensor, known: Tensor, *, steps: int = 
     """Put the last of ``mass_states`` in place of what is missing; zero where no known value is in reach.
 
     Args:
-        matrix: P, ``propagation(adjacency)``.
+        matrix: P, ``normalized_adjacency(adjacency)``.
         features: [n, d], dense or ``torch.sparse_csr``; or any block of its columns.
         known: bool [n], [n, d], [n, trials, 1] or [n, trials, d].
         steps: how far to look.

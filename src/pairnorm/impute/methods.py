@@ -11,11 +11,11 @@ from pairnorm.impute.known import Fill
 from pairnorm.impute.mask import mask
 from pairnorm.impute.mass import mass
 from pairnorm.impute.pcfi import pcfi
-from pairnorm.nn import Kind, SparseMatrix, propagation
+from pairnorm.nn import Normalization, SparseMatrix, normalized_adjacency
 
 
 class Method(NamedTuple):
-    """A fill, and the kind of ``propagation`` it was published with.
+    """A fill, and the kind of ``normalized_adjacency`` it was published with.
 
     Args:
         fill: the function.
@@ -23,7 +23,7 @@ class Method(NamedTuple):
     """
 
     fill: Fill
-    kind: Kind
+    kind: Normalization
 
 
 FILLS = {
@@ -49,10 +49,10 @@ def fill_missing(name: str, adjacency: Tensor | SparseMatrix, features: Tensor, 
 
     Args:
         name: one of ``FILLS``.
-        adjacency: as ``propagation`` takes it.
+        adjacency: as ``normalized_adjacency`` takes it.
         features: [n, d], dense or ``torch.sparse_csr``; what stands at missing places, NaN too, is not read.
         known: bool. Whole vectors: [n], or [n, trials, 1] with a mask for each trial. Single entries: [n, d],
             or [n, trials, d].
     """
     fill, kind = FILLS[one_of("fill", name, tuple(FILLS))]
-    return fill(propagation(adjacency, kind, num_nodes=len(features)), features, known)
+    return fill(normalized_adjacency(adjacency, kind, num_nodes=len(features)), features, known)

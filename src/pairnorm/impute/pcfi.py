@@ -35,7 +35,7 @@ def pcfi(
     blocks of them with ``beta=0``, which leaves it out.
 
     Args:
-        matrix: P, ``propagation(adjacency)``.
+        matrix: P, ``normalized_adjacency(adjacency)``.
         features: [n, d], dense or ``torch.sparse_csr``.
         known: bool [n], [n, d], [n, trials, 1] or [n, trials, d].
         alpha: the confidence lost by a hop is 1 - alpha.

@@ -9,7 +9,7 @@ from pairnorm.nn.models import GAT, GCN, SGC, Order
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.pair_norm import Mode, PairNorm, pair_norm
 from pairnorm.nn.patch import PairNormPatch, add_pair_norm, remove_pair_norm
-from pairnorm.nn.propagate import Kind, propagation, states
+from pairnorm.nn.propagate import Normalization, normalized_adjacency, sgc_iterates
 
 __all__ = [
     "APPNP",
@@ -17,8 +17,8 @@ __all__ = [
     "GCN",
     "GCNII",
     "SGC",
-    "Kind",
     "Mode",
+    "Normalization",
     "Order",
     "PairNorm",
     "PairNormPatch",
@@ -29,10 +29,10 @@ __all__ = [
     "graph_convolutions",
     "grls",
     "largest_lambda",
+    "normalized_adjacency",
     "pair_norm",
-    "propagation",
     "remove_pair_norm",
     "repel",
     "repel_conv",
-    "states",
+    "sgc_iterates",
 ]

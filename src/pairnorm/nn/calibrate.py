@@ -31,7 +31,7 @@ def calibrate(
     forward: Callable[[nn.Module, Any], Any] = _forward,
     seeds: Callable[[Any], Tensor] = _seeds,
 ) -> None:
-    """Replace the statistics of every ``PairNorm(track_statistics=True)`` by those of all seed nodes.
+    """Replace the statistics of every ``PairNorm(track_running_stats=True)`` by those of all seed nodes.
 
     Layer by layer, in the order in which they are called: a pass over the loader for each, in eval, by the
     statistics of the layers before. Where every batch has the whole neighborhood of its seeds, as many hops
@@ -48,7 +48,9 @@ def calibrate(
     norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.statistics is not None]
     if not norms:
         problem = "the model has no PairNorm that keeps statistics"
-        raise PairNormError(problem, code="nothing-to-calibrate", expected="PairNorm(track_statistics=True)")
+        raise PairNormError(
+            problem, code="nothing-to-calibrate", expected="PairNorm(track_running_stats=True)"
+        )
     done: list[PairNorm] = []
     training = {module: module.training for module in model.modules()}
     model.eval()

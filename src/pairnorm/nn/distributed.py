@@ -43,12 +43,12 @@ class Shards:
 
     Example:
         >>> import tempfile
-        >>> from pairnorm.nn import GCN, propagation
+        >>> from pairnorm.nn import GCN, normalized_adjacency
         >>> store = dist.FileStore(tempfile.mktemp(), 1)
         >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> shards = Shards(num_nodes=3)
-        >>> model = shards.join(GCN(in_features=4, classes=2, depth=3, norm="PN-SI"))
-        >>> adjacency = shards.adjacency(propagation(torch.tensor([[0, 1, 2], [1, 2, 0]])))
+        >>> model = shards.join(GCN(in_channels=4, out_channels=2, num_layers=3, norm="PN-SI"))
+        >>> adjacency = shards.adjacency(normalized_adjacency(torch.tensor([[0, 1, 2], [1, 2, 0]])))
         >>> x, labels = shards.own(torch.rand(3, 4)), shards.own(torch.tensor([0, 1, 1]))
         >>> loss = shards.cross_entropy(model(x, adjacency), labels)
         >>> loss.backward()

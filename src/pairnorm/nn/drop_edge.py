@@ -20,9 +20,9 @@ def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatr
     As in the authors' code, the two directions of an edge are drawn apart.
 
     Args:
-        adjacency: The one with rows of sum 1, ``propagation(..., "rw")``.
+        adjacency: The one with rows of sum 1, ``normalized_adjacency(..., "rw")``.
         rate: In steps of 2⁻¹⁶.
-        keys: int32 ``[trials]``; equal keys drop equal edges. See ``pairnorm.nn.ops.dropout.keys``.
+        keys: int32 ``[models]``; equal keys drop equal edges. See ``pairnorm.nn.ops.dropout.keys``.
     """
     pattern = adjacency.pattern
     if adjacency.values.dim() != 1 or pattern.shape[0] != pattern.shape[1]:

@@ -10,21 +10,21 @@ from pairnorm.nn.models import DeepModel
 from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.ops.kernels import opaque
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
-from pairnorm.nn.propagate import Kind
+from pairnorm.nn.propagate import Normalization
 
 
 class _InitialResidual(DeepModel):
-    """A linear map in, ``depth`` propagations, each with a share of where they began, a linear map out."""
+    """A linear map in, ``num_layers`` propagations with initial residuals, a linear map out."""
 
     def __init__(
-        self, in_features: int, classes: int, depth: int, hidden: int, alpha: float, dropout: float,
-        adjacency: Kind, trials: int | None,
+        self, in_channels: int, out_channels: int, num_layers: int, hidden_channels: int, alpha: float,
+        dropout: float, adjacency: Normalization, num_models: int | None,
     ) -> None:  # fmt: skip
-        super().__init__(in_features, classes, depth, None, 1.0, dropout, adjacency, trials)
-        whole_number("hidden", hidden, least=1)
+        super().__init__(in_channels, out_channels, num_layers, None, 1.0, dropout, adjacency, num_models)
+        whole_number("hidden_channels", hidden_channels, least=1)
         self.alpha = real_number("alpha", alpha, least=0, most=1)
-        self.first = Linear(in_features, hidden, trials or 1)
-        self.last = Linear(hidden, classes, trials or 1)
+        self.first = Linear(in_channels, hidden_channels, num_models or 1)
+        self.last = Linear(hidden_channels, out_channels, num_models or 1)
 
     def _feature_keys(self, keys: Tensor | None, adjacency: SparseMatrix) -> list[Tensor | None]:
         found = self._keys(keys, self.num_keys, adjacency.values.device)
@@ -38,7 +38,7 @@ class _InitialResidual(DeepModel):
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the last state before the logits, ``[nodes, trials, ...]``, and the logits."""
+        """Return the last state before the logits, ``[nodes, models, ...]``, and the logits."""
         raise NotImplementedError
 
 
@@ -58,38 +58,41 @@ class GCNII(_InitialResidual):
     A linear map of the last state gives the logits. Dropout falls on the input of every map.
 
     Args:
-        in_features: Features per node.
-        classes: Logits per node.
-        depth: Number of graph convolutions.
-        hidden: Width of the layers between.
+        in_channels: Features per node.
+        out_channels: Logits per node.
+        num_layers: Number of graph convolutions.
+        hidden_channels: Width of the layers between.
         alpha: The share of the initial representation.
         theta: How fast the weights fade with depth.
         dropout: Rate of dropout.
         adjacency: ``"sym"`` (the paper's) or ``"rw"``.
-        trials: Train this many seeds side by side; None for an ordinary model.
+        num_models: Train this many models side by side; None for an ordinary model.
     """
 
     def __init__(
-        self, in_features: int, classes: int, depth: int = 2, hidden: int = 32, alpha: float = 0.1,
-        theta: float = 0.5, dropout: float = 0.6, adjacency: Kind = "sym", trials: int | None = None,
+        self, in_channels: int, out_channels: int, num_layers: int = 2, hidden_channels: int = 32,
+        alpha: float = 0.1, theta: float = 0.5, dropout: float = 0.6, adjacency: Normalization = "sym",
+        num_models: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(in_features, classes, depth, hidden, alpha, dropout, adjacency, trials)
+        super().__init__(
+            in_channels, out_channels, num_layers, hidden_channels, alpha, dropout, adjacency, num_models
+        )
         self.theta = real_number("theta", theta, above=0)
-        shares = [math.log(self.theta / layer + 1) for layer in range(1, depth + 1)]
+        shares = [math.log(self.theta / layer + 1) for layer in range(1, num_layers + 1)]
         self.convolutions = nn.ModuleList(
-            GCNIIConvolution(hidden, trials or 1, self.alpha, beta) for beta in shares
+            GCNIIConvolution(hidden_channels, num_models or 1, self.alpha, beta) for beta in shares
         )
         self.reset_parameters()
 
     @property
     def num_keys(self) -> int:
         """How many pairs of dropout keys ``forward`` takes."""
-        return self.depth + 2
+        return self.num_layers + 2
 
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the last state, ``[nodes, trials, hidden]``, and the logits it gives."""
+        """Return the last state, ``[nodes, models, hidden]``, and the logits it gives."""
         x, adjacency = self._prepare(x, adjacency)
         before, *between, after = self._feature_keys(keys, adjacency)
         h = initial = self.first(x, self.dropout, before).relu()
@@ -110,21 +113,24 @@ class APPNP(_InitialResidual):
     $$
 
     Args:
-        in_features: Features per node.
-        classes: Logits per node.
-        depth: Number K of propagations.
-        hidden: Width of the perceptron.
+        in_channels: Features per node.
+        out_channels: Logits per node.
+        num_layers: Number K of propagations.
+        hidden_channels: Width of the perceptron.
         alpha: The probability of a return to the start.
         dropout: Rate at which the inputs of both linear maps are dropped.
         adjacency: ``"sym"`` (the paper's) or ``"rw"``.
-        trials: Train this many seeds side by side; None for an ordinary model.
+        num_models: Train this many models side by side; None for an ordinary model.
     """
 
     def __init__(
-        self, in_features: int, classes: int, depth: int = 10, hidden: int = 32, alpha: float = 0.1,
-        dropout: float = 0.6, adjacency: Kind = "sym", trials: int | None = None,
+        self, in_channels: int, out_channels: int, num_layers: int = 10, hidden_channels: int = 32,
+        alpha: float = 0.1, dropout: float = 0.6, adjacency: Normalization = "sym",
+        num_models: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(in_features, classes, depth, hidden, alpha, dropout, adjacency, trials)
+        super().__init__(
+            in_channels, out_channels, num_layers, hidden_channels, alpha, dropout, adjacency, num_models
+        )
         self.hop = Hop()
         self.reset_parameters()
 
@@ -136,11 +142,11 @@ class APPNP(_InitialResidual):
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the last propagation takes in, ``[nodes, trials, classes]``, and the logits."""
+        """Return what the last propagation takes in, ``[nodes, models, out_channels]``, and the logits."""
         x, adjacency = self._prepare(x, adjacency)
         first, second = self._feature_keys(keys, adjacency)
         initial = self.last(self.first(x, self.dropout, first).relu(), self.dropout, second)
         before = z = initial
-        for _ in range(self.depth):
+        for _ in range(self.num_layers):
             before, z = z, self.hop(z, adjacency).lerp(initial, self.alpha)
         return before, z

@@ -1,4 +1,4 @@
-"""The graph convolutions and the linear map that models are made of, for many trials at once."""
+"""The graph convolutions and the linear map that models are made of, for many models at once."""
 
 from functools import partial
 from typing import ClassVar
@@ -24,27 +24,29 @@ class GraphConvolution(nn.Module):
     """A linear map of every node, an exchange with its neighbors, bias and activation.
 
     Subclasses say which exchange, in ``forward``. Parameters are stacked along a leading trial axis:
-    ``weight`` is ``[trials, in, out]``, ``bias`` ``[trials, out]``.
+    ``weight`` is ``[models, in, out]``, ``bias`` ``[models, out]``.
 
     Args:
-        in_features: Features per node that come in.
-        out_features: Features per node that go out.
-        trials: How many models stand side by side.
+        in_channels: Features per node that come in.
+        out_channels: Features per node that go out.
+        num_models: Number of models that are stacked.
         activation: ``"relu"``, ``"elu"`` or ``"none"``.
     """
 
     is_graph_convolution: ClassVar[bool] = True
 
-    def __init__(self, in_features: int, out_features: int, trials: int, activation: str = "none") -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, num_models: int, activation: str = "none"
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(trials, in_features, out_features))
-        self.bias = nn.Parameter(torch.empty(trials, out_features))
+        self.weight = nn.Parameter(torch.empty(num_models, in_channels, out_channels))
+        self.bias = nn.Parameter(torch.empty(num_models, out_channels))
         self.activation = activation
 
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""
-        trials, width, out = self.weight.shape
-        return f"{width}, {out}, trials={trials}, activation={self.activation!r}"
+        num_models, width, out = self.weight.shape
+        return f"{width}, {out}, num_models={num_models}, activation={self.activation!r}"
 
 
 class GCNConvolution(GraphConvolution):
@@ -58,13 +60,13 @@ class GCNConvolution(GraphConvolution):
         keys: Tensor | None = None,
         norm: PairNorm | None = None,
     ) -> Tensor:
-        """Return ``[nodes, trials, out]``.
+        """Return ``[nodes, models, out]``.
 
         Args:
-            x: Features ``[nodes, trials or 1, in]``, or sparse ones.
+            x: Features ``[nodes, models or 1, in]``, or sparse ones.
             adjacency: The normalized adjacency.
             rate: Rate of dropout.
-            keys: Dropout keys ``[2, trials]``: for features, for attention. None for no dropout.
+            keys: Dropout keys ``[2, models]``: for features, for attention. None for no dropout.
             norm: A PairNorm to be applied to the result, which costs less here than afterwards.
         """
         feature_keys = None if keys is None else keys[0]
@@ -89,19 +91,19 @@ class GATConvolution(GraphConvolution):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
-        trials: int,
+        in_channels: int,
+        out_channels: int,
+        num_models: int,
         activation: str = "none",
         heads: int = 1,
         concat: bool = True,
     ) -> None:
-        super().__init__(in_features, heads * out_features, trials, activation)
+        super().__init__(in_channels, heads * out_channels, num_models, activation)
         self.heads, self.concat = heads, concat
-        self.source = nn.Parameter(torch.empty(trials, heads, out_features))
-        self.target = nn.Parameter(torch.empty(trials, heads, out_features))
+        self.source = nn.Parameter(torch.empty(num_models, heads, out_channels))
+        self.target = nn.Parameter(torch.empty(num_models, heads, out_channels))
         if not concat:
-            self.bias = nn.Parameter(torch.empty(trials, out_features))
+            self.bias = nn.Parameter(torch.empty(num_models, out_channels))
 
     def forward(
         self,
@@ -111,7 +113,7 @@ class GATConvolution(GraphConvolution):
         keys: Tensor | None = None,
         norm: PairNorm | None = None,
     ) -> Tensor:
-        """Return ``[nodes, trials, out]``; arguments as for ``GCNConvolution``."""
+        """Return ``[nodes, models, out]``; arguments as for ``GCNConvolution``."""
         feature_keys, attention_keys = (None, None) if keys is None else (keys[0], keys[1])
         average = partial(attend, adjacency.pattern)
         if isinstance(adjacency, ShardedMatrix):
@@ -124,31 +126,31 @@ class GATConvolution(GraphConvolution):
             scores = trial_linear(z, self._ends())
         else:
             z, scores = trial_linear_with_scores(x, self.weight, self._ends(), rate, feature_keys)
-        nodes, trials, width = z.size(0), z.size(1), self.source.size(-1)
+        nodes, num_models, width = z.size(0), z.size(1), self.source.size(-1)
         if attention_keys is not None and self.heads > 1:  # every head drops attention of its own
             heads = torch.arange(self.heads, dtype=torch.int32, device=z.device)
             attention_keys = (attention_keys.unsqueeze(1) + heads).flatten()
-        z = z.reshape(nodes, trials * self.heads, width)
-        scores = scores.reshape(nodes, trials * self.heads, 2)
+        z = z.reshape(nodes, num_models * self.heads, width)
+        scores = scores.reshape(nodes, num_models * self.heads, 2)
         if self.heads == 1:
             return average(scores, z, self.bias, self.activation, rate, attention_keys, norm)
         if self.concat:
-            bias = self.bias.view(trials * self.heads, width)
+            bias = self.bias.view(num_models * self.heads, width)
             y = average(scores, z, bias, self.activation, rate, attention_keys)
-            y = y.reshape(nodes, trials, self.bias.size(-1))
+            y = y.reshape(nodes, num_models, self.bias.size(-1))
         else:
             y = average(scores, z, rate=rate, keys=attention_keys)
-            y = activate(y.reshape(nodes, trials, self.heads, width).mean(2), self.bias, self.activation)
+            y = activate(y.reshape(nodes, num_models, self.heads, width).mean(2), self.bias, self.activation)
         return y if norm is None else norm(y)
 
     def _ends(self) -> Tensor:
-        """Return what makes scores of z, ``[trials, heads · out, heads · 2]``: a head sees its own part."""
-        trials, heads, width = self.source.shape
+        """Return what makes scores of z, ``[models, heads · out, heads · 2]``: a head sees its own part."""
+        num_models, heads, width = self.source.shape
         ends = torch.stack([self.source, self.target], -1)
         if heads > 1:
             own = torch.eye(heads, dtype=ends.dtype, device=ends.device)
             ends = ends.unsqueeze(3) * own[:, None, :, None]
-        return ends.reshape(trials, heads * width, heads * 2)
+        return ends.reshape(num_models, heads * width, heads * 2)
 
 
 class GCNIIConvolution(nn.Module):
@@ -161,51 +163,53 @@ class GCNIIConvolution(nn.Module):
 
     Args:
         features: Features per node.
-        trials: How many models stand side by side.
+        num_models: Number of models that are stacked.
         alpha: The share of the initial representation.
         beta: The share of the weight; the rest is the identity.
     """
 
     is_graph_convolution: ClassVar[bool] = True
 
-    def __init__(self, features: int, trials: int, alpha: float, beta: float) -> None:
+    def __init__(self, features: int, num_models: int, alpha: float, beta: float) -> None:
         super().__init__()
         self.alpha, self.beta = alpha, beta
-        self.weight = nn.Parameter(torch.empty(trials, features, features))
+        self.weight = nn.Parameter(torch.empty(num_models, features, features))
 
     def forward(self, x: Tensor, initial: Tensor, adjacency: SparseMatrix) -> Tensor:
-        """Return ``[nodes, trials, features]`` from states of that shape."""
+        """Return ``[nodes, models, features]`` from states of that shape."""
         mixed = torch.lerp(adjacency @ x, initial, self.alpha)
         identity = torch.eye(self.weight.size(-1), dtype=self.weight.dtype, device=self.weight.device)
         return trial_linear(mixed, torch.lerp(identity, self.weight, self.beta)).relu()
 
     def extra_repr(self) -> str:
         """The settings, for ``repr``."""
-        return f"{self.weight.size(-1)}, trials={len(self.weight)}, alpha={self.alpha}, beta={self.beta:.4g}"
+        return (
+            f"{self.weight.size(-1)}, num_models={len(self.weight)}, alpha={self.alpha}, beta={self.beta:.4g}"
+        )
 
 
 class Linear(nn.Module):
-    """A linear map of every node, for many trials: ``weight`` is ``[trials, in, out]``.
+    """A linear map of every node, for many models: ``weight`` is ``[models, in, out]``.
 
     Args:
-        in_features: Features per node that come in.
-        out_features: Features per node that go out.
-        trials: How many models stand side by side.
+        in_channels: Features per node that come in.
+        out_channels: Features per node that go out.
+        num_models: Number of models that are stacked.
         bias: Whether there is one.
     """
 
-    def __init__(self, in_features: int, out_features: int, trials: int, bias: bool = True) -> None:
+    def __init__(self, in_channels: int, out_channels: int, num_models: int, bias: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(trials, in_features, out_features))
-        self.bias = nn.Parameter(torch.empty(trials, out_features)) if bias else None
+        self.weight = nn.Parameter(torch.empty(num_models, in_channels, out_channels))
+        self.bias = nn.Parameter(torch.empty(num_models, out_channels)) if bias else None
 
     def forward(self, x: Features, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
-        """Return ``[nodes, trials, out]``.
+        """Return ``[nodes, models, out]``.
 
         Args:
-            x: Features ``[nodes, trials or 1, in]``, or sparse ones.
+            x: Features ``[nodes, models or 1, in]``, or sparse ones.
             rate: Rate of dropout.
-            keys: Dropout keys ``[trials]``; None for no dropout.
+            keys: Dropout keys ``[models]``; None for no dropout.
         """
         linear = sparse_linear if isinstance(x, SparseMatrix) else trial_linear
         y = linear(x, self.weight, rate, keys)  # type: ignore[arg-type]
@@ -213,8 +217,8 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""
-        trials, width, out = self.weight.shape
-        return f"{width}, {out}, trials={trials}, bias={self.bias is not None}"
+        num_models, width, out = self.weight.shape
+        return f"{width}, {out}, num_models={num_models}, bias={self.bias is not None}"
 
 
 class Hop(nn.Module):

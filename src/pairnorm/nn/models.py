@@ -1,8 +1,8 @@
-"""SGC, GCN and GAT of any depth, with norms and other remedies; one class serves one trial and many.
+"""SGC, GCN and GAT of any depth, with norms and other remedies; one class trains one model or many.
 
-A hidden state is ``[nodes, trials, features]`` and a weight ``[trials, in, out]``: seeds that share a graph
-and an architecture train side by side. A model built without ``trials`` is the ordinary one: features
-``[nodes, features]`` in, logits ``[nodes, classes]`` out.
+A hidden state is ``[nodes, models, features]`` and a weight ``[models, in, out]``: seeds that share a graph
+and an architecture train side by side. A model built without ``num_models`` is the ordinary one: features
+``[nodes, features]`` in, logits ``[nodes, out_channels]`` out.
 """
 
 import math
@@ -26,7 +26,7 @@ from pairnorm.nn.ops.linear.plain import trial_linear
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix
 from pairnorm.nn.pair_norm import MODES, Mode, PairNorm
-from pairnorm.nn.propagate import KINDS, Kind, propagation, states
+from pairnorm.nn.propagate import NORMALIZATIONS, Normalization, normalized_adjacency, sgc_iterates
 
 Order = Literal["after", "before"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -35,7 +35,7 @@ JUMPS: tuple[Jump, ...] = get_args(Jump)
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 MakeNorm = Callable[[], nn.Module]
-"""Makes the norm of a layer, which takes ``[nodes, trials, features]``, each trial on its own."""
+"""Makes the norm of a layer, which takes ``[nodes, models, features]``, each model on its own."""
 
 SPREAD = 0x9E3779B1  # parts the seeds of layers; of a seed, torch's generator looks at the lowest 32 bits
 
@@ -52,17 +52,18 @@ class DeepModel(nn.Module):
     drop_edge = 0.0
 
     def __init__(
-        self, in_features: int, classes: int, depth: int, norm: Mode | MakeNorm | None, scale: float,
-        dropout: float, adjacency: Kind, trials: int | None,
+        self, in_channels: int, out_channels: int, num_layers: int, norm: Mode | MakeNorm | None,
+        scale: float, dropout: float, adjacency: Normalization, num_models: int | None,
     ) -> None:  # fmt: skip
         super().__init__()
-        whole_number("in_features", in_features, least=1)
-        whole_number("classes", classes, least=1)
-        whole_number("depth", depth, least=1)
-        whole_number("trials", 1 if trials is None else trials, least=1)
+        whole_number("in_channels", in_channels, least=1)
+        whole_number("out_channels", out_channels, least=1)
+        whole_number("num_layers", num_layers, least=1)
+        whole_number("num_models", 1 if num_models is None else num_models, least=1)
         real_number("dropout", dropout, least=0, below=1)
-        self.in_features, self.depth, self.dropout, self.trials = in_features, depth, dropout, trials
-        one_of("adjacency", adjacency, KINDS)
+        self.in_channels, self.num_layers, self.num_models = in_channels, num_layers, num_models
+        self.dropout = dropout
+        one_of("adjacency", adjacency, NORMALIZATIONS)
         self.adjacency = adjacency
         if callable(norm):
             self.norm: nn.Module | None = norm()
@@ -72,11 +73,11 @@ class DeepModel(nn.Module):
     @property
     def num_keys(self) -> int:
         """How many pairs of dropout keys ``forward`` takes."""
-        return self.depth
+        return self.num_layers
 
-    def propagation(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
+    def normalized_adjacency(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
         """Normalize an adjacency as this model wants it; do it once and pass the result to ``forward``."""
-        return propagation(adjacency, self.adjacency, num_nodes)
+        return normalized_adjacency(adjacency, self.adjacency, num_nodes)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
         """Draw Glorot-uniform weights, and set biases to zero; a norm resets its own parameters.
@@ -85,10 +86,10 @@ class DeepModel(nn.Module):
             seeds: One for each trial, which its weights then depend on alone, whatever the device. Without
                 them, torch's generator draws.
         """
-        generators: list[torch.Generator | None] = [None] * (self.trials or 1)
+        generators: list[torch.Generator | None] = [None] * (self.num_models or 1)
         if seeds is not None:
             if len(seeds) != len(generators):
-                problem = f"{len(seeds)} seeds for {len(generators)} trials"
+                problem = f"{len(seeds)} seeds for {len(generators)} models"
                 raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected="one for each")
             generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         norms = self._norms()
@@ -111,7 +112,7 @@ class DeepModel(nn.Module):
         return [] if self.norm is None else [self.norm]
 
     def _prepare(self, x: Features, adjacency: Tensor | SparseMatrix) -> tuple[Features, SparseMatrix]:
-        """Bring features to ``[nodes, 1 or trials, features]`` or a SparseMatrix; normalize the adjacency."""
+        """Bring features to ``[nodes, 1 or models, features]`` or a SparseMatrix; normalize the adjacency."""
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.from_torch(x)
         if isinstance(x, SparseMatrix):
@@ -119,18 +120,18 @@ class DeepModel(nn.Module):
             dtype = x.values.dtype
         else:
             shape, dtype = x.shape, x.dtype
-        trials = self.trials or 1
-        fits = len(shape) > 1 and shape[-1] == self.in_features and shape[1:-1] in ((), (1,), (trials,))
+        num_models = self.num_models or 1
+        fits = len(shape) > 1 and shape[-1] == self.in_channels and shape[1:-1] in ((), (1,), (num_models,))
         if not fits or not dtype.is_floating_point:
-            wanted = "" if self.trials is None else f" or [nodes, {trials}, {self.in_features}]"
+            wanted = "" if self.num_models is None else f" or [nodes, {num_models}, {self.in_channels}]"
             problem = f"x has shape {list(shape)} and dtype {dtype}"
-            expected = f"floating-point [nodes, {self.in_features}]{wanted}"
+            expected = f"floating-point [nodes, {self.in_channels}]{wanted}"
             raise PairNormError(problem, code="wrong-shape", value=list(shape), expected=expected)
         if isinstance(x, Tensor) and x.dim() == 2:
             x = x.unsqueeze(1)
         nodes = shape[0]
         if not isinstance(adjacency, SparseMatrix):
-            adjacency = self.propagation(adjacency, nodes)
+            adjacency = self.normalized_adjacency(adjacency, nodes)
         if adjacency.num_rows != nodes:
             problem = f"the adjacency has {adjacency.num_rows} nodes"
             expected = f"{nodes}, as many as there are rows of features"
@@ -141,7 +142,7 @@ class DeepModel(nn.Module):
         """Return the dropout keys of each layer, None where there is no dropout."""
         if not self.training or self.dropout == self.drop_edge == 0:
             return [None] * count
-        shape = (count, 2, self.trials or 1)
+        shape = (count, 2, self.num_models or 1)
         if keys is None:
             return draw_keys(*shape, device=device)
         if keys.shape != shape or keys.dtype != torch.int32:
@@ -151,7 +152,7 @@ class DeepModel(nn.Module):
         return keys
 
     def _logits(self, h: Tensor) -> Tensor:
-        return h.squeeze(1) if self.trials is None else h
+        return h.squeeze(1) if self.num_models is None else h
 
 
 class _DeepGNN(DeepModel):
@@ -163,14 +164,15 @@ class _DeepGNN(DeepModel):
     activation: str
 
     def __init__(
-        self, in_features: int, classes: int, depth: int, norm: Mode | MakeNorm | None, scale: float,
-        dropout: float, adjacency: Kind, trials: int | None, hidden: int, skip: int, order: Order,
-        residual: bool, jump: Jump | None, drop_edge: float, precision: Precision,
+        self, in_channels: int, out_channels: int, num_layers: int, norm: Mode | MakeNorm | None,
+        scale: float, dropout: float, adjacency: Normalization, num_models: int | None, hidden_channels: int,
+        skip: int, order: Order, residual: bool, jump: Jump | None, drop_edge: float, precision: Precision,
     ) -> None:  # fmt: skip
         super().__init__(
-            in_features, classes, depth, None if callable(norm) else norm, scale, dropout, adjacency, trials
-        )
-        whole_number("hidden", hidden, least=1)
+            in_channels, out_channels, num_layers, None if callable(norm) else norm, scale, dropout,
+            adjacency, num_models,
+        )  # fmt: skip
+        whole_number("hidden_channels", hidden_channels, least=1)
         whole_number("skip", skip)
         one_of("order", order, ORDERS)
         self.skip, self.order, self.jump = skip, order, jump if jump is None else one_of("jump", jump, JUMPS)
@@ -179,20 +181,20 @@ class _DeepGNN(DeepModel):
         if drop_edge:
             one_of("adjacency of a model that drops edges", adjacency, ("rw",))
         reads_out = residual or jump is not None
-        self._hidden_layers = depth if reads_out else depth - 1
+        self._hidden_layers = num_layers if reads_out else num_layers - 1
         self.convolutions = nn.ModuleList()
-        widths = [in_features, *[hidden] * self._hidden_layers]
-        count = trials or 1
-        residuals = [Linear(width, hidden, count, bias=False) for width in widths[:-1]]
+        widths = [in_channels, *[hidden_channels] * self._hidden_layers]
+        count = num_models or 1
+        residuals = [Linear(width, hidden_channels, count, bias=False) for width in widths[:-1]]
         self.residuals = nn.ModuleList(residuals) if residual else None
-        read = hidden * depth if jump == "concat" else hidden
-        self.readout = Linear(read, classes, count) if reads_out else None
+        read = hidden_channels * num_layers if jump == "concat" else hidden_channels
+        self.readout = Linear(read, out_channels, count) if reads_out else None
         self.norms = nn.ModuleList(norm() for _ in widths[:-1]) if callable(norm) else None
 
     @property
     def num_keys(self) -> int:
         """How many pairs of dropout keys ``forward`` takes."""
-        return self.depth + (self.readout is not None)
+        return self.num_layers + (self.readout is not None)
 
     def _norms(self) -> list[nn.Module]:
         return super()._norms() if self.norms is None else [*self.norms]
@@ -211,18 +213,18 @@ class _DeepGNN(DeepModel):
         """Return logits.
 
         Args:
-            x: Features ``[nodes, features]``, dense or sparse, shared by all trials; or
-                ``[nodes, trials, features]``; or a ``SparseMatrix`` with values per trial.
+            x: Features ``[nodes, features]``, dense or sparse, shared by all models; or
+                ``[nodes, models, features]``; or a ``SparseMatrix`` with values per model.
             adjacency: A sparse tensor or ``edge_index``, normalized on every call, or (faster) the result of
-                ``propagation``.
-            keys: Dropout keys ``[num_keys, 2, trials]``; drawn from torch's generator when not given.
+                ``normalized_adjacency``.
+            keys: Dropout keys ``[num_keys, 2, models]``; drawn from torch's generator when not given.
         """
         return self._logits(self.hidden_and_logits(x, adjacency, keys)[1])
 
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the state of the last hidden layer, ``[nodes, trials, hidden]``, and the logits."""
+        """Return the state of the last hidden layer, ``[nodes, models, hidden]``, and the logits."""
         h, adjacency = self._prepare(x, adjacency)
         outputs: list[Tensor] = []
         layer_keys = self._keys(keys, self.num_keys, adjacency.values.device)
@@ -282,29 +284,29 @@ class GCN(_DeepGNN):
     $$
 
     Args:
-        in_features: Features per node.
-        classes: Logits per node.
-        depth: Number of graph convolutions.
-        hidden: Width of the layers between.
+        in_channels: Features per node.
+        out_channels: Logits per node.
+        num_layers: Number of graph convolutions.
+        hidden_channels: Width of the layers between.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"`` or None; or a function that makes the norm of a layer, such
-            as ``lambda: pairnorm.nn.norms.BatchNorm(32, trials=1)``.
+            as ``lambda: pairnorm.nn.norms.BatchNorm(32, num_models=1)``.
         scale: PairNorm's s.
         skip: The paper's t: the output of layer l is added to that of layer l + t. 0 for none.
         dropout: Rate at which the input of every convolution is dropped.
-        adjacency: ``"rw"`` or ``"sym"``; see ``pairnorm.nn.propagation``.
+        adjacency: ``"rw"`` or ``"sym"``; see ``pairnorm.nn.normalized_adjacency``.
         order: Norm ``"after"`` the activation (the paper's text) or ``"before"`` it (its released code).
         residual: Add a linear map of what a layer takes in, before norm and activation, and read the logits
-            off the last of ``depth`` hidden layers by another (Luo et al. 2024, "Classic GNNs are Strong
+            off the last of ``num_layers`` hidden layers by another (Luo et al. 2024, "Classic GNNs are Strong
             Baselines for Node Classification").
-        jump: Read the logits off all ``depth`` hidden layers, ``"concat"``-enated or their ``"max"`` (Xu et
+        jump: Read the logits off all hidden layers, ``"concat"``-enated or their ``"max"`` (Xu et
             al. 2018, "Representation Learning on Graphs with Jumping Knowledge Networks").
         drop_edge: Rate at which edges are dropped in training; see ``pairnorm.nn.drop_edges``.
         precision: The type in which states lie in memory between the layers, ``"float32"`` or
             ``"bfloat16"``; weights and sums are float32 either way.
-        trials: Train this many seeds side by side; None for an ordinary model.
+        num_models: Train this many models side by side; None for an ordinary model.
 
     Example:
-        >>> model = GCN(in_features=8, classes=3, depth=4, norm="PN-SI").eval()
+        >>> model = GCN(in_channels=8, out_channels=3, num_layers=4, norm="PN-SI").eval()
         >>> model(torch.randn(2, 8), torch.tensor([[0, 1], [1, 0]])).shape
         torch.Size([2, 3])
     """
@@ -312,19 +314,20 @@ class GCN(_DeepGNN):
     activation = "relu"
 
     def __init__(
-        self, in_features: int, classes: int, depth: int = 2, hidden: int = 32,
+        self, in_channels: int, out_channels: int, num_layers: int = 2, hidden_channels: int = 32,
         norm: Mode | MakeNorm | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
-        adjacency: Kind = "rw", order: Order = "after", residual: bool = False, jump: Jump | None = None,
-        drop_edge: float = 0.0, precision: Precision = "float32", trials: int | None = None,
+        adjacency: Normalization = "rw", order: Order = "after", residual: bool = False,
+        jump: Jump | None = None, drop_edge: float = 0.0, precision: Precision = "float32",
+        num_models: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order,
-            residual, jump, drop_edge, precision,
+            in_channels, out_channels, num_layers, norm, scale, dropout, adjacency, num_models,
+            hidden_channels, skip, order, residual, jump, drop_edge, precision,
         )  # fmt: skip
-        widths = [in_features, *[hidden] * self._hidden_layers, classes]
-        for layer in range(depth):
+        widths = [in_channels, *[hidden_channels] * self._hidden_layers, out_channels]
+        for layer in range(num_layers):
             self.convolutions.append(
-                GCNConvolution(widths[layer], widths[layer + 1], trials or 1, self._activation(layer))
+                GCNConvolution(widths[layer], widths[layer + 1], num_models or 1, self._activation(layer))
             )
         self.reset_parameters()
 
@@ -336,10 +339,10 @@ class GAT(_DeepGNN):
     the attention weights, as in GAT's own paper.
 
     Args:
-        in_features: Features per node.
-        classes: Logits per node.
-        depth: Number of graph convolutions.
-        hidden: Width of the layers between, all heads together.
+        in_channels: Features per node.
+        out_channels: Logits per node.
+        num_layers: Number of graph convolutions.
+        hidden_channels: Width of the layers between, all heads together.
         heads: Number of attention heads.
         norm: As for ``GCN``.
         scale: PairNorm's s.
@@ -350,31 +353,31 @@ class GAT(_DeepGNN):
         residual: As for ``GCN``.
         jump: As for ``GCN``.
         precision: As for ``GCN``.
-        trials: Train this many seeds side by side; None for an ordinary model.
+        num_models: Train this many models side by side; None for an ordinary model.
     """
 
     activation = "elu"
 
     def __init__(
-        self, in_features: int, classes: int, depth: int = 2, hidden: int = 64, heads: int = 1,
-        norm: Mode | MakeNorm | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
-        adjacency: Kind = "rw", order: Order = "after", residual: bool = False, jump: Jump | None = None,
-        precision: Precision = "float32", trials: int | None = None,
+        self, in_channels: int, out_channels: int, num_layers: int = 2, hidden_channels: int = 64,
+        heads: int = 1, norm: Mode | MakeNorm | None = None, scale: float = 1.0, skip: int = 0,
+        dropout: float = 0.6, adjacency: Normalization = "rw", order: Order = "after", residual: bool = False,
+        jump: Jump | None = None, precision: Precision = "float32", num_models: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            in_features, classes, depth, norm, scale, dropout, adjacency, trials, hidden, skip, order,
-            residual, jump, 0.0, precision,
+            in_channels, out_channels, num_layers, norm, scale, dropout, adjacency, num_models,
+            hidden_channels, skip, order, residual, jump, 0.0, precision,
         )  # fmt: skip
-        if hidden % whole_number("heads", heads, least=1):
-            problem = f"hidden is {hidden} and heads is {heads}"
-            expected = "hidden to be a multiple of heads"
+        if hidden_channels % whole_number("heads", heads, least=1):
+            problem = f"hidden_channels is {hidden_channels} and heads is {heads}"
+            expected = "hidden_channels to be a multiple of heads"
             raise PairNormError(problem, code="out-of-range", value=heads, expected=expected)
-        for layer in range(depth):
-            width = in_features if layer == 0 else hidden
+        for layer in range(num_layers):
+            width = in_channels if layer == 0 else hidden_channels
             last = layer == self._hidden_layers
-            out = classes if last else hidden // heads
+            out = out_channels if last else hidden_channels // heads
             self.convolutions.append(
-                GATConvolution(width, out, trials or 1, self._activation(layer), heads, concat=not last)
+                GATConvolution(width, out, num_models or 1, self._activation(layer), heads, concat=not last)
             )
         self.reset_parameters()
 
@@ -389,24 +392,25 @@ class SGC(DeepModel):
     PairNorm comes on the input and after every step.
 
     Args:
-        in_features: Features per node.
-        classes: Logits per node.
-        depth: The number K of propagations.
+        in_channels: Features per node.
+        out_channels: Logits per node.
+        num_layers: The number K of propagations.
         norm: As for ``GCN``; one serves all steps.
         scale: PairNorm's s.
         dropout: Rate at which the propagated features are dropped.
         adjacency: ``"rw"`` or ``"sym"``.
-        trials: Train this many seeds side by side; None for an ordinary model.
+        num_models: Train this many models side by side; None for an ordinary model.
     """
 
     def __init__(
-        self, in_features: int, classes: int, depth: int = 2, norm: Mode | MakeNorm | None = None,
-        scale: float = 1.0, dropout: float = 0.0, adjacency: Kind = "rw", trials: int | None = None,
+        self, in_channels: int, out_channels: int, num_layers: int = 2, norm: Mode | MakeNorm | None = None,
+        scale: float = 1.0, dropout: float = 0.0, adjacency: Normalization = "rw",
+        num_models: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(in_features, classes, depth, norm, scale, dropout, adjacency, trials)
+        super().__init__(in_channels, out_channels, num_layers, norm, scale, dropout, adjacency, num_models)
         self.hop = Hop()
-        self.weight = nn.Parameter(torch.empty(trials or 1, in_features, classes))
-        self.bias = nn.Parameter(torch.empty(trials or 1, classes))
+        self.weight = nn.Parameter(torch.empty(num_models or 1, in_channels, out_channels))
+        self.bias = nn.Parameter(torch.empty(num_models or 1, out_channels))
         self.reset_parameters()
 
     @classmethod
@@ -414,12 +418,12 @@ class SGC(DeepModel):
         """Build an SGC around weights that were found elsewhere.
 
         Args:
-            weight: ``[trials, features, classes]``.
-            bias: ``[trials, classes]``.
-            settings: ``depth``, ``norm``, ``scale``, ``dropout`` and ``adjacency``.
+            weight: ``[models, features, out_channels]``.
+            bias: ``[models, out_channels]``.
+            settings: ``num_layers``, ``norm``, ``scale``, ``dropout`` and ``adjacency``.
         """
-        trials, width, classes = weight.shape
-        model = cls(width, classes, trials=trials, **settings)
+        num_models, width, out_channels = weight.shape
+        model = cls(width, out_channels, num_models=num_models, **settings)
         with torch.no_grad():
             model.weight.copy_(weight)
             model.bias.copy_(bias)
@@ -431,14 +435,14 @@ class SGC(DeepModel):
         return 1
 
     def hidden(self, x: Features, adjacency: Tensor | SparseMatrix) -> Tensor:
-        """Return the propagated features ``[nodes, 1 or trials, features]``."""
+        """Return the propagated features ``[nodes, 1 or models, features]``."""
         x, adjacency = self._prepare(x, adjacency)
-        walk = states(x, adjacency, self.norm, lambda adjacency, h: self.hop(h, adjacency))
-        return next(islice(walk, self.depth, None))
+        walk = sgc_iterates(x, adjacency, self.norm, lambda adjacency, h: self.hop(h, adjacency))
+        return next(islice(walk, self.num_layers, None))
 
     @opaque
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
-        """Return logits; arguments as for ``GCN``, ``keys`` ``[1, 2, trials]``."""
+        """Return logits; arguments as for ``GCN``, ``keys`` ``[1, 2, models]``."""
         h = self.hidden(x, adjacency)
         layer_keys = self._keys(keys, 1, h.device)[0]
         if layer_keys is not None:

@@ -112,7 +112,7 @@ class PairNorm(nn.Module):
     gradient is that of the sum of the ranks' losses. ``DistributedDataParallel`` divides it by the number of
     ranks: let each rank's loss be its share of the whole, times that number.
 
-    With ``track_statistics``, for models that see a graph in batches, ``statistics`` holds count, mean and
+    With ``track_running_stats``, for models that see a graph in batches, ``statistics`` holds count, mean and
     mean square of all rows since ``statistics.reset()``. In training, rows are normalized by those of their
     batch and taken in; in eval they are normalized by the statistics, whatever the batch. These are the whole
     graph's after ``pairnorm.nn.calibrate``. Every layer then needs a PairNorm of its own.
@@ -123,7 +123,7 @@ class PairNorm(nn.Module):
         eps: Added inside the root.
         process_group: The ranks whose rows are one graph, such as ``torch.distributed.group.WORLD``; None:
             those of this process are.
-        track_statistics: Keep the statistics, in buffers, and go by them in eval.
+        track_running_stats: Keep the statistics, in buffers, and go by them in eval.
 
     Example:
         >>> PairNorm(scale=10, mode="PN-SI")
@@ -136,15 +136,15 @@ class PairNorm(nn.Module):
         mode: Mode = "PN",
         eps: float = 1e-6,
         process_group: "dist.ProcessGroup | None" = None,
-        track_statistics: bool = False,
+        track_running_stats: bool = False,
     ) -> None:
         super().__init__()
         _check_settings(scale, mode, eps, process_group)
         self.scale, self.mode, self.eps, self.process_group = scale, mode, eps, process_group
-        self.statistics = RunningMoments() if track_statistics else None
+        self.statistics = RunningMoments() if track_running_stats else None
 
     @property
-    def track_statistics(self) -> bool:
+    def track_running_stats(self) -> bool:
         """Whether statistics are kept, and gone by in eval."""
         return self.statistics is not None
 
@@ -153,8 +153,8 @@ class PairNorm(nn.Module):
         if self.statistics is not None:
             check_states(x)
             if batch is not None or self.process_group is not None:
-                problem = "track_statistics is for one graph in one process"
-                hint = "Drop track_statistics, or pass neither {batch} nor a process_group."
+                problem = "track_running_stats is for one graph in one process"
+                hint = "Drop track_running_stats, or pass neither {batch} nor a process_group."
                 raise PairNormError(problem, code="conflicting-options", hint=hint, batch=...)
             if not self.training:
                 return self._by_statistics(x, self.statistics)
@@ -183,7 +183,7 @@ class PairNorm(nn.Module):
 
     def __repr__(self) -> str:
         group = "" if self.process_group is None else f", process_group=<{self.process_group.size()} ranks>"
-        tracks = ", track_statistics=True" if self.track_statistics else ""
+        tracks = ", track_running_stats=True" if self.track_running_stats else ""
         return f"PairNorm(scale={self.scale}, mode={self.mode!r}, eps={self.eps}{group}{tracks})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

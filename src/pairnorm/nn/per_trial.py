@@ -14,26 +14,26 @@ from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.layers import Features
 from pairnorm.nn.ops.pattern import Pattern
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
-from pairnorm.nn.propagate import Kind, propagation
+from pairnorm.nn.propagate import Normalization, normalized_adjacency
 
 # Jobs may run in several threads, and torch's generator is one for all.
 GENERATOR = threading.Lock()
 
 
 class PerTrial(nn.Module):
-    """Copies of a module side by side: trial t of ``[nodes, trials, features]`` is given to copy t.
+    """Copies of a module side by side: trial t of ``[nodes, models, features]`` is given to copy t.
 
     Parameters and buffers are stacked along a leading trial axis, as those of every model here.
 
     Args:
         make: makes the module.
-        trials: how many copies.
+        num_models: how many copies.
     """
 
-    def __init__(self, make: Callable[[], nn.Module], trials: int) -> None:
+    def __init__(self, make: Callable[[], nn.Module], num_models: int) -> None:
         super().__init__()
         self._make, self._modules_of = make, [make()]  # in a list, so that its own parameters are not ours
-        copies = [make() for _ in range(trials)]
+        copies = [make() for _ in range(num_models)]
         self._names = [name for name, _ in copies[0].named_parameters()]
         self._buffer_names = [name for name, _ in copies[0].named_buffers()]
         self.stacked = nn.ParameterList(
@@ -41,7 +41,7 @@ class PerTrial(nn.Module):
         )
         for number, name in enumerate(self._buffer_names):
             self.register_buffer(f"buffer_{number}", torch.stack([copy.get_buffer(name) for copy in copies]))
-        self.trials = trials
+        self.num_models = num_models
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
         """Make every copy anew.
@@ -49,7 +49,7 @@ class PerTrial(nn.Module):
         Args:
             seeds: one for each trial, which its parameters then depend on alone.
         """
-        for trial in range(self.trials):
+        for trial in range(self.num_models):
             forked = torch.random.fork_rng(devices=[], enabled=seeds is not None)
             with GENERATOR, forked, torch.no_grad():
                 if seeds is not None:
@@ -73,12 +73,12 @@ class PerTrial(nn.Module):
         return functional_call(self.module, state, given)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the copies make of ``[nodes, trials, features]``."""
-        return torch.stack([self.call(trial, x[:, trial]) for trial in range(self.trials)], 1)
+        """Return what the copies make of ``[nodes, models, features]``."""
+        return torch.stack([self.call(trial, x[:, trial]) for trial in range(self.num_models)], 1)
 
     def extra_repr(self) -> str:
         """The module, for ``repr``."""
-        return f"{self._modules_of[0]!r}, trials={self.trials}"
+        return f"{self._modules_of[0]!r}, num_models={self.num_models}"
 
 
 class ModelPerTrial(nn.Module):
@@ -90,7 +90,7 @@ class ModelPerTrial(nn.Module):
     Args:
         make: makes the model; ``model(x, edge_index)`` takes features ``[nodes, features]``, dense, and the
             edges without self-loops, and returns logits ``[nodes, classes]``.
-        trials: how many copies.
+        num_models: how many copies.
         dropout: what the model was made with.
         adjacency: has no effect: the model is given the edges alone.
     """
@@ -98,15 +98,19 @@ class ModelPerTrial(nn.Module):
     num_keys, drop_edge = 1, 0.0
 
     def __init__(
-        self, make: Callable[[], nn.Module], trials: int, dropout: float = 0.0, adjacency: Kind = "rw"
+        self,
+        make: Callable[[], nn.Module],
+        num_models: int,
+        dropout: float = 0.0,
+        adjacency: Normalization = "rw",
     ) -> None:
         super().__init__()
-        self.copies = PerTrial(make, trials)
-        self.trials, self.dropout, self.adjacency = trials, dropout, adjacency
+        self.copies = PerTrial(make, num_models)
+        self.num_models, self.dropout, self.adjacency = num_models, dropout, adjacency
 
-    def propagation(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
+    def normalized_adjacency(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
         """Normalize an adjacency, as the other models do; the edges are read off it again."""
-        return propagation(adjacency, self.adjacency, num_nodes)
+        return normalized_adjacency(adjacency, self.adjacency, num_nodes)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
         """Make every copy anew, from its seed where there are any."""
@@ -120,12 +124,14 @@ class ModelPerTrial(nn.Module):
             return []
 
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
-        """Return logits ``[nodes, trials, classes]``; as for ``GCN``, with ``keys`` ``[1, 2, trials]``."""
+        """Return logits ``[nodes, models, classes]``; as for ``GCN``, with ``keys`` ``[1, 2, models]``."""
         if not isinstance(adjacency, SparseMatrix):
-            adjacency = self.propagation(adjacency, x.shape[0] if isinstance(x, Tensor) else x.num_rows)
+            adjacency = self.normalized_adjacency(
+                adjacency, x.shape[0] if isinstance(x, Tensor) else x.num_rows
+            )
         edges, logits = _edge_index(adjacency.pattern), []
         shared = _dense(x, 0) if _is_shared(x) else None
-        for trial in range(self.trials):
+        for trial in range(self.num_models):
             with _drawn_from(None if keys is None or not self.training else keys[0, 0, trial]):
                 logits.append(self.copies.call(trial, _dense(x, trial) if shared is None else shared, edges))
         return torch.stack(logits, 1)
@@ -133,7 +139,7 @@ class ModelPerTrial(nn.Module):
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the last graph convolution takes in, ``[nodes, trials, ...]``, and the logits.
+        """Return what the last graph convolution takes in, ``[nodes, models, ...]``, and the logits.
 
         Where no convolution is recognized, the logits stand for both.
         """
@@ -148,7 +154,7 @@ class ModelPerTrial(nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
-        calls = len(taken) // self.trials  # of a convolution that serves several layers
+        calls = len(taken) // self.num_models  # of a convolution that serves several layers
         return torch.stack(taken[calls - 1 :: calls], 1) if calls else logits, logits
 
 

@@ -12,13 +12,13 @@ from pairnorm.nn.ops.kernels import opaque
 from pairnorm.nn.ops.pattern import Pattern, row_starts
 from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
 
-Kind = Literal["rw", "sym"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Normalization = Literal["rw", "sym"]
+NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
 
 
 @opaque
-def propagation(
-    adjacency: Tensor | SparseMatrix, kind: Kind = "rw", num_nodes: int | None = None
+def normalized_adjacency(
+    adjacency: Tensor | SparseMatrix, normalization: Normalization = "rw", num_nodes: int | None = None
 ) -> SparseMatrix:
     r"""Normalize an adjacency matrix with self-loops, $\tilde{\mathbf{A}} = \mathbf{A} + \mathbf{I}$.
 
@@ -32,20 +32,20 @@ def propagation(
             or an ``edge_index`` ``[2, edges]`` of (source, target) pairs as in PyG. Weights count; a
             self-loop that is there keeps its weight. Of a directed graph every node averages over the nodes
             that point at it.
-        kind: ``"rw"`` (what the paper's experiments used) or ``"sym"``.
+        normalization: ``"rw"`` (what the paper's experiments used) or ``"sym"``.
         num_nodes: Needed with an ``edge_index`` when the last nodes are isolated.
 
     Example:
-        >>> matrix = propagation(torch.tensor([[0, 1], [1, 0]]))
+        >>> matrix = normalized_adjacency(torch.tensor([[0, 1], [1, 0]]))
         >>> matrix @ torch.tensor([[1.0], [3.0]])
         tensor([[2.],
                 [2.]])
     """
-    one_of("kind", kind, KINDS)
+    one_of("normalization", normalization, NORMALIZATIONS)
     matrix = _looped(_sorted(adjacency, num_nodes))
     pattern, weight, degree = matrix.pattern, matrix.values, _row_sums(matrix)
     for _, place, row in pattern.blocks():
-        if kind == "rw":
+        if normalization == "rw":
             weight[place] /= degree[row]
         else:
             weight[place] = weight[place] * degree[row].rsqrt() * degree[pattern.column[place]].rsqrt()
@@ -53,7 +53,7 @@ def propagation(
 
 
 def degrees(adjacency: Tensor | SparseMatrix) -> Tensor:
-    """Return the row sums of an adjacency matrix with self-loops, ``[nodes]``; see ``propagation``."""
+    """Return the row sums of an adjacency matrix with self-loops, ``[nodes]``."""
     return _row_sums(_looped(_sorted(adjacency, None)))
 
 
@@ -126,7 +126,7 @@ def _looped(matrix: SparseMatrix) -> SparseMatrix:
     return SparseMatrix(Pattern(crow, column, pattern.shape), weight)
 
 
-def states(
+def sgc_iterates(
     x: Tensor | SparseMatrix,
     adjacency: SparseMatrix,
     norm: Callable[[Tensor], Tensor] | None = None,
@@ -135,15 +135,16 @@ def states(
     """Yield the state of SGC at depth 0, 1, 2, ...: features, normalized, propagated, normalized, ...
 
     Args:
-        x: Features ``[nodes, features]`` or ``[nodes, trials, features]``; sparse ones become
-            ``[nodes, 1 or trials, features]``.
+        x: Features ``[nodes, features]`` or ``[nodes, models, features]``; sparse ones become
+            ``[nodes, 1 or models, features]``.
         adjacency: The normalized adjacency.
         norm: What comes on the input and after every step, a ``PairNorm`` for instance; None for nothing.
         hop: What a step is, where it is not the product.
 
     Example:
-        >>> walk = states(torch.tensor([[1.0], [3.0]]), propagation(torch.tensor([[0, 1], [1, 0]])))
-        >>> [next(walk).flatten().tolist() for depth in range(2)]
+        >>> matrix = normalized_adjacency(torch.tensor([[0, 1], [1, 0]]))
+        >>> iterates = sgc_iterates(torch.tensor([[1.0], [3.0]]), matrix)
+        >>> [next(iterates).flatten().tolist() for depth in range(2)]
         [[1.0, 3.0], [2.0, 2.0]]
     """
     if isinstance(x, SparseMatrix):
@@ -168,7 +169,7 @@ def restart_walk(
     $$\mathbf{Z} \leftarrow \alpha \mathbf{P} \mathbf{Z} + (1 - \alpha) \mathbf{Z}_0$$
 
     Args:
-        matrix: P, of ``propagation``.
+        matrix: P, of ``normalized_adjacency``.
         start: $\mathbf{Z}_0$, ``[nodes, columns]``.
         alphas: how much of every step is heard from the neighbors.
         steps: how many steps.
@@ -191,8 +192,8 @@ def entries(
     A row is a node that receives, a column one that it receives from: the target and the source of an edge.
 
     Args:
-        adjacency: see ``propagation``.
-        num_nodes: see ``propagation``.
+        adjacency: see ``normalized_adjacency``.
+        num_nodes: see ``normalized_adjacency``.
     """
     if isinstance(adjacency, Tensor) and is_edge_index(adjacency):
         return _edge_index_entries(adjacency, num_nodes)

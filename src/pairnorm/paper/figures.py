@@ -23,7 +23,7 @@ from pairnorm.base.plotting import (
     whole_ticks,
 )
 from pairnorm.data import features_after, load
-from pairnorm.nn import pair_norm, propagation
+from pairnorm.nn import normalized_adjacency, pair_norm
 from pairnorm.paper import case_study
 from pairnorm.paper.case_study import Layers
 from pairnorm.paper.experiments import Experiment, Place
@@ -56,7 +56,7 @@ def steps() -> tuple[dict[str, Tensor], Tensor]:
     centers = [values[graph.train & (graph.labels == number)].mean(0) for number in numbers]
     # In float64, for which no kernel, and so no compiler, is loaded: products as small as these need none.
     plane = (values @ torch.stack([centers[0], centers[-1]]).T).double()
-    matrix = propagation(graph.adjacency)
+    matrix = normalized_adjacency(graph.adjacency)
     for _ in range(SMOOTHING):
         plane = (matrix @ plane.unsqueeze(1)).squeeze(1)
     chosen = torch.isin(graph.labels, torch.tensor(numbers))

@@ -236,7 +236,7 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
     rates, buffers = (model.dropout, model.drop_edge), [buffer.clone() for buffer in model.buffers()]
     model.train()
     model.dropout = model.drop_edge = 0.0
-    keys = problem.labels.new_zeros(model.num_keys, 2, model.trials or 1, dtype=torch.int32)
+    keys = problem.labels.new_zeros(model.num_keys, 2, model.num_models or 1, dtype=torch.int32)
     try:
         problem.losses(model(problem.features, problem.adjacency, keys), "train").sum().backward()
     finally:
@@ -254,7 +254,7 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
     if not norms:
         return torch.tensor(nan), torch.tensor(nan)
     if isinstance(model, ModelPerTrial):  # whose trials come one after the other
-        norms = [*torch.stack(norms).view(model.trials, -1).t()]
+        norms = [*torch.stack(norms).view(model.num_models, -1).t()]
     # What gives the logits themselves always has a gradient; the hidden ones are the others.
     hidden = norms[:-1] or norms
     return hidden[0], hidden[-1]

@@ -15,7 +15,7 @@ from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.nn import APPNP, GAT, GCN, GCNII
 from pairnorm.nn.norms import NORMS, BatchNorm, make_norm
 from pairnorm.nn.per_trial import ModelPerTrial, PerTrial
-from pairnorm.nn.propagate import Kind
+from pairnorm.nn.propagate import Normalization
 
 if TYPE_CHECKING:
     from pairnorm.train.spec import Spec
@@ -83,7 +83,7 @@ def _pair_norm(mode: str) -> Remedy:
 
 
 def _batch_norm(features: int, trials: int, strength: float) -> nn.Module:
-    return BatchNorm(features, trials=trials)
+    return BatchNorm(features, num_models=trials)
 
 
 def _skip(t: float) -> dict[str, Any]:
@@ -136,7 +136,8 @@ def register(
         name: for ``Spec(remedy=name)``, tables and figures.
         factory: of a norm: called with the width of a layer, and, where there is a ``grid``, with the
             strength; returns a module over ``[nodes, features]``, of which every trial and layer has one of
-            its own. Of a model: called as ``factory(in_features, classes, depth=, hidden=, dropout=)``, and,
+            its own. Of a model: called as ``factory(in_channels, out_channels,
+            num_layers=, hidden_channels=, dropout=)``, and,
             where there is a ``grid``, with the strength by its name; returns a module that makes logits of
             ``x, edge_index``, of which every trial has one. Worker processes must be able to import it: a
             class or function at the top of a module.
@@ -192,14 +193,16 @@ def _own_norm(
 
 
 def _own_model(
-    make: Callable[..., nn.Module], in_features: int, classes: int, *, depth: int, hidden: int,
-    dropout: float, adjacency: Kind, trials: int, **strength: float,
+    make: Callable[..., nn.Module], in_channels: int, out_channels: int, *, num_layers: int,
+    hidden_channels: int, dropout: float, adjacency: Normalization, num_models: int, **strength: float,
 ) -> ModelPerTrial:  # fmt: skip
-    made = partial(make, in_features, classes, depth=depth, hidden=hidden, dropout=dropout, **strength)
-    wanted = "a model(x, edge_index), made from in_features, classes, depth=, hidden= and dropout="
+    sizes = {"num_layers": num_layers, "hidden_channels": hidden_channels}
+    made = partial(make, in_channels, out_channels, **sizes, dropout=dropout, **strength)
+    wanted = "a model(x, edge_index), made from in_channels, out_channels, num_layers=, "
+    wanted += "hidden_channels= and dropout="
     path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    _try(made, (torch.zeros(3, in_features), path), classes, wanted)
-    return ModelPerTrial(made, trials, dropout, adjacency)
+    _try(made, (torch.zeros(3, in_channels), path), out_channels, wanted)
+    return ModelPerTrial(made, num_models, dropout, adjacency)
 
 
 def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, wanted: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from pairnorm.base.csr import quieten
+from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.data import Graph
 from pairnorm.train.engine import train_job
 from pairnorm.train.jobs import Job, Pair
@@ -33,7 +33,7 @@ Told = int | list[Result]
 # Parameters of mallopt in glibc's malloc.h; the second is the largest value that it takes.
 TRIM_THRESHOLD, MMAP_THRESHOLD = (-1, 2**30), (-3, 2**25)
 
-quieten()  # a worker imports this module, then is sent a graph that has sparse tensors
+suppress_csr_warning()  # a worker imports this module, then is sent a graph that has sparse tensors
 
 
 class Pool(ABC):

@@ -20,7 +20,7 @@ from pairnorm.data import (
     missing_vectors,
 )
 from pairnorm.impute import fill_missing
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix, normalized_adjacency
 from pairnorm.nn.distributed import Shards
 from pairnorm.train.spec import Spec
 
@@ -68,7 +68,7 @@ class Problem:
                 hint="Give it a split, such as graph.with_split('random').",
             )
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
-        adjacency = propagation(graph.adjacency, trials[0][0].adjacency).to(device)
+        adjacency = normalized_adjacency(graph.adjacency, trials[0][0].adjacency).to(device)
         features, labels = _features(graph, trials, device), graph.labels
         width = graph.num_features if isinstance(features, SparseMatrix) else features.size(-1)
         if shards is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pairnorm.base.csr import pieces
+from pairnorm.base.csr import csr_components
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.data import Graph
 from pairnorm.train.cluster import ATTEMPTS, cause_of, check_room, check_version, connect, has_died
@@ -113,7 +113,7 @@ class Ray(Pool):
     def _place(self, graph: Graph) -> Any:
         """Return where in the cluster a graph is, and put it there first if it is not."""
         if id(graph) not in self._graphs:
-            parts = (*pieces(graph.adjacency), *pieces(graph.features))
+            parts = (*csr_components(graph.adjacency), *csr_components(graph.features))
             check_room(self._ray, f"graph {graph.name!r}", sum(part.nbytes for part in parts))
             self._graphs[id(graph)] = graph, self._ray.put(graph)
         return self._graphs[id(graph)][1]

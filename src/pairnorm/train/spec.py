@@ -13,7 +13,7 @@ from pairnorm.data.features import SCALINGS
 from pairnorm.impute import FILLS
 from pairnorm.nn.models import ORDERS, PRECISIONS, Order, Precision
 from pairnorm.nn.pair_norm import MODES, Mode
-from pairnorm.nn.propagate import KINDS, Kind
+from pairnorm.nn.propagate import NORMALIZATIONS, Normalization
 from pairnorm.train.methods import REMEDIES, stored_name
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Spec:
     order: Annotated[Order, _choice(*ORDERS)] = "after"
     skip: Annotated[int, _from_0] = 0
     dropout: Annotated[float, _probability] = 0.6
-    adjacency: Annotated[Kind, _choice(*KINDS)] = "rw"
+    adjacency: Annotated[Normalization, _choice(*NORMALIZATIONS)] = "rw"
     missing_rate: Annotated[float, _fraction] = 0.0
     missing_kind: Annotated[str, _choice(*MISSING_KINDS)] = "vectors"
     split: Annotated[str, _name] = "default"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pairnorm.base.errors import one_of
 from pairnorm.base.files import whole_file
 from pairnorm.data import Graph
-from pairnorm.nn import GAT, GCN, PairNorm, states
+from pairnorm.nn import GAT, GCN, PairNorm, sgc_iterates
 from pairnorm.nn.distributed import Shards
 from pairnorm.nn.models import MakeNorm, glorot
 from pairnorm.nn.norms import DegreePairNorm
@@ -46,11 +46,11 @@ def build(
     """
     remedy = find(spec.remedy)
     shared = {
-        "depth": spec.depth,
-        "hidden": spec.hidden,
+        "num_layers": spec.depth,
+        "hidden_channels": spec.hidden,
         "dropout": spec.dropout,
         "adjacency": spec.adjacency,
-        "trials": len(seeds),
+        "num_models": len(seeds),
     }
     model: Model
     if remedy.model is not None:
@@ -80,8 +80,8 @@ def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
 
 def sgc_settings(spec: Spec, trials: int = 1) -> dict[str, Any]:
     """Return all that makes the SGC of a spec, but for its weights."""
-    own = {name: getattr(spec, name) for name in ("depth", "scale", "dropout", "adjacency")}
-    return {"norm": make_norm(spec, trials) or spec.mode, **own}
+    own = {name: getattr(spec, name) for name in ("scale", "dropout", "adjacency")}
+    return {"num_layers": spec.depth, "norm": make_norm(spec, trials) or spec.mode, **own}
 
 
 def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
@@ -243,7 +243,7 @@ class SGCTrainer:
         norm: Any = None if mode is None else PairNorm(own_scale, mode)
         if (make := make_norm(self.spec, len(self.seeds))) is not None:
             norm = bound(make(), self._graph, self.problem.labels.device)
-        walk = states(features, self.problem.adjacency, norm)
+        walk = sgc_iterates(features, self.problem.adjacency, norm)
         state = next(walk)
         regressions = _Regressions(
             self.problem, state.size(1), self.variants, self.seeds, self.factors, self._curves

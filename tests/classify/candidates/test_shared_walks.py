@@ -10,7 +10,7 @@ from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, normal
 from pairnorm.classify.search import plan
 from pairnorm.data import Graph
 from pairnorm.impute import fill_missing
-from pairnorm.nn import PairNorm, propagation, states
+from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def test_states_are_those_of_the_walk_however_they_are_come_by(gaps: Graph, many
     features = Scaling.of(gaps)(gaps).to_dense()
     start = features if fill == "zero" else fill_missing(fill, gaps.adjacency, features, ~gaps.missing)
     norm = None if mode is None else PairNorm(1.0, mode)
-    expected = list(islice(states(start, propagation(gaps.adjacency), norm), 9))
+    expected = list(islice(sgc_iterates(start, normalized_adjacency(gaps.adjacency), norm), 9))
     walk = SharedWalk(gaps, features, fill, "rw", mode)
     for depth in (3, 8, 5, 3, 0, 8):
         assert torch.allclose(walk.state(depth), expected[depth], atol=1e-6), depth
@@ -65,7 +65,7 @@ def test_few_nodes_keep_no_states(gaps: Graph) -> None:
 
 def test_an_adjacency_is_normalized_once(small: Graph) -> None:
     assert normalized(small, "sym", CPU) is normalized(small.replace(name="other"), "sym", CPU)
-    expected = propagation(small.adjacency, "sym").to_dense()
+    expected = normalized_adjacency(small.adjacency, "sym").to_dense()
     assert torch.equal(normalized(small, "sym", CPU).to_dense(), expected)
 
 
@@ -95,9 +95,9 @@ def test_what_shares_walks_predicts_the_same(gaps: Graph, monkeypatch, norm, lim
 def test_an_sgc_without_pair_norm_is_one_of_another_scale(gaps: Graph) -> None:
     """What over many nodes spares half of the walks: the bias takes what centering takes away."""
     features = Scaling.of(gaps)(gaps).to_dense()
-    matrix = propagation(gaps.adjacency)
-    plain = next(islice(states(features, matrix), 6, None))
-    normed = next(islice(states(features, matrix, PairNorm()), 6, None))
+    matrix = normalized_adjacency(gaps.adjacency)
+    plain = next(islice(sgc_iterates(features, matrix), 6, None))
+    normed = next(islice(sgc_iterates(features, matrix, PairNorm()), 6, None))
     centerd = plain - plain.mean(0)
     scale = float(centerd.norm() / normed.norm())
     assert torch.allclose(centerd, scale * normed, atol=1e-4 * float(centerd.abs().max()))

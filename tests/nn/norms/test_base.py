@@ -16,7 +16,7 @@ def test_errors(raises):
         NodeNorm()(torch.ones(3))
     with raises("wrong-shape", value=[4, 2, 3]) as caught:
         BatchNorm(3)(torch.ones(4, 2, 3))
-    assert caught.value.options == {"features": 3, "trials": 2}
+    assert caught.value.options == {"in_channels": 3, "num_models": 2}
     with raises("wrong-shape", value=[2]):
         MeanSubtraction()(torch.ones(3, 2), torch.tensor([0, 1]))
     with raises("not-a-whole-number", value=0):

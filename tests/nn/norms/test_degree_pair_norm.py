@@ -4,7 +4,7 @@ import torch
 from pairnorm import PairNorm
 from pairnorm.data import load
 from pairnorm.measure import effective_rank
-from pairnorm.nn import propagation
+from pairnorm.nn import normalized_adjacency
 from pairnorm.nn.norms import DegreePairNorm
 
 
@@ -77,7 +77,7 @@ def test_deep_symmetric_propagation_keeps_more_rank_on_cora(mode):
     kept = component == component.mode().values
     number = kept.cumsum(0) - 1
     edges = number[graph.edge_index[:, kept[graph.edge_index[0]]]]
-    matrix = propagation(edges, "sym", int(kept.sum()))
+    matrix = normalized_adjacency(edges, "sym", int(kept.sum()))
     degree = torch.bincount(matrix.pattern.row.long()).float()
     features = graph.features.to_dense() if graph.features.is_sparse_csr else graph.features
     states = features[kept].float() @ torch.randn(features.size(1), 32)

@@ -57,7 +57,7 @@ def test_oversmoothed_states(offset, near):
 
 
 def test_seeds_decide_alone(near):
-    norm, alone = DiffGroupNorm(5, trials=3), DiffGroupNorm(5)
+    norm, alone = DiffGroupNorm(5, num_models=3), DiffGroupNorm(5)
     norm.reset_parameters([7, 8, 9])
     alone.reset_parameters([8])
     near(norm.assignment[1], alone.assignment)
@@ -65,6 +65,6 @@ def test_seeds_decide_alone(near):
 
 def test_errors(raises):
     with raises("wrong-shape", value=2):
-        DiffGroupNorm(5, trials=3).reset_parameters([1, 2])
+        DiffGroupNorm(5, num_models=3).reset_parameters([1, 2])
     with raises("too-few-nodes", value=1):
         DiffGroupNorm(3)(torch.randn(1, 3))

@@ -106,7 +106,7 @@ def test_repr_makes_the_same_norm(name):
     assert repr(eval(repr(norm), names)) == repr(norm)
     for argument, value in inspect.signature(type(norm)).parameters.items():
         # No text can make the one again, and the other is shown where it is on.
-        if argument not in ("process_group", "track_statistics"):
+        if argument not in ("process_group", "track_running_stats"):
             assert f"{argument}={getattr(norm, argument)!r}" in repr(norm), value
 
 

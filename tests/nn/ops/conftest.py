@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 
-from pairnorm.nn import SparseMatrix, propagation
+from pairnorm.nn import SparseMatrix, normalized_adjacency
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 RUNS = importlib.util.find_spec("triton") is not None and (INTERPRETED or torch.cuda.is_available())
@@ -29,4 +29,4 @@ def device() -> torch.device:
 def few_nodes() -> SparseMatrix:
     """Eight nodes: a hub, a triangle, a node alone. The interpreter takes rows and entries one by one."""
     edges = torch.tensor([[0, 0, 0, 0, 0, 1, 5], [1, 2, 3, 4, 5, 2, 6]])
-    return propagation(torch.cat([edges, edges.flip(0)], 1), num_nodes=8)
+    return normalized_adjacency(torch.cat([edges, edges.flip(0)], 1), num_nodes=8)

@@ -22,7 +22,7 @@ from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.data.features import without_rows
 from pairnorm.data.random import Stream
-from pairnorm.nn import Kind, Mode
+from pairnorm.nn import Mode, Normalization
 from pairnorm.nn.distributed import Shards
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.spec import Norm
@@ -119,7 +119,7 @@ class Task:
 
     graph: Graph
     features: Tensor
-    adjacency: Kind
+    adjacency: Normalization
     device: torch.device
     began: float = field(default_factory=time.perf_counter)
     metric: str = "loss"

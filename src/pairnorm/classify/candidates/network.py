@@ -13,7 +13,7 @@ from pairnorm.classify.candidates.base import Saved, State
 from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, is_dear, normalized
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
-from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, states
+from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, sgc_iterates
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class Network:
         if isinstance(module, SGC) and graph.missing.dim() == 1:  # few rows span few dimensions to walk in
             basis, features = span(features.to_dense())
             if basis is not None:
-                walk = states(filled(self.fill, graph, features), matrix, module.norm)
-                state = next(islice(walk, module.depth, None))
+                walk = sgc_iterates(filled(self.fill, graph, features), matrix, module.norm)
+                state = next(islice(walk, module.num_layers, None))
                 return (state @ (basis.T @ module.weight)).transpose(0, 1) + module.bias
         if shared and is_dear(graph, features):
             return self._walked(graph, features.to_dense())
@@ -48,7 +48,7 @@ class Network:
         """Return an SGC's logits of a walk that others may have gone: PairNorm's scale comes afterwards."""
         module, norm = self.module, self.module.norm
         mode, scale = (None, 1.0) if norm is None else (norm.mode, norm.scale)
-        state = SharedWalk(graph, features, self.fill, module.adjacency, mode).state(module.depth)
+        state = SharedWalk(graph, features, self.fill, module.adjacency, mode).state(module.num_layers)
         logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * module.weight) + module.bias
         return logits
 
@@ -66,10 +66,10 @@ class Network:
         kind = cls.KINDS[candidate.model]
         initial = kind in (GCNII, APPNP)
         first = tensors["weight" if kind is SGC else "first.weight" if initial else "convolutions.0.weight"]
-        options: dict[str, Any] = {"adjacency": saved.settings["adjacency"], "trials": first.shape[0]}
+        options: dict[str, Any] = {"adjacency": saved.settings["adjacency"], "num_models": first.shape[0]}
         depth = candidate.depth
         if kind is not SGC:
-            options["hidden"] = first.shape[2]
+            options["hidden_channels"] = first.shape[2]
         if kind not in (SGC, APPNP):  # whose depth no weight tells
             depth = len({name.split(".")[1] for name in tensors if name.startswith("convolutions.")})
         if (first.shape[1], depth) != (saved.features, candidate.depth):

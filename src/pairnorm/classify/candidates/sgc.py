@@ -16,7 +16,7 @@ from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, is_dear, normalized
 from pairnorm.classify.regression import GRADIENT, fold_regressions, span
 from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES
-from pairnorm.nn import SGC, PairNorm, states
+from pairnorm.nn import SGC, PairNorm, sgc_iterates
 from pairnorm.train.spec import Norm
 
 Step = tuple[Tensor, Iterator[tuple[Candidate, Tensor, Tensor]]]
@@ -90,7 +90,7 @@ def _sweep(
     start = filled(fill, graph, _reduced(task)[1])
     matrix = normalized(graph, task.adjacency, device)
     own = scales[0] if norm == "PN-SCS" else 1.0
-    walk = states(start, matrix, None if norm == "none" else PairNorm(own, norm))
+    walk = sgc_iterates(start, matrix, None if norm == "none" else PairNorm(own, norm))
     for depth, state in zip(range(max(depths) + 1), walk, strict=False):
         if depth not in depths:
             continue
@@ -122,7 +122,7 @@ def _learn(task: Task, candidate: Candidate) -> Network:
     weight = weight if norm in ("none", "PN-SCS") else weight / scale
     weight = weight if basis is None else basis @ weight
     settings = {"norm": candidate.mode, "scale": scale, "adjacency": task.adjacency}
-    return Network(SGC.from_weights(weight, bias, depth=depth, **settings), candidate.fill)
+    return Network(SGC.from_weights(weight, bias, num_layers=depth, **settings), candidate.fill)
 
 
 def _walk(task: Task, fill: str, norm: Norm) -> SharedWalk:

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.data import Graph
 from pairnorm.impute import fill_missing
-from pairnorm.nn import Kind, Mode, PairNorm, SparseMatrix, propagation, states
+from pairnorm.nn import Mode, Normalization, PairNorm, SparseMatrix, normalized_adjacency, sgc_iterates
 
 MANY_NODES = 100_000
 # So many products make a step dear: what comes of one is then kept, for those who need it again.
@@ -37,8 +37,8 @@ def is_dear(graph: Graph, features: Tensor) -> bool:
     return has_many_nodes(graph) or 2 * graph.num_edges * features.shape[1] >= DEAR_STEP
 
 
-def normalized(graph: Graph, kind: Kind, device: torch.device) -> SparseMatrix:
-    """Return ``propagation`` of a graph's adjacency, made once.
+def normalized(graph: Graph, kind: Normalization, device: torch.device) -> SparseMatrix:
+    """Return ``normalized_adjacency`` of a graph's adjacency, made once.
 
     Args:
         graph: whose edges.
@@ -47,7 +47,7 @@ def normalized(graph: Graph, kind: Kind, device: torch.device) -> SparseMatrix:
     """
     kept: dict[tuple[str, torch.device], SparseMatrix] = _MATRICES.setdefault(graph.adjacency, {})
     if (kind, device) not in kept:
-        kept[kind, device] = propagation(graph.adjacency, kind).to(device)
+        kept[kind, device] = normalized_adjacency(graph.adjacency, kind).to(device)
     return kept[kind, device]
 
 
@@ -99,7 +99,7 @@ class SharedWalk(NamedTuple):
     graph: Graph
     features: Tensor
     fill: str
-    kind: Kind
+    kind: Normalization
     mode: Mode | None
 
     def state(self, depth: int) -> Tensor:
@@ -136,7 +136,7 @@ class SharedWalk(NamedTuple):
 
 
 def _after(steps: int, x: Tensor, matrix: SparseMatrix, norm: PairNorm | None) -> Tensor:
-    return next(islice(states(x, matrix, norm), steps, None))
+    return next(islice(sgc_iterates(x, matrix, norm), steps, None))
 
 
 # By adjacency: normalized. By features: filled, and states of walks; with the graph that they are of.

@@ -18,7 +18,7 @@ class Norm(Protocol):
         """Return ``x`` normalized.
 
         Args:
-            x: ``[nodes, features]``, or ``[nodes, trials, features]``: every trial is normalized on its own.
+            x: ``[nodes, features]``, or ``[nodes, models, features]``: every model is normalized on its own.
             batch: the graph of each node, in any order; None for one graph.
             batch_size: the number of graphs; given, it saves a device synchronization.
         """
@@ -37,24 +37,24 @@ class BaseNorm(nn.Module):
 
 
 class ParametricNorm(BaseNorm):
-    """A norm with parameters: of shape ``[features]``, or ``[trials, features]`` where trials have their own.
+    """A norm with parameters: of shape ``[features]``, or ``[models, features]`` where models have their own.
 
     Args:
-        features: the width of a node's representation.
+        in_channels: The width of a node's representation.
         eps: added to variances, inside the root.
-        trials: how many trials are normalized side by side; None for the ordinary module.
+        num_models: how many models are normalized side by side; None for the ordinary module.
     """
 
-    def __init__(self, features: int, eps: float, trials: int | None) -> None:
+    def __init__(self, in_channels: int, eps: float, num_models: int | None) -> None:
         super().__init__()
-        self.features = whole_number("features", features, least=1)
+        self.in_channels = whole_number("in_channels", in_channels, least=1)
         self.eps = real_number("eps", eps, above=0)
-        self.trials = None if trials is None else whole_number("trials", trials, least=1)
+        self.num_models = None if num_models is None else whole_number("num_models", num_models, least=1)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What one node has: ``[features]`` or ``[trials, features]``."""
-        return (self.features,) if self.trials is None else (self.trials, self.features)
+        """What one node has: ``[features]`` or ``[models, features]``."""
+        return (self.in_channels,) if self.num_models is None else (self.num_models, self.in_channels)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
         """Set every ``bias`` to zero and every other parameter to one.
@@ -75,7 +75,7 @@ class ParametricNorm(BaseNorm):
                 code="wrong-shape",
                 value=list(x.shape),
                 expected=f"[nodes, {wanted}]",
-                hint="Make the norm with {features} and {trials} of the states it is given.",
-                features=x.shape[-1],
-                trials=x.shape[1] if x.dim() == 3 else None,
+                hint="Make the norm with {in_channels} and {num_models} of the states it is given.",
+                in_channels=x.shape[-1],
+                num_models=x.shape[1] if x.dim() == 3 else None,
             )

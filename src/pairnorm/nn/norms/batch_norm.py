@@ -22,19 +22,19 @@ class BatchNorm(ParametricNorm):
     ``torch.nn.BatchNorm1d`` does.
 
     Args:
-        features: The width of a node's representation.
+        in_channels: The width of a node's representation.
         eps: Added to the variance.
         momentum: The share of new statistics in the running ones.
-        trials: Train this many trials side by side; None for an ordinary module.
+        num_models: Train this many models side by side; None for an ordinary module.
     """
 
     running_mean: Tensor
     running_var: Tensor
 
     def __init__(
-        self, features: int, eps: float = 1e-5, momentum: float = 0.1, trials: int | None = None
+        self, in_channels: int, eps: float = 1e-5, momentum: float = 0.1, num_models: int | None = None
     ) -> None:
-        super().__init__(features, eps, trials)
+        super().__init__(in_channels, eps, num_models)
         self.momentum = real_number("momentum", momentum, least=0, most=1)
         self.weight, self.bias = nn.Parameter(torch.ones(self.shape)), nn.Parameter(torch.zeros(self.shape))
         self.register_buffer("running_mean", torch.zeros(self.shape))

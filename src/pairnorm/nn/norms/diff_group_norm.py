@@ -35,12 +35,12 @@ class DiffGroupNorm(ParametricNorm):
     cancels on an oversmoothed state.
 
     Args:
-        features: The width of a node's representation.
+        in_channels: The width of a node's representation.
         groups: The number of groups.
         balance: The paper's λ.
         eps: Added to variances.
         momentum: The share of new statistics in the running ones.
-        trials: Train this many trials side by side; None for an ordinary module.
+        num_models: Train this many models side by side; None for an ordinary module.
     """
 
     running_mean: Tensor
@@ -48,18 +48,18 @@ class DiffGroupNorm(ParametricNorm):
 
     def __init__(
         self,
-        features: int,
+        in_channels: int,
         groups: int = 10,
         balance: float = 0.01,
         eps: float = 1e-5,
         momentum: float = 0.1,
-        trials: int | None = None,
+        num_models: int | None = None,
     ) -> None:
-        super().__init__(features, eps, trials)
+        super().__init__(in_channels, eps, num_models)
         self.groups = whole_number("groups", groups, least=1)
         self.balance = real_number("balance", balance, least=0)
         self.momentum = real_number("momentum", momentum, least=0, most=1)
-        shape = (*self.shape[:-1], self.groups, self.features)
+        shape = (*self.shape[:-1], self.groups, self.in_channels)
         self.assignment = nn.Parameter(torch.empty(*self.shape, self.groups))
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
         self.register_buffer("running_mean", torch.zeros(shape))
@@ -76,25 +76,27 @@ class DiffGroupNorm(ParametricNorm):
         super().reset_parameters()
         self.running_mean.zero_()
         self.running_var.fill_(1)
-        trials = self.trials or 1
-        if seeds is not None and len(seeds) != trials:
+        num_models = self.num_models or 1
+        if seeds is not None and len(seeds) != num_models:
             problem = f"there are {len(seeds)} seeds"
-            expected = f"one for each of {trials} trials"
+            expected = f"one for each of {num_models} models"
             raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected=expected)
-        bound = 1 / math.sqrt(self.features)
+        bound = 1 / math.sqrt(self.in_channels)
         with torch.no_grad():
-            for trial in range(trials):
+            for trial in range(num_models):
                 generator = None if seeds is None else torch.Generator().manual_seed(seeds[trial])
-                drawn = torch.empty(self.features, self.groups).uniform_(-bound, bound, generator=generator)
-                self.assignment.view(trials, self.features, self.groups)[trial] = drawn
+                drawn = torch.empty(self.in_channels, self.groups).uniform_(
+                    -bound, bound, generator=generator
+                )
+                self.assignment.view(num_models, self.in_channels, self.groups)[trial] = drawn
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
         with torch.autocast(x.device.type, enabled=False):
-            wide = widen(x).view(len(x), self.trials or 1, self.features)
+            wide = widen(x).view(len(x), self.num_models or 1, self.in_channels)
             assignment, weight, bias, running_mean, running_var = (
-                tensor.to(wide.dtype).view(self.trials or 1, *tensor.shape[-2:])
+                tensor.to(wide.dtype).view(self.num_models or 1, *tensor.shape[-2:])
                 for tensor in (self.assignment, self.weight, self.bias, self.running_mean, self.running_var)
             )
             share = trial_linear(wide, assignment).softmax(-1)
@@ -140,7 +142,7 @@ class DiffGroupNorm(ParametricNorm):
 
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
-    """Return Σ_n a_n b_nᵀ of every trial, ``[trials, columns of a, columns of b]``."""
+    """Return Σ_n a_n b_nᵀ of every model, ``[models, columns of a, columns of b]``."""
     whole = len(a) // ROWS_OF_SUMS * ROWS_OF_SUMS
     parts = (one[:whole].unflatten(0, (-1, ROWS_OF_SUMS)) for one in (a, b))
     rest: Tensor = torch.einsum("nti,ntj->tij", a[whole:], b[whole:])

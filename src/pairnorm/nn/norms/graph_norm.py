@@ -19,13 +19,13 @@ class GraphNorm(ParametricNorm):
     $$
 
     Args:
-        features: The width of a node's representation.
+        in_channels: The width of a node's representation.
         eps: Added to the variance.
-        trials: Train this many trials side by side; None for an ordinary module.
+        num_models: Train this many models side by side; None for an ordinary module.
     """
 
-    def __init__(self, features: int, eps: float = 1e-5, trials: int | None = None) -> None:
-        super().__init__(features, eps, trials)
+    def __init__(self, in_channels: int, eps: float = 1e-5, num_models: int | None = None) -> None:
+        super().__init__(in_channels, eps, num_models)
         self.weight, self.bias = nn.Parameter(torch.ones(self.shape)), nn.Parameter(torch.zeros(self.shape))
         self.mean_scale = nn.Parameter(torch.ones(self.shape))
 

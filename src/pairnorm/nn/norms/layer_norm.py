@@ -26,20 +26,20 @@ class LayerNorm(ParametricNorm):
     PyG adds eps to $\sigma$ instead where it is given no ``batch``; here it is always in the root.
 
     Args:
-        features: The width of a node's representation.
+        in_channels: The width of a node's representation.
         mode: ``"graph"`` or ``"node"``.
         eps: Added to the variance.
-        trials: Train this many trials side by side; None for an ordinary module.
+        num_models: Train this many models side by side; None for an ordinary module.
     """
 
     def __init__(
         self,
-        features: int,
+        in_channels: int,
         mode: Literal["graph", "node"] = "node",
         eps: float = 1e-5,
-        trials: int | None = None,
+        num_models: int | None = None,
     ) -> None:
-        super().__init__(features, eps, trials)
+        super().__init__(in_channels, eps, num_models)
         self.mode = one_of("mode", mode, MODES)
         self.weight, self.bias = nn.Parameter(torch.ones(self.shape)), nn.Parameter(torch.zeros(self.shape))
 

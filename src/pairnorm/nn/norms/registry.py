@@ -54,23 +54,23 @@ NORMS: Mapping[str, NamedNorm] = MappingProxyType(
 )
 
 
-def make_norm(name: str, features: int, trials: int | None = None, **settings: Any) -> nn.Module:
+def make_norm(name: str, in_channels: int, num_models: int | None = None, **settings: Any) -> nn.Module:
     """Make a norm by name.
 
     Args:
         name: One of ``NORMS``.
-        features: The width of a node's representation, for the norms that have parameters.
-        trials: How many trials each have their own; None for an ordinary module.
+        in_channels: The width of a node's representation, for the norms that have parameters.
+        num_models: How many models each have their own; None for an ordinary module.
         **settings: Arguments of the norm, such as the value of its tuned parameter.
 
     Example:
-        >>> make_norm("NodeNorm", features=32, p=3)
+        >>> make_norm("NodeNorm", in_channels=32, p=3)
         NodeNorm(p=3.0, eps=1e-05)
-        >>> make_norm("PN-SI", features=32, scale=10)
+        >>> make_norm("PN-SI", in_channels=32, scale=10)
         PairNorm(scale=10, mode='PN-SI', eps=1e-06)
     """
     named = NORMS[one_of("norm", name, [*NORMS])]
     settings = {**named.settings, **settings}
     if issubclass(named.kind, ParametricNorm):
-        return named.kind(features, trials=trials, **settings)
+        return named.kind(in_channels, num_models=num_models, **settings)
     return named.kind(**settings)

@@ -218,7 +218,7 @@ class RunningMoments(nn.Module):
         """
         if not self.count.numel():
             if not empty:
-                problem = "PairNorm(track_statistics=True) has no statistics to go by in eval"
+                problem = "PairNorm(track_running_stats=True) has no statistics to go by in eval"
                 hint = "Call calibrate(model, loader), train it, or load a state_dict."
                 raise PairNormError(problem, code="not-fitted", hint=hint)
         elif self.mean.shape != x.shape[1:]:

@@ -30,7 +30,7 @@ class Norm(Protocol):
         """The ranks whose rows are one graph; None: those of this process are."""
 
     @property
-    def track_statistics(self) -> bool:
+    def track_running_stats(self) -> bool:
         """Whether it keeps statistics, and in eval goes by them."""
 
     def __call__(self, x: Tensor, /) -> Tensor:
@@ -39,7 +39,7 @@ class Norm(Protocol):
 
 def fuses(norm: Norm, x: Tensor) -> bool:
     """Say whether the kernels that come before ``norm`` can do it at the same time."""
-    alone = norm.process_group is None and not norm.track_statistics and norm.mode != "PN-SCS"
+    alone = norm.process_group is None and not norm.track_running_stats and norm.mode != "PN-SCS"
     return alone and not blocks.serves(x) and not torch.compiler.is_compiling()
 
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pairnorm.base.csr import quieten, sparse_csr
+from pairnorm.base.csr import sparse_csr, suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.ops.activation.plain import ACTIVATIONS, activation_gradient
 from pairnorm.nn.ops.kernels import choose
@@ -39,7 +39,7 @@ def _load(device: str) -> Kernels:
 
 @dataclass(frozen=True, eq=False)
 class SparseMatrix:
-    """A sparse matrix, or one for every trial; ``propagation`` and ``SparseMatrix.from_torch`` make them.
+    """A sparse matrix, or one for every model. See ``normalized_adjacency``, ``SparseMatrix.from_torch``.
 
     ``matrix @ dense`` takes ``[columns, features]``, or ``[columns, trials, features]`` where every trial is
     multiplied by its own values, or by the shared ones; both operands are differentiable.
@@ -59,7 +59,7 @@ class SparseMatrix:
             problem = f"the sparse tensor has shape {list(tensor.shape)}"
             expected = "two dimensions"
             raise PairNormError(problem, code="wrong-shape", value=list(tensor.shape), expected=expected)
-        quieten()
+        suppress_csr_warning()
         if tensor.layout not in (torch.strided, torch.sparse_csr):
             tensor = tensor.to_sparse_coo().coalesce()
         csr = tensor if tensor.layout == torch.sparse_csr else tensor.to_sparse_csr()
