@@ -18,7 +18,7 @@ PARTS = {
     "sgc": ("benchmarks.sgc", "measure"),
     "cuda": ("benchmarks.cuda", "measure"),
     "scale": ("benchmarks.scale", "measure"),
-    "remedies": ("benchmarks.methods", "measure"),
+    "methods": ("benchmarks.methods", "measure"),
 }
 
 

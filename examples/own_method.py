@@ -1,6 +1,6 @@
-"""A remedy against oversmoothing of your own beside the package's, on Cora without most of its features.
+"""A method against oversmoothing of your own beside the package's, on Cora without most of its features.
 
-From this file to a figure: pairnorm compare --dataset cora --remedy own_method:Whiten
+From this file to a figure: pairnorm compare --dataset cora --method own_method:Whiten
 """
 
 import sys
@@ -15,7 +15,7 @@ from pairnorm.train import Spec, Store, register, run
 class Whiten(nn.Module):
     """Center every feature over the nodes, and divide by a root of its deviation."""
 
-    version, grid = "1", (1.0, 0.5)  # another version is another remedy; of two strengths validation chooses
+    version, grid = "1", (1.0, 0.5)  # another version is another method; of two strengths validation chooses
 
     def __init__(self, features: int, strength: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ register("Whiten", Whiten)
 if __name__ == "__main__":
     epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     specs = [
-        Spec("cora", "GCN", 8, remedy=name, missing_rate=1.0, epochs=epochs)
+        Spec("cora", "GCN", 8, method=name, missing_rate=1.0, epochs=epochs)
         for name in ("none", "PN-SI", "Whiten")
     ]
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "own.sqlite") as store:

@@ -1,6 +1,6 @@
 """A whole model of your own beside the package's: GraphSAGE with a share of its first state, in plain PyG.
 
-From this file to a figure: pairnorm compare --dataset cora --remedy own_model:DeepSAGE
+From this file to a figure: pairnorm compare --dataset cora --method own_model:DeepSAGE
 """
 
 import sys
@@ -49,6 +49,6 @@ register("DeepSAGE", DeepSAGE)
 
 if __name__ == "__main__":
     epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-    spec = Spec("cora", "GCN", 4, remedy="DeepSAGE", scaling="none", epochs=epochs)
+    spec = Spec("cora", "GCN", 4, method="DeepSAGE", scaling="none", epochs=epochs)
     for trial in train(load("cora"), spec, seeds=[0, 1], device="cpu"):
         print(f"{100 * trial.test_accuracy:.1f}% of the test papers right: {spec}, seed {trial.seed}")

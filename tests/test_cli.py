@@ -78,7 +78,7 @@ def test_an_error_is_short_and_has_no_traceback(added: Added, capsys: pytest.Cap
     assert printed.err == "Error: nodes.csv, line 7: [x] is not a number.\nCorrect it.\n"
 
 
-def test_a_remedy_names_options_as_they_are_typed(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hint_names_options_as_they_are_typed(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
     added(raising(PairNormError("no column 'a'", hint="Pass {ignore}.", ignore=["two words"])))
     assert cli.main(["act"]) == 1
     assert capsys.readouterr().err == "Error: no column 'a'. Pass --ignore 'two words'.\n"

@@ -129,7 +129,7 @@ def test_pages_say_of_fit_what_our_comparison_says(page, protocol, missing, grap
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
 @pytest.mark.parametrize("features", ["all features", "training nodes' features alone"])
-def test_remedies_says_what_our_comparison_by_depth_says(features, model):
+def test_methods_says_what_our_comparison_by_depth_says(features, model):
     graphs, told = ("Cora", "Citeseer", "Pubmed", "Coauthor CS"), rows("docs/methods.md")
     stands = {tuple(row[:3]): row[3:] for row in rows("results/depth.md")}
     places = [stands[f"{graph}, {model}", features, "any"] for graph in graphs]

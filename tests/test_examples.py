@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from pairnorm.train import REMEDIES, methods
+from pairnorm.train import METHODS, methods
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -28,7 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def here(name: str, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *words])
-        registered = mock.patch.dict(REMEDIES), mock.patch.dict(methods._LATEST)
+        registered = mock.patch.dict(METHODS), mock.patch.dict(methods._LATEST)
         with warnings.catch_warnings(), torch.random.fork_rng(), registered[0], registered[1]:
             warnings.simplefilter("ignore")
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
@@ -109,11 +109,11 @@ def test_nodes_that_come_later_without_features_are_labeled(run: Run) -> None:
     assert int(share[1]) > 60
 
 
-def test_a_remedy_of_ones_own_is_trained_by_workers_beside_the_others() -> None:
+def test_a_method_of_ones_own_is_trained_by_workers_beside_the_others() -> None:
     text = run_alone("own_method.py", "30")
     none, pair_norm, whiten = accuracies(text)
     assert min(pair_norm, whiten) > none + 10
-    assert "remedy=Whiten@1 strength=1.0" in text
+    assert "method=Whiten@1 strength=1.0" in text
 
 
 def test_calibrated_batches_give_what_the_whole_graph_gives(run: Run) -> None:

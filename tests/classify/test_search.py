@@ -12,7 +12,7 @@ from pairnorm.classify.candidates.base import MANY_COLUMNS, Lesson
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, parse_budget, plan, rivals, search
 from pairnorm.data import Graph
-from pairnorm.train import REMEDIES
+from pairnorm.train import METHODS
 
 
 def test_by_default_sgc_at_all_depths_with_both_kinds_of_pair_norm(small: Graph) -> None:
@@ -102,7 +102,7 @@ def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
     assert {spec.model for spec in gnn.specs} == {"GCN", "GAT"}
     assert {spec.norm for spec in gnn.specs} == {"none", "PN-SI"}
     initial = {(spec.hint, spec.strength, spec.adjacency) for spec in gnn.specs if spec.hint != "none"}
-    assert initial == {(name, share, "sym") for name in ("GCNII", "APPNP") for share in REMEDIES[name].grid}
+    assert initial == {(name, share, "sym") for name in ("GCNII", "APPNP") for share in METHODS[name].grid}
     assert [spec.depth for spec in gnn.specs] == sorted(spec.depth for spec in gnn.specs)
     assert list(gnn.seeds) == [7, 8, 9]
     assert (gnn.seconds, gnn.required) == (120, False)

@@ -92,7 +92,7 @@ def test_what_is_read_is_not_replaced(tmp_path: Path, raises) -> None:
 
 
 @pytest.mark.parametrize("delimiter", ["\t", ";", "|"])
-def test_a_remedy_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter: str) -> None:
+def test_a_hint_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter: str) -> None:
     nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
     nodes.write_text(f"id{delimiter}age\na{delimiter}31\nb{delimiter}25\n")
     edges.write_text(f"source{delimiter}target\na{delimiter}b\n")

@@ -1,4 +1,4 @@
-"""A comparison by depth that nobody ran: three remedies, two depths, numbers that can be followed by hand."""
+"""A comparison by depth that nobody ran: three methods, two depths, numbers that can be followed by hand."""
 
 from typing import Any
 
@@ -19,16 +19,16 @@ ACCURACY = {
 
 
 def a_table(without: tuple[str, int] | None = None, **more: Any) -> Table:
-    """Return the comparison above, all of whose settings are as good; one remedy and depth may be lacking."""
+    """Return the comparison above, all of whose settings are as good; one method and depth may be lacking."""
     more = {"datasets": ["cora"], **more}
     wanted = DepthComparison(
-        models=["GCN"], remedies=["none", "PN-SI", "APPNP"], depths=[2, 16], runs=2, **more
+        models=["GCN"], methods=["none", "PN-SI", "APPNP"], depths=[2, 16], runs=2, **more
     )
     results = []
     for place in wanted.places():
-        if (place.remedy, place.depth) == without:
+        if (place.method, place.depth) == without:
             continue
-        accuracy = ACCURACY[place.remedy, place.missing_percent][place.depth == 16]
+        accuracy = ACCURACY[place.method, place.missing_percent][place.depth == 16]
         accuracy -= 0.1 * (place.dataset == "pubmed")
         for spec in wanted.candidates(place):
             for seed in range(2):

@@ -7,7 +7,7 @@ import pytest
 
 from pairnorm.compare import depth
 from pairnorm.compare.depth import COLUMNS, DepthComparison, Place, Table, count_lacking, reproduce
-from pairnorm.train import REMEDIES, Spec, Store, Trial
+from pairnorm.train import METHODS, Spec, Store, Trial
 from pairnorm.train.schedule import Running
 
 TINY = DepthComparison(
@@ -28,7 +28,7 @@ def a_trial(seed: int, validation: float, test: float = 0.5, **more: Any) -> Tri
     )
 
 
-def test_all_remedies_have_the_same_budget() -> None:
+def test_all_methods_have_the_same_budget() -> None:
     whole = DepthComparison()
     for place in whole.places():
         candidates = whole.candidates(place)
@@ -37,12 +37,12 @@ def test_all_remedies_have_the_same_budget() -> None:
             assert (spec.dataset, spec.model, spec.depth) == (place.dataset, place.model, place.depth)
             assert spec.missing_rate == place.missing_percent / 100
             assert spec.epochs == 500
-    assert {place.remedy for place in whole.places() if place.model == "GCN"} == set(REMEDIES)
+    assert {place.method for place in whole.places() if place.model == "GCN"} == set(METHODS)
 
 
 def test_slices_are_whole_graphs_and_what_is_quadratic_comes_last() -> None:
     slices = [
-        (places[0].dataset, places[0].model, {p.remedy for p in places})
+        (places[0].dataset, places[0].model, {p.method for p in places})
         for places in DepthComparison().slices()
     ]
     assert [dataset for dataset, _, names in slices if "ContraNorm" not in names] == [
@@ -109,7 +109,7 @@ def test_a_choice_is_checked(raises: Any) -> None:
     with raises("unknown-choice", value="GIN"):
         DepthComparison(models=["GIN"])
     with raises("unknown-choice", value="PairNorm"):
-        DepthComparison(remedies=["PairNorm"])
+        DepthComparison(methods=["PairNorm"])
     with raises("not-a-whole-number", value=101):
         DepthComparison(missing=[101])
 
@@ -120,11 +120,11 @@ def test_grid_points_are_those_of_the_table() -> None:
                 scaling="none") in DepthComparison().candidates(place)  # fmt: skip
 
 
-@pytest.mark.parametrize("remedy", ["GCNII", "PN-SI", "Skip", "BatchNorm", "none"])
-def test_every_remedy_has_as_many_settings_and_each_value_meets_every_other(remedy: str) -> None:
+@pytest.mark.parametrize("method", ["GCNII", "PN-SI", "Skip", "BatchNorm", "none"])
+def test_every_method_has_as_many_settings_and_each_value_meets_every_other(method: str) -> None:
     """A half of 2 x 2 x 2: of two settings all four pairs are there."""
-    wanted = DepthComparison(["cora"], ["GCN"], [remedy], depths=[4], missing=[0])
-    specs = wanted.candidates(Place("cora", "GCN", remedy, 0, 4))
+    wanted = DepthComparison(["cora"], ["GCN"], [method], depths=[4], missing=[0])
+    specs = wanted.candidates(Place("cora", "GCN", method, 0, 4))
     assert len({*specs}) == 4
     columns = [
         [spec.learning_rate for spec in specs],
@@ -132,6 +132,6 @@ def test_every_remedy_has_as_many_settings_and_each_value_meets_every_other(reme
         [(spec.strength, spec.scale, spec.skip) for spec in specs],
     ]
     tuned = [column for column in columns if len({*column}) > 1]
-    assert len(tuned) == (2 if remedy in ("BatchNorm", "none") else 3)
+    assert len(tuned) == (2 if method in ("BatchNorm", "none") else 3)
     for one, other in combinations(tuned, 2):
         assert len({*zip(one, other, strict=True)}) == 4

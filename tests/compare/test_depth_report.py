@@ -36,9 +36,9 @@ def test_who_is_best_and_where_pairnorm_stands() -> None:
 def test_equals_ahead_of_pairnorm_come_in_the_order_of_the_table() -> None:
     accuracies = {"PN": 0.5, "GCNII": 0.8, "Skip": 0.8, "JK-max": 0.8, "APPNP": 0.8, "DropEdge": 0.8}
     rows = [
-        {"remedy": remedy, "missing_percent": 0, "depth": 2, "validation_accuracy": accuracy,
+        {"remedy": method, "missing_percent": 0, "depth": 2, "validation_accuracy": accuracy,
          "accuracies": [accuracy, accuracy + 0.01]}
-        for remedy, accuracy in accuracies.items()
+        for method, accuracy in accuracies.items()
     ]  # fmt: skip
     text = _best_at_each_depth(rows)
     assert "Ahead of it most often: GCNII (1), Skip (1), JK-max (1), APPNP (1), DropEdge (1)." in text

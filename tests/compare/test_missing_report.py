@@ -43,7 +43,7 @@ def found() -> Found:
     return Found(
         {
             zero: [a_trial(0, 0.5), a_trial(1, 0.7)],
-            zero.replace(fill="fp"): [a_trial(0, 0.75)],
+            zero.replace(imputation="fp"): [a_trial(0, 0.75)],
             zero.replace(missing_rate=0): [a_trial(0, 0.8), a_trial(1, 0.8)],
         },
         [judged(FIT, 0.8), judged(REFITTED, 0.81), judged("label propagation", 0.7)],

@@ -27,7 +27,7 @@ def test_situations_are_means_over_graphs() -> None:
 def test_what_a_graph_lacks_is_not_recommended() -> None:
     """With three graphs, of which one has no APPNP."""
     table = a_table(datasets=[*TWO, "coauthor-cs"])
-    for spec in [spec for spec in table._found if spec.dataset == "coauthor-cs" and spec.remedy == "APPNP"]:
+    for spec in [spec for spec in table._found if spec.dataset == "coauthor-cs" and spec.method == "APPNP"]:
         del table._found[spec]
     text = report(table, "reproduce depth")
     assert line(text, "| few labels | all features ")[2:4] == ["3", "GCN, none, 2 layers"]
@@ -72,9 +72,9 @@ def test_the_ranking_is_drawn_and_shown(tmp_path: Path, monkeypatch: pytest.Monk
     assert draw_ranking(rows[:1], "GCN") is None
 
 
-def test_where_most_remedies_were_not_run_nothing_is_chosen(tmp_path: Path) -> None:
+def test_where_most_methods_were_not_run_nothing_is_chosen(tmp_path: Path) -> None:
     table = a_table(datasets=TWO)
-    for spec in [spec for spec in table._found if spec.dataset == "pubmed" and spec.remedy != "APPNP"]:
+    for spec in [spec for spec in table._found if spec.dataset == "pubmed" and spec.method != "APPNP"]:
         del table._found[spec]
     text = report(table, "reproduce depth")
     assert "| Cora, GCN | all features | any |" in text

@@ -140,7 +140,7 @@ def test_files_that_are_there_are_not_fetched(tmp_path: Path) -> None:
     fetch(tmp_path, [NAME], "https://example.org")
 
 
-def test_a_folder_that_cannot_be_written_leads_to_the_same_remedy(
+def test_a_folder_that_cannot_be_written_leads_to_the_same_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))

@@ -615,7 +615,7 @@ def test_who_hooks_into_a_convolution_or_the_norm_sees_it_called(kind, mode, edg
     assert not torch.allclose(seen[2][1], seen[0][1])
 
 
-class TestRemedies:
+class TestMethods:
     """What stands around the convolutions, against PyG's layers put together by hand."""
 
     @pytest.mark.parametrize("kind", [GCN, GAT])

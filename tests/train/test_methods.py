@@ -10,24 +10,24 @@ from torch_geometric.nn import GCNConv
 from pairnorm.data import Graph
 from pairnorm.nn import APPNP, GCN, GCNII
 from pairnorm.nn.norms import NORMS, BatchNorm
-from pairnorm.train import REMEDIES, Spec, Store, build, fit, methods, register, run, train
+from pairnorm.train import METHODS, Spec, Store, build, fit, methods, register, run, train
 
 CPU = torch.device("cpu")
-OURS = [(name, model) for name, remedy in REMEDIES.items() for model in remedy.models]
+OURS = [(name, model) for name, method in METHODS.items() for model in method.models]
 
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
     monkeypatch.setattr(methods, "_LATEST", {})
-    before = dict(REMEDIES)
+    before = dict(METHODS)
     yield
-    REMEDIES.clear()
-    REMEDIES.update(before)
+    METHODS.clear()
+    METHODS.update(before)
 
 
 class Shrink(nn.Module):
-    """A remedy of a user's own: a learned scale of every feature, from the strength on."""
+    """A method of a user's own: a learned scale of every feature, from the strength on."""
 
     version, grid = "3", (0.5, 2.0)
 
@@ -71,11 +71,11 @@ class Deep(nn.Module):
 
 
 def spec_of(name: str, model: str = "GCN", depth: int = 3, **more: Any) -> Spec:
-    return Spec("csbm", model, depth, remedy=name, epochs=6, **REMEDIES[name].settings, **more)
+    return Spec("csbm", model, depth, method=name, epochs=6, **METHODS[name].settings, **more)
 
 
 @pytest.mark.parametrize(("name", "model"), OURS)
-def test_every_remedy_trains_each_trial_as_if_alone(name: str, model: str, graph: Graph) -> None:
+def test_every_method_trains_each_trial_as_if_alone(name: str, model: str, graph: Graph) -> None:
     spec = spec_of(name, model, missing_rate=0.5)
     together = train(graph, spec, [0, 1, 2], "cpu")
     (alone,) = train(graph, spec, [1], "cpu")
@@ -85,8 +85,8 @@ def test_every_remedy_trains_each_trial_as_if_alone(name: str, model: str, graph
 
 
 @pytest.mark.parametrize(("name", "model"), OURS)
-def test_every_remedy_changes_the_result(name: str, model: str, graph: Graph) -> None:
-    plain = train(graph, Spec("csbm", model, 3, epochs=6, **REMEDIES[name].settings), [0], "cpu")[0]
+def test_every_method_changes_the_result(name: str, model: str, graph: Graph) -> None:
+    plain = train(graph, Spec("csbm", model, 3, epochs=6, **METHODS[name].settings), [0], "cpu")[0]
     changed = train(graph, spec_of(name, model), [0], "cpu")[0]
     assert (changed.train_loss == plain.train_loss) == (name == "none")
 
@@ -118,25 +118,25 @@ def test_what_is_built() -> None:
     assert built("NodeNorm", strength=3).norms[0].p == 3
     assert built("PN-SI", strength=10).norm.scale == 10
     assert built("Skip", strength=2).skip == 2
-    assert set(NORMS) < set(REMEDIES)
+    assert set(NORMS) < set(METHODS)
 
 
 class TestSpec:
     def test_what_other_fields_say_has_their_text(self) -> None:
-        assert Spec("cora", "GCN", 8, remedy="PN", strength=10) == Spec(
+        assert Spec("cora", "GCN", 8, method="PN", strength=10) == Spec(
             "cora", "GCN", 8, norm="PN", scale=10.0
         )
-        assert Spec("cora", "GCN", 8, remedy="PN-SI", scale=5) == Spec(
+        assert Spec("cora", "GCN", 8, method="PN-SI", scale=5) == Spec(
             "cora", "GCN", 8, norm="PN-SI", scale=5
         )
-        assert Spec("cora", "GAT", 8, remedy="Skip", strength=2) == Spec("cora", "GAT", 8, skip=2)
-        assert Spec("cora", "GCN", 8, remedy="none", strength=3) == Spec("cora", "GCN", 8)
+        assert Spec("cora", "GAT", 8, method="Skip", strength=2) == Spec("cora", "GAT", 8, skip=2)
+        assert Spec("cora", "GCN", 8, method="none", strength=3) == Spec("cora", "GCN", 8)
 
     def test_the_usual_strength_stands_in_the_text(self) -> None:
-        spec = Spec("cora", "GCN", 8, remedy="DropEdge")
+        spec = Spec("cora", "GCN", 8, method="DropEdge")
         assert spec.text == f"{Spec('cora', 'GCN', 8).text} remedy=DropEdge strength=0.5"
-        assert Spec.parse(spec.text) == spec == Spec("cora", "GCN", 8, remedy="DropEdge", strength=0.5)
-        assert Spec("cora", "GCN", 8, remedy="BatchNorm", strength=7).strength == 0
+        assert Spec.parse(spec.text) == spec == Spec("cora", "GCN", 8, method="DropEdge", strength=0.5)
+        assert Spec("cora", "GCN", 8, method="BatchNorm", strength=7).strength == 0
 
     def test_the_order_counts_for_norms_alone(self) -> None:
         assert spec_of("BatchNorm", order="before") != spec_of("BatchNorm")
@@ -145,25 +145,25 @@ class TestSpec:
 
     def test_what_does_not_go_together(self, raises: Any) -> None:
         with raises("not-together", value="PN"):
-            Spec("cora", "GCN", 8, norm="PN", remedy="GCNII")
+            Spec("cora", "GCN", 8, norm="PN", method="GCNII")
         with raises("not-together", value="PN"):
-            Spec("cora", "GCN", 8, norm="PN", remedy="PN-SI")
+            Spec("cora", "GCN", 8, norm="PN", method="PN-SI")
         with raises("not-together", value=1):
-            Spec("cora", "GCN", 8, skip=1, remedy="BatchNorm")
+            Spec("cora", "GCN", 8, skip=1, method="BatchNorm")
         with raises("not-together", value="GAT"):
-            Spec("cora", "GAT", 8, remedy="GCNII")
+            Spec("cora", "GAT", 8, method="GCNII")
         with raises("unknown-choice", value="Batchnorm"):
-            Spec("cora", "GCN", 8, remedy="Batchnorm")
+            Spec("cora", "GCN", 8, method="Batchnorm")
         with raises("not-a-whole-number", value=1.5):
-            Spec("cora", "GCN", 8, remedy="Skip", strength=1.5)
-        assert Spec("cora", "GCN", 8, norm="PN", remedy="DropEdge").norm == "PN"
+            Spec("cora", "GCN", 8, method="Skip", strength=1.5)
+        assert Spec("cora", "GCN", 8, norm="PN", method="DropEdge").norm == "PN"
 
 
 class TestOwn:
-    def test_a_module_of_torch_is_a_remedy(self, graph: Graph) -> None:
+    def test_a_module_of_torch_is_a_method(self, graph: Graph) -> None:
         assert register("Theirs", nn.BatchNorm1d) == "Theirs@1"
-        spec = Spec("csbm", "GCN", 3, remedy="Theirs", epochs=6)
-        assert spec.remedy == "Theirs@1"
+        spec = Spec("csbm", "GCN", 3, method="Theirs", epochs=6)
+        assert spec.method == "Theirs@1"
         for ours, theirs in zip(
             train(graph, spec_of("BatchNorm"), [0, 1], "cpu"), train(graph, spec, [0, 1], "cpu"), strict=True
         ):
@@ -171,7 +171,7 @@ class TestOwn:
 
     def test_a_strength(self, graph: Graph) -> None:
         register("Shrink", Shrink, grid=(0.5, 2.0))
-        usual, other = (Spec("csbm", "GCN", 3, remedy="Shrink", strength=value, epochs=3) for value in (0, 2))
+        usual, other = (Spec("csbm", "GCN", 3, method="Shrink", strength=value, epochs=3) for value in (0, 2))
         assert usual.strength == 0.5
         model = build(other, 10, 3, [0, 1], CPU)
         assert model.norms[0].stacked[0].eq(2).all()
@@ -179,39 +179,39 @@ class TestOwn:
 
     def test_a_new_version_is_another_spec(self) -> None:
         register("Shrink", Shrink, version="1")
-        first = Spec("cora", "GCN", 3, remedy="Shrink")
+        first = Spec("cora", "GCN", 3, method="Shrink")
         register("Shrink", Shrink, version="2")
-        second = Spec("cora", "GCN", 3, remedy="Shrink")
-        assert first.remedy == "Shrink@1"
-        assert second.remedy == "Shrink@2"
+        second = Spec("cora", "GCN", 3, method="Shrink")
+        assert first.method == "Shrink@1"
+        assert second.method == "Shrink@2"
         assert first.hash != second.hash
         assert isinstance(build(first, 10, 3, [0], CPU), GCN)
 
     def test_it_is_imported_by_its_name(self, raises: Any) -> None:
-        spec = Spec("cora", "GCN", 3, remedy=f"{__name__}:Shrink")
-        assert (spec.remedy, spec.strength) == (f"{__name__}:Shrink@3", 0.5)
-        del REMEDIES[spec.remedy]
+        spec = Spec("cora", "GCN", 3, method=f"{__name__}:Shrink")
+        assert (spec.method, spec.strength) == (f"{__name__}:Shrink@3", 0.5)
+        del METHODS[spec.method]
         methods._LATEST.clear()
         assert build(spec, 10, 3, [0], CPU).norms[0].stacked[0].eq(0.5).all()
         with raises("not-importable", value=f"{__name__}:Shrunk"):
-            Spec("cora", "GCN", 3, remedy=f"{__name__}:Shrunk")
+            Spec("cora", "GCN", 3, method=f"{__name__}:Shrunk")
         with raises("not-importable", value="no.such:Module"):
-            Spec("cora", "GCN", 3, remedy="no.such:Module")
+            Spec("cora", "GCN", 3, method="no.such:Module")
 
     def test_one_that_does_not_work_is_named(self, raises: Any, graph: Graph) -> None:
         register("Ungiven", Untuned)
-        with raises("remedy-failed", value=(32,)):
-            train(graph, Spec("csbm", "GCN", 3, remedy="Ungiven"), [0], "cpu")
+        with raises("method-failed", value=(32,)):
+            train(graph, Spec("csbm", "GCN", 3, method="Ungiven"), [0], "cpu")
         register("Narrow", partial(nn.Linear, out_features=3))
-        with raises("remedy-failed", value=(32,)):
-            train(graph, Spec("csbm", "GCN", 3, remedy="Narrow"), [0], "cpu")
+        with raises("method-failed", value=(32,)):
+            train(graph, Spec("csbm", "GCN", 3, method="Narrow"), [0], "cpu")
 
     def test_a_store_is_read_without_it(self, raises: Any, tmp_path: Any, graph: Graph) -> None:
         register("Shrink", Shrink, version="1", grid=(0.5, 2.0))
-        spec = Spec("csbm", "GCN", 2, remedy="Shrink", epochs=3)
+        spec = Spec("csbm", "GCN", 2, method="Shrink", epochs=3)
         with Store(tmp_path / "s.sqlite") as store:
             assert run([(spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1) == 1
-            REMEDIES.pop("Shrink@1")
+            METHODS.pop("Shrink@1")
             methods._LATEST.clear()
             assert list(store.cells()) == [spec]
             with raises("unknown-choice", value="Shrink"):
@@ -234,8 +234,8 @@ class TestOwn:
 class TestOwnModel:
     def test_each_trial_trains_as_if_alone(self, graph: Graph) -> None:
         register("Deep", Deep)
-        spec = Spec("csbm", "GCN", 3, remedy="Deep", missing_rate=0.5, epochs=6)
-        assert (spec.remedy, spec.strength) == ("Deep@2", 0.1)
+        spec = Spec("csbm", "GCN", 3, method="Deep", missing_rate=0.5, epochs=6)
+        assert (spec.method, spec.strength) == ("Deep@2", 0.1)
         names = ["effective_rank", "gradient_first", "gradient_last", "parameters"]
         together = train(graph, spec, [0, 1, 2], "cpu", measures=names)
         (alone,) = train(graph, spec, [1], "cpu", measures=names)
@@ -249,14 +249,14 @@ class TestOwnModel:
     def test_what_does_not_go_together(self, raises: Any, graph: Graph) -> None:
         register("Deep", Deep)
         with raises("not-together", value="GAT"):
-            Spec("csbm", "GAT", 3, remedy="Deep")
+            Spec("csbm", "GAT", 3, method="Deep")
         with raises("not-together", value="PN"):
-            Spec("csbm", "GCN", 3, remedy="Deep", norm="PN")
+            Spec("csbm", "GCN", 3, method="Deep", norm="PN")
         with raises("unknown-choice", value="layer"):
             register("Layer", Deep, kind="layer")
         register("Flat", nn.Linear, kind="model")
-        with raises("remedy-failed", value=(graph.num_features, graph.num_classes)):
-            train(graph, Spec("csbm", "GCN", 3, remedy="Flat"), [0], "cpu")
+        with raises("method-failed", value=(graph.num_features, graph.num_classes)):
+            train(graph, Spec("csbm", "GCN", 3, method="Flat"), [0], "cpu")
 
     def test_worker_processes_learn_what_was_registered_and_what_a_package_brings(
         self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, graph: Graph
@@ -276,13 +276,13 @@ class TestOwnModel:
         installed.mkdir()
         (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
         (installed / "entry_points.txt").write_text(
-            "[pairnorm.remedies]\nPerceptron = their_package:Perceptron\nIdentity = torch.nn:Identity\n"
+            "[pairnorm.methods]\nPerceptron = their_package:Perceptron\nIdentity = torch.nn:Identity\n"
         )
         monkeypatch.syspath_prepend(tmp_path)
         specs = [
-            Spec("csbm", "GCN", 2, remedy=name, epochs=3) for name in ("Perceptron", "Identity", "Theirs")
+            Spec("csbm", "GCN", 2, method=name, epochs=3) for name in ("Perceptron", "Identity", "Theirs")
         ]
-        assert [spec.remedy for spec in specs] == ["Perceptron@7", "Identity@1", "Theirs@1"]
+        assert [spec.method for spec in specs] == ["Perceptron@7", "Identity@1", "Theirs@1"]
         with Store(tmp_path / "s.sqlite") as store:
             pairs = [(spec, seed) for spec in specs for seed in range(2)]
             assert run(pairs, store, device="cpu", graphs={"csbm": graph}, workers=2) == 6

@@ -105,7 +105,7 @@ def test_what_is_missing_may_depend_on_the_node(graph: Graph, kind: str) -> None
 def test_a_fill_stands_in_for_what_each_trial_misses(graph: Graph, fill: str, kind: str) -> None:
     graph = in_another_layout(graph, "dense" if kind == "entries" else "sparse")
     specs = [
-        Spec("csbm", "GCN", 2, missing_rate=rate, missing_kind=kind, fill=fill, scaling="none")
+        Spec("csbm", "GCN", 2, missing_rate=rate, missing_kind=kind, imputation=fill, scaling="none")
         for rate in (0.9, 0.5)
     ]
     problem = Problem.of(graph, [(spec, seed) for spec in specs for seed in (3, 4)], CPU)
@@ -154,7 +154,7 @@ def filled_by_hand(fill: str, graph: Graph, values: Tensor, known: Tensor, kind:
 
 def test_what_the_data_lacks_is_filled_too(graph: Graph) -> None:
     lost = torch.arange(graph.num_nodes) % 3 == 0
-    spec = Spec("csbm", "GCN", 2, missing_kind="given", fill="mean", scaling="none")
+    spec = Spec("csbm", "GCN", 2, missing_kind="given", imputation="mean", scaling="none")
     x = seen(Problem.of(graph.replace(missing=lost), [(spec, 3)], CPU), 1)[:, 0]
     whole = graph.features.to_dense()
     torch.testing.assert_close(x[lost], whole[~lost].mean(0).expand(int(lost.sum()), -1))
@@ -162,7 +162,7 @@ def test_what_the_data_lacks_is_filled_too(graph: Graph) -> None:
 
 
 def test_of_sparse_features_only_whole_vectors_are_filled(graph: Graph, raises) -> None:
-    spec = Spec("csbm", "GCN", 2, missing_rate=0.5, missing_kind="entries", fill="fp")
+    spec = Spec("csbm", "GCN", 2, missing_rate=0.5, missing_kind="entries", imputation="fp")
     with raises("sparse-entries"):
         Problem.of(graph, [(spec, 0)], CPU)
 

@@ -35,7 +35,7 @@ specs = st.builds(
     learning_rate=positive,
     weight_decay=st.floats(0, allow_infinity=False),
     epochs=st.integers(1, 10_000),
-    remedy=st.sampled_from(("none", "mine@1")),
+    method=st.sampled_from(("none", "mine@1")),
     strength=st.floats(0, allow_infinity=False),
 )
 
@@ -65,26 +65,26 @@ def test_a_later_field_is_in_the_text_only_where_it_was_changed() -> None:
     assert plain.text.endswith("epochs=1000")
     assert raw.text == f"{plain.text} scaling=none"
     assert Spec.parse(raw.text) == raw
-    assert plain == Spec("cora", "GCN", 2, scaling="rows", fill="zero")
+    assert plain == Spec("cora", "GCN", 2, scaling="rows", imputation="zero")
     assert plain.hash != raw.hash
 
 
 def test_a_fill_has_a_meaning_only_where_something_is_missing() -> None:
     whole = Spec("cora", "GCN", 2)
-    assert whole == Spec("cora", "GCN", 2, fill="fp")
+    assert whole == Spec("cora", "GCN", 2, imputation="fp")
     gaps, given = (
-        Spec("cora", "GCN", 2, missing_rate=1, fill="fp"),
-        Spec("cora", "GCN", 2, missing_kind="given", fill="fp"),
+        Spec("cora", "GCN", 2, missing_rate=1, imputation="fp"),
+        Spec("cora", "GCN", 2, missing_kind="given", imputation="fp"),
     )
     assert gaps.text == f"{Spec('cora', 'GCN', 2, missing_rate=1).text} fill=fp"
-    assert given.fill == "fp"
+    assert given.imputation == "fp"
 
 
 def test_states_have_a_precision_where_there_are_layers() -> None:
     assert Spec("cora", "GCN", 2, precision="bfloat16").text.endswith("epochs=1000 precision=bfloat16")
     assert Spec("cora", "SGC", 2, precision="bfloat16") == Spec("cora", "SGC", 2)
-    gcnii = Spec("cora", "GCN", 8, remedy="GCNII")
-    assert gcnii == Spec("cora", "GCN", 8, remedy="GCNII", precision="bfloat16")
+    gcnii = Spec("cora", "GCN", 8, method="GCNII")
+    assert gcnii == Spec("cora", "GCN", 8, method="GCNII", precision="bfloat16")
 
 
 def test_text_and_hash_are_pinned() -> None:
@@ -206,7 +206,7 @@ def test_replace(raises: Any) -> None:
         spec.depth = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("text", ["cora SGC depth=2 norm=PN scale=10", "mine GCN depth=8 remedy=GCNII"])
+@pytest.mark.parametrize("text", ["cora SGC depth=2 norm=PN scale=10", "mine GCN depth=8 method=GCNII"])
 def test_the_same_at_another_depth(raises: Any, text: str) -> None:
     spec = Spec.parse(text)
     assert spec.hash != spec.at(30).hash  # what was computed of the first is not taken over

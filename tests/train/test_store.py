@@ -23,8 +23,10 @@ import pairnorm
 from pairnorm.base.errors import PairNormError
 from pairnorm.train import store as schema
 from pairnorm.train.result import TYPES, Trial
-from pairnorm.train.spec import LATER, Spec
+from pairnorm.train.spec import ADDED_FIELDS, STORED_NAMES, Spec
 from pairnorm.train.store import APPLICATION, MIGRATIONS, Merged, Store, connect, transaction
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def columns(connection: sqlite3.Connection, table: str = "trials") -> dict[str, str]:
@@ -87,7 +89,9 @@ def test_an_old_store_is_read_merged_and_lifted(
         )
         store.add(SPEC, [a_trial(2, curves={"test_loss": [1.0]})], seconds=0.5)
         wanted, rows = store.results(), store.export(tmp_path / "here.csv").read_bytes()
-    later = [name for name in LATER if schema_version == 1 or name != "scaling"]
+    later = [
+        STORED_NAMES.get(name, name) for name in ADDED_FIELDS if schema_version == 1 or name != "scaling"
+    ]
     names = [name for name in TYPES if name not in later]
     with monkeypatch.context() as patch, closing(sqlite3.connect(here)) as now:
         patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:schema_version])
@@ -313,12 +317,17 @@ def test_a_row_holds_spec_metrics_and_origin(store: Store) -> None:
         ]
     assert len(rows) == 1
     row = rows[0]
-    assert {field.name: row[field.name] for field in fields(SPEC)} == {
-        field.name: getattr(SPEC, field.name) for field in fields(SPEC)
-    }
+    for field in fields(SPEC):
+        assert row[STORED_NAMES.get(field.name, field.name)] == getattr(SPEC, field.name)
     assert (row["hash"], row["seconds"], row["shared_by"], row["best_epoch"]) == (SPEC.hash, 6.0, 3, 2)
     assert (row["pairnorm_version"], row["torch_version"]) == (pairnorm.__version__, torch.__version__)
     assert row["test_accuracy"] == 0.1 + 0.2
+
+
+def test_cells_are_narrowed_by_field_or_by_column(store: Store) -> None:
+    specs = [Spec("cora", "GCN", 2, method=name) for name in ("none", "GCNII")]
+    store.add_cells({spec: [a_trial(0)] for spec in specs}, seconds=1.0)
+    assert list(store.cells(method="GCNII")) == list(store.cells(remedy="GCNII")) == specs[1:]
 
 
 def test_cells_are_sorted_and_narrowed(raises: Any, store: Store) -> None:
@@ -563,3 +572,13 @@ def test_a_full_disk_is_an_error_and_loses_nothing(raises: Any, path: Path) -> N
         with raises("not-writable"):
             store.add(SPEC, [a_trial(1, curves={"test_loss": [0.1] * 10_000})], seconds=1.0)
         assert store.trials(SPEC) == [a_trial(0)]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.sqlite")), ids=lambda path: path.name)
+def test_specs_of_committed_stores_keep_their_hashes(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        stored = {hash for (hash,) in connection.execute("SELECT printf('%016x', hash) FROM specs")}
+    with Store(path, read_only=True) as store:
+        specs = list(store.cells())
+    assert {spec.hash for spec in specs} == stored
+    assert all(Spec.parse(spec.text) == Spec.parse(str(spec)) == spec for spec in specs[:: len(specs) // 500])

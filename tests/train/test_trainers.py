@@ -330,7 +330,7 @@ def test_a_training_that_broke_off_goes_on_from_its_checkpoint(graph: Graph, tmp
 @pytest.mark.parametrize("model", ["SGC", "GCN"])
 @pytest.mark.parametrize("fill", ["mask", "fp"])
 def test_filled_trials_train_side_by_side_as_each_would_alone(graph: Graph, model: str, fill: str) -> None:
-    spec = Spec("csbm", model, 2, missing_rate=0.5, fill=fill, epochs=8, learning_rate=0.05)
+    spec = Spec("csbm", model, 2, missing_rate=0.5, imputation=fill, epochs=8, learning_rate=0.05)
     together = train(graph, spec, [0, 1, 2], "cpu")
     for seed, trial in enumerate(together):
         [alone] = train(graph, spec, [seed], "cpu")

@@ -38,7 +38,7 @@ from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.evaluation import mean_probabilities
 from pairnorm.classify.sparing import SCALES, usual_norms
 from pairnorm.data import Graph
-from pairnorm.train.methods import REMEDIES
+from pairnorm.train.methods import METHODS
 from pairnorm.train.spec import NORMS, Norm, Spec
 
 if TYPE_CHECKING:
@@ -135,15 +135,15 @@ def _specs(
     found = []
     for model in models:
         for depth in depths or NETWORKS[model]:
-            if model not in REMEDIES:
+            if model not in METHODS:
                 own = shared | {"adjacency": wanted.adjacency}
                 settings = product(norms or ("none", GNN_NORM), scales or (1.0,))
                 found += [
                     Spec("own", model, depth, norm=norm, scale=scale, **own) for norm, scale in settings
                 ]
             elif norms is None or "none" in norms:
-                own, shares = {**shared, **REMEDIES[model].settings}, REMEDIES[model].grid
-                found += [Spec("own", "GCN", depth, remedy=model, strength=one, **own) for one in shares]
+                own, shares = {**shared, **METHODS[model].settings}, METHODS[model].grid
+                found += [Spec("own", "GCN", depth, method=model, strength=one, **own) for one in shares]
     if not found:
         problem = f"{' and '.join(models)} have no norm"
         raise PairNormError(problem, code="nothing-to-try", value=norms, expected="norm 'none'")

@@ -78,7 +78,7 @@ def run(options: Namespace) -> int | None:
         named = [*REMEDIES, *named]
     wanted: dict[str, Any] = {
         "models": names_in("model", options.model),
-        "remedies": None if named == ["all"] else named,
+        "methods": None if named == ["all"] else named,
         "depths": numbers_in("depths", options.depths),
         "missing": numbers_in("missing", options.missing),
         "runs": options.runs,

@@ -131,7 +131,7 @@ def _depth(options: Namespace, path: Path) -> int | None:
     given: dict[str, Any] = {
         "datasets": chosen.datasets,
         "models": names_in("model", options.model),
-        "remedies": remedies(options.remedy),
+        "methods": remedies(options.remedy),
         "depths": chosen.depths,
         "missing": chosen.missing,
         "runs": chosen.runs,

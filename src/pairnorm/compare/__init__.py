@@ -1,1 +1,1 @@
-"""Methods side by side: remedies against oversmoothing by depth, all methods where features are missing."""
+"""Methods side by side: methods against oversmoothing by depth, all methods where features are missing."""

@@ -1,4 +1,4 @@
-"""Every remedy against oversmoothing at every depth, tuned with the same budget: ``reproduce depth``."""
+"""Every method against oversmoothing at every depth, tuned with the same budget: ``reproduce depth``."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from pairnorm.data import Graph
 from pairnorm.paper.experiments import DATASETS
 from pairnorm.paper.runner import Outcome, Report
 from pairnorm.train import Spec, Store, run
-from pairnorm.train.methods import REMEDIES, find, stored_name
+from pairnorm.train.methods import METHODS, find, stored_name
 from pairnorm.train.result import Result
 from pairnorm.train.schedule import Running
 
@@ -22,13 +22,13 @@ DEPTHS = (2, 4, 8, 16, 32, 64)
 MISSING = (100, 0)
 RUNS, EPOCHS = 5, 500
 MODELS = ("GCN", "SGC", "GAT")
-GAT_REMEDIES = ("none", "PN", "PN-SI", "BatchNorm", "NodeNorm", "Skip", "Residual", "JK-max")
-"""GAT takes three times as long as GCN: it gets one remedy of each sort."""
+GAT_METHODS = ("none", "PN", "PN-SI", "BatchNorm", "NodeNorm", "Skip", "Residual", "JK-max")
+"""GAT takes three times as long as GCN: it gets one method of each sort."""
 SMALL = ("cora", "citeseer")
 """Graphs on which what is quadratic in the nodes can be trained."""
 
 # Four grid points each. For GCN and GAT two learning rates and two of dropout, of which deep models stand
-# little, since it falls on every layer; of the remedy's two values each meets either rate of both once. SGC
+# little, since it falls on every layer; of the method's two values each meets either rate of both once. SGC
 # drops nothing between its layers: two learning rates and two values, or four learning rates.
 RATES = {"GCN": (0.01, 0.002), "GAT": (0.01, 0.002), "SGC": (0.01, 0.1)}
 SGC_RATES = (0.005, 0.02, 0.05, 0.2)
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
     dataset: str
     model: str
-    remedy: str
+    method: str
     missing_percent: int
     depth: int
 
@@ -62,7 +62,7 @@ class DepthComparison:
     Args:
         datasets: names of graphs.
         models: among ``"GCN"``, ``"SGC"`` and ``"GAT"``.
-        remedies: by name; None for all of the package's, of which GAT gets a few.
+        methods: by name; None for all of the package's, of which GAT gets a few.
         depths: numbers of graph convolutions.
         missing: percentages of missing vectors.
         runs: seeds; the first decides among the grid points, by validation accuracy.
@@ -79,15 +79,15 @@ class DepthComparison:
     cora GCN GCNII 100 64
     >>> for spec in small.candidates(place):
     ...     print(str(spec).replace(" adjacency=sym missing_rate=1.0", ""))
-    cora GCN depth=64 learning_rate=0.01 epochs=500 remedy=GCNII strength=0.1
-    cora GCN depth=64 dropout=0.2 learning_rate=0.01 epochs=500 remedy=GCNII strength=0.5
-    cora GCN depth=64 learning_rate=0.002 epochs=500 remedy=GCNII strength=0.5
-    cora GCN depth=64 dropout=0.2 learning_rate=0.002 epochs=500 remedy=GCNII strength=0.1
+    cora GCN depth=64 learning_rate=0.01 epochs=500 method=GCNII strength=0.1
+    cora GCN depth=64 dropout=0.2 learning_rate=0.01 epochs=500 method=GCNII strength=0.5
+    cora GCN depth=64 learning_rate=0.002 epochs=500 method=GCNII strength=0.5
+    cora GCN depth=64 dropout=0.2 learning_rate=0.002 epochs=500 method=GCNII strength=0.1
     """
 
     datasets: Sequence[str] = DATASETS
     models: Sequence[str] = MODELS
-    remedies: Sequence[str] | None = None
+    methods: Sequence[str] | None = None
     depths: Sequence[int] = DEPTHS
     missing: Sequence[int] = MISSING
     runs: int = RUNS
@@ -104,9 +104,9 @@ class DepthComparison:
             whole_number("depths", depth, least=2)  # one layer has no hidden state to measure
         whole_number("runs", self.runs, least=1)
         whole_number("epochs", self.epochs, least=1)
-        if self.remedies is not None:
-            for name in self.remedies:
-                stored_name("remedy", name)
+        if self.methods is not None:
+            for name in self.methods:
+                stored_name("method", name)
 
     def slices(self) -> Iterator[list[Place]]:
         """Yield what is trained one after the other: a graph and a model each; what is quadratic comes last.
@@ -116,7 +116,7 @@ class DepthComparison:
         together = [[depth] for depth in sorted(self.depths)] if self.shallow_first else [self.depths]
         sorts = product((False, True), self.datasets, self.models)
         for depths, (quadratic, dataset, model) in product(together, sorts):
-            names = self._remedies(dataset, model, quadratic)
+            names = self._methods(dataset, model, quadratic)
             places = [Place(dataset, model, *rest) for rest in product(names, self.missing, depths)]
             if places:
                 yield places
@@ -126,18 +126,18 @@ class DepthComparison:
         for places in self.slices():
             yield from places
 
-    def _remedies(self, dataset: str, model: str, quadratic: bool) -> list[str]:
-        if self.remedies is not None:
-            names = [stored_name("remedy", name) for name in self.remedies]
+    def _methods(self, dataset: str, model: str, quadratic: bool) -> list[str]:
+        if self.methods is not None:
+            names = [stored_name("method", name) for name in self.methods]
         else:
-            names = [*(GAT_REMEDIES if model == "GAT" else REMEDIES)]
+            names = [*(GAT_METHODS if model == "GAT" else METHODS)]
             names = [name for name in names if not find(name).quadratic or dataset in SMALL]
         return [name for name in names if model in find(name).models and find(name).quadratic == quadratic]
 
     def candidates(self, place: Place) -> list[Spec]:
         """Return the four grid points of a place."""
-        remedy = find(place.remedy)
-        strengths = remedy.grid[:2] if len(remedy.grid) > 1 else ()
+        method = find(place.method)
+        strengths = method.grid[:2] if len(method.grid) > 1 else ()
         rates = RATES[place.model]
         tried: list[dict[str, float]]
         if place.model != "SGC":
@@ -159,10 +159,10 @@ class DepthComparison:
                 place.depth,
                 missing_rate=place.missing_percent / 100,
                 epochs=self.epochs,
-                remedy=place.remedy,
+                method=place.method,
                 **some,  # type: ignore[arg-type]
                 **settings,
-                **remedy.settings,
+                **method.settings,
             )
             for some in tried
         ]
@@ -212,7 +212,7 @@ class Table:
             if self.lacking(place) or (spec := self.chosen(place)) is None:
                 continue
             results = [self._found[spec][seed] for seed in range(self.wanted.runs)]
-            yield {**place._asdict(), **_summary(spec, results)}
+            yield {**dict(zip(COLUMNS, place, strict=False)), **_summary(spec, results)}
 
     def csv(self) -> str:
         """Return the complete rows as text."""

@@ -98,7 +98,7 @@ def _advice(rows: Sequence[Row]) -> str:
     best, plain = Choice.among(rows), Choice.among(only(rows, [NONE]))
     assert best is not None
     text = f"{best}: {best.accuracy:.1%} of the test nodes right"
-    if best.remedy == NONE:
+    if best.method == NONE:
         return f"Take no remedy, and {best.depth} layers{text[len(str(best)) :]}. Validation prefers none."
     if plain is None:
         return f"Take {text}."
@@ -113,17 +113,17 @@ def _advice(rows: Sequence[Row]) -> str:
 def tables(
     wanted: DepthComparison, rows: Sequence[Row]
 ) -> Iterator[tuple[str, tuple[list[str], list[list[str]]]]]:
-    """Yield for each graph, model and missing rate what it is, headings, and a row for each remedy."""
+    """Yield for each graph, model and missing rate what it is, headings, and a row for each method."""
     for (dataset, model, percent), some in by(rows, "dataset", "model", "missing_percent").items():
         depths = sorted({row["depth"] for row in some})
         lines = []
-        for (remedy,), of in by(some, "remedy").items():
+        for (method,), of in by(some, "remedy").items():
             cells = {
                 row["depth"]: _number(row)
                 + ("" if isnan(row["effective_rank"]) else f" ({row['effective_rank']:.1f})")
                 for row in of
             }
-            lines.append([short(remedy), *(cells.get(depth, "") for depth in depths)])
+            lines.append([short(method), *(cells.get(depth, "") for depth in depths)])
         headings = ["Remedy", *(f"{depth} layers" for depth in depths)]
         yield f"{title(wanted, dataset)}, {model}, {features(percent)}", (headings, lines)
 
@@ -180,7 +180,7 @@ def _never_trained(row: Row) -> bool:
 
 
 def _what_to_use(wanted: DepthComparison, rows: Sequence[Row]) -> str:
-    """Say by situation what validation chooses among all remedies and depths, and what it is worth."""
+    """Say by situation what validation chooses among all methods and depths, and what it is worth."""
 
     def chosen(choice: Choice | None) -> str:
         return "not run" if choice is None else f"{choice.accuracy:.3f} ({choice})"
@@ -193,9 +193,9 @@ def _what_to_use(wanted: DepthComparison, rows: Sequence[Row]) -> str:
             if (best := Choice.among(here)) is None:
                 continue
             equal = [
-                one.remedy
+                one.method
                 for one in sorted(each, key=lambda one: -one.accuracy)
-                if one.remedy != best.remedy
+                if one.method != best.method
                 and (one.accuracy >= best.accuracy or not told_apart(one.accuracies, best.accuracies))
             ]
             others = (Choice.among(only(here, [NONE])), Choice.among(only(here, PAIR_NORM)))
@@ -225,7 +225,7 @@ def _ranking(rows: Sequence[Row]) -> str:
     ]  # fmt: skip
     difference = critical_difference(len(standings), len(situations))
     text = RANKING.format(situations=len(situations), difference=difference)
-    return f"### Ranking\n\n{text}\n{markdown_table(('remedy', 'mean rank', '95% interval', *ranks), lines)}"
+    return f"### Ranking\n\n{text}\n{markdown_table(('method', 'mean rank', '95% interval', *ranks), lines)}"
 
 
 def _best_at_each_depth(rows: Sequence[Row]) -> str:
@@ -240,19 +240,19 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
             total += 1
             # In the order of the table, which decides between those that are ahead as often.
             ahead = [
-                remedy
-                for remedy, accuracies in scores.items()
-                if remedy not in PAIR_NORM
+                method
+                for method, accuracies in scores.items()
+                if method not in PAIR_NORM
                 and told_apart(accuracies, ours.accuracies)
                 and fmean(accuracies) > ours.accuracy
             ]
-            beaten.update(remedy for remedy in ahead if remedy != NONE)
+            beaten.update(method for method in ahead if method != NONE)
             if not ahead:
                 led[features(percent)].append(str(depth))
             if NONE in ahead:
                 worse[features(percent)].append(str(depth))
         lines.append((features(percent), str(depth), short(best), f"{fmean(scores[best]):.3f}", names(equal),
-                      f"{ours.accuracy:.3f} ({ours.remedy})" if ours else "not run",
+                      f"{ours.accuracy:.3f} ({ours.method})" if ours else "not run",
                       f"{plain.accuracy:.3f}" if plain else "not run"))  # fmt: skip
     headings = ("features", "layers", "best", "accuracy", "not told apart", "PairNorm", "without a remedy")
     parts = ["### The best at each depth", f"{BEST}\n{markdown_table(headings, lines)}"]
@@ -262,7 +262,7 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
 
     if total:
         count = sum(map(len, led.values()))
-        often = ", ".join(f"{short(remedy)} ({count})" for remedy, count in beaten.most_common(MOST_NAMED))
+        often = ", ".join(f"{short(method)} ({count})" for method, count in beaten.most_common(MOST_NAMED))
         parts.append(
             f"**PairNorm** is behind nothing that is told apart from it in {count} of {total} situations"
             f"{f' ({places(led)})' if led else ''}. Ahead of it most often: {often or 'nobody'}. Worse "
@@ -274,12 +274,12 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
 def _accuracies(percent: int, rows: Sequence[Row]) -> str:
     top = {depth: max(row["accuracy"] for row in of) for (depth,), of in sorted(by(rows, "depth").items())}
     lines = []
-    for (remedy,), of in by(rows, "remedy").items():
+    for (method,), of in by(rows, "remedy").items():
         cells = {
             row["depth"]: f"**{_number(row)}**" if row["accuracy"] == top[row["depth"]] else _number(row)
             for row in of
         }
-        lines.append((short(remedy), *(cells.get(depth, "") for depth in top)))
+        lines.append((short(method), *(cells.get(depth, "") for depth in top)))
     table = markdown_table(("remedy", *(f"{depth} layers" for depth in top)), lines)
     return f"### Accuracy, {features(percent)}\n\n{table}"
 
@@ -311,14 +311,14 @@ def _not_run(table: Table) -> str:
 
 
 def _listed(wanted: DepthComparison, places: Sequence[Place]) -> str:
-    """Name the remedies of some places of one depth, with the missing rate where it is not all of them."""
+    """Name the methods of some places of one depth, with the missing rate where it is not all of them."""
     rates: dict[str, list[int]] = defaultdict(list)
     for place in places:
-        rates[place.remedy].append(place.missing_percent)
+        rates[place.method].append(place.missing_percent)
     return names(
         [
-            remedy if len(of) == len(wanted.missing) else f"{remedy} with {' or '.join(map(features, of))}"
-            for remedy, of in rates.items()
+            method if len(of) == len(wanted.missing) else f"{method} with {' or '.join(map(features, of))}"
+            for method, of in rates.items()
         ]
     )
 
@@ -328,7 +328,7 @@ def draw(
 ) -> dict[tuple[str, str], list[Path]]:
     """Draw accuracy and effective rank against depth for every graph and model, and rankings over graphs.
 
-    In color are six: the user's own remedies, what validation chooses, a mode of PairNorm, and the best of
+    In color are six: the user's own methods, what validation chooses, a mode of PairNorm, and the best of
     the others by mean rank. None is black, and what remains is gray.
 
     Args:
@@ -359,11 +359,11 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
         measures["effective_rank"] = "effective rank of the last state"
     best = [one.method for one in ranked(rows)[0]] or list(dict.fromkeys(row["remedy"] for row in rows))
     panels = by(rows, "missing_percent").values()
-    chosen = {choice.remedy for some in panels if (choice := Choice.among(some))}
-    first = [remedy for remedy in best if "@" in remedy] + [remedy for remedy in best if remedy in chosen]
+    chosen = {choice.method for some in panels if (choice := Choice.among(some))}
+    first = [method for method in best if "@" in method] + [method for method in best if method in chosen]
     if not {*first} & {*PAIR_NORM}:
-        first += [remedy for remedy in best if remedy in PAIR_NORM][:1]
-    shown = [remedy for remedy in dict.fromkeys([*first, *best]) if remedy != NONE][: len(COLORS)]
+        first += [method for method in best if method in PAIR_NORM][:1]
+    shown = [method for method in dict.fromkeys([*first, *best]) if method != NONE][: len(COLORS)]
     styles = dict(zip(sorted(shown, key=best.index), ({"color": color} for color in COLORS), strict=False))
     styles[NONE] = {"color": "black", "linestyle": plotting.PLAIN}
     if len(remaining := {row["remedy"] for row in rows} - {*styles}) == 1:
@@ -396,12 +396,12 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
 
 
 def _curves(
-    axis: "Axes", remedies: Mapping[tuple[str], Sequence[Row]], measure: str, styles: Mapping[str, Any]
+    axis: "Axes", methods: Mapping[tuple[str], Sequence[Row]], measure: str, styles: Mapping[str, Any]
 ) -> None:
-    for (remedy,), rows in remedies.items():
+    for (method,), rows in methods.items():
         points = sorted((row["depth"], nan if _never_trained(row) else row[measure]) for row in rows)
         depths, values = zip(*points, strict=True)
-        if remedy in styles:
-            axis.plot(depths, values, marker="o", label=short(remedy), zorder=3, **styles[remedy])
+        if method in styles:
+            axis.plot(depths, values, marker="o", label=short(method), zorder=3, **styles[method])
         else:
             axis.plot(depths, values, color="#bbbbbb", linewidth=1, label=OTHERS, zorder=2)

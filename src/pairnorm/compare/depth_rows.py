@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 class Choice(NamedTuple):
     """The row that validation chooses among some."""
 
-    remedy: str
+    method: str
     depth: int
     accuracies: Sequence[float]
 
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
         return None if best is None else cls(best["remedy"], best["depth"], best["accuracies"])
 
     def __str__(self) -> str:
-        return f"{short(self.remedy)}, {self.depth} layers"
+        return f"{short(self.method)}, {self.depth} layers"
 
     @property
     def accuracy(self) -> float:
@@ -41,13 +41,13 @@ class Choice(NamedTuple):
         return fmean(self.accuracies)
 
 
-def short(remedy: str) -> str:
-    """Return a remedy's name without the module that it comes from: ``Whiten@1``."""
-    return remedy.rpartition(":")[2]
+def short(method: str) -> str:
+    """Return a method's name without the module that it comes from: ``Whiten@1``."""
+    return method.rpartition(":")[2]
 
 
 def compared(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of situations that have at least half of their model's remedies.
+    """Return the rows of situations that have at least half of their model's methods.
 
     Where fewer were run there is too little to choose from, or to rank.
     """
@@ -64,9 +64,9 @@ Situation = tuple[str, int, int]
 
 
 def ranked(rows: Sequence[Row]) -> tuple[list[Standing], list[Situation]]:
-    """Rank the remedies of a model over graphs, depths and missing rates; also: over which of these.
+    """Rank the methods of a model over graphs, depths and missing rates; also: over which of these.
 
-    Only what is ``compared`` counts, and remedies that lack a situation are left out. Of several graphs, the
+    Only what is ``compared`` counts, and methods that lack a situation are left out. Of several graphs, the
     interval is what other graphs would give.
     """
     situations: dict[Situation, dict[str, Sequence[float]]] = defaultdict(dict)
@@ -74,7 +74,7 @@ def ranked(rows: Sequence[Row]) -> tuple[list[Standing], list[Situation]]:
         where = row["dataset"], row["missing_percent"], row["depth"]
         situations[where][row["remedy"]] = row["accuracies"]
     full = list(situations.values())
-    methods = [remedy for remedy in (full[0] if full else ()) if all(remedy in scores for scores in full)]
+    methods = [method for method in (full[0] if full else ()) if all(method in scores for scores in full)]
     if len(methods) < 2:
         return [], []
     graphs = [graph for graph, *_ in situations]
@@ -102,13 +102,13 @@ def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     return dict(groups)
 
 
-def names(remedies: Sequence[str]) -> str:
-    """Name a few remedies, and say how many more there are."""
-    more = len(remedies) - MOST_NAMED
-    named = ", ".join(map(short, remedies[:MOST_NAMED]))
+def names(methods: Sequence[str]) -> str:
+    """Name a few methods, and say how many more there are."""
+    more = len(methods) - MOST_NAMED
+    named = ", ".join(map(short, methods[:MOST_NAMED]))
     return f"{named} and {more} more" if more > 0 else named
 
 
-def only(rows: Iterable[Row], remedies: Sequence[str]) -> list[Row]:
-    """Return the rows of some remedies."""
-    return [row for row in rows if row["remedy"] in remedies]
+def only(rows: Iterable[Row], methods: Sequence[str]) -> list[Row]:
+    """Return the rows of some methods."""
+    return [row for row in rows if row["remedy"] in methods]

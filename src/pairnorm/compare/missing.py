@@ -184,7 +184,7 @@ def _candidates(protocol: Protocol, cell: Cell, seed: int) -> tuple[Spec, ...]:
         "missing_rate": cell.missing_percent / 100,
         "missing_kind": protocol.kind,
         "split": protocol.split.format(seed=seed),
-        "fill": cell.fill,
+        "imputation": cell.fill,
     }
     specs = (
         Spec(**common, **dict(zip(choices, values, strict=True))) for values in product(*choices.values())

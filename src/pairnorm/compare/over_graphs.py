@@ -36,17 +36,17 @@ that differ by {difference:.1f}: the gray band, from the best on.
 
 
 class Contender(NamedTuple):
-    """A model with a remedy, at the depth that validation chooses on each graph."""
+    """A model with a method, at the depth that validation chooses on each graph."""
 
     model: str
-    remedy: str
+    method: str
     validation: float
     choices: Sequence[Choice]
 
     def __str__(self) -> str:
         depths = sorted({choice.depth for choice in self.choices})
         layers = f"{depths[0]} layers" if len(depths) == 1 else f"{depths[0]} to {depths[-1]} layers"
-        return f"{self.model}, {short(self.remedy)}, {layers}"
+        return f"{self.model}, {short(self.method)}, {layers}"
 
     @property
     def accuracy(self) -> float:
@@ -99,7 +99,7 @@ def _by_situation(rows: Sequence[Row]) -> str:
                 continue
             best = max(every, key=lambda one: one.validation)
             equal = [
-                one.remedy
+                one.method
                 for one in sorted(every, key=lambda one: -one.accuracy)
                 if one is not best and (one.accuracy >= best.accuracy or not one.told_apart(best))
             ]
@@ -111,23 +111,23 @@ def _by_situation(rows: Sequence[Row]) -> str:
 
 
 def _contenders(rows: Sequence[Row]) -> list[Contender]:
-    """Return the remedies of a model that all its graphs have, where there are several."""
+    """Return the methods of a model that all its graphs have, where there are several."""
     graphs = {row["dataset"] for row in rows}
     found = []
-    for (model, remedy), some in by(rows, "model", "remedy").items():
+    for (model, method), some in by(rows, "model", "remedy").items():
         best = {
             graph: max(here, key=lambda row: row["validation_accuracy"])
             for (graph,), here in by(some, "dataset").items()
         }
         if len(graphs) > 1 and len(best) == len(graphs):
-            choices = [Choice(remedy, row["depth"], row["accuracies"]) for row in best.values()]
+            choices = [Choice(method, row["depth"], row["accuracies"]) for row in best.values()]
             validation = fmean(row["validation_accuracy"] for row in best.values())
-            found.append(Contender(model, remedy, validation, choices))
+            found.append(Contender(model, method, validation, choices))
     return found
 
 
-def _best(every: Sequence[Contender], remedies: Sequence[str]) -> str:
-    some = [one for one in every if one.remedy in remedies]
+def _best(every: Sequence[Contender], methods: Sequence[str]) -> str:
+    some = [one for one in every if one.method in methods]
     if not some:
         return "not run"
     best = max(some, key=lambda one: one.validation)
@@ -135,7 +135,7 @@ def _best(every: Sequence[Contender], remedies: Sequence[str]) -> str:
 
 
 def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
-    """Draw the mean ranks of a model's remedies with their intervals; None for fewer than two graphs."""
+    """Draw the mean ranks of a model's methods with their intervals; None for fewer than two graphs."""
     standings, situations = ranked(rows)
     if len({graph for graph, *_ in situations}) < 2:
         return None

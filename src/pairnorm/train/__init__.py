@@ -1,7 +1,7 @@
 """Training many trials at once, on CPU and CUDA, and the store of their results."""
 
 from pairnorm.train.engine import fit, train
-from pairnorm.train.methods import REMEDIES, Remedy, register
+from pairnorm.train.methods import METHODS, Method, register
 from pairnorm.train.result import Trial
 from pairnorm.train.schedule import Progress, run
 from pairnorm.train.spec import Spec
@@ -9,10 +9,10 @@ from pairnorm.train.store import Merged, Store
 from pairnorm.train.trainers import build
 
 __all__ = [
-    "REMEDIES",
+    "METHODS",
     "Merged",
+    "Method",
     "Progress",
-    "Remedy",
     "Spec",
     "Store",
     "Trial",

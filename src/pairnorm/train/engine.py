@@ -206,7 +206,7 @@ def _train_gnn(
 def _train_sgc(
     graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
 ) -> Results:
-    variants, wanted = job.variants, set(job.pairs)
+    variants, requested = job.variants, set(job.pairs)
     trainer = SGCTrainer(graph, variants, job.depths, device, curves)
     factors = torch.tensor(trainer.factors, device=device)
     measures = [name for name in measures if name in MEASURES]
@@ -217,7 +217,7 @@ def _train_sgc(
         }
         pairs = [(spec.replace(depth=fitted.depth), seed) for own in variants for spec, seed in own]
         found = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), values)
-        yield {pair: trial for pair, trial in zip(pairs, found, strict=True) if pair in wanted}
+        yield {pair: trial for pair, trial in zip(pairs, found, strict=True) if pair in requested}
 
 
 def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:

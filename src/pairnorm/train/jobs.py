@@ -48,11 +48,11 @@ class Job:
 
         A trial that wants fewer than another has its last repeated.
         """
-        wanted: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
+        requested: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
         for pair in self.pairs:
-            wanted[_trial(pair)][_variant(pair)] = pair
-        most = max(map(len, wanted.values()))
-        found = [sorted(own.values(), key=_variant) for own in wanted.values()]
+            requested[_trial(pair)][_variant(pair)] = pair
+        most = max(map(len, requested.values()))
+        found = [sorted(own.values(), key=_variant) for own in requested.values()]
         return [own + own[-1:] * (most - len(own)) for own in found]
 
     @property
@@ -160,12 +160,12 @@ def _side_by_side(graph: Graph, spec: Spec, device: torch.device, variants: int)
     """How many trials one job should have, each with so many variants."""
     width = graph.num_features if spec.model == "SGC" else spec.hidden
     state = 4 * graph.num_nodes * width
-    filled = 0 if spec.fill == "zero" else 4 * graph.num_nodes * graph.num_features
+    filled = 0 if spec.imputation == "zero" else 4 * graph.num_nodes * graph.num_features
     if device.type != "cuda":
         return max(1, (SGC_BYTES if spec.model == "SGC" else CACHE_BYTES) // (state + filled))
     # Of every layer the backward pass keeps a handful of states; attention keeps scores too.
     kept = 4 if spec.model == "SGC" else {"GCN": 6, "GAT": 9}[spec.model] * spec.depth
-    kept *= 1 if spec.remedy == "none" else 2  # what is not made of kernels keeps more
+    kept *= 1 if spec.method == "none" else 2  # what is not made of kernels keeps more
     features = 12 * (graph.features.values().numel() if graph.features.layout == torch.sparse_csr else 0)
     features += 6 * filled  # while they are filled, and while dropout falls on them
     if spec.model == "SGC":  # weights, first, kept, gradients and Adam's; logits on the way to their losses

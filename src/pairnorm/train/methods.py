@@ -1,4 +1,4 @@
-"""The remedies against oversmoothing by name, ours and the user's own: what ``Spec.remedy`` may say."""
+"""The methods against oversmoothing by name, ours and the user's own: what ``Spec.method`` may say."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pairnorm.train.spec import Spec
 
 Model = GCN | GAT | GCNII | APPNP | ModelPerTrial
-GROUP = "pairnorm.remedies"
-"""The entry points of packages that bring remedies: a name, and the factory of a norm or a model."""
+GROUP = "pairnorm.methods"
+"""The entry points of packages that bring methods: a name, and the factory of a norm or a model."""
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Method:
     """What can be done against oversmoothing, with the one parameter that is tuned.
 
     Args:
@@ -74,12 +74,12 @@ def _named_norm(name: str, features: int, trials: int, strength: float) -> nn.Mo
     return make_norm(name, features, trials, **({} if parameter is None else {parameter: strength}))
 
 
-def _norm(name: str, *grid: float, **more: Any) -> Remedy:
-    return Remedy(NORMS[name].parameter or "", grid, norm=partial(_named_norm, name), **more)
+def _norm(name: str, *grid: float, **more: Any) -> Method:
+    return Method(NORMS[name].parameter or "", grid, norm=partial(_named_norm, name), **more)
 
 
-def _pair_norm(mode: str) -> Remedy:
-    return Remedy("scale", (1.0, 10.0), _ANY, fields=lambda scale: {"norm": mode, "scale": scale})
+def _pair_norm(mode: str) -> Method:
+    return Method("scale", (1.0, 10.0), _ANY, fields=lambda scale: {"norm": mode, "scale": scale})
 
 
 def _batch_norm(features: int, trials: int, strength: float) -> nn.Module:
@@ -93,7 +93,7 @@ def _skip(t: float) -> dict[str, Any]:
 _ANY = ("SGC", "GCN", "GAT")
 _SYMMETRIC = {"adjacency": "sym"}
 _OURS = {
-    "none": Remedy(models=_ANY),
+    "none": Method(models=_ANY),
     "PN": _pair_norm("PN"),
     "PN-SI": _pair_norm("PN-SI"),
     "PN-SCS": _pair_norm("PN-SCS"),
@@ -107,16 +107,16 @@ _OURS = {
     "GraphNorm": _norm("GraphNorm"),
     "DiffGroupNorm": _norm("DiffGroupNorm", 0.01, 0.001),
     "ContraNorm": _norm("ContraNorm", 0.5, 0.2, quadratic=True),
-    "Skip": Remedy("t", (1.0, 2.0), fields=_skip),
+    "Skip": Method("t", (1.0, 2.0), fields=_skip),
     # As in the authors' code: the norm comes behind the sum, and before the activation.
-    "Residual": Remedy(norm=_batch_norm, options=lambda _: {"residual": True, "order": "before"}),
-    "JK-concat": Remedy(options=lambda _: {"jump": "concat"}),
-    "JK-max": Remedy(options=lambda _: {"jump": "max"}),
-    "DropEdge": Remedy("rate", (0.5, 0.2), ("GCN",), options=lambda rate: {"drop_edge": rate}),
-    "GCNII": Remedy("alpha", (0.1, 0.5), ("GCN",), model=GCNII, settings=_SYMMETRIC),
-    "APPNP": Remedy("alpha", (0.1, 0.2), ("GCN",), model=APPNP, settings=_SYMMETRIC),
+    "Residual": Method(norm=_batch_norm, options=lambda _: {"residual": True, "order": "before"}),
+    "JK-concat": Method(options=lambda _: {"jump": "concat"}),
+    "JK-max": Method(options=lambda _: {"jump": "max"}),
+    "DropEdge": Method("rate", (0.5, 0.2), ("GCN",), options=lambda rate: {"drop_edge": rate}),
+    "GCNII": Method("alpha", (0.1, 0.5), ("GCN",), model=GCNII, settings=_SYMMETRIC),
+    "APPNP": Method("alpha", (0.1, 0.2), ("GCN",), model=APPNP, settings=_SYMMETRIC),
 }
-REMEDIES: dict[str, Remedy] = dict(_OURS)
+METHODS: dict[str, Method] = dict(_OURS)
 """Those that are known, by the name under which trials are stored."""
 
 
@@ -130,10 +130,10 @@ def register(
     grid: tuple[float, ...] | None = None,
     models: tuple[str, ...] = ("GCN", "GAT"),
 ) -> str:
-    """Make a module of your own a remedy: a norm behind every hidden layer's activation, or a whole model.
+    """Make a module of your own a method: a norm behind every hidden layer's activation, or a whole model.
 
     Args:
-        name: for ``Spec(remedy=name)``, tables and figures.
+        name: for ``Spec(method=name)``, tables and figures.
         factory: of a norm: called with the width of a layer, and, where there is a ``grid``, with the
             strength; returns a module over ``[nodes, features]``, of which every trial and layer has one of
             its own. Of a model: called as ``factory(in_channels, out_channels,
@@ -158,17 +158,17 @@ def register(
         'Dropped@2'
     """
     if name in _OURS:
-        problem = f"there is a remedy {name!r} already"
+        problem = f"there is a method {name!r} already"
         raise PairNormError(problem, code="name-taken", value=name, expected="another name")
     if not name or not name.isprintable() or "@" in name:
-        problem = f"a remedy is named {quoted(name)}"
+        problem = f"a method is named {quoted(name)}"
         expected = "a name that can be printed, without an @"
         raise PairNormError(problem, code="not-a-name", value=name, expected=expected)
     kind = one_of("kind", getattr(factory, "kind", "norm") if kind is None else kind, ("norm", "model"))
     version = getattr(factory, "version", "1") if version is None else version
     grid = getattr(factory, "grid", ()) if grid is None else grid
     key = f"{name}@{version}"
-    REMEDIES[key] = Remedy(
+    METHODS[key] = Method(
         parameter if grid else "",
         tuple(map(float, grid)),
         ("GCN",) if kind == "model" else tuple(one_of("model", model, ("GCN", "GAT")) for model in models),
@@ -180,15 +180,15 @@ def register(
 
 
 _LATEST: dict[str, str] = {}
-"""The name with its version of each remedy of the user's own."""
+"""The name with its version of each method of the user's own."""
 
 
 def _own_norm(
     make: Callable[..., nn.Module], tuned: bool, features: int, trials: int, strength: float
 ) -> nn.Module:
     made = partial(make, *((features, strength) if tuned else (features,)))
-    wanted = "a module over [nodes, features], made from the width and, with a grid, the strength"
-    _try(made, (torch.zeros(3, features),), features, wanted)
+    expected = "a module over [nodes, features], made from the width and, with a grid, the strength"
+    _try(made, (torch.zeros(3, features),), features, expected)
     return PerTrial(made, trials)
 
 
@@ -198,15 +198,15 @@ def _own_model(
 ) -> ModelPerTrial:  # fmt: skip
     sizes = {"num_layers": num_layers, "hidden_channels": hidden_channels}
     made = partial(make, in_channels, out_channels, **sizes, dropout=dropout, **strength)
-    wanted = "a model(x, edge_index), made from in_channels, out_channels, num_layers=, "
-    wanted += "hidden_channels= and dropout="
+    expected = "a model(x, edge_index), made from in_channels, out_channels, num_layers=, "
+    expected += "hidden_channels= and dropout="
     path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    _try(made, (torch.zeros(3, in_channels), path), out_channels, wanted)
+    _try(made, (torch.zeros(3, in_channels), path), out_channels, expected)
     return ModelPerTrial(made, num_models, dropout, adjacency)
 
 
-def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, wanted: str) -> None:
-    """Raise an error unless what is made gives three nodes as many features as are wanted."""
+def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, expected: str) -> None:
+    """Raise an error unless the module gives three nodes ``width`` features each."""
     try:
         with torch.no_grad():
             shape = tuple(made().eval()(*given).shape)
@@ -216,23 +216,23 @@ def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, wanted
     except Exception as error:  # whatever a user's module may raise
         problem, cause = f"does not work on {given[0].size(1)} features ({error!r})", error
     raise PairNormError(
-        f"remedy {getattr(made.func, '__name__', made.func)} {problem}",
-        code="remedy-failed",
+        f"method {getattr(made.func, '__name__', made.func)} {problem}",
+        code="method-failed",
         value=made.args,
-        expected=wanted,
+        expected=expected,
     ) from cause
 
 
 def stored_name(what: str, name: Any) -> str:
-    """Return the name under which a remedy's trials are stored, or raise an error where there is none.
+    """Return the name under which a method's trials are stored, or raise an error where there is none.
 
     Args:
         what: the argument is called.
-        name: of a remedy; ``"package.module:attribute"`` of one to import, which may have a ``version`` and
+        name: of a method; ``"package.module:attribute"`` of one to import, which may have a ``version`` and
             a ``grid``; or ``"name@version"``, as it stands in a store, which others may have registered.
     """
     if isinstance(name, str):
-        if name in REMEDIES or ("@" in name and name.isprintable()):
+        if name in METHODS or ("@" in name and name.isprintable()):
             return name
         paths = [entry.value for entry in entry_points(group=GROUP, name=name)]
         for path in [name] if ":" in name else paths:
@@ -248,7 +248,7 @@ def _attribute(module: str, attribute: str) -> Callable[..., nn.Module]:
     try:
         found: Callable[..., nn.Module] = attrgetter(attribute)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
-        problem = f"remedy {module}:{attribute} cannot be imported ({error})"
+        problem = f"method {module}:{attribute} cannot be imported ({error})"
         expected = "package.module:attribute of a factory of norms or models"
         raise PairNormError(
             problem, code="not-importable", value=f"{module}:{attribute}", expected=expected
@@ -256,22 +256,22 @@ def _attribute(module: str, attribute: str) -> Callable[..., nn.Module]:
     return found
 
 
-def find(name: str) -> Remedy:
-    """Return the remedy of a stored name; one that can be found by its name alone is imported."""
-    if name not in REMEDIES:
-        known = stored_name("remedy", name.rpartition("@")[0])
+def find(name: str) -> Method:
+    """Return the method of a stored name; one that can be found by its name alone is imported."""
+    if name not in METHODS:
+        known = stored_name("method", name.rpartition("@")[0])
         if known != name:
-            problem = f"remedy {name!r} is here as {known!r}"
+            problem = f"method {name!r} is here as {known!r}"
             hint = "Register the version that the trials are of."
             raise PairNormError(problem, code="other-version", value=name, expected=known, hint=hint)
-    return REMEDIES[name]
+    return METHODS[name]
 
 
-def own(names: Iterable[str]) -> dict[str, Remedy]:
+def own(names: Iterable[str]) -> dict[str, Method]:
     """Return those of some names that the user registered, for worker processes to ``learn``."""
-    return {name: REMEDIES[name] for name in names if name in REMEDIES and name not in _OURS}
+    return {name: METHODS[name] for name in names if name in METHODS and name not in _OURS}
 
 
-def learn(remedies: Mapping[str, Remedy]) -> None:
+def learn(methods: Mapping[str, Method]) -> None:
     """Take over what another process has registered."""
-    REMEDIES.update(remedies)
+    METHODS.update(methods)

@@ -74,7 +74,7 @@ def work(
     """Train a job where this is called, and tell what it finds: the origin of a trial is its worker's."""
     since = time.perf_counter()
     options = dict(options)
-    learn(options.pop("remedies", {}))
+    learn(options.pop("methods", {}))
 
     def emit(found: dict[Pair, Trial]) -> None:
         nonlocal since

@@ -155,10 +155,10 @@ def _features(
     alike = torch.equal(mask, mask[:, :1].expand_as(mask))
     missing = Missing(masks[0].kind, masks[0].rate, None, mask[:, :1] if alike else mask)
     seen = features_after(graph, missing, trials[0][0].scaling)
-    if trials[0][0].fill != "zero":
+    if trials[0][0].imputation != "zero":
         known = _known(graph, missing).to(device)
         adjacency, values = graph.adjacency.to(device), seen.values.to(device)
-        return fill_missing(trials[0][0].fill, adjacency, values, known.squeeze(1) if alike else known)
+        return fill_missing(trials[0][0].imputation, adjacency, values, known.squeeze(1) if alike else known)
     if seen.values.layout != torch.sparse_csr:
         return (seen.dense().squeeze(1) if alike else seen.dense()).to(device)
     # Entries that a trial does not see stay in the pattern, as zeros: dropout goes by an entry's place in it,

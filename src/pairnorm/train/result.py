@@ -17,7 +17,7 @@ import torch
 
 from pairnorm.base.errors import PairNormError, quoted, real_number, whole_number
 from pairnorm.data.tables import long_cells
-from pairnorm.train.spec import LATER, Spec
+from pairnorm.train.spec import ADDED_FIELDS, STORED_NAMES, Spec
 from pairnorm.version import __version__
 
 if TYPE_CHECKING:
@@ -219,19 +219,27 @@ def _types(kind: type) -> dict[str, Any]:
     return {name: str if get_args(hint) and kind is Spec else hint for name, hint in found.items()}
 
 
-SPEC, TRIAL, ORIGIN = tuple(_types(Spec)), tuple(_types(Trial)), tuple(_types(Origin))
-TYPES: dict[str, Any] = {"hash": str, **_types(Spec), **_types(Trial), **_types(Origin)}
+SPEC = {STORED_NAMES.get(name, name): name for name in _types(Spec)}
+"""The field of a spec that each column of a store holds."""
+
+TRIAL, ORIGIN = tuple(_types(Trial)), tuple(_types(Origin))
+TYPES: dict[str, Any] = {
+    "hash": str,
+    **{column: _types(Spec)[name] for column, name in SPEC.items()},
+    **_types(Trial),
+    **_types(Origin),
+}
 """The type of every column."""
 
-_PARTS = {"hash": "spec"}
-for _part, _columns in (("spec", SPEC), ("trial", TRIAL), ("origin", ORIGIN)):
-    _PARTS |= dict.fromkeys(_columns, _part)
+_ATTRIBUTES = {"hash": "spec.hash"} | {column: f"spec.{name}" for column, name in SPEC.items()}
+_ATTRIBUTES |= {name: f"trial.{name}" for name in TRIAL} | {name: f"origin.{name}" for name in ORIGIN}
+_ADDED_COLUMNS = {STORED_NAMES.get(name, name): value for name, value in ADDED_FIELDS.items()}
 _FIXED = tuple(name for name in TYPES if name != "measures")
 
 
 def table(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Return the columns of a table of results; each measure has one of its own, after the others."""
-    columns = {name: list(map(attrgetter(f"{_PARTS[name]}.{name}"), results)) for name in _FIXED}
+    columns = {name: list(map(attrgetter(_ATTRIBUTES[name]), results)) for name in _FIXED}
     measures = [result.trial.measures for result in results]
     for name in sorted({name for some in measures for name in some}):
         columns[name] = [some.get(name) for some in measures]
@@ -277,7 +285,8 @@ def read_csv(path: Path) -> list[Result]:
     with long_cells(), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, strict=True)
         try:
-            absent = [name for name in _FIXED if name not in (reader.fieldnames or ()) and name not in LATER]
+            given = {*(reader.fieldnames or ()), *_ADDED_COLUMNS}
+            absent = [name for name in _FIXED if name not in given]
             if absent:
                 raise _no_export(f"there is no column {absent[0]!r}", "unknown-column", absent[0]).within(
                     str(path)
@@ -302,11 +311,13 @@ def _read_row(texts: dict[str, str], place: str) -> Result:
         if None in texts or None in texts.values():
             raise _no_export("more or fewer values than there are columns", "file-damaged", len(texts))
         values = {
-            name: _read(name, text) for name, text in ({**LATER, **texts}).items() if text or name in TYPES
+            name: _read(name, text)
+            for name, text in ({**_ADDED_COLUMNS, **texts}).items()
+            if text or name in TYPES
         }
         measures = {name: value for name, value in values.items() if name not in TYPES}
         result = Result(
-            Spec(**{name: values[name] for name in SPEC}),
+            Spec(**{name: values[column] for column, name in SPEC.items()}),
             Trial(**{name: values[name] for name in TRIAL if name != "measures"}, measures=measures),
             Origin(**{name: values[name] for name in ORIGIN}),
         )

@@ -101,7 +101,7 @@ def run(
     go to processes of one thread each; on CUDA a few run side by side, each on a stream of its own.
 
     Args:
-        pairs: what is wanted: a spec and a seed each.
+        pairs: the requested trials, a spec and a seed each.
         store: what is there, and where results go; or the path of its file.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         root: where named graphs are read from.
@@ -121,20 +121,20 @@ def run(
     check_measures(measures)
     pairs, graphs = _fingerprinted(_checked(pairs), _by_name(graphs or {}))
     with _opened(store) as results:
-        lacking = _lacking(pairs, results)
+        pending = _pending(pairs, results)
         total, done, trained, label = 0, 0, 0, "starting"
 
         def hear(told: Told) -> None:
             nonlocal done, trained, label
             if isinstance(told, int):
                 done += told
-                progress(Progress(done, total, len(lacking), label))
+                progress(Progress(done, total, len(pending), label))
             else:
                 results.add_results(told)
                 trained, label = trained + len(told), str(told[0].spec)
 
-        cluster = Ray(str(device), hear) if where is None and lacking else None
-        jobs = list(_plan(lacking, where, root, graphs, cluster.workers if cluster else None))
+        cluster = Ray(str(device), hear) if where is None and pending else None
+        jobs = list(_plan(pending, where, root, graphs, cluster.workers if cluster else None))
         total = sum(job.cost for _, job in jobs)
         hear(0)
         if jobs:
@@ -142,8 +142,8 @@ def run(
             label = str(jobs[0][1].pairs[0][0])
             pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), hear)
             options = {"measures": tuple(measures), "curves": curves}
-            if remedies := own({spec.remedy for spec, _ in lacking}):
-                options["remedies"] = remedies
+            if methods := own({spec.method for spec, _ in pending}):
+                options["methods"] = methods
             _drive(pool, jobs, options, hear, should_stop)
         return trained
 
@@ -162,7 +162,7 @@ def _opened(store: Any) -> Iterator[Store]:
 
 
 def _checked(pairs: Any) -> Iterator[Pair]:
-    """Yield what is wanted, each as a spec and a seed."""
+    """Yield the requested trials, each as a spec and a seed."""
     expected = "(spec, seed) pairs, such as [(spec, seed) for seed in range(3)]"
     if not isinstance(pairs, Iterable):
         problem = f"pairs is {quoted(pairs)}"
@@ -200,11 +200,11 @@ def _fingerprinted(pairs: Iterable[Pair], graphs: dict[str, Graph]) -> tuple[lis
     return found, graphs | {f"{name}@{graph.fingerprint}": graph for name, graph in own.items()}
 
 
-def _lacking(pairs: Iterable[Pair], store: Store) -> list[Pair]:
+def _pending(pairs: Iterable[Pair], store: Store) -> list[Pair]:
     seeds: dict[Spec, list[int]] = defaultdict(list)
     for spec, seed in pairs:
         seeds[spec].append(seed)
-    return [(spec, seed) for spec, wanted in seeds.items() for seed in store.missing(spec, wanted)]
+    return [(spec, seed) for spec, requested in seeds.items() for seed in store.missing(spec, requested)]
 
 
 def _plan(
@@ -256,19 +256,19 @@ def _drive(
 ) -> None:
     """Have a pool do all jobs; after an error, or Ctrl-C, what has finished still goes into the store."""
     waiting = iter(jobs)
-    pending: set[Future[None]] = set()
+    running: set[Future[None]] = set()
     try:
         while True:
             # One more than there are workers, so that none waits for the next job to arrive.
-            while len(pending) <= pool.workers and not should_stop() and (entry := next(waiting, None)):
-                pending.add(pool.submit(*entry, options))
-            if not pending:
+            while len(running) <= pool.workers and not should_stop() and (entry := next(waiting, None)):
+                running.add(pool.submit(*entry, options))
+            if not running:
                 break
-            finished = wait(pending, POLL_SECONDS, FIRST_COMPLETED).done
+            finished = wait(running, POLL_SECONDS, FIRST_COMPLETED).done
             pool.listen()
             hear(0)
             for future in finished:
-                pending.remove(future)
+                running.remove(future)
                 future.result()
     except BaseException as error:
         pool.abandon()

@@ -1,7 +1,7 @@
 """A cell of an experiment, written down: everything that decides what is trained, except the seed."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import sha256
@@ -14,7 +14,7 @@ from pairnorm.impute import FILLS
 from pairnorm.nn.models import ORDERS, PRECISIONS, Order, Precision
 from pairnorm.nn.pair_norm import MODES, Mode
 from pairnorm.nn.propagate import NORMALIZATIONS, Normalization
-from pairnorm.train.methods import REMEDIES, stored_name
+from pairnorm.train.methods import METHODS, stored_name
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
@@ -26,14 +26,17 @@ NORMS: tuple[Norm, ...] = ("none", *MODES)
 # Those that lose single entries; all others lose whole vectors.
 ENTRIES = ("entries", "value")
 MISSING_KINDS = ("vectors", "nodes", "class", "degree", *ENTRIES, "given")
-LATER: dict[str, Any] = {
+ADDED_FIELDS: dict[str, Any] = {
     "scaling": "rows",
-    "remedy": "none",
+    "method": "none",
     "strength": 0.0,
-    "fill": "zero",
+    "imputation": "zero",
     "precision": "float32",
 }
-"""Fields that there were not from the beginning, and what they had been before."""
+"""Fields that older stores do not have, with the value that their trials were computed with."""
+
+STORED_NAMES = {"method": "remedy", "imputation": "fill"}
+"""Fields that have another name in ``Spec.text``, in the columns of a store and in its exports."""
 
 
 def _name(what: str, value: Any) -> str:
@@ -83,12 +86,12 @@ class Spec:
         weight_decay: of Adam.
         epochs: number of epochs.
         scaling: ``"rows"`` for features divided by their sum, ``"none"`` for features as they are.
-        remedy: what is done against oversmoothing, by its name in ``pairnorm.train.REMEDIES``, or your own;
-            see ``pairnorm.train.register``. Those that other fields can say are written as these.
-        strength: the remedy's one parameter; 0 stands for its usual value.
-        fill: imputation of missing features, one of ``pairnorm.impute.FILLS``; ``"zero"`` as in the paper.
+        method: method against oversmoothing, a name in ``pairnorm.train.METHODS`` or your own, see
+            ``pairnorm.train.register``. A method that other fields express is replaced by these fields.
+        strength: the method's one parameter; 0 stands for its usual value.
+        imputation: of missing features, one of ``pairnorm.impute.FILLS``; ``"zero"`` as in the paper.
         precision: the type of states between the layers of a GCN or GAT, ``"float32"`` or ``"bfloat16"``,
-            without a remedy or with one of PairNorm's modes; see ``pairnorm.nn.GCN``.
+            without a method or with one of PairNorm's modes; see ``pairnorm.nn.GCN``.
 
     >>> spec = Spec("cora", "GCN", 10, norm="PN-SI", missing_rate=1)
     >>> print(spec)
@@ -100,9 +103,9 @@ class Spec:
     True
     >>> Spec("cora", "SGC", 2, scale=10, skip=1) == Spec("cora", "SGC", 2)
     True
-    >>> print(Spec("cora", "GCN", 64, remedy="GCNII", adjacency="sym"))
-    cora GCN depth=64 adjacency=sym remedy=GCNII strength=0.1
-    >>> Spec("cora", "GCN", 10, remedy="PN-SI", missing_rate=1) == spec
+    >>> print(Spec("cora", "GCN", 64, method="GCNII", adjacency="sym"))
+    cora GCN depth=64 adjacency=sym method=GCNII strength=0.1
+    >>> Spec("cora", "GCN", 10, method="PN-SI", missing_rate=1) == spec
     True
     """
 
@@ -125,15 +128,15 @@ class Spec:
     weight_decay: Annotated[float, _not_negative] = 5e-4
     epochs: Annotated[int, _from_1] = 1000
     scaling: Annotated[str, _choice(*SCALINGS)] = "rows"
-    remedy: Annotated[str, stored_name] = "none"
+    method: Annotated[str, stored_name] = "none"
     strength: Annotated[float, _not_negative] = 0.0
-    fill: Annotated[str, _choice(*FILLS)] = "zero"
+    imputation: Annotated[str, _choice(*FILLS)] = "zero"
     precision: Annotated[Precision, _choice(*PRECISIONS)] = "float32"
 
     def __post_init__(self) -> None:
         values = vars(self)  # written to as such: a report makes a hundred thousand specs
         others = [values[name] for name in _OTHERS]
-        plain = self.remedy == "none" and {*map(type, others)} <= {str, int, float}
+        plain = self.method == "none" and {*map(type, others)} <= {str, int, float}
         values |= (_settled if plain else _settled.__wrapped__)(*others)
         values["depth"] = _check("depth", self.depth)
 
@@ -160,9 +163,10 @@ class Spec:
         It must never change for a given cell, or finished work is lost. A field added by a later version is
         therefore left out of the text where it has its default.
         """
-        return self._words(
-            tuple(name for name in _HINTS if name not in LATER or getattr(self, name) != LATER[name])
-        )
+        names = [
+            name for name in _HINTS if name not in ADDED_FIELDS or getattr(self, name) != ADDED_FIELDS[name]
+        ]
+        return self._words({STORED_NAMES.get(name, name): name for name in names})
 
     @cached_property
     def hash(self) -> str:
@@ -172,17 +176,21 @@ class Spec:
     def __str__(self) -> str:
         """Return the text without the fields that have their default, for people."""
         plain = Spec(self.dataset, self.model, self.depth)
-        return self._words(
-            tuple(name for name in _HINTS if name == "depth" or getattr(self, name) != getattr(plain, name))
-        )
+        names = [name for name in _HINTS if name == "depth" or getattr(self, name) != getattr(plain, name)]
+        return self._words({name: name for name in names})
 
-    def _words(self, names: tuple[str, ...]) -> str:
-        options = [f"{name}={getattr(self, name)}" for name in names if name not in ("dataset", "model")]
+    def _words(self, names: Mapping[str, str]) -> str:
+        """Return ``name=value`` for each name and field, after dataset and model."""
+        options = [
+            f"{name}={getattr(self, field)}"
+            for name, field in names.items()
+            if field not in ("dataset", "model")
+        ]
         return shlex.join([self.dataset, self.model, *options])
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a text: dataset, model, then ``field=value`` in any order; what is absent has its default."""
+        """Read a text: dataset, model, then ``field=value`` in any order."""
         try:
             dataset, model, *options = shlex.split(text)
         except ValueError:
@@ -190,7 +198,7 @@ class Spec:
         values: dict[str, Any] = {"dataset": dataset, "model": model}
         for option in options:
             name, equals, value = option.partition("=")
-            one_of("field", name, tuple(_HINTS))
+            name = one_of("field", _FIELDS.get(name, name), tuple(_HINTS))
             if not equals or name in values:
                 raise _malformed(
                     text, f"option {quoted(option)} of spec {quoted(text)} has no value, or {name} a second"
@@ -244,6 +252,7 @@ _HINTS: dict[str, Any] = {
 }
 
 
+_FIELDS = {stored: name for name, stored in STORED_NAMES.items()}
 _OTHERS = tuple(name for name in _HINTS if name != "depth")
 _values = attrgetter(*_HINTS)
 
@@ -256,7 +265,7 @@ def _check(name: str, value: Any) -> Any:
 def _settled(*others: Any) -> dict[str, Any]:
     """Return all fields but the depth, checked, each that cannot change the result with its one value."""
     values = {name: _check(name, value) for name, value in zip(_OTHERS, others, strict=True)}
-    values |= _remedied(values)
+    values |= _apply_method(values)
     return values | _without_meaning(values)
 
 
@@ -268,30 +277,30 @@ def _malformed(text: str, problem: str) -> PairNormError:
 _NEITHER = {"norm": "none", "skip": 0}
 
 
-def _remedied(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that the remedy sets; one that is not known here is left as it is written."""
-    if values["remedy"] == "none":
+def _apply_method(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that the method sets; one that is not known here is left as it is written."""
+    if values["method"] == "none":
         return {"strength": 0.0}
-    remedy, strength = REMEDIES.get(values["remedy"]), values["strength"]
-    if remedy is None:
+    method, strength = METHODS.get(values["method"]), values["strength"]
+    if method is None:
         return {}
-    if values["model"] not in remedy.models:
+    if values["model"] not in method.models:
         raise PairNormError(
-            f"remedy {values['remedy']!r} does not apply to {values['model']}",
+            f"method {values['method']!r} does not apply to {values['model']}",
             code="not-together",
             value=values["model"],
-            expected=f"one of {', '.join(remedy.models)}",
+            expected=f"one of {', '.join(method.models)}",
         )
-    strength = (strength or remedy.grid[0]) if remedy.grid else 0.0
+    strength = (strength or method.grid[0]) if method.grid else 0.0
     said: dict[str, Any] = {}
-    if remedy.fields is not None:
-        said = {"remedy": "none", "strength": 0.0, **remedy.fields(strength)}
+    if method.fields is not None:
+        said = {"method": "none", "strength": 0.0, **method.fields(strength)}
         if not values["strength"]:
             said.pop("scale", None)  # PairNorm's has a field of its own
-    others = {name: value for name, value in _NEITHER.items() if remedy.alone or name in said}
+    others = {name: value for name, value in _NEITHER.items() if method.alone or name in said}
     for name, without in others.items():
         if values[name] not in (without, said.get(name)):
-            problem = f"{name} is {values[name]!r} beside remedy {values['remedy']!r}"
+            problem = f"{name} is {values[name]!r} beside method {values['method']!r}"
             raise PairNormError(problem, code="not-together", value=values[name], expected="one or the other")
     return said or {"strength": strength}
 
@@ -307,15 +316,15 @@ def _without_meaning(values: dict[str, Any]) -> dict[str, Any]:
         fixed |= {"hidden": 0, "skip": 0, "order": "after"}
     elif values["hidden"] == 0:
         fixed |= {"hidden": HIDDEN[values["model"]]}
-    if values["model"] == "SGC" or values["remedy"] != "none":
+    if values["model"] == "SGC" or values["method"] != "none":
         fixed |= {"precision": "float32"}
     if values["norm"] == "none":
         fixed |= {"scale": 1.0}
-        remedy = REMEDIES.get(values["remedy"])
-        if remedy is not None and not remedy.ordered:
+        method = METHODS.get(values["method"])
+        if method is not None and not method.ordered:
             fixed |= {"order": "after"}
     if values["missing_kind"] == "given":
         fixed |= {"missing_rate": 0.0}
     elif values["missing_rate"] == 0:
-        fixed |= {"missing_kind": "vectors", "fill": "zero"}
+        fixed |= {"missing_kind": "vectors", "imputation": "zero"}
     return fixed

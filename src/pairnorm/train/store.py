@@ -29,7 +29,7 @@ from pairnorm.train.result import (
     write_csv,
     write_parquet,
 )
-from pairnorm.train.spec import Spec
+from pairnorm.train.spec import STORED_NAMES, Spec
 
 if TYPE_CHECKING:
     import pandas
@@ -339,7 +339,7 @@ class Store:
         return self.cells(hash=spec.hash).get(spec, [])
 
     def cells(self, **where: Any) -> dict[Spec, list[Trial]]:
-        """Return the trials of every spec, sorted; ``where`` narrows a column to a value or a list."""
+        """Return the trials of every spec, sorted; ``where`` narrows a field to a value or a list."""
         return {spec: [trial for trial, _ in found] for spec, found in self._read(where)}
 
     def results(self, **where: Any) -> list[Result]:
@@ -400,8 +400,9 @@ class Store:
 
         A spec is made once, however many trials it has.
         """
+        where = {STORED_NAMES.get(name, name): value for name, value in where.items()}
         of_spec = {name: value for name, value in where.items() if name in ("hash", *SPEC)}
-        # In the order of the file: nothing is sorted, and nothing joined where all are wanted.
+        # In the order of the file: nothing is sorted, and nothing joined where all are requested.
         tables = _TRIALS if where else "trials"
         trial_query = f"SELECT hash, origin, {_names(TRIAL)} FROM {tables} WHERE %s ORDER BY hash, seed"
         trial_rows = self._query(trial_query, *_condition(where))
@@ -409,7 +410,8 @@ class Store:
         spec_query = f"SELECT {varied} FROM {_SPECS} WHERE %s ORDER BY {_names(SPEC)}"
         spec_rows = self._query(spec_query, *_condition(of_spec))
         found = self._query(f"SELECT id, {_names(_PROTOCOL)} FROM protocols")
-        protocols = {number: dict(zip(_PROTOCOL, values, strict=True)) for number, *values in found}
+        names = [SPEC[column] for column in _PROTOCOL]
+        protocols = {number: dict(zip(names, values, strict=True)) for number, *values in found}
         trials: dict[int, list[tuple[Trial, int]]] = defaultdict(list)
 
         @cache
@@ -430,8 +432,9 @@ def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """Return what SQL asks of a row, and the values for its question marks."""
     parts = ["1"]
     values: list[Any] = []
-    for name, wanted in where.items():
-        choices = list(wanted) if isinstance(wanted, list | tuple | set | range) else [wanted]
+    for name, requested in where.items():
+        several = isinstance(requested, list | tuple | set | range)
+        choices = list(requested) if several else [requested]
         parts.append(f'"{one_of("column", name, tuple(TYPES))}" IN ({", ".join("?" * len(choices))})')
         values += map(_hash_number, choices) if name == "hash" else choices
     return " AND ".join(parts), values
@@ -473,7 +476,7 @@ class _Rows:
 
     def number(self, part: Spec | Origin) -> int:
         """Return the number of the row with the values of ``part``, which is added if there is none."""
-        values = tuple(getattr(part, name) for name in self._columns)
+        values = tuple(getattr(part, SPEC.get(name, name)) for name in self._columns)
         if values not in self._numbers:
             number = self._connection.execute(self._insert, values).lastrowid
             assert number is not None

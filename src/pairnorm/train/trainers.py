@@ -38,13 +38,13 @@ def build(
     """Build the model of a spec with a trial for each seed, which alone decides its first weights.
 
     Args:
-        spec: a GCN or GAT, or a remedy with a model of its own.
+        spec: a GCN or GAT, or a method with a model of its own.
         num_features: features per node.
         num_classes: logits per node.
         seeds: one for each trial.
         device: where the model goes.
     """
-    remedy = find(spec.remedy)
+    method = find(spec.method)
     shared = {
         "num_layers": spec.depth,
         "hidden_channels": spec.hidden,
@@ -53,9 +53,9 @@ def build(
         "num_models": len(seeds),
     }
     model: Model
-    if remedy.model is not None:
-        strength = {remedy.parameter: spec.strength} if remedy.parameter else {}
-        model = remedy.model(num_features, num_classes, **shared, **strength)
+    if method.model is not None:
+        strength = {method.parameter: spec.strength} if method.parameter else {}
+        model = method.model(num_features, num_classes, **shared, **strength)
     else:
         kinds: dict[str, Any] = {"GCN": GCN, "GAT": partial(GAT, heads=spec.heads)}
         kind = kinds[one_of("model", spec.model, tuple(kinds))]
@@ -66,7 +66,7 @@ def build(
             "order": spec.order,
             "precision": spec.precision,
         }
-        own |= remedy.arguments(spec, len(seeds))
+        own |= method.arguments(spec, len(seeds))
         model = kind(num_features, num_classes, **shared, **own)
     model.reset_parameters(seeds)
     return model.to(device)
@@ -74,8 +74,8 @@ def build(
 
 def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
     """Return what makes the norm of an SGC that is not PairNorm, None where there is none."""
-    remedy = find(spec.remedy)
-    return None if remedy.norm is None else partial(remedy.norm, 0, trials, spec.strength)
+    method = find(spec.method)
+    return None if method.norm is None else partial(method.norm, 0, trials, spec.strength)
 
 
 def sgc_settings(spec: Spec, trials: int = 1) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_half_precision_is_summed_in_single(name, dtype, how):
 @every
 def test_repr_makes_the_same_norm(name):
     norm = make_norm(name, 5, 3)
-    names = {kind.__name__: kind for kind in (remedy.kind for remedy in NORMS.values())}
+    names = {kind.__name__: kind for kind in (method.kind for method in NORMS.values())}
     assert repr(eval(repr(norm), names)) == repr(norm)
     for argument, value in inspect.signature(type(norm)).parameters.items():
         # No text can make the one again, and the other is shown where it is on.
@@ -112,15 +112,15 @@ def test_repr_makes_the_same_norm(name):
 
 @every
 def test_the_one_parameter_matters(name):
-    remedy = NORMS[name]
-    if remedy.parameter is None:
+    method = NORMS[name]
+    if method.parameter is None:
         return
     x = torch.randn(12, 5) + 1
     results = []
     for value in (0.2, 1.0, 2.0, 4.0):
         torch.manual_seed(0)
-        norm = bind(make_norm(name, 5, **{remedy.parameter: value}), 12)
-        assert getattr(norm, remedy.parameter) == value
+        norm = bind(make_norm(name, 5, **{method.parameter: value}), 12)
+        assert getattr(norm, method.parameter) == value
         results.append(norm(x))
     assert all(not torch.allclose(a, b, rtol=1e-4) for a, b in itertools.pairwise(results))
 

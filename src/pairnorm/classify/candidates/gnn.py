@@ -94,7 +94,7 @@ def _train(task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpo
         return trainer.model, trainer.evaluate()[1]
 
     # Trials are shared out first, which takes no traffic; and those of models that cannot share nodes.
-    if shards is not None and (len(seeds) >= shards.process_group.size() or spec.remedy != "none"):
+    if shards is not None and (len(seeds) >= shards.process_group.size() or spec.method != "none"):
         model, logits = _apart(shards, seeds, fit, partial(build, spec, graph.num_features, task.classes))
         model, logits = model.to(task.device), logits.to(task.device)
     else:
@@ -134,7 +134,7 @@ def _apart(
 
 
 def _model(spec: Spec) -> str:
-    return spec.model if spec.remedy == "none" else spec.remedy
+    return spec.model if spec.method == "none" else spec.method
 
 
 def _as_trained(task: Task, network: Network) -> Network:
