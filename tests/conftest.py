@@ -48,12 +48,12 @@ def raises() -> Raises:
 
 
 @pytest.fixture(scope="module")
-def brief_rivals() -> Iterator[None]:
+def brief_baselines() -> Iterator[None]:
     """The GCN that ``fit`` compares with trains for moments, where no test looks at how good it is."""
     from pairnorm.classify import search
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "RIVAL_EPOCHS", 5)
+        patch.setattr(search, "BASELINE_EPOCHS", 5)
         yield
 
 

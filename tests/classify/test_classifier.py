@@ -106,7 +106,7 @@ def test_progress_counts_up_to_the_end(small: Graph) -> None:
     assert [now[2] for now in told[3:]] == [
         "SGC-PN-SI, depth 2",
         "averaged",
-        "judged",
+        "evaluated",
         "learned from all labels",
     ]
 
@@ -226,10 +226,10 @@ def test_after_the_choice_all_labels_are_learned_from_but_those_to_be_tested(sma
     assert np.array_equal(before.held_out_.confusion, after.held_out_.confusion), (
         "reported is what was held out"
     )
-    assert np.array_equal(before.judged_, after.judged_)
+    assert np.array_equal(before.evaluation_probabilities_, after.evaluation_probabilities_)
     assert not np.array_equal(before.probabilities_, after.probabilities_)
     assert not after.unseen(graph).any()
-    assert after.score(graph) == after.held_out_.accuracy, "nodes learned from are not judged again"
+    assert after.score(graph) == after.held_out_.accuracy, "nodes learned from are not evaluated again"
     own = NodeClassifier(depth=(1, 4)).fit(small)
     assert np.array_equal(own.unseen(small), small.test.numpy()), "a test part that is given stays unseen"
 
@@ -386,7 +386,7 @@ def test_a_graph_that_has_grown_is_labeled(small: Graph) -> None:
 
 
 def test_only_files_of_models_need_pydantic() -> None:
-    """So that ``fit`` can be judged on a machine on which nothing can be installed."""
+    """So that ``fit`` can be evaluated on a machine on which nothing can be installed."""
     program = """
 import sys
 sys.modules["pydantic"] = None

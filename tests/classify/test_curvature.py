@@ -24,9 +24,9 @@ def test_the_product_is_that_of_the_hessian(rows: int, columns: int, folds: int,
         return -(shares * logarithms[..., :1]).sum()  # which class is the right one adds no curvature
 
     _, expected = torch.autograd.functional.hvp(loss, weight, direction)
-    chances = torch.einsum("md,kcd->mkc", x, weight).softmax(2)
+    probabilities = torch.einsum("md,kcd->mkc", x, weight).softmax(2)
     result = torch.full_like(direction, torch.nan)
-    curvature(*(part.numpy() for part in (x, chances, shares * chances, direction, result)))
+    curvature(*(part.numpy() for part in (x, probabilities, shares * probabilities, direction, result)))
     torch.testing.assert_close(result, expected)
 
 

@@ -82,8 +82,10 @@ def test_a_model_that_is_always_right_and_one_judged_by_few_stay_as_they_are() -
 
 def test_trials_are_averaged_as_probabilities() -> None:
     logits = torch.tensor([[[2.0, 0.0], [0.0, 4.0]]])
-    chances = (torch.softmax(torch.tensor([1.0, 0.0]), 0) + torch.softmax(torch.tensor([0.0, 2.0]), 0)) / 2
-    torch.testing.assert_close(mean_probabilities(logits, 2.0)[0], chances)
+    probabilities = (
+        torch.softmax(torch.tensor([1.0, 0.0]), 0) + torch.softmax(torch.tensor([0.0, 2.0]), 0)
+    ) / 2
+    torch.testing.assert_close(mean_probabilities(logits, 2.0)[0], probabilities)
 
 
 def test_probabilities_that_are_no_numbers_are_refused(raises) -> None:

@@ -9,9 +9,9 @@ from pairnorm.classify import Candidate, NodeClassifier
 from pairnorm.classify import findings as findings_module
 from pairnorm.classify import search as search_module
 from pairnorm.classify.candidates.network import Network
-from pairnorm.classify.findings import ALIKE, LATER, RANDOM, STEPS, Findings, Rival
+from pairnorm.classify.findings import LATER, LIKE_TARGET, RANDOM, STEPS, Baseline, Findings
 from pairnorm.classify.holdout import without
-from pairnorm.classify.search import rivals
+from pairnorm.classify.search import baselines
 from pairnorm.data import Graph
 from pairnorm.report.fit_report import write_report
 
@@ -28,8 +28,8 @@ def findings(small: Graph) -> Findings:
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that do not look at rivals, or not at how good they are."""
-    monkeypatch.setattr(search_module, "RIVAL_EPOCHS", 5)
+    """For tests that do not look at baselines, or not at how good they are."""
+    monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 5)
 
 
 def test_groups_with_and_without_features_make_up_the_held_out_nodes(findings: Findings) -> None:
@@ -60,7 +60,7 @@ def test_where_the_nodes_to_predict_have_no_features_it_is_told_what_that_does(s
     assert classifier.held_out_ is not None
     assert classifier.held_out_.accuracy > 0.99
     assert classifier.best_.validation_accuracy < 0.7  # was chosen by nodes of which nothing was seen
-    scores = Findings.of(classifier, graph).checks[ALIKE]
+    scores = Findings.of(classifier, graph).checks[LIKE_TARGET]
     assert scores.count == classifier.held_out_.count
     assert scores.accuracy < 0.7
 
@@ -142,10 +142,10 @@ def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(rai
 
 
 def test_rivals_start_with_the_model_itself(findings: Findings) -> None:
-    rivals = findings.comparison()
-    assert next(iter(rivals)) == findings.classifier.best_.name
-    assert rivals[findings.classifier.best_.name].accuracy == findings.classifier.held_out_.accuracy
-    assert len(rivals) == 5
+    baselines = findings.comparison()
+    assert next(iter(baselines)) == findings.classifier.best_.name
+    assert baselines[findings.classifier.best_.name].accuracy == findings.classifier.held_out_.accuracy
+    assert len(baselines) == 5
 
 
 def test_who_is_confident_is_mostly_right(findings: Findings) -> None:
@@ -156,39 +156,39 @@ def test_who_is_confident_is_mostly_right(findings: Findings) -> None:
     assert right > 0.8
 
 
-def rival(findings: Findings, wrong: float) -> Findings:
-    """The findings with one rival, which is wrong on a share of the test nodes."""
+def baseline(findings: Findings, wrong: float) -> Findings:
+    """The findings with one baseline, which is wrong on a share of the test nodes."""
     labels = findings.graph.labels.numpy().copy()
     places = np.flatnonzero(findings.test)
     labels[places[: round(wrong * len(places))]] ^= 1
-    return replace(findings, rivals=[Rival("a guess", Candidate("a guess"), 1, labels)])
+    return replace(findings, baselines=[Baseline("a guess", Candidate("a guess"), 1, labels)])
 
 
 @pytest.mark.parametrize(
     ("wrong", "opening"), [(0.9, "**It earns its keep.**"), (0.0, "**A simpler method does better.**")]
 )
 def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, opening: str) -> None:
-    verdict = rival(findings, wrong).verdict()
+    verdict = baseline(findings, wrong).verdict()
     assert verdict.startswith(opening)
     assert "a guess" in verdict
     assert f"{100 * findings.classifier.held_out_.accuracy:.1f}%" in verdict
 
 
 def test_a_draw_is_called_a_draw(findings: Findings) -> None:
-    same = replace(findings, rivals=[Rival("a twin", Candidate("a twin"), 1, findings.predicted)])
+    same = replace(findings, baselines=[Baseline("a twin", Candidate("a twin"), 1, findings.predicted)])
     assert same.verdict().startswith("**A twin does as well.** It says the same of every held-out node.")
     twin, places = findings.predicted.copy(), np.flatnonzero(findings.test)
     right = (findings.predicted == findings.graph.labels.numpy())[places]
     twin[[places[right][0], places[~right][0]]] ^= 1
-    other = replace(findings, rivals=[Rival("a twin", Candidate("a twin"), 1, twin)])
+    other = replace(findings, baselines=[Baseline("a twin", Candidate("a twin"), 1, twin)])
     assert other.verdict().startswith("**No clear gain.**")
     assert "The difference of +0.0 points" in other.verdict()
 
 
 def test_a_class_that_is_never_predicted_is_said(findings: Findings) -> None:
     assert "never predicts" not in findings.verdict()
-    chances = np.tile(np.float32([0.7, 0.3]), (300, 1))
-    verdict = replace(findings, probabilities=chances).verdict()
+    probabilities = np.tile(np.float32([0.7, 0.3]), (300, 1))
+    verdict = replace(findings, probabilities=probabilities).verdict()
     assert "It never predicts '1'; choosing by macro F1 (`--metric macro-f1`)" in verdict
 
 
@@ -209,11 +209,12 @@ def test_too_little_held_out_is_said(findings: Findings) -> None:
 
 def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None:
     accuracy = {
-        rival.name: findings.scores(rival.predicted, findings.test).accuracy for rival in findings.rivals
+        baseline.name: findings.scores(baseline.predicted, findings.test).accuracy
+        for baseline in findings.baselines
     }
     assert accuracy.pop("most frequent class") < 0.6
     assert min(accuracy.values()) > 0.6, accuracy
-    tried = {rival.name: rival.tried for rival in findings.rivals}
+    tried = {baseline.name: baseline.num_candidates for baseline in findings.baselines}
     assert tried == {
         "most frequent class": 1,
         "label propagation": 3,
@@ -255,9 +256,9 @@ def test_what_fit_tried_is_not_tried_again(small: Graph, monkeypatch) -> None:
 
     original = findings_module.search
     monkeypatch.setattr(findings_module, "search", search)
-    found = {rival.name: rival for rival in Findings.of(classifier, small).rivals}
+    found = {baseline.name: baseline for baseline in Findings.of(classifier, small).baselines}
     assert searched == ["most frequent class", "GCN, 2 layers"]
-    (alone,) = [one for one in rivals(small) if one.name == "label propagation"]
+    (alone,) = [one for one in baselines(small) if one.name == "label propagation"]
     expected = original(classifier.task_, [alone])
     assert found["label propagation"].best == expected.best
-    assert found["label propagation"].tried == len(expected.tried)
+    assert found["label propagation"].num_candidates == len(expected.results)

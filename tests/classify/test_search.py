@@ -7,10 +7,10 @@ import torch
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify import NodeClassifier, Scaling
-from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, base, shared_walks
-from pairnorm.classify.candidates.base import MANY_COLUMNS, Lesson
+from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, base, propagation
+from pairnorm.classify.candidates.base import WIDE_COLUMNS, PseudoLabels
 from pairnorm.classify.diagnosis import suggest_depth
-from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, parse_budget, plan, rivals, search
+from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, baselines, parse_budget, plan, search
 from pairnorm.data import Graph
 from pairnorm.train import METHODS
 
@@ -63,26 +63,28 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatc
     losses = []
     for one in (teacher, student):
         logits = one.logits(graph, task.features, task.device)[:, 0]
-        losses.append(float(torch.nn.functional.cross_entropy(logits[graph.validation], task.held)))
+        losses.append(
+            float(torch.nn.functional.cross_entropy(logits[graph.validation], task.held_out_labels))
+        )
     assert losses[1] < losses[0]
     assert np.isclose(losses[1], choice.best.validation_loss, rtol=1e-3)
-    chances = teacher.logits(graph, task.features, task.device).softmax(-1)[:, 0]
-    lesson = Lesson.of(task, chances)
-    assert lesson is not None
-    known = lesson.counts[: int(graph.train.sum())].sum()
-    torch.testing.assert_close(known, lesson.counts.sum() / 2)
-    assert torch.equal(lesson.target[: int(graph.train.sum())].argmax(1), graph.labels[graph.train])
-    rows, target, counts = lesson.on(task.features.to_dense())
-    assert len(rows) == len(target) == len(counts) == len(lesson.nodes)
-    wide = torch.rand(small.num_nodes, MANY_COLUMNS + 1)
-    monkeypatch.setattr(base, "FEWER_PUPILS", 7)
-    rows, target, counts = lesson.on(wide)
-    assert torch.equal(rows, wide[lesson.nodes[: lesson.known + 7]])
-    torch.testing.assert_close(counts[: lesson.known].sum(), counts[lesson.known :].sum())
+    probabilities = teacher.logits(graph, task.features, task.device).softmax(-1)[:, 0]
+    pseudo_labels = PseudoLabels.of(task, probabilities)
+    assert pseudo_labels is not None
+    known = pseudo_labels.counts[: int(graph.train.sum())].sum()
+    torch.testing.assert_close(known, pseudo_labels.counts.sum() / 2)
+    assert torch.equal(pseudo_labels.target[: int(graph.train.sum())].argmax(1), graph.labels[graph.train])
+    rows, target, counts = pseudo_labels.on(task.features.to_dense())
+    assert len(rows) == len(target) == len(counts) == len(pseudo_labels.nodes)
+    wide = torch.rand(small.num_nodes, WIDE_COLUMNS + 1)
+    monkeypatch.setattr(base, "MAX_PSEUDO_LABELS_WIDE", 7)
+    rows, target, counts = pseudo_labels.on(wide)
+    assert torch.equal(rows, wide[pseudo_labels.nodes[: pseudo_labels.known + 7]])
+    torch.testing.assert_close(counts[: pseudo_labels.known].sum(), counts[pseudo_labels.known :].sum())
     everyone = graph.replace(
         train=torch.ones_like(graph.train), validation=graph.train & False, test=graph.train & False
     )
-    assert Lesson.of(replace(task, graph=everyone), chances) is None
+    assert PseudoLabels.of(replace(task, graph=everyone), probabilities) is None
 
 
 def test_where_labels_mean_nothing_one_of_every_kind_is_averaged(small: Graph) -> None:
@@ -203,7 +205,7 @@ def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
     families = plan(NodeClassifier(["SGC", "GCN"], [2, 3], scale=[1, 10], epochs=5, seeds=2), task.graph)
     told: list[str] = []
     choice = search(task, families, told.append)
-    tried, best = choice.tried, choice.best
+    tried, best = choice.results, choice.best
     assert len(told) == sum(family.steps for family in families)
     assert len(tried) == 2 * 2 * 2 + 2 * (1 + 2)
     assert best.validation_loss == min(one.candidate.validation_loss for one in tried)
@@ -222,7 +224,7 @@ def test_a_spent_budget_never_leaves_nothing(task: Task) -> None:
 
 def test_rivals_are_tuned_by_validation_too(task: Task) -> None:
     """Each has several settings to choose from, in which it differs, and its best is that of its search."""
-    families = {family.name: family for family in rivals(task.graph)}
+    families = {family.name: family for family in baselines(task.graph)}
     assert list(families) == [
         "most frequent class",
         "label propagation",
@@ -244,14 +246,14 @@ def test_rivals_are_tuned_by_validation_too(task: Task) -> None:
 
 def test_rivals_without_validation_follow_the_models_rule(small: Graph) -> None:
     graph = small.replace(validation=torch.zeros_like(small.validation))
-    _, _, regression = rivals(graph)
+    _, _, regression = baselines(graph)
     assert regression.scales == (plan(NodeClassifier(), graph)[0].scales[0],)
-    assert [family.name for family in rivals(graph, large=True)] == [
+    assert [family.name for family in baselines(graph, large=True)] == [
         "most frequent class",
         "label propagation",
     ]
 
 
 def test_over_many_nodes_no_gcn_is_compared_with(task: Task, monkeypatch) -> None:
-    monkeypatch.setattr(shared_walks, "MANY_NODES", 1)
-    assert [family.name for family in rivals(task.graph)][-1] == "logistic regression"
+    monkeypatch.setattr(propagation, "MANY_NODES", 1)
+    assert [family.name for family in baselines(task.graph)][-1] == "logistic regression"

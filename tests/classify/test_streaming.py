@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from test_walk import packed_graph
 
 from pairnorm.classify import streaming
-from pairnorm.classify.sparing import PATIENCE
+from pairnorm.classify.search_limits import PATIENCE
 from pairnorm.classify.streaming import Rows, Streaming
 
 
@@ -27,7 +27,7 @@ def test_as_in_memory(tmp_path):
     norms = ("none", "PN", "PN-SI")
     search = Streaming(packed, tmp_path / "work", 10**9, depths=(1, 3), norms=norms, scales=(1.0, 30.0))
     outcome = search.run()
-    tried = [one.candidate for one in outcome.tried]
+    tried = [one.candidate for one in outcome.results]
     assert {(one.setting, one.norm) for one in tried if one.model == "SGC"} == {
         *(("", norm) for norm in norms), ("fill mass", "none"), ("fill fp", "PN"), ("fill fp", "PN-SI")
     }  # fmt: skip
@@ -60,7 +60,7 @@ def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch
         one for one in over if not many or one[1] != "PN-SI"
     ]
     assert any("PN-SI" in what for what in search.left_out) == many
-    tried = [one.candidate for one in search.run().tried]
+    tried = [one.candidate for one in search.run().results]
     assert sum("SGC" in what for what in told) == 29 * len(search.walks)
     for walk in search.walks:
         losses = {
@@ -99,18 +99,18 @@ def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
     np.testing.assert_allclose(rows.prior, shares / shares.sum())
     labels = torch.from_numpy(packed.labels[rows.validation].astype(np.int64))
     held = torch.from_numpy(outcome.logits[rows.validation])
-    chances = (held / outcome.temperature).softmax(1)
-    _, tilt = decide(metric, labels, chances, torch.from_numpy(rows.prior))
+    probabilities = (held / outcome.temperature).softmax(1)
+    _, tilt = decide(metric, labels, probabilities, torch.from_numpy(rows.prior))
     assert outcome.tilt == tilt
     assert outcome.metric == metric
-    losses = [one.validation_loss for one in outcome.tried]
+    losses = [one.validation_loss for one in outcome.results]
     if metric == "loss":
         assert outcome.best.validation_loss == min(losses)
     elif metric == "accuracy":
-        assert outcome.best.rank == max(one.candidate.rank for one in outcome.tried)
+        assert outcome.best.rank == max(one.candidate.rank for one in outcome.results)
     else:
         assert f"| {metric.replace('-', ' ')} |" in outcome.report()
-    assert outcome.tried[0].score == max(one.score for one in outcome.tried)
+    assert outcome.results[0].score == max(one.score for one in outcome.results)
     test = torch.from_numpy(outcome.logits[rows.test]) / outcome.temperature
     weighted = test.softmax(1).numpy() / rows.prior**tilt
     said = np.bincount(weighted.argmax(1), minlength=len(shares))

@@ -9,5 +9,5 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "classify"))  # for written.p
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _brief(brief_rivals: None) -> None:
+def _brief(brief_baselines: None) -> None:
     pass

@@ -44,5 +44,5 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Fails:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _brief(brief_rivals: None) -> None:
+def _brief(brief_baselines: None) -> None:
     pass

@@ -5,7 +5,7 @@ import pytest
 
 from pairnorm.classify import Candidate, Scores
 from pairnorm.classify.diagnosis import Smoothing
-from pairnorm.report.fit_figures import draw_confusion, draw_depths, draw_rivals, draw_smoothing
+from pairnorm.report.fit_figures import draw_baselines, draw_confusion, draw_depths, draw_smoothing
 
 ROWS = [
     Smoothing(norm, depth, row_diff=start / (depth + 1), col_diff=2 * start, effective_rank=5.0)
@@ -56,7 +56,7 @@ def test_a_class_that_looks_like_a_formula_is_drawn_as_it_is(tmp_path: Path, nam
 
 
 def test_rivals_are_drawn_with_their_intervals() -> None:
-    axis = draw_rivals({"ours": SCORES, "theirs": Scores(np.array([[5, 5], [5, 5]]))}).axes[0]
+    axis = draw_baselines({"ours": SCORES, "theirs": Scores(np.array([[5, 5], [5, 5]]))}).axes[0]
     interval, point = axis.lines[:2]
     assert list(interval.get_xdata()) == pytest.approx([100 * end for end in SCORES.interval])
     assert point.get_xdata() == pytest.approx([85])

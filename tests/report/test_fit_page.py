@@ -11,7 +11,7 @@ import torch
 
 from pairnorm.classify import Candidate, suggest_depth
 from pairnorm.classify.diagnosis import Smoothing
-from pairnorm.classify.findings import Findings, Rival
+from pairnorm.classify.findings import Baseline, Findings
 from pairnorm.data import csbm
 from pairnorm.report import Document, Nodes, Threshold, render
 from pairnorm.report import fit_page as module
@@ -50,13 +50,13 @@ def findings() -> Findings:
     ]
     scaling = SimpleNamespace(sentence="as they are")
     classifier: Any = SimpleNamespace(best_=tried[3], search_=tried, adjacency="rw", scaling_=scaling)
-    classifier.decide = lambda chances: chances.argmax(1)
+    classifier.decide = lambda probabilities: probabilities.argmax(1)
     classifier.threshold = lambda number: 0.5
     classifier.refit, classifier.probabilities_ = False, probabilities
-    classifier.task_ = SimpleNamespace(held_out=())
-    rival = Rival("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64))
+    classifier.task_ = SimpleNamespace(fold_masks=())
+    baseline = Baseline("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64))
     found = probabilities.astype(np.float32)
-    return Findings(classifier, graph, found, [rival], {}, smoothing, suggest_depth(graph))
+    return Findings(classifier, graph, found, [baseline], {}, smoothing, suggest_depth(graph))
 
 
 def block(document: Document, kind: type) -> Any:
@@ -92,7 +92,7 @@ def test_probabilities_are_in_thousandths_the_likeliest_first(findings: Findings
 def test_of_very_many_nodes_the_most_uncertain_are_shown(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_ROWS", 50)
+    monkeypatch.setattr(module, "MAX_ROWS", 50)
     nodes = block(fit_page(findings), Nodes)
     least = np.sort(findings.probabilities.max(1))[:50]
     assert max(nodes.columns["confidence"]) / 1000 <= least[-1]
@@ -210,10 +210,10 @@ def test_all_columns_of_nodes_are_in_sight_and_whoever_is_chosen_too(view: Any) 
 
 
 def test_labels_that_are_delivered_may_be_others_and_it_is_said(findings: Findings) -> None:
-    chances = findings.probabilities.copy()
+    probabilities = findings.probabilities.copy()
     changed = np.flatnonzero(findings.wanted)[:7]
-    chances[changed] = np.eye(3)[(findings.predicted[changed] + 1) % 3]
-    again = SimpleNamespace(**vars(findings.classifier) | {"refit": True, "probabilities_": chances})
+    probabilities[changed] = np.eye(3)[(findings.predicted[changed] + 1) % 3]
+    again = SimpleNamespace(**vars(findings.classifier) | {"refit": True, "probabilities_": probabilities})
     told = f"7 of {int(findings.wanted.sum()):,} labels are others than here"
     assert told in render(fit_page(replace(findings, classifier=again)))
     assert "others than here" not in render(fit_page(findings))

@@ -14,7 +14,7 @@ from pairnorm.classify.predictions import prediction_table, write_table
 from pairnorm.data import Graph
 from pairnorm.report.fit_report import check_folder, whole_folder, write_report
 
-pytestmark = pytest.mark.usefixtures("brief_rivals")
+pytestmark = pytest.mark.usefixtures("brief_baselines")
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def test_the_report_says_how_each_method_was_tuned(findings: Findings, tmp_path:
         f"{findings.classifier.best_.name}: {len(findings.classifier.search_)}; label propagation: 3 (α"
         in text
     )
-    for rival in findings.rivals[1:]:
-        assert f"{rival.name}: {rival.tried} ({rival.best.setting})" in text
+    for baseline in findings.baselines[1:]:
+        assert f"{baseline.name}: {baseline.num_candidates} ({baseline.best.setting})" in text
 
 
 def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
@@ -65,7 +65,7 @@ def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
     classifier = NodeClassifier("GCN", 2, scaling="rows", epochs=5, seeds=1).fit(small)
     with pytest.warns(ClassifierWarning, match="logistic regression and what depth does .* are left out"):
         found = Findings.of(classifier, small)
-    assert [each.name for each in found.rivals] == [
+    assert [each.name for each in found.baselines] == [
         "most frequent class",
         "label propagation",
         "GCN, 2 layers",
@@ -198,11 +198,11 @@ def test_a_row_for_every_node(tmp_path: Path, suffix: str) -> None:
         node_names=["007", "b", "c"],
         class_names=("low", "high risk"),
     )
-    chances = np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]], dtype=np.float32)
+    probabilities = np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]], dtype=np.float32)
     classifier = NodeClassifier()
     classifier.classes_ = np.array(graph.class_names)
     classifier.prior_, classifier.tilt_ = np.float32([0.5, 0.5]), 0.0
-    frame = prediction_table(graph, chances, classifier)
+    frame = prediction_table(graph, probabilities, classifier)
     path = tmp_path / f"table.{suffix}"
     write_table(frame, path)
     found = pandas.read_csv(path, dtype={"id": str}) if suffix == "csv" else pandas.read_parquet(path)

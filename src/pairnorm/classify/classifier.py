@@ -16,7 +16,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.base import Candidate, Family, Task
-from pairnorm.classify.candidates.boosted_trees import DIRECTED
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import (
@@ -49,8 +48,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ``encoder_`` (how columns of files became features: ``Graph.from_files(..., encoder=...)``
     reads others alike), ``temperature_`` (how much probabilities were softened to fit the validation nodes),
     ``prior_`` and ``tilt_`` (the class with the largest p / prior^tilt is predicted), ``split_``,
-    ``probabilities_`` of the graph's nodes, ``judged_`` (the same from training labels alone), and
-    ``held_out_``, the ``Scores`` of those on the test nodes, which no choice has seen.
+    ``probabilities_`` of the graph's nodes, ``evaluation_probabilities_`` (the same from training labels
+    alone), and ``held_out_``, the ``Scores`` of those on the test nodes, which no choice has seen.
 
     SGC's part is convex and solved to the end, so it is the same for every seed; networks are trained once
     per seed, and their probabilities averaged.
@@ -146,7 +145,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     prior_: NDArray[np.float32]
     tilt_: float
     probabilities_: NDArray[np.float32]
-    judged_: NDArray[np.float32]
+    evaluation_probabilities_: NDArray[np.float32]
     held_out_: Scores | None
     _seen: NDArray[np.int64]
     _tested: NDArray[np.int64]
@@ -184,31 +183,31 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         choice = search(task, families, tick, simple=self.simple)
         tick("averaged")
-        self.best_, self.search_ = choice.best, [one.candidate for one in choice.tried]
+        self.best_, self.search_ = choice.best, [one.candidate for one in choice.results]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
         self.model_, self.scaling_ = choice.learn(task.learnable), scaling
         if task.shards is not None:  # what comes now is small, and a rank does it faster by itself
             task = replace(task, shards=None)
         self.task_ = task
         self.split_, self.choice_ = split, choice
-        held = choice.chances.clamp(min=1e-30).log().unsqueeze(1)
-        self.temperature_ = fit_temperature(held, task.held)
-        self.judged_, self.prior_ = self._probabilities(task), task.prior.numpy()
+        held = choice.probabilities.clamp(min=1e-30).log().unsqueeze(1)
+        self.temperature_ = fit_temperature(held, task.held_out_labels)
+        self.evaluation_probabilities_, self.prior_ = self._probabilities(task), task.prior.numpy()
         softened = mean_probabilities(held, self.temperature_)
-        self.tilt_ = decide(self.metric, task.held, softened, task.prior)[1]
+        self.tilt_ = decide(self.metric, task.held_out_labels, softened, task.prior)[1]
         if self.class_weight == "balanced":
             self.tilt_ = 1.0
         self.classes_ = graph.classes
         self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
         test = split.test.cpu().numpy()
-        self.held_out_ = self._scores(graph, test, self.judged_) if test.any() else None
-        tick("judged")
+        self.held_out_ = self._scores(graph, test, self.evaluation_probabilities_) if test.any() else None
+        tick("evaluated")
         learned = split.train | split.validation
-        self.probabilities_ = self.judged_
+        self.probabilities_ = self.evaluation_probabilities_
         if self.refit:
             learned = graph.labeled & ~given.test
             every = graph.replace(train=learned, validation=learned & False, test=given.test)
-            self.model_ = choice.learn(replace(task, graph=every, held_out=(), hidden=None))
+            self.model_ = choice.learn(replace(task, graph=every, fold_masks=(), hidden=None))
             self.probabilities_ = self._probabilities(task)
             tick("learned from all labels")
         self._seen = fingerprints(graph.node_names[learned.cpu().numpy()])
@@ -229,7 +228,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.adjacency,
             find_device(self.device),
             metric=self.metric,
-            held_out=turns,
+            fold_masks=turns,
             hidden=hidden,
             shards=shards_of(graph.num_nodes),
         )
@@ -248,7 +247,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         check_graph(graph)
         graph = graph.aligned(self.encoder_, self.n_features_in_)
-        if graph.directed is None and any(one.setting.endswith(DIRECTED) for _, one in self.parts_):
+        if graph.directed is None and any(one.directed for _, one in self.parts_):
             warnings.warn(
                 f"the model tells in- from out-neighbors; all edges of graph {graph.name!r} go both ways.",
                 ClassifierWarning,
@@ -291,7 +290,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the accuracy on the test nodes.
 
         Args:
-            graph: with labels. Without test nodes of its own, all labeled nodes are judged but those that
+            graph: with labels. Without test nodes of its own, all labeled nodes are evaluated but those that
                 ``fit`` learned from or chose by, which are known by their names. Where those are all, it is
                 the accuracy on what ``fit`` held out before it learned from everything.
             y: not used.
@@ -301,10 +300,10 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not graph.labeled.any():
             problem = f"graph {graph.name!r} has no labeled node"
             raise PairNormError(problem, code="no-labels", value=graph.name, expected="some to judge")
-        judged = graph.test.cpu().numpy() if graph.test.any() else self.unseen(graph)
-        if not judged.any() and self.held_out_ is not None and holds(graph, self._tested):
+        evaluated = graph.test.cpu().numpy() if graph.test.any() else self.unseen(graph)
+        if not evaluated.any() and self.held_out_ is not None and holds(graph, self._tested):
             return self.held_out_.accuracy
-        if not judged.any():
+        if not evaluated.any():
             raise PairNormError(
                 f"graph {graph.name!r}: each of its {int(graph.labeled.sum())} labeled nodes has the name "
                 "of one that took part in fitting",
@@ -312,16 +311,18 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 value=graph.name,
                 hint="Label others, or put those to judge in the test part.",
             )
-        return self._scores(graph, judged, self.predict_proba(graph)).accuracy
+        return self._scores(graph, evaluated, self.predict_proba(graph)).accuracy
 
     def _probabilities(self, task: Task) -> NDArray[np.float32]:
         logits = self.model_.logits(task.graph, task.features, task.device)
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
-    def _scores(self, graph: Graph, judged: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
+    def _scores(
+        self, graph: Graph, evaluated: NDArray[np.bool_], probabilities: NDArray[np.float32]
+    ) -> Scores:
         labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()
-        probabilities = probabilities[judged]
-        return Scores.of(labels[judged], self.decide(probabilities), len(self.classes_), probabilities)
+        probabilities = probabilities[evaluated]
+        return Scores.of(labels[evaluated], self.decide(probabilities), len(self.classes_), probabilities)
 
     def _check_parameters(self) -> None:
         """Complain of what nothing could be fitted with; ``plan`` looks at what may be several."""

@@ -12,12 +12,12 @@ from pairnorm.nn.ops.jit import kernel
 
 
 @partial(kernel, reassociate=True)
-def curvature(rows: Any, chances: Any, weighted: Any, direction: Any, result: Any) -> None:
+def curvature(rows: Any, probabilities: Any, weighted: Any, direction: Any, result: Any) -> None:
     """Write Xᵀ(w·(P - Σ p·P)) with P = X·direction: the Hessian of the cross-entropy times the direction.
 
     Args:
         rows: X, float64 [m, d].
-        chances: p, [m, folds, classes].
+        probabilities: p, [m, folds, classes].
         weighted: w, likewise.
         direction: [folds, classes, d].
         result: likewise.
@@ -42,7 +42,7 @@ def curvature(rows: Any, chances: Any, weighted: Any, direction: Any, result: An
             for place in range(4):
                 here, mean = min(row + place, last), 0.0
                 for number in range(classes):
-                    mean += chances[here, fold, number] * change[place, number]
+                    mean += probabilities[here, fold, number] * change[place, number]
                 for number in range(classes):
                     weight = weighted[here, fold, number] if row + place <= last else 0.0
                     change[place, number] = weight * (change[place, number] - mean)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.shared_walks import has_many_nodes, normalized
+from pairnorm.classify.candidates.propagation import has_many_nodes, normalized
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable

@@ -61,7 +61,7 @@ class Scores:
 
     @property
     def count(self) -> int:
-        """How many nodes were judged."""
+        """How many nodes were evaluated."""
         return int(self.confusion.sum())
 
     @property
@@ -167,20 +167,18 @@ def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) ->
         probabilities: [m, classes].
         prior: the share of every class among those learned from.
     """
-    truth, chances = labels.numpy(), probabilities.double().numpy()
+    truth, values = labels.numpy(), probabilities.double().numpy()
     if len(truth) == 0:
         return nan, 0.0
     if metric in ("auc", "average-precision"):
-        return rankings(truth, chances)[metric != "auc"], 0.0
+        return rankings(truth, values)[metric != "auc"], 0.0
     if metric == "accuracy":
-        return float((chances.argmax(1) == truth).mean()), 0.0
+        return float((values.argmax(1) == truth).mean()), 0.0
     if metric == "loss":
-        return float(np.log(chances[np.arange(len(truth)), truth].clip(1e-30)).mean()), 0.0
+        return float(np.log(values[np.arange(len(truth)), truth].clip(1e-30)).mean()), 0.0
     found = []
     for tilt in TILTS:
-        confusion = Scores.of(
-            truth, tilted(chances, prior.numpy(), tilt).argmax(1), chances.shape[1]
-        ).confusion
+        confusion = Scores.of(truth, tilted(values, prior.numpy(), tilt).argmax(1), values.shape[1]).confusion
         right, true, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
         # Recall, or F1; not scikit-learn's, which takes a hundred times as long, for this is asked often.
         size = true if metric == "balanced-accuracy" else (true + said) / 2

@@ -15,23 +15,22 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify.candidates.base import Candidate, Family, Tick, is_large
-from pairnorm.classify.candidates.boosted_trees import DIRECTED
-from pairnorm.classify.candidates.shared_walks import has_many_nodes
+from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.conformal import PredictionSets, prediction_sets
 from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
 from pairnorm.classify.evaluation import Scores, mean_probabilities, paired_difference
 from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without, without_features
 from pairnorm.classify.scaling import Scaling
-from pairnorm.classify.search import NETWORKS, RIVAL_DROPOUTS, RIVAL_RATES, rivals, search
-from pairnorm.classify.sparing import MOST_ROWS, PATIENCE
+from pairnorm.classify.search import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines, search
+from pairnorm.classify.search_limits import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.target import lacks_most
 from pairnorm.data import Graph, Split
 from pairnorm.data.random import Stream
 
 # Other ways to hold nodes out than to hide their labels.
 LATER, RANDOM = "coming later, with their edges", "on a random split"
-ALIKE = "without features as often as the nodes to predict"
+LIKE_TARGET = "without features as often as the nodes to predict"
 COMING_LATER = (
     "Those coming later were taken out of the graph with all their edges; a model that was learned without "
     "them labeled them when they came back."
@@ -39,16 +38,16 @@ COMING_LATER = (
 # How many of all nodes may come later at most.
 LATEST = 0.2
 
-STEPS = 3 + len(RIVAL_RATES) * len(RIVAL_DROPOUTS) + len(DEPTHS)
+STEPS = 3 + len(BASELINE_RATES) * len(BASELINE_DROPOUTS) + len(DEPTHS)
 
 
 @dataclass(frozen=True, eq=False)
-class Rival:
+class Baseline:
     """A simpler method, tuned by validation, and the class that it predicts for every node, as a number."""
 
     name: str
     best: Candidate
-    tried: int
+    num_candidates: int
     predicted: NDArray[np.int64]
 
 
@@ -60,7 +59,7 @@ class Findings:
         classifier: fitted.
         graph: with its split.
         probabilities: [n, classes], from training labels alone, whatever was learned from all in the end.
-        rivals: simpler methods on the same split.
+        baselines: simpler methods on the same split.
         checks: how what was chosen does on nodes that are held out in other ways.
         smoothing: what propagation does to the features; nothing where they are too large to be dense.
         suggestion: the depth that diagnosis alone would have suggested.
@@ -69,7 +68,7 @@ class Findings:
     classifier: NodeClassifier
     graph: Graph
     probabilities: NDArray[np.float32]
-    rivals: list[Rival]
+    baselines: list[Baseline]
     checks: dict[str, Scores]
     smoothing: list[Smoothing]
     suggestion: Suggestion
@@ -98,18 +97,20 @@ class Findings:
         if has_many_nodes(graph):
             warnings.warn(
                 f"there are {graph.num_nodes:,} nodes: SGC's walks ended where {PATIENCE} depths in a row "
-                f"brought nothing, no SGC was tried with PN-SI, a model learned from {MOST_ROWS:,} nodes at "
-                f"most, depths are shown up to {DEEP_ENOUGH}, and no GCN is compared with.",
+                f"brought nothing, no SGC was tried with PN-SI, a model learned from {MAX_TRAINING_ROWS:,} "
+                f"nodes at most, depths are shown up to {DEEP_ENOUGH}, and no GCN is compared with.",
                 ClassifierWarning,
                 stacklevel=2,
             )
-        others = [_run(classifier, family, tick) for family in rivals(graph, classifier.random_state, large)]
+        others = [
+            _run(classifier, family, tick) for family in baselines(graph, classifier.random_state, large)
+        ]
         checks = _checks(classifier)
         tick("nodes held out in other ways")
         return cls(
             classifier,
             graph,
-            classifier.judged_,
+            classifier.evaluation_probabilities_,
             others,
             checks,
             [] if large else smoothing(graph, task.features, tick=tick),
@@ -119,18 +120,18 @@ class Findings:
     @property
     def judges(self) -> str:
         """Who chose, in words."""
-        if folds := len(self.classifier.task_.held_out):
+        if folds := len(self.classifier.task_.fold_masks):
             return f"labeled nodes that were held out in turn, in {folds} folds"
         return "validation nodes"
 
     @property
     def direction(self) -> str | None:
         """What directions were good for, in words; None where no model was tried that tells them apart."""
-        told = [one for one in self.classifier.search_ if one.setting.endswith(DIRECTED)]
+        told = [one for one in self.classifier.search_ if one.directed]
         if not told or self.graph.directed is None:
             return None
         one_way = 2 * self.graph.num_edges - int(self.graph.directed.sum())
-        taken = any(one.setting.endswith(DIRECTED) for _, one in self.classifier.parts_)
+        taken = any(one.directed for _, one in self.classifier.parts_)
         return (
             f"edges are directed: {one_way:,} of {self.graph.num_edges:,} go one way only. Boosted trees "
             f"that tell in- from out-neighbors were tried, and {'chosen' if taken else 'brought nothing'}"
@@ -163,29 +164,31 @@ class Findings:
         unknown = ~self.graph.labeled.cpu().numpy()
         return unknown if unknown.any() else np.ones_like(unknown)
 
-    def scores(self, predicted: NDArray[np.int64], judged: NDArray[np.bool_]) -> Scores:
-        """Judge predictions on some nodes.
+    def scores(self, predicted: NDArray[np.int64], evaluated: NDArray[np.bool_]) -> Scores:
+        """Evaluate predictions on some nodes.
 
         Args:
             predicted: for every node.
-            judged: bool [n], the nodes.
+            evaluated: bool [n], the nodes.
         """
         labels = self.graph.labels.cpu().numpy()
-        chances = self.probabilities[judged] if predicted is self.predicted else None
-        return Scores.of(labels[judged], predicted[judged], self.graph.num_classes, chances)
+        probabilities = self.probabilities[evaluated] if predicted is self.predicted else None
+        return Scores.of(labels[evaluated], predicted[evaluated], self.graph.num_classes, probabilities)
 
     def groups(self) -> dict[str, Scores]:
-        """Judge the held-out nodes: all, those with and without features, and what was held out otherwise."""
+        """Evaluate the held-out nodes: all, those with and without features, and other ways to hold out."""
         missing = self.graph.missing_vectors.cpu().numpy()
         groups = {"all held-out nodes": self.test}
         if (self.test & missing).any() and (self.test & ~missing).any():
             groups |= {"with features": self.test & ~missing, "without features": self.test & missing}
-        return {name: self.scores(self.predicted, judged) for name, judged in groups.items()} | self.checks
+        return {
+            name: self.scores(self.predicted, evaluated) for name, evaluated in groups.items()
+        } | self.checks
 
     def comparison(self) -> dict[str, Scores]:
-        """Judge the model and its rivals on the held-out nodes, the model first."""
+        """Evaluate the model and its baselines on the held-out nodes, the model first."""
         named = {self.classifier.best_.name: self.predicted}
-        named |= {rival.name: rival.predicted for rival in self.rivals}
+        named |= {baseline.name: baseline.predicted for baseline in self.baselines}
         return {name: self.scores(predicted, self.test) for name, predicted in named.items()}
 
     def confident(self, least: float = 0.9) -> tuple[int, float]:
@@ -250,37 +253,38 @@ class Findings:
                 "expect less."
             )
         labels = self.graph.labels.cpu().numpy()[self.test]
-        right = {rival.name: rival.predicted[self.test] == labels for rival in self.rivals}
-        rival = max(right, key=lambda name: right[name].sum())
+        right = {baseline.name: baseline.predicted[self.test] == labels for baseline in self.baselines}
+        baseline = max(right, key=lambda name: right[name].sum())
         predicted = self.predicted[self.test]
         ours = predicted == labels
-        gain, low, high = (100 * value for value in paired_difference(ours, right[rival]))
+        gain, low, high = (100 * value for value in paired_difference(ours, right[baseline]))
         interval = f"(95% interval {low:+.1f} to {high:+.1f})"
         name = _sentence(f"{best.name}," if "," in best.name else best.name)
         opening = f"{name} is right on {100 * ours.mean():.1f}% of the held-out nodes"
         if len(ours) < FEW:
             known = f"{ours.sum()} of {len(ours)} held-out {'node' if len(ours) == 1 else 'nodes'}"
             return (
-                f"**Too little is held out to tell.** {name} is right on {known}, {rival} on "
-                f"{right[rival].sum()}. Label more nodes to know more."
+                f"**Too little is held out to tell.** {name} is right on {known}, {baseline} on "
+                f"{right[baseline].sum()}. Label more nodes to know more."
             )
-        same = [one.name for one in self.rivals if np.array_equal(one.predicted[self.test], predicted)]
+        same = [one.name for one in self.baselines if np.array_equal(one.predicted[self.test], predicted)]
         if same:
             simple = _sentence(same[0])
             return f"**{simple} does as well.** It says the same of every held-out node. {opening}."
         if low > 0:
             return (
                 f"**It earns its keep.** {opening}, {gain:.1f} points more than the best simpler method, "
-                f"{rival} {interval}."
+                f"{baseline} {interval}."
             )
         if high < 0:
             return (
-                f"**A simpler method does better.** {opening}, {-gain:.1f} points less than {rival} "
+                f"**A simpler method does better.** {opening}, {-gain:.1f} points less than {baseline} "
                 f"{interval}. Use that, or label more nodes."
             )
         return (
-            f"**No clear gain.** {opening}; {rival}, a simpler method, on {100 * right[rival].mean():.1f}%. "
-            f"The difference of {gain:+.1f} points {interval} may be chance: the simpler method may do."
+            f"**No clear gain.** {opening}; {baseline}, a simpler method, on "
+            f"{100 * right[baseline].mean():.1f}%. The difference of {gain:+.1f} points {interval} may be "
+            "chance: the simpler method may do."
         )
 
 
@@ -289,7 +293,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Rival:
+def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
     task = classifier.task_
     choice = classifier.choice_.of(family)
     if choice is None:
@@ -297,8 +301,10 @@ def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Rival:
     else:
         for _ in range(family.steps):
             tick(family.name)
-    chances = mean_probabilities(choice.learn(task.learnable).logits(task.graph, task.features, task.device))
-    return Rival(family.name, choice.best, len(choice.tried), chances.argmax(1).cpu().numpy())
+    probabilities = mean_probabilities(
+        choice.learn(task.learnable).logits(task.graph, task.features, task.device)
+    )
+    return Baseline(family.name, choice.best, len(choice.results), probabilities.argmax(1).cpu().numpy())
 
 
 def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
@@ -308,10 +314,10 @@ def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
     if trained or not graph.test.any():
         return {}
     if (hidden := without_features(graph, graph.test, classifier.random_state)) is not None:
-        judged = task.learnable.graph.replace(validation=graph.test, test=graph.test & False)
-        (blind,) = replace(task.learnable, graph=judged, hidden=hidden).folds
-        logits = choice.learn(task.learnable).logits(blind.graph, blind.features, task.device)
-        found[ALIKE] = _judge(classifier, logits, graph.test)
+        evaluated = task.learnable.graph.replace(validation=graph.test, test=graph.test & False)
+        (masked,) = replace(task.learnable, graph=evaluated, hidden=hidden).folds
+        logits = choice.learn(task.learnable).logits(masked.graph, masked.features, task.device)
+        found[LIKE_TARGET] = _evaluate(classifier, logits, graph.test)
     if not (graph.encoder and graph.encoder.named("structure")):  # which is made of the edges
         test = graph.test.nonzero().squeeze(1)
         drawn = Stream(classifier.random_state, "classify later").order(len(test))
@@ -320,17 +326,17 @@ def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
         before = without(task.learnable.graph, later)
         scaling = Scaling.of(before, classifier.scaling_.kind)
         model = choice.learn(replace(task.learnable, graph=before, features=scaling(before)))
-        found[LATER] = _judge(classifier, model.logits(graph, scaling(graph), task.device), later)
+        found[LATER] = _evaluate(classifier, model.logits(graph, scaling(graph), task.device), later)
     if classifier.time is not None:
         nobody = torch.zeros_like(graph.test)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ClassifierWarning)  # of a split that is not the user's
             split = complete_split(graph.with_split(Split(nobody, nobody, nobody)), classifier.random_state)
-        model = choice.learn(replace(task, graph=graph.with_split(split), held_out=(), hidden=None))
-        found[RANDOM] = _judge(classifier, model.logits(graph, task.features, task.device), split.test)
+        model = choice.learn(replace(task, graph=graph.with_split(split), fold_masks=(), hidden=None))
+        found[RANDOM] = _evaluate(classifier, model.logits(graph, task.features, task.device), split.test)
     return found
 
 
-def _judge(classifier: NodeClassifier, logits: Tensor, judged: Tensor) -> Scores:
-    chances = mean_probabilities(logits, classifier.temperature_).cpu().numpy()
-    return classifier._scores(classifier.task_.graph, judged.cpu().numpy(), chances)
+def _evaluate(classifier: NodeClassifier, logits: Tensor, evaluated: Tensor) -> Scores:
+    probabilities = mean_probabilities(logits, classifier.temperature_).cpu().numpy()
+    return classifier._scores(classifier.task_.graph, evaluated.cpu().numpy(), probabilities)

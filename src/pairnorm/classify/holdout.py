@@ -91,7 +91,7 @@ def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
 
 
 def without_features(graph: Graph, judges: Tensor, seed: int = 0) -> Tensor | None:
-    """Return bool [n]: who of some nodes is judged without features, so that they miss as many as others do.
+    """Return bool [n]: the evaluated nodes to mask, so that they lack features as often as others do.
 
     Those others are the nodes without a label, which a model is wanted for, or else the test nodes. By nodes
     that have their features, a model that looks at nothing else would be chosen. None for nobody.

@@ -15,7 +15,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.files import refuse_file, steady_folder
 from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
-from pairnorm.classify.candidates.base import Known, Saved
+from pairnorm.classify.candidates.base import KnownLabels, Saved
 from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
-FORMAT = 5
+FORMAT = 6
 TENSORS, FACTS = "model.safetensors", "model.json"
 
 
@@ -59,6 +59,11 @@ class SavedCandidate(_Schema):
     validation_loss: FiniteFloat | None
     setting: str
     fill: Literal["zero", "fp", "mass"]
+    directed: bool
+    parts: tuple[str, ...]
+    smoothed: bool
+    self_trained: bool
+    one_per_model: bool
 
     @classmethod
     def of(cls, candidate: Candidate) -> SavedCandidate:
@@ -97,7 +102,7 @@ class SavedScores(_Schema):
 class Facts(_Schema):
     """All of ``model.json``."""
 
-    format: Literal[5]
+    format: Literal[6]
     pairnorm: str
     parameters: dict[str, Any]
     average: SavedCandidate | None
@@ -132,7 +137,11 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
         tensors |= {f"model.{number}.{name}": value for name, value in state.items()}
         parts.append(SavedPart(weight=weight, candidate=SavedCandidate.of(candidate), settings=settings))
     names, labels = classifier.model_.known
-    tensors |= {"known.names": names, "known.labels": labels, "guess": classifier.model_.guess}
+    tensors |= {
+        "known.names": names,
+        "known.labels": labels,
+        "guess": classifier.model_.fallback_probabilities,
+    }
     smooth = classifier.model_.smooth
     tensors |= {"seen": torch.from_numpy(classifier._seen), "tested": torch.from_numpy(classifier._tested)}
     if scaling.mean is not None and scaling.deviation is not None:
@@ -182,8 +191,8 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
         classifier = cls(**facts.parameters)
         classifier.model_ = Average(
             [_part(part, state, f"{place}.", facts) for place, part in enumerate(facts.parts)],
-            Known.checked(tensors["known.names"], tensors["known.labels"], len(facts.classes)),
-            _guess(facts, tensors["guess"]),
+            KnownLabels.checked(tensors["known.names"], tensors["known.labels"], len(facts.classes)),
+            _fallback(facts, tensors["guess"]),
             None if facts.smooth is None else Smooth(facts.smooth.alpha, facts.smooth.power),
         )
         classifier.held_out_ = _scores(facts)
@@ -212,10 +221,10 @@ def _part(
     return part.weight, candidate, KINDS[candidate.model].restore(saved)
 
 
-def _guess(facts: Facts, guess: Tensor) -> Tensor:
-    if guess.shape != (len(facts.classes),) or not (guess > 0).all():
-        raise ValueError(f"the guess is not that of {len(facts.classes)} classes")
-    return guess
+def _fallback(facts: Facts, probabilities: Tensor) -> Tensor:
+    if probabilities.shape != (len(facts.classes),) or not (probabilities > 0).all():
+        raise ValueError(f"the fallback probabilities are not those of {len(facts.classes)} classes")
+    return probabilities
 
 
 def _scores(facts: Facts) -> Scores | None:

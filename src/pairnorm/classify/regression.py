@@ -11,18 +11,18 @@ from torch.nn.functional import one_hot
 
 from pairnorm.nn.ops.kernels import installed
 
-GRADIENT, STEPS, INNER_STEPS = 1e-10, 100, 500
+TOLERANCE, STEPS, INNER_STEPS = 1e-10, 100, 500
 SUFFICIENT = 1e-4
 # Below this many numbers, waking a second thread takes longer than the work it would share.
 WORTH_A_THREAD = 2**20
-# To make the Hessian of n weights takes as long as n / 4 products with it; of more weights it is too dear.
+# To make the Hessian of n weights takes as long as n / 4 products with it; of more it is too expensive.
 PER_PRODUCT, MOST_WEIGHTS = 4, 1500
 # It is made of so many rows at a time.
 ROWS = 2**11
 
 
 def regressions(
-    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], gradient: float = GRADIENT
+    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], gradient: float = TOLERANCE
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     """Yield (s, W, b) for every scale; see ``fold_regressions``, of which this is one fold of all rows.
 
@@ -39,7 +39,7 @@ def fold_regressions(
     target: Tensor,
     scales: Sequence[float],
     folds: Tensor,
-    gradient: float = GRADIENT,
+    gradient: float = TOLERANCE,
     *,
     factorize: bool = False,
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
@@ -95,17 +95,17 @@ def _newton(
         logarithms = _product(rows, weight).log_softmax(2)
         return _sum(penalty / 2 * weight.square()) - _sum(shares * target * logarithms), logarithms.exp()
 
-    value, chances = objective(weight)
+    value, probabilities = objective(weight)
     for _ in range(STEPS):
-        gradient = _product(turned, shares * (chances - target)) + penalty * weight
+        gradient = _product(turned, shares * (probabilities - target)) + penalty * weight
         moving = gradient.abs().amax((0, 2), keepdim=True) >= enough
         if not moving.any():
             break
-        weighted = shares * chances
-        hessian = _hessian(rows, turned, chances, weighted, penalty)
-        diagonal = _product(squares, weighted * (1 - chances)) + penalty + 1e-15
+        weighted = shares * probabilities
+        hessian = _hessian(rows, turned, probabilities, weighted, penalty)
+        diagonal = _product(squares, weighted * (1 - probabilities)) + penalty + 1e-15
         goal = -gradient * moving
-        step = _factorized(rows, chances, shares, penalty, goal) if stalled else None
+        step = _factorized(rows, probabilities, shares, penalty, goal) if stalled else None
         if step is None:
             step, arrived = _conjugate_gradients(hessian, goal, diagonal, most)
             stalled = factorize and not arrived
@@ -118,24 +118,24 @@ def _newton(
             share = torch.where(short, torch.where(share > 1e-10, share / 2, 0), share)
         else:  # rounding hides what is left to gain
             break
-        weight, value, chances = weight + share * step, new_value, new_chances
+        weight, value, probabilities = weight + share * step, new_value, new_chances
     return weight
 
 
 def _hessian(
-    rows: Tensor, turned: Tensor, chances: Tensor, weighted: Tensor, penalty: Tensor
+    rows: Tensor, turned: Tensor, probabilities: Tensor, weighted: Tensor, penalty: Tensor
 ) -> Callable[[Tensor], Tensor]:
     """Return what multiplies by the Hessian of the objective, [d, folds, classes]."""
 
     def plain(direction: Tensor) -> Tensor:
         product = _product(rows, direction)
-        change = weighted * (product - (chances * product).sum(2, keepdim=True))
+        change = weighted * (product - (probabilities * product).sum(2, keepdim=True))
         return _product(turned, change) + penalty * direction
 
     def fast(direction: Tensor) -> Tensor:
         by_class = direction.permute(1, 2, 0).contiguous()
         result = torch.empty_like(by_class)
-        curvature(*(part.numpy() for part in (rows, chances, weighted, by_class, result)))
+        curvature(*(part.numpy() for part in (rows, probabilities, weighted, by_class, result)))
         return result.permute(2, 0, 1) + penalty * direction
 
     if rows.device.type != "cpu" or not installed("cpu"):
@@ -172,7 +172,7 @@ def _conjugate_gradients(
 
 
 def _factorized(
-    rows: Tensor, chances: Tensor, shares: Tensor, penalty: Tensor, goal: Tensor
+    rows: Tensor, probabilities: Tensor, shares: Tensor, penalty: Tensor, goal: Tensor
 ) -> Tensor | None:
     """Return x with Hessian · x = goal of every fold, by Cholesky; None where rounding allows no factor."""
     columns, folds, classes = goal.shape
@@ -184,7 +184,7 @@ def _factorized(
         # A bias that all classes share changes nothing: in its direction, any curvature will do.
         blocks[:, -1, :, -1] += 1 / classes
         for some, chance, share in zip(
-            *(part.split(ROWS) for part in (rows, chances[:, fold], shares[:, fold])), strict=True
+            *(part.split(ROWS) for part in (rows, probabilities[:, fold], shares[:, fold])), strict=True
         ):
             blocks[every, :, every] += (some.T * (share * chance).T.unsqueeze(1)) @ some
             outer = ((share.sqrt() * chance).unsqueeze(2) * some.unsqueeze(1)).flatten(1)

@@ -19,24 +19,32 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.classify.candidates.average import (
     Average,
+    beats_prior,
     choose,
     choose_smooth,
     gains,
-    one_of_every_kind,
-    tells,
+    one_per_model,
 )
-from pairnorm.classify.candidates.base import Candidate, Family, Known, Lesson, Task, Tick, Tried
+from pairnorm.classify.candidates.base import (
+    Candidate,
+    CandidateResult,
+    Family,
+    KnownLabels,
+    PseudoLabels,
+    Task,
+    Tick,
+)
 from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation
 from pairnorm.classify.candidates.logistic_regression import LogisticRegression
 from pairnorm.classify.candidates.most_frequent import MostFrequent
+from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.candidates.sgc import SGCFamily
-from pairnorm.classify.candidates.shared_walks import has_many_nodes
 from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.evaluation import mean_probabilities
-from pairnorm.classify.sparing import SCALES, usual_norms
+from pairnorm.classify.search_limits import SCALES, default_norms
 from pairnorm.data import Graph
 from pairnorm.train.methods import METHODS
 from pairnorm.train.spec import NORMS, Norm, Spec
@@ -51,7 +59,7 @@ NETWORKS = {"GCN": (2, 4, 6, 8, 10), "GAT": (2, 4, 6, 8, 10), "GCNII": (8, 32), 
 SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
 MODELS = ("SGC", *NETWORKS, *SIMPLE)
 # Those that can learn from what is thought of nodes without a label.
-TAUGHT = ("SGC", "logistic regression")
+SELF_TRAINING_MODELS = ("SGC", "logistic regression")
 FILLS = ("zero", "fp", "mass")
 SGC_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
 DEEPEST = 10_000
@@ -62,10 +70,8 @@ GNN_NORM: Norm = "PN-SI"
 # Where nothing is left to choose by.
 USUAL_SCALE = 30.0
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-# Said of an average where nothing else chose.
-EVERY_KIND = "one of every kind"
-RIVAL_EPOCHS, RIVAL_SEEDS = 200, 3
-RIVAL_RATES, RIVAL_DROPOUTS = (0.005, 0.02), (0.6, 0.2)
+BASELINE_EPOCHS, BASELINE_SEEDS = 200, 3
+BASELINE_RATES, BASELINE_DROPOUTS = (0.005, 0.02), (0.6, 0.2)
 
 
 def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
@@ -91,7 +97,7 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         named = any(given is not None for given in (norms, depths, scales, fills))
         models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else NETWORKS)]
     gnns = [model for model in models if model in NETWORKS]
-    sgc = (norms or usual_norms(wanted.adjacency, has_many_nodes(graph))) if "SGC" in models else []
+    sgc = (norms or default_norms(wanted.adjacency, has_many_nodes(graph))) if "SGC" in models else []
     chosen = bool(graph.validation.any())
     if not chosen:
         if gnns:
@@ -150,7 +156,7 @@ def _specs(
     return sorted(dict.fromkeys(found), key=lambda spec: spec.depth)
 
 
-def rivals(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
+def baselines(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
     """Return the simpler methods that a model is compared with, each with settings to choose from.
 
     They are: the most frequent class; label propagation, which sees no features; logistic regression, which
@@ -169,11 +175,11 @@ def rivals(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
         found.append(LogisticRegression(SCALES if chosen else (USUAL_SCALE,)))
     if chosen and not has_many_nodes(graph):
         specs = [
-            Spec("own", "GCN", 2, epochs=RIVAL_EPOCHS, learning_rate=rate, dropout=dropout)
-            for rate in RIVAL_RATES
-            for dropout in RIVAL_DROPOUTS
+            Spec("own", "GCN", 2, epochs=BASELINE_EPOCHS, learning_rate=rate, dropout=dropout)
+            for rate in BASELINE_RATES
+            for dropout in BASELINE_DROPOUTS
         ]
-        found.append(GNNFamily(specs, range(seed, seed + RIVAL_SEEDS), name="GCN, 2 layers"))
+        found.append(GNNFamily(specs, range(seed, seed + BASELINE_SEEDS), name="GCN, 2 layers"))
     return found
 
 
@@ -204,32 +210,34 @@ class Choice(NamedTuple):
     """What a search found.
 
     Args:
-        tried: all candidates.
+        results: all candidates.
         parts: how often each of the chosen was taken.
         best: the chosen one, or the average of them.
-        chances: its probabilities for the nodes held out, fold after fold, [m, classes].
-        guess: [classes], the probabilities of nodes of which nothing is known.
+        probabilities: its probabilities for the nodes held out, fold after fold, [m, classes].
+        fallback_probabilities: [classes], the probabilities of nodes of which nothing is known.
         smooths: what is done with the average, if anything; and, where it learns once more from what it says
             of the other nodes, with what comes of that.
         learned: a task that was learned from already, and what came of it.
         by_family: the candidates of every family.
     """
 
-    tried: Sequence[Tried]
-    parts: Sequence[tuple[int, Tried]]
+    results: Sequence[CandidateResult]
+    parts: Sequence[tuple[int, CandidateResult]]
     best: Candidate
-    chances: Tensor
-    guess: Tensor
+    probabilities: Tensor
+    fallback_probabilities: Tensor
     smooths: tuple[Smooth | None, ...] = (None,)
     learned: tuple[Task, Average] | None = None
-    by_family: Sequence[tuple[Family, Sequence[Tried]]] = ()
+    by_family: Sequence[tuple[Family, Sequence[CandidateResult]]] = ()
 
     def of(self, family: Family) -> Choice | None:
         """Return the best of one family as a choice of its own; None where it was not tried."""
         for other, tried in self.by_family:
             if other == family:
                 best = max(tried, key=lambda one: one.rank)
-                return Choice(tried, [(1, best)], best.candidate, best.chances, self.guess)
+                return Choice(
+                    tried, [(1, best)], best.candidate, best.probabilities, self.fallback_probabilities
+                )
         return None
 
     def learn(self, task: Task) -> Average:
@@ -237,20 +245,22 @@ class Choice(NamedTuple):
         if self.learned is not None and self.learned[0] is task:
             return self.learned[1]
         parts = [(weight, one.candidate, one.learn(task)) for weight, one in self.parts]
-        average = Average(parts, Known.of(task.graph), self.guess, self.smooths[0])
+        average = Average(parts, KnownLabels.of(task.graph), self.fallback_probabilities, self.smooths[0])
         for smooth in self.smooths[1:]:
-            average = replace(self.teach(task, average), smooth=smooth)
+            average = replace(self.self_train(task, average), smooth=smooth)
         return average
 
-    def teach(self, task: Task, teacher: Average) -> Average:
+    def self_train(self, task: Task, ensemble: Average) -> Average:
         """Learn the regressions once more, also from what an average says of the nodes without a label."""
-        lesson = Lesson.of(task, mean_probabilities(teacher.logits(task.graph, task.features, task.device)))
-        taught = replace(task, lesson=lesson)
+        pseudo_labels = PseudoLabels.of(
+            task, mean_probabilities(ensemble.logits(task.graph, task.features, task.device))
+        )
+        augmented = replace(task, pseudo_labels=pseudo_labels)
         parts = [
-            (weight, candidate, one.learn(taught) if candidate.model in TAUGHT else fitted)
-            for (weight, candidate, fitted), (_, one) in zip(teacher.parts, self.parts, strict=True)
+            (weight, candidate, one.learn(augmented) if candidate.model in SELF_TRAINING_MODELS else fitted)
+            for (weight, candidate, fitted), (_, one) in zip(ensemble.parts, self.parts, strict=True)
         ]
-        return replace(teacher, parts=parts, smooth=None)
+        return replace(ensemble, parts=parts, smooth=None)
 
 
 def search(
@@ -268,32 +278,38 @@ def search(
     by_family = [(family, list(family.fit(task, tick))) for family in families]
     tried = [one for _, some in by_family for one in some]
     first = max(range(len(tried)), key=lambda place: tried[place].rank)
-    several = not simple and len(task.held) > 0
+    several = not simple and len(task.held_out_labels) > 0
     choice = _chosen(task, by_family, choose(task, tried) if several else Counter([first]))
-    told = not several or len(families) == 1 or tells(task, choice.chances)
-    if not told:
-        choice = _chosen(task, by_family, one_of_every_kind(tried))
+    distinguishable = not several or len(families) == 1 or beats_prior(task, choice.probabilities)
+    if not distinguishable:
+        choice = _chosen(task, by_family, one_per_model(tried))
     elif several and len(families) > 1:
         choice = _refined(task, choice)
     parts = choice.parts
     if len(parts) == 1 and choice.smooths == (None,):
         return choice
-    how = ", smoothed over the graph" if any(choice.smooths) else ""
-    how += "" if told else f", {EVERY_KIND}"
-    how += ", learned once more from its own predictions" if len(choice.smooths) > 1 else ""
-    names = "; ".join(one.candidate.name for _, one in parts)
-    setting = f"{len(parts)} {'model' if len(parts) == 1 else 'models'}{how}: {names}"
-    logits = choice.chances.log().unsqueeze(1)
-    best = task.tried(Candidate("average", setting=setting), logits, parts[0][1].learn)
+    ensemble = Candidate(
+        "average",
+        parts=tuple(one.candidate.name for _, one in parts),
+        smoothed=any(choice.smooths),
+        self_trained=len(choice.smooths) > 1,
+        one_per_model=not distinguishable,
+    )
+    logits = choice.probabilities.log().unsqueeze(1)
+    best = task.evaluate(ensemble, logits, parts[0][1].learn)
     return choice._replace(best=best.candidate)
 
 
-def _chosen(task: Task, by_family: Sequence[tuple[Family, Sequence[Tried]]], counts: Counter[int]) -> Choice:
+def _chosen(
+    task: Task, by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], counts: Counter[int]
+) -> Choice:
     """Return the choice that takes each of those tried so often; the first of them is named."""
     tried = [one for _, some in by_family for one in some]
     parts = [(weight, tried[place]) for place, weight in counts.items()]
-    chances = torch.stack([weight * one.chances for weight, one in parts]).sum(0) / counts.total()
-    return Choice(tried, parts, parts[0][1].candidate, chances, task.guess, by_family=by_family)
+    probabilities = torch.stack([weight * one.probabilities for weight, one in parts]).sum(0) / counts.total()
+    return Choice(
+        tried, parts, parts[0][1].candidate, probabilities, task.fallback_probabilities, by_family=by_family
+    )
 
 
 def _refined(task: Task, choice: Choice) -> Choice:
@@ -301,19 +317,21 @@ def _refined(task: Task, choice: Choice) -> Choice:
 
     Later lessons gained nothing more on Cora and Citeseer.
     """
-    teachers = [choice.learn(fold) for fold in task.folds]
-    smooth, chances = choose_smooth(task, teachers)
-    teachers = [replace(one, smooth=smooth) for one in teachers]
-    choice = choice._replace(smooths=(smooth,), chances=chances, learned=(task.folds[0], teachers[0]))
+    fitted = [choice.learn(fold) for fold in task.folds]
+    smooth, probabilities = choose_smooth(task, fitted)
+    fitted = [replace(one, smooth=smooth) for one in fitted]
+    choice = choice._replace(
+        smooths=(smooth,), probabilities=probabilities, learned=(task.folds[0], fitted[0])
+    )
     models = {one.candidate.model for _, one in choice.parts}
-    if has_many_nodes(task.graph) or not models.intersection(TAUGHT):
+    if has_many_nodes(task.graph) or not models.intersection(SELF_TRAINING_MODELS):
         return choice
-    students = [choice.teach(fold, teacher) for fold, teacher in zip(task.folds, teachers, strict=True)]
-    later, chances = choose_smooth(task, students)
-    if not gains(task, chances, choice.chances):
+    retrained = [choice.self_train(fold, one) for fold, one in zip(task.folds, fitted, strict=True)]
+    later, probabilities = choose_smooth(task, retrained)
+    if not gains(task, probabilities, choice.probabilities):
         return choice
-    learned = task.folds[0], replace(students[0], smooth=later)
-    return choice._replace(smooths=(smooth, later), chances=chances, learned=learned)
+    learned = task.folds[0], replace(retrained[0], smooth=later)
+    return choice._replace(smooths=(smooth, later), probabilities=probabilities, learned=learned)
 
 
 def parse_budget(budget: float | str | None) -> float | None:

@@ -16,20 +16,28 @@ from pairnorm.base.errors import PairNormError, one_of, real_number, whole_numbe
 from pairnorm.base.escaping import markdown
 from pairnorm.base.memory import size
 from pairnorm.classify.candidates.base import Candidate
-from pairnorm.classify.candidates.shared_walks import MANY_NODES
+from pairnorm.classify.candidates.propagation import MANY_NODES
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows
-from pairnorm.classify.regression import GRADIENT, regressions
+from pairnorm.classify.regression import TOLERANCE, regressions
 from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
-from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES, Sparing, evenly, usual_norms
+from pairnorm.classify.search_limits import (
+    ENOUGH,
+    LOOSE_TOLERANCE,
+    MAX_TRAINING_ROWS,
+    SCALES,
+    SearchLimits,
+    default_norms,
+    subsample,
+)
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.ray_blocks import RayBlocks
 from pairnorm.train.schedule import PLACES
 from pairnorm.train.walk import LINE, WIDEST, Plan, Walk, label_propagation
 
-# Fewer than in memory: a walk goes to the last of them before any is judged.
+# Fewer than in memory: a walk goes to the last of them before any is evaluated.
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 MOST_VALIDATED = 10_000
 ALPHA, ROUNDS = 0.9, 50
@@ -46,20 +54,20 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The nodes that a model learns from, is chosen by and is judged on.
+    """The nodes that a model learns from, is chosen by and is evaluated on.
 
     Args:
         train: int64, about 20,000 at most, of every class its share.
         validation: int64, likewise, about 10,000.
         test: int64, all of them.
-        taught: int32 [n], the labels of all training nodes, -1 elsewhere.
+        train_labels: int32 [n], the labels of all training nodes, -1 elsewhere.
         prior: [classes], the share of each among those; none is quite 0.
     """
 
     train: NDArray[np.int64]
     validation: NDArray[np.int64]
     test: NDArray[np.int64]
-    taught: NDArray[np.int32]
+    train_labels: NDArray[np.int32]
     prior: NDArray[np.float64]
 
     @classmethod
@@ -76,14 +84,14 @@ class Rows:
         if not parts[1].any():
             problem = "no labeled node is left to choose a model by"
             raise PairNormError(problem, code="no-validation", hint="Label more nodes.")
-        taught = np.full(graph.facts.nodes, -1, np.int32)
-        taught[labeled[parts[0]]] = labels[parts[0]]
+        train_labels = np.full(graph.facts.nodes, -1, np.int32)
+        train_labels[labeled[parts[0]]] = labels[parts[0]]
         learned, held = (
-            labeled[part][evenly(torch.from_numpy(labels[part]), most).numpy()]  # a tensor of one is a place
-            for part, most in zip(parts, (MOST_ROWS, MOST_VALIDATED), strict=False)
+            labeled[part][subsample(torch.from_numpy(labels[part]), most).numpy()]
+            for part, most in zip(parts, (MAX_TRAINING_ROWS, MOST_VALIDATED), strict=False)
         )
         counts = np.bincount(labels[parts[0]], minlength=len(graph.facts.classes)).clip(min=1)
-        return cls(learned, held, labeled[parts[2]], taught, counts / counts.sum())
+        return cls(learned, held, labeled[parts[2]], train_labels, counts / counts.sum())
 
 
 class Streamed(NamedTuple):
@@ -112,7 +120,7 @@ class Outcome:
         graph: the graph.
         plan: what memory was planned.
         rows: the nodes used.
-        tried: all candidates, the best first.
+        results: all candidates, the best first.
         logits: [n, classes], mapped.
         temperature: of the probabilities.
         left_out: what was not tried, and why.
@@ -123,7 +131,7 @@ class Outcome:
     graph: PackedGraph
     plan: Plan
     rows: Rows
-    tried: list[Streamed]
+    results: list[Streamed]
     logits: NDArray[np.float32]
     temperature: float
     left_out: tuple[str, ...]
@@ -133,26 +141,26 @@ class Outcome:
     @property
     def best(self) -> Candidate:
         """The one that delivers."""
-        return self.tried[0].candidate
+        return self.results[0].candidate
 
     @property
     def scores(self) -> Scores:
         """How good the predictions of the test nodes are."""
         labels = self.graph.labels[self.rows.test].astype(np.int64)
         predicted = [
-            self._predicted(self._chances(self.logits[self.rows.test[start : start + BATCH]]))
+            self._predicted(self._probabilities(self.logits[self.rows.test[start : start + BATCH]]))
             for start in range(0, len(labels), BATCH)
         ]
         return Scores.of(labels, np.concatenate([labels[:0], *predicted]), len(self.graph.facts.classes))
 
-    def _chances(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         one_trial = torch.from_numpy(np.array(logits))[:, None]
         _check_finite(self.graph, one_trial)
-        chances: NDArray[np.float32] = mean_probabilities(one_trial, self.temperature).numpy()
-        return chances
+        probabilities: NDArray[np.float32] = mean_probabilities(one_trial, self.temperature).numpy()
+        return probabilities
 
-    def _predicted(self, chances: NDArray[np.float32]) -> NDArray[np.int64]:
-        predicted: NDArray[np.int64] = tilted(chances, self.rows.prior, self.tilt).argmax(1)
+    def _predicted(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
+        predicted: NDArray[np.int64] = tilted(probabilities, self.rows.prior, self.tilt).argmax(1)
         return predicted
 
     def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
@@ -168,9 +176,11 @@ class Outcome:
             with open(folder / "predictions.csv", "w", encoding="utf-8", newline="") as file:
                 for ids in self.graph.ids():
                     rows = slice(start, start + len(ids))
-                    chances = self._chances(self.logits[rows])
+                    probabilities = self._probabilities(self.logits[rows])
                     missing, labeled = self.graph.missing[rows] == 2, self.graph.labels[rows] >= 0
-                    frame = prediction_rows(ids, self._predicted(chances), classes, chances, missing, labeled)
+                    frame = prediction_rows(
+                        ids, self._predicted(probabilities), classes, probabilities, missing, labeled
+                    )
                     write_rows(frame, file, spreadsheet_safe, header=start == 0)
                     if parquet:
                         writer = _append(writer, frame, folder / "predictions.parquet")
@@ -185,7 +195,7 @@ class Outcome:
         scores, rows = self.scores, self.rows
         low, high = scores.interval
         best: dict[tuple[str, ...], Streamed] = {}  # of every method
-        for one in self.tried:
+        for one in self.results:
             best.setdefault((one.candidate.model, one.candidate.norm, one.candidate.setting), one)
         metric = self.metric.replace("-", " ")
         shown = "" if self.metric in ("accuracy", "loss") else f" {metric} |"
@@ -199,8 +209,8 @@ class Outcome:
             "## Chosen", "",
             f"{self.best.name}{f' ({self.best.setting})' if self.best.setting else ''}, by its "
             f"{metric} on {len(rows.validation):,} validation nodes; learned from "
-            f"{len(rows.train):,} of {np.count_nonzero(rows.taught >= 0):,} training nodes (at most "
-            f"{MOST_ROWS:,}, of every class its share; candidates were compared on "
+            f"{len(rows.train):,} of {np.count_nonzero(rows.train_labels >= 0):,} training nodes (at most "
+            f"{MAX_TRAINING_ROWS:,}, of every class its share; candidates were compared on "
             f"{min(ENOUGH, len(rows.train)):,}).", "",
             f"| candidate | setting |{shown} validation accuracy | loss |",
             f"| --- | --- |{shown and ' ---: |'} ---: | ---: |",
@@ -255,7 +265,7 @@ class Streaming:
         work: a folder for what is finished, so that a killed search goes on.
         memory: bytes that may be taken.
         depths: of SGC.
-        norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``usual_norms``.
+        norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``default_norms``.
         scales: PairNorm's s.
         fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``. Default: what
             can be had; one that is named and cannot is an error.
@@ -304,8 +314,8 @@ class Streaming:
             _check_fills(fills, norms, graph)
         fills = FILLS if fills is None else fills
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
-        self._sparing = Sparing(many, numbers, one_of("metric", metric, METRICS))
-        usual = norms or usual_norms("rw", many)
+        self._limits = SearchLimits(many, numbers, one_of("metric", metric, METRICS))
+        usual = norms or default_norms("rw", many)
         methods = [("zero", norm) for norm in usual if "zero" in fills or not whole]
         if whole:
             methods += [("mass", "none")] if "none" in (norms or ["none"]) and "mass" in fills else []
@@ -345,59 +355,63 @@ class Streaming:
         _, tilt = self._decide(mean_probabilities(held, temperature))
         return Outcome(
             self.graph, self.plan, self.rows, tried, logits, temperature, self.left_out,
-            self._sparing.metric, tilt,
+            self._limits.metric, tilt,
         )  # fmt: skip
 
     def _labels(self, nodes: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(self.graph.labels[nodes].astype(np.int64))
 
-    def _decide(self, chances: torch.Tensor) -> tuple[float, float]:
+    def _decide(self, probabilities: torch.Tensor) -> tuple[float, float]:
         labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
-        return decide(self._sparing.metric, labels, chances, prior)
+        return decide(self._limits.metric, labels, probabilities, prior)
 
-    def _judged(self, candidate: Candidate, logits: torch.Tensor, walk: Walk | None = None) -> Streamed:
+    def _evaluate(self, candidate: Candidate, logits: torch.Tensor, walk: Walk | None = None) -> Streamed:
         _check_finite(self.graph, logits)
         labels = self._labels(self.rows.validation)
         accuracy, loss = float(part_accuracies(logits, labels)), float(part_losses(logits, labels))
-        judged = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
-        return Streamed(judged, self._decide(logits.softmax(1))[0], walk)
+        evaluated = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
+        return Streamed(evaluated, self._decide(logits.softmax(1))[0], walk)
 
     def _candidates(self, walk: Walk) -> Iterator[Streamed]:
-        """Yield an SGC for every depth and scale that ``Sparing`` does not leave out."""
+        """Yield an SGC for every depth and scale that ``SearchLimits`` does not leave out."""
         steps = ((None, self._tried(walk, depth)) for depth in walk.depths)
         name = f"SGC-{walk.norm}, {walk.fill}"
-        for _, _, tried, _ in self._sparing.depths(walk.depths, steps, self.tell, name):
+        for _, _, tried, _ in self._limits.depths(walk.depths, steps, self.tell, name):
             yield from tried
 
     def _tried(self, walk: Walk, depth: int) -> Iterator[Streamed]:
         """Yield an SGC for every scale, from small to large; of many training nodes, some decide."""
         state, labels = torch.from_numpy(walk.state(depth)), self._labels(self.rows.train)
         _check_finite(self.graph, state)
-        some, held, classes = evenly(labels, ENOUGH), state[len(labels) :], len(self.graph.facts.classes)
+        some, held, classes = subsample(labels, ENOUGH), state[len(labels) :], len(self.graph.facts.classes)
         setting = "" if walk.fill == "zero" else f"fill {walk.fill}"
-        for scale, weight, bias in regressions(state[some], labels[some], classes, self.scales, ROUGH):
+        for scale, weight, bias in regressions(
+            state[some], labels[some], classes, self.scales, LOOSE_TOLERANCE
+        ):
             candidate = Candidate("SGC", walk.norm, depth, scale, setting=setting)  # type: ignore[arg-type]
-            yield self._judged(candidate, scale * held @ weight + bias, walk)
+            yield self._evaluate(candidate, scale * held @ weight + bias, walk)
 
     def _logits(self, walk: Walk, best: Candidate) -> NDArray[np.float32]:
         labels, classes = self._labels(self.rows.train), len(self.graph.facts.classes)
         state = torch.from_numpy(walk.state(best.depth)[: len(labels)])
-        gradient = ROUGH if self._sparing.many_nodes else GRADIENT
+        gradient = LOOSE_TOLERANCE if self._limits.many_nodes else TOLERANCE
         ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale], gradient)
         return walk.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
 
     def _spread(self) -> tuple[NDArray[np.float32], Streamed]:
         """Return label propagation as logits; where nothing arrives, the most frequent class is best."""
         path = self.work / "labels"
-        found = label_propagation(self.graph, self.rows.taught, ALPHA, ROUNDS, self.plan.width, path)
+        found = label_propagation(self.graph, self.rows.train_labels, ALPHA, ROUNDS, self.plan.width, path)
         classes = len(self.graph.facts.classes)
-        counts = np.bincount(self.rows.taught[self.rows.taught >= 0], minlength=classes).astype(np.float32)
+        counts = np.bincount(self.rows.train_labels[self.rows.train_labels >= 0], minlength=classes).astype(
+            np.float32
+        )
         for start in range(0, len(found), BATCH):
             part = found[start : start + BATCH]
             np.log(part + np.float32(1e-12) * counts + np.float32(1e-30), out=part)
         candidate = Candidate("label propagation", setting=f"α = {ALPHA:g}")
         self.tell("label propagation")
-        return found, self._judged(candidate, torch.from_numpy(found[self.rows.validation]))
+        return found, self._evaluate(candidate, torch.from_numpy(found[self.rows.validation]))
 
 
 def _check_finite(graph: PackedGraph, state: torch.Tensor) -> None:

@@ -284,19 +284,21 @@ def judge(protocol: Protocol, cell: Cell, seed: int, root: Path | None = None) -
         classifier: NodeClassifier | None = None
         if cell.model == FIT:
             classifier = NodeClassifier(**settings).fit(graph)
-            found = {FIT: classifier.judged_}
+            found = {FIT: classifier.evaluation_probabilities_}
             if graph.validation.any():  # else they were learned from already
                 found[REFITTED] = classifier.probabilities_
             found |= {model: _alone(classifier, model) for model in protocol.judged if model in ALONE}
         elif cell.model == "Correct & Smooth":
             classifier = NodeClassifier("SGC", norm="none", fill=cell.fill, **alone).fit(graph)
-            found = {cell.model: _corrected(graph, torch.from_numpy(classifier.judged_)).numpy()}
+            found = {
+                cell.model: _corrected(graph, torch.from_numpy(classifier.evaluation_probabilities_)).numpy()
+            }
         elif cell.fill == "fsd-cap":
             spec, released = Spec(graph.name, **FSD_CAP_GCN), cell.model == FSD_CAP_RELEASED
             found = {cell.model: fsd_cap(graph, spec, seed, validation_labels=released).numpy()}
         else:
             classifier = NodeClassifier(cell.model.removesuffix(" alone"), **alone).fit(graph)
-            found = {cell.model: classifier.judged_}
+            found = {cell.model: classifier.evaluation_probabilities_}
     origin = Origin.here(seconds=time.perf_counter() - began, shared_by=1, device="cpu")
     tests = {cell.dataset: graph.test}
     if protocol.name == SSNC.name and cell.dataset == "citeseer":
@@ -327,10 +329,12 @@ def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
 
     choice, task = classifier.choice_, classifier.task_
-    tried = [one for one in choice.tried if one.candidate.model == model.removesuffix(" alone")]
+    tried = [one for one in choice.results if one.candidate.model == model.removesuffix(" alone")]
     best = max(tried, key=lambda one: one.rank)
     alone = choice._replace(parts=[(1, best)], smooths=(None,), learned=None).learn(task.learnable)
-    temperature = fit_temperature(best.chances.clamp(min=1e-30).log().unsqueeze(1), task.held)
+    temperature = fit_temperature(
+        best.probabilities.clamp(min=1e-30).log().unsqueeze(1), task.held_out_labels
+    )
     logits = alone.logits(task.graph, task.features, task.device)
     return np.asarray(mean_probabilities(logits, temperature).numpy())
 

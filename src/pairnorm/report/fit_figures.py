@@ -1,4 +1,4 @@
-"""The figures of ``fit`` and ``diagnose``: depth, what it does to features, confusion, rivals."""
+"""The figures of ``fit`` and ``diagnose``: depth, what it does to features, confusion, baselines."""
 
 from __future__ import annotations
 
@@ -132,15 +132,15 @@ def draw_confusion(scores: Scores, classes: Sequence[str]) -> Figure:
 
 
 @style()
-def draw_rivals(rivals: Mapping[str, Scores]) -> Figure:
+def draw_baselines(baselines: Mapping[str, Scores]) -> Figure:
     """Draw the accuracy of the model, which comes first, and of simpler methods, with their 95% intervals.
 
     Args:
-        rivals: by name.
+        baselines: by name.
     """
-    figure = new_figure(7, 0.9 + 0.42 * len(rivals))
+    figure = new_figure(7, 0.9 + 0.42 * len(baselines))
     axis = figure.subplots()
-    for place, scores in enumerate(rivals.values()):
+    for place, scores in enumerate(baselines.values()):
         low, high = scores.interval
         color = BLUE if place == 0 else GRAY
         axis.plot([100 * low, 100 * high], [place, place], color=color, linewidth=2)
@@ -154,8 +154,8 @@ def draw_rivals(rivals: Mapping[str, Scores]) -> Figure:
             fontsize=9,
             color=color,
         )
-    axis.set_yticks(range(len(rivals)), list(rivals), fontsize=10)
-    axis.set_ylim(len(rivals) - 0.5, -0.7)
+    axis.set_yticks(range(len(baselines)), list(baselines), fontsize=10)
+    axis.set_ylim(len(baselines) - 0.5, -0.7)
     axis.set_xlim(0, 102)
     axis.set_xlabel("right on held-out nodes (%), with 95% interval")
     axis.grid(visible=False, axis="y")

@@ -32,7 +32,7 @@ from pairnorm.report import (
 )
 from pairnorm.report.charts import NORMS, Line, confusion, intervals, lines, reliability
 
-MOST_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
+MAX_ROWS, MOST_CLASSES, LONGEST = 100_000, 10, 300
 USUAL_RATE, CONFIDENT = 3, 0.9
 # Shares of fewer held-out nodes are no measurement.
 FEWEST_MEASURED = 10
@@ -196,7 +196,7 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
     total, sentences = int(counted.sum()), []
     for least in range(101):
         sure = confidence >= 10 * least
-        trusted, judged = int((counted & sure).sum()), int((test & sure).sum())
+        trusted, evaluated = int((counted & sure).sum()), int((test & sure).sum())
         text = f"Of {total:,} nodes {what}, {trusted:,} to trust and {total - trusted:,} to review."
         for group, name in ((test & sure, "at least so confident"), (test & ~sure, "less so")):
             if count := int(group.sum()):
@@ -207,7 +207,7 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
                 else:
                     low, high = (100 * share for share in wilson(hits, count))
                     text += f"{100 * hits / count:.1f}% are right (95% interval {low:.1f} to {high:.1f}%)."
-        if test.any() and not judged:
+        if test.any() and not evaluated:
             text += " On no held-out node is it so confident: how often it would be right is not known."
         sentences.append(text)
     yield Text(
@@ -274,8 +274,8 @@ def _learned_again(findings: Findings) -> Iterator[Text]:
     if classifier.refit:
         changed = classifier.decide(classifier.probabilities_) != findings.predicted
         yield Text(
-            "This page shows the model as it was judged, learned from training nodes alone. predictions.csv "
-            "is from afterwards, when it had learned from further known labels too: there, "
+            "This page shows the model as it was evaluated, learned from training nodes alone. "
+            "predictions.csv is from afterwards, when it had learned from further known labels too: there, "
             f"{int(changed[counted].sum()):,} of {int(counted.sum()):,} labels are others than here."
         )
 
@@ -291,7 +291,7 @@ def _nodes(findings: Findings, sets: Sequence[PredictionSets]) -> Nodes:
 
     graph, probabilities = findings.graph, findings.probabilities
     confidence = probabilities.max(1)
-    rows = np.sort(np.argsort(confidence, kind="stable")[:MOST_ROWS])
+    rows = np.sort(np.argsort(confidence, kind="stable")[:MAX_ROWS])
     labels, lacking = graph.labels.cpu().numpy(), graph.missing_vectors.cpu().numpy()
     train = graph.train.cpu().numpy()
     pattern = csr_matrix(graph.adjacency)

@@ -16,9 +16,9 @@ from pairnorm.classify.diagnosis import HEADINGS, measured
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.predictions import PREDICTION_FILES
-from pairnorm.classify.search import EVERY_KIND, RIVAL_EPOCHS, RIVAL_SEEDS
+from pairnorm.classify.search import BASELINE_EPOCHS, BASELINE_SEEDS
 from pairnorm.report import can_render, render
-from pairnorm.report.fit_figures import draw_confusion, draw_depths, draw_rivals, draw_smoothing
+from pairnorm.report.fit_figures import draw_baselines, draw_confusion, draw_depths, draw_smoothing
 from pairnorm.report.fit_page import (
     CLASS_COLUMNS,
     GROUP_COLUMNS,
@@ -51,7 +51,7 @@ def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) ->
     if findings.test.any():
         scores = findings.scores(findings.predicted, findings.test)
         figures["confusion.png"] = draw_confusion(scores, findings.graph.class_names)
-        figures["comparison.png"] = draw_rivals(findings.comparison())
+        figures["comparison.png"] = draw_baselines(findings.comparison())
     if findings.chosen and findings.deep is not None:
         figures["depth.png"] = draw_depths(findings.classifier.search_, findings.deep)
     with warnings.catch_warnings():
@@ -140,12 +140,16 @@ def _tuning(findings: Findings) -> str:
             "All were fitted on the same training nodes. There are no validation nodes: settings are by rule."
         )
     tried = [(findings.classifier.best_.name, len(findings.classifier.search_), "")]
-    tried += [(rival.name, rival.tried, rival.best.setting) for rival in findings.rivals if rival.tried > 1]
+    tried += [
+        (baseline.name, baseline.num_candidates, baseline.best.setting)
+        for baseline in findings.baselines
+        if baseline.num_candidates > 1
+    ]
     amounts = [f"{name}: {count:,}{f' ({setting})' if setting else ''}" for name, count, setting in tried]
     return (
         f"All were fitted on the same nodes, and the settings of each chosen by {findings.judges}, "
         f"among so many: {'; '.join(amounts)}. Validation nodes choose learning rate and dropout of the GCN "
-        f"and the best of {RIVAL_EPOCHS} epochs; the width is fixed, {RIVAL_SEEDS} seeds are averaged."
+        f"and the best of {BASELINE_EPOCHS} epochs; the width is fixed, {BASELINE_SEEDS} seeds are averaged."
     )
 
 
@@ -153,7 +157,7 @@ def _parts(findings: Findings) -> Iterator[str]:
     classifier = findings.classifier
     yield "## What it consists of"
     taken = f"those were taken that together do best on {findings.judges}, by {classifier.metric}"
-    if EVERY_KIND in classifier.best_.setting:
+    if classifier.best_.one_per_model:
         taken = f"{findings.judges} tell none from the classes' shares; the best of every kind was taken"
     yield f"Of {len(classifier.search_):,} models tried, {taken}: probabilities are averaged. Each alone:"
     named = [*classifier.parts_, (sum(weight for weight, _ in classifier.parts_), classifier.best_)]

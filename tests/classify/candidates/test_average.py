@@ -2,37 +2,37 @@ from dataclasses import replace
 
 import torch
 
-from pairnorm.classify.candidates import Average, Candidate, SGCFamily, Task, Tried
-from pairnorm.classify.candidates.average import choose, one_of_every_kind, tells
-from pairnorm.classify.candidates.base import Known, lost
+from pairnorm.classify.candidates import Average, Candidate, CandidateResult, SGCFamily, Task
+from pairnorm.classify.candidates.average import beats_prior, choose, one_per_model
+from pairnorm.classify.candidates.base import KnownLabels, unreachable
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 
 CPU = torch.device("cpu")
 
 
-def tried(task: Task, chances: torch.Tensor) -> Tried:
-    return task.tried(Candidate("SGC"), chances.log().unsqueeze(1), lambda task: None)
+def evaluate(task: Task, probabilities: torch.Tensor) -> CandidateResult:
+    return task.evaluate(Candidate("SGC"), probabilities.log().unsqueeze(1), lambda task: None)
 
 
 def test_what_gains_nothing_is_left_out_and_what_differs_is_taken(task: Task) -> None:
-    """Two that are wrong on different nodes are better together; a guess adds nothing."""
-    truth = torch.nn.functional.one_hot(task.held, 2).float()
+    """Two that are wrong on different nodes are better together; a fallback_probabilities adds nothing."""
+    truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     first, second = (torch.arange(len(truth)) % 2 == rest for rest in (0, 1))
     good, bad = 0.9 * truth + 0.05, 0.3 * truth + 0.35
-    halves = [tried(task, torch.where(half[:, None], good, bad)) for half in (first, second)]
-    guess = tried(task, torch.full_like(truth, 0.5))
-    assert dict(choose(task, [guess, *halves])).keys() == {1, 2}
-    assert dict(choose(task, [tried(task, good), *halves, guess])) == {0: 1}
+    halves = [evaluate(task, torch.where(half[:, None], good, bad)) for half in (first, second)]
+    uniform = evaluate(task, torch.full_like(truth, 0.5))
+    assert dict(choose(task, [uniform, *halves])).keys() == {1, 2}
+    assert dict(choose(task, [evaluate(task, good), *halves, uniform])) == {0: 1}
 
 
 def test_it_is_the_weighted_mean_of_probabilities(task: Task) -> None:
     choice = search(task, [SGCFamily(["PN"], (1, 3), (3.0,))])
     parts = [
-        (weight, one.candidate, one.learn(task)) for weight, one in zip((1, 3), choice.tried, strict=True)
+        (weight, one.candidate, one.learn(task)) for weight, one in zip((1, 3), choice.results, strict=True)
     ]
     found = (
-        Average(parts, Known.of(task.graph), task.guess)
+        Average(parts, KnownLabels.of(task.graph), task.fallback_probabilities)
         .logits(task.graph, task.features, CPU)
         .softmax(-1)[:, 0]
     )
@@ -42,39 +42,40 @@ def test_it_is_the_weighted_mean_of_probabilities(task: Task) -> None:
 
 def test_the_metric_decides_who_is_taken(task: Task) -> None:
     """By accuracy the one that is right most often, however unsure; by loss the other."""
-    truth = torch.nn.functional.one_hot(task.held, 2).float()
+    truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     unsure, sure = 0.02 * truth + 0.49, 0.98 * truth + 0.01
-    sure[:5] = torch.tensor([0.4, 0.6]).where(task.held[:5, None] == 0, torch.tensor([0.6, 0.4]))
+    sure[:5] = torch.tensor([0.4, 0.6]).where(task.held_out_labels[:5, None] == 0, torch.tensor([0.6, 0.4]))
     for metric, expected in (("accuracy", 0), ("loss", 1)):
         now = replace(task, metric=metric)
-        assert choose(now, [tried(now, unsure), tried(now, sure)]).most_common(1)[0][0] == expected
+        assert choose(now, [evaluate(now, unsure), evaluate(now, sure)]).most_common(1)[0][0] == expected
 
 
 def test_what_is_held_out_tells_what_gains_more_than_two_standard_errors(task: Task) -> None:
     """Held against the paired differences of losses by the textbook."""
-    truth = torch.nn.functional.one_hot(task.held, 2).float()
+    truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     noise = torch.rand(len(truth), generator=torch.Generator().manual_seed(0))[:, None]
     for strength in (0.0, 0.02, 0.05, 0.1, 0.2, 0.5):
-        chances = (1 - strength) * torch.cat([noise, 1 - noise], 1) + strength * truth
+        probabilities = (1 - strength) * torch.cat([noise, 1 - noise], 1) + strength * truth
         losses = [
-            -torch.log(p[torch.arange(len(truth)), task.held]) for p in (chances, task.prior.expand_as(truth))
+            -torch.log(p[torch.arange(len(truth)), task.held_out_labels])
+            for p in (probabilities, task.prior.expand_as(truth))
         ]
         gains = (losses[1] - losses[0]).double().numpy()
         expected = gains.mean() / (gains.std(ddof=1) / len(gains) ** 0.5) > 2
-        assert tells(task, chances) == expected, strength
-    assert tells(task, 0.9 * truth + 0.05)
-    assert not tells(task, task.prior.expand_as(truth))
+        assert beats_prior(task, probabilities) == expected, strength
+    assert beats_prior(task, 0.9 * truth + 0.05)
+    assert not beats_prior(task, task.prior.expand_as(truth))
 
 
 def test_one_of_every_kind_is_the_best_of_each_but_the_constant(task: Task) -> None:
-    truth = torch.nn.functional.one_hot(task.held, 2).float()
+    truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     some = [
-        task.tried(Candidate(model), (share * truth + (1 - share) / 2).log().unsqueeze(1), lambda task: None)
+        task.evaluate(Candidate(model), (share * truth + (1 - share) / 2).log()[:, None], lambda task: None)
         for model, share in [
             ("SGC", 0.2), ("most frequent class", 0.9), ("SGC", 0.4), ("boosted trees", 0.1), ("SGC", 0.3)
         ]
     ]  # fmt: skip
-    assert dict(one_of_every_kind(some)) == {2: 1, 3: 1}
+    assert dict(one_per_model(some)) == {2: 1, 3: 1}
 
 
 def test_of_whom_nothing_is_known_the_most_frequent_of_those_held_out_is_guessed(task: Task) -> None:
@@ -89,7 +90,7 @@ def test_of_whom_nothing_is_known_the_most_frequent_of_those_held_out_is_guessed
     features = task.features.to_dense() * ~missing[:, None]
     graph = graph.replace(adjacency=edges.adjacency, features=features, missing=missing, labels=labels)
     blank = Task(graph, features, "rw", CPU)
-    hidden = lost(graph, graph.train)
+    hidden = unreachable(graph, graph.train)
     assert torch.equal(hidden & alone, missing)
     choice = search(blank, [SGCFamily(["PN"], (2,), (1.0, 100.0))])
     found = choice.learn(blank).logits(graph, features, CPU).softmax(-1)[:, 0]
@@ -97,5 +98,5 @@ def test_of_whom_nothing_is_known_the_most_frequent_of_those_held_out_is_guessed
     assert (found[hidden] == found[hidden][0]).all()
     torch.testing.assert_close(found[hidden][0], (counts + blank.prior) / (counts.sum() + 1))
     held = hidden[graph.validation]
-    first, second = (one.chances[held] for one in choice.tried)
+    first, second = (one.probabilities[held] for one in choice.results)
     torch.testing.assert_close(first, second)

@@ -16,7 +16,7 @@ from pairnorm.classify.candidates import (
     Task,
 )
 from pairnorm.classify.candidates import base as module
-from pairnorm.classify.candidates.base import Family, Saved, Tried, check_size
+from pairnorm.classify.candidates.base import CandidateResult, Family, Saved, check_size
 from pairnorm.classify.evaluation import METRICS
 from pairnorm.data import Graph
 
@@ -33,16 +33,18 @@ def test_accuracy_decides_then_loss_then_depth() -> None:
 
 
 def test_the_score_decides_then_loss_then_depth() -> None:
-    def tried(score: float, loss: float, depth: int) -> tuple[float, float, int]:
+    def evaluate(score: float, loss: float, depth: int) -> tuple[float, float, int]:
         candidate = Candidate("SGC", "PN", depth, validation_loss=loss)
-        return Tried(candidate, torch.zeros(0, 2), score, lambda task: pytest.fail("not asked for")).rank
+        return CandidateResult(
+            candidate, torch.zeros(0, 2), score, lambda task: pytest.fail("not asked for")
+        ).rank
 
-    best = tried(0.9, 0.1, 4)
-    assert best > tried(0.8, 0.01, 4)
-    assert best > tried(0.9, 0.5, 4)
-    assert best < tried(0.9, 0.05, 4)
-    assert best < tried(0.9, 0.1, 2)
-    assert best > tried(0.9, float("nan"), 2)
+    best = evaluate(0.9, 0.1, 4)
+    assert best > evaluate(0.8, 0.01, 4)
+    assert best > evaluate(0.9, 0.5, 4)
+    assert best < evaluate(0.9, 0.05, 4)
+    assert best < evaluate(0.9, 0.1, 2)
+    assert best > evaluate(0.9, float("nan"), 2)
 
 
 def test_what_has_no_layers_is_called_by_its_name() -> None:
@@ -54,17 +56,17 @@ def test_what_has_no_layers_is_called_by_its_name() -> None:
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_candidate_is_scored_by_the_tasks_metric(task: Task, metric: str) -> None:
     """Against scikit-learn's own, of the classes it predicts."""
-    labels = task.held.numpy()
+    labels = task.held_out_labels.numpy()
     for one in SGCFamily(["PN"], (2,), (1.0, 100.0)).fit(replace(task, metric=metric), lambda done: None):
-        chances = one.chances.double().numpy()
-        likeliest = chances.argmax(1)
+        probabilities = one.probabilities.double().numpy()
+        likeliest = probabilities.argmax(1)
         reference = {
-            "loss": -metrics.log_loss(labels, chances / chances.sum(1, keepdims=True)),
+            "loss": -metrics.log_loss(labels, probabilities / probabilities.sum(1, keepdims=True)),
             "accuracy": metrics.accuracy_score(labels, likeliest),
             "balanced-accuracy": metrics.balanced_accuracy_score(labels, likeliest),
             "macro-f1": metrics.f1_score(labels, likeliest, average="macro"),
-            "average-precision": metrics.average_precision_score(labels == 0, chances[:, 0]),
-            "auc": metrics.roc_auc_score(labels, chances[:, 1]),
+            "average-precision": metrics.average_precision_score(labels == 0, probabilities[:, 0]),
+            "auc": metrics.roc_auc_score(labels, probabilities[:, 1]),
         }[metric]
         assert (labels == 0).sum() < (labels == 1).sum()
         # Classes of one size learned from: no tilt changes what is predicted.
@@ -82,7 +84,7 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
     found = list(family.fit(task, told.append))
     assert len(told) == family.steps
     validation = task.graph.validation
-    for candidate, chances, _, learn in found:
+    for candidate, probabilities, _, learn in found:
         fitted = learn(task)
         logits = fitted.logits(task.graph, task.features, CPU)
         assert logits.shape == (300, 1, 2)
@@ -90,7 +92,7 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
         assert candidate.validation_accuracy == pytest.approx(float(right), abs=1e-6)
         loss = torch.nn.functional.cross_entropy(logits[validation, 0], task.graph.labels[validation])
         assert candidate.validation_loss == pytest.approx(float(loss), rel=1e-4)
-        torch.testing.assert_close(logits[validation, 0].softmax(-1), chances, atol=5e-3, rtol=0)
+        torch.testing.assert_close(logits[validation, 0].softmax(-1), probabilities, atol=5e-3, rtol=0)
         settings, tensors = fitted.state()
         saved = Saved(candidate, json.loads(json.dumps(settings)), tensors, 500, 2)
         again = KINDS[candidate.model].restore(saved)
@@ -119,15 +121,15 @@ def test_a_hidden_node_is_judged_as_if_it_never_had_features(
     found = []
     for columns in (features, others):
         columns = columns if dense else columns.to_sparse_csr()
-        one = replace(task, features=columns, hidden=hidden, held_out=held_out)
+        one = replace(task, features=columns, hidden=hidden, fold_masks=held_out)
         assert torch.equal(one.learnable.features.to_dense(), columns.to_dense())
         assert len(one.folds) == len(held_out or [0])
-        found.append([tried.chances for tried in family.fit(one, lambda done: None)])
+        found.append([tried.probabilities for tried in family.fit(one, lambda done: None)])
     if folded and family.name == "boosted trees":  # whose number of rounds is chosen by all that is held out
         return
-    judged = hidden[held]
+    evaluated = hidden[held]
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one[: len(judged)][judged], other[: len(judged)][judged])
+        torch.testing.assert_close(one[: len(evaluated)][evaluated], other[: len(evaluated)][evaluated])
 
 
 @pytest.mark.parametrize(
@@ -146,23 +148,23 @@ def test_in_every_fold_a_node_is_judged_by_what_has_not_seen_it(task: Task, fami
     graph = task.graph
     every = graph.train | graph.validation
     held_out = [every & (torch.arange(300) % 3 == number) for number in range(3)]
-    folded = replace(task, held_out=held_out)
+    folded = replace(task, fold_masks=held_out)
     assert torch.equal(folded.learnable.graph.train, every)
     labels = graph.labels.clone()
     labels[held_out[0]] = 1 - labels[held_out[0]]
     lied = replace(folded, graph=graph.replace(labels=labels))
     found, others = (list(family.fit(one, lambda done: None)) for one in (folded, lied))
     for one, other in zip(found, others, strict=True):
-        assert len(one.chances) == len(folded.held) == int(every.sum())
+        assert len(one.probabilities) == len(folded.held) == int(every.sum())
         if family.name != "boosted trees":  # whose number of rounds is chosen by all that is held out
             count = int(held_out[0].sum())
-            assert torch.equal(one.chances[:count], other.chances[:count])
+            assert torch.equal(one.probabilities[:count], other.probabilities[:count])
         parts = []
         for held in held_out:
             alone = replace(task, graph=graph.replace(train=every & ~held, validation=held))
             logits = one.learn(alone).logits(graph, task.features, CPU)
             parts.append(logits[held, 0].softmax(-1))
-        torch.testing.assert_close(one.chances, torch.cat(parts), atol=1e-3, rtol=0)
+        torch.testing.assert_close(one.probabilities, torch.cat(parts), atol=1e-3, rtol=0)
 
 
 def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch, raises) -> None:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify.candidates.base import Known
+from pairnorm.classify.candidates.base import KnownLabels
 from pairnorm.classify.candidates.columns import direction_columns, feature_columns, label_columns
 from pairnorm.data import Graph
 
@@ -37,14 +37,14 @@ def test_a_node_never_sees_its_own_label(small: Graph) -> None:
     labels = small.labels.clone()
     labels[node] = 1 - labels[node]
     other = small.replace(labels=labels)
-    found, changed = (label_columns(graph, Known.of(graph), 2, CPU) for graph in (small, other))
+    found, changed = (label_columns(graph, KnownLabels.of(graph), 2, CPU) for graph in (small, other))
     torch.testing.assert_close(found[node], changed[node], equal_nan=True, atol=0, rtol=0)
     neighbors = small.adjacency.to_dense()[node] > 0
     assert not torch.equal(found[neighbors].nan_to_num(), changed[neighbors].nan_to_num())
 
 
 def test_near_shares_are_those_of_labeled_neighbors(small: Graph) -> None:
-    found = label_columns(small, Known.of(small), 2, CPU)
+    found = label_columns(small, KnownLabels.of(small), 2, CPU)
     given = torch.nn.functional.one_hot(small.labels, 2) * small.train[:, None]
     near = small.adjacency.to_dense() @ given.float()
     count = near.sum(1, keepdim=True)
@@ -58,7 +58,7 @@ def test_labels_are_found_by_name_in_a_graph_that_has_grown(small: Graph) -> Non
     names = np.append(small.node_names.astype(str), "new")
     edges = torch.cat([small.edge_index, torch.tensor([[300], [int(small.train.nonzero()[0])]])], 1)
     grown = Graph.from_edges(edges, torch.ones(301, 1), num_nodes=301, node_names=names)
-    columns = label_columns(grown, Known.of(small), 2, CPU)
+    columns = label_columns(grown, KnownLabels.of(small), 2, CPU)
     own = int(small.labels[small.train][0])
     assert columns[300, own] == 1
     assert columns[300, 2] == pytest.approx(np.log(2))
@@ -74,7 +74,7 @@ def one_way(holed: Graph) -> Graph:
 
 
 def test_directions_are_the_means_and_labels_along_and_against_edges(one_way: Graph) -> None:
-    found = direction_columns(one_way, one_way.features, Known.of(one_way), 2)
+    found = direction_columns(one_way, one_way.features, KnownLabels.of(one_way), 2)
     assert one_way.directed is not None
     listed = torch.zeros(300, 300, dtype=torch.bool)
     listed[tuple(one_way.edge_index[:, one_way.directed])] = True
@@ -91,7 +91,7 @@ def test_directions_are_the_means_and_labels_along_and_against_edges(one_way: Gr
 
 
 def test_where_all_edges_go_both_ways_directions_tell_nothing_new(holed: Graph) -> None:
-    along, against = direction_columns(holed, holed.features, Known.of(holed), 2).chunk(2, 1)
+    along, against = direction_columns(holed, holed.features, KnownLabels.of(holed), 2).chunk(2, 1)
     assert torch.equal(along.nan_to_num(), against.nan_to_num())
     around = feature_columns(holed, holed.features, 1)[1]
     torch.testing.assert_close(along[:, :4], around, equal_nan=True, atol=0, rtol=0)

@@ -12,5 +12,5 @@ def test_frequencies_are_those_of_the_training_nodes(small: Graph, task: Task) -
     graph = small.replace(train=ones | zeros)
     task = Task(graph, task.features, "rw", CPU)
     ((*_, learn),) = MostFrequent().fit(task, lambda done: None)
-    chances = learn(task).logits(graph, task.features, CPU).softmax(-1)
-    torch.testing.assert_close(chances, torch.tensor([5 / 25, 20 / 25]).expand(300, 1, 2))
+    probabilities = learn(task).logits(graph, task.features, CPU).softmax(-1)
+    torch.testing.assert_close(probabilities, torch.tensor([5 / 25, 20 / 25]).expand(300, 1, 2))

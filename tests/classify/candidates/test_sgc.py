@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pairnorm.classify import Scaling, sparing
-from pairnorm.classify.candidates import SGCFamily, Task, base, shared_walks
+from pairnorm.classify import Scaling, search_limits
+from pairnorm.classify.candidates import SGCFamily, Task, base, propagation
 from pairnorm.classify.candidates import sgc as module
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
@@ -72,8 +72,8 @@ def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: 
     assert not (few.graph.train & ~task.graph.train).any()
     choice = search(task, [SGCFamily(["none", "PN"], (1, 4), (3.0, 30.0))])
     best = choice.best
-    assert len(choice.tried) == 8
-    assert best == max(choice.tried, key=lambda one: one.rank).candidate
+    assert len(choice.results) == 8
+    assert best == max(choice.results, key=lambda one: one.rank).candidate
     ((_, _, fitted),) = choice.learn(task).parts
     monkeypatch.setattr(module, "ENOUGH", 4000)
     ((*_, learn),) = SGCFamily([best.norm], [best.depth], [best.scale]).fit(task, nothing)
@@ -97,7 +97,7 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
 def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monkeypatch, norm: str) -> None:
     task, family = on(small), SGCFamily([norm], tuple(range(1, 30)), SCALES)
     whole, told = [one.candidate for one in family.fit(task, nothing)], []
-    monkeypatch.setattr(shared_walks, "MANY_NODES", 1)
+    monkeypatch.setattr(propagation, "MANY_NODES", 1)
     short = [one.candidate for one in family.fit(task, told.append)]
     assert len(told) == family.steps
     for scale in SCALES:
@@ -107,7 +107,7 @@ def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monk
         assert losses == pytest.approx(expected, abs=1e-5)
     depths = range(1, len(losses) + 1)
     least = [min(one.validation_loss for one in short if one.depth == depth) for depth in depths]
-    assert min(least) == min(least[: -sparing.PATIENCE])
+    assert min(least) == min(least[: -search_limits.PATIENCE])
 
 
 def test_over_many_nodes_features_are_filled_once(blanked_cora: Graph, monkeypatch) -> None:
@@ -117,8 +117,8 @@ def test_over_many_nodes_features_are_filled_once(blanked_cora: Graph, monkeypat
         calls.append(name)
         return fill_missing(name, *rest)
 
-    monkeypatch.setattr(shared_walks, "fill_missing", fill)
-    monkeypatch.setattr(shared_walks, "MANY_NODES", 1)
+    monkeypatch.setattr(propagation, "fill_missing", fill)
+    monkeypatch.setattr(propagation, "MANY_NODES", 1)
     monkeypatch.setattr(module, "span", lambda features: (None, features))
     task = on(blanked_cora)
     task = replace(task, features=task.features.to_dense())

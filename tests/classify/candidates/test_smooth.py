@@ -12,14 +12,14 @@ def test_what_is_spread_solves_its_equation(task: Task) -> None:
     """Against a dense solution of Z = α S Z + (1 - α) Z₀, known labels in place of what was said of them."""
     graph, alpha = task.graph, 0.5
     labels = graph.labels.where(graph.train, -1)
-    chances = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
+    probabilities = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
     adjacency = graph.adjacency.to_dense().double() + torch.eye(300)
     root = adjacency.sum(1).rsqrt()
-    start = chances.double()
+    start = probabilities.double()
     start[graph.train] = torch.nn.functional.one_hot(labels[graph.train], 2).double()
     matrix = torch.eye(300) - alpha * root[:, None] * adjacency * root
     expected = torch.linalg.solve(matrix, (1 - alpha) * start)
-    found = spread(graph, chances, labels, [0.9, alpha])[:, 1]
+    found = spread(graph, probabilities, labels, [0.9, alpha])[:, 1]
     torch.testing.assert_close(found.double(), expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
     assert torch.equal(found.argmax(1), sharpened(found, 3.0).argmax(1))
 
@@ -31,7 +31,7 @@ def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task
     choice = search(task, families, simple=False)
     assert choice.smooths[0] is not None
     plain = choice._replace(smooths=(None,), learned=None).learn(task)
-    held, truth = task.graph.validation, task.held
+    held, truth = task.graph.validation, task.held_out_labels
 
     def loss(model: Average) -> float:
         logits = model.logits(task.graph, task.features, CPU)[held, 0]

@@ -1,7 +1,7 @@
 """What ``fit`` chooses among and what the report compares with: a family a file, all of one interface."""
 
 from pairnorm.classify.candidates.average import Average
-from pairnorm.classify.candidates.base import Candidate, Family, Fitted, Task, Tried
+from pairnorm.classify.candidates.base import Candidate, CandidateResult, Family, Fitted, Task
 from pairnorm.classify.candidates.boosted_trees import BoostedTrees, Trees
 from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.label_propagation import LabelPropagation, Spreading
@@ -24,6 +24,7 @@ __all__ = [
     "Average",
     "BoostedTrees",
     "Candidate",
+    "CandidateResult",
     "Family",
     "Fitted",
     "GNNFamily",
@@ -32,5 +33,4 @@ __all__ = [
     "MostFrequent",
     "SGCFamily",
     "Task",
-    "Tried",
 ]

@@ -10,7 +10,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Fitted, Known, Task, Tried, lost
+from pairnorm.classify.candidates.base import (
+    Candidate,
+    CandidateResult,
+    Fitted,
+    KnownLabels,
+    Task,
+    unreachable,
+)
 from pairnorm.classify.candidates.smooth import ALPHAS, POWERS, Smooth, sharpened, spread
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.data import Graph
@@ -19,11 +26,11 @@ ROUNDS, SHORTLIST = 20, 100
 # Of a validation score, what is too little to tell.
 GAIN = 1e-4
 # By so many standard errors an average gains on the shares of the classes, or what is held out tells nothing.
-TELLING = 2.0
+PRIOR_Z = 2.0
 Part = tuple[int, Candidate, Fitted]
 
 
-def choose(task: Task, tried: Sequence[Tried]) -> Counter[int]:
+def choose(task: Task, tried: Sequence[CandidateResult]) -> Counter[int]:
     """Return how often each of those tried is taken: each time the one with which the average gains most.
 
     Args:
@@ -35,18 +42,18 @@ def choose(task: Task, tried: Sequence[Tried]) -> Counter[int]:
     # The best of all, and the best of each kind: an average gains by what differs.
     shortlist = dict.fromkeys([*order[:SHORTLIST], *{kinds[place]: place for place in order[::-1]}.values()])
     chosen: Counter[int] = Counter(order[:1])
-    total, best = tried[order[0]].chances.double(), _value(task, tried[order[0]].chances)
+    total, best = tried[order[0]].probabilities.double(), _value(task, tried[order[0]].probabilities)
     for count in range(2, ROUNDS + 1):
-        values = {place: _value(task, (total + tried[place].chances) / count) for place in shortlist}
+        values = {place: _value(task, (total + tried[place].probabilities) / count) for place in shortlist}
         place = max(values, key=lambda place: values[place])
         if values[place] <= (best[0] + GAIN, best[1]):
             break
         chosen[place] += 1
-        total, best = total + tried[place].chances, values[place]
+        total, best = total + tried[place].probabilities, values[place]
     return chosen
 
 
-def tells(task: Task, chances: Tensor) -> bool:
+def beats_prior(task: Task, probabilities: Tensor) -> bool:
     """Say whether what is held out tells some probabilities from the shares of the classes.
 
     Where labels are few, chance chooses among hundreds of candidates, and often one that gives all nodes the
@@ -54,13 +61,13 @@ def tells(task: Task, chances: Tensor) -> bool:
 
     Args:
         task: with validation nodes or folds.
-        chances: [m, classes], chosen by them.
+        probabilities: [m, classes], chosen by them.
     """
-    gain = (chances.clamp(min=1e-30) / task.prior).log().gather(1, task.held.unsqueeze(1))
-    return bool(gain.mean() > TELLING * gain.std() / len(gain) ** 0.5)
+    gain = (probabilities.clamp(min=1e-30) / task.prior).log().gather(1, task.held_out_labels.unsqueeze(1))
+    return bool(gain.mean() > PRIOR_Z * gain.std() / len(gain) ** 0.5)
 
 
-def one_of_every_kind(tried: Sequence[Tried]) -> Counter[int]:
+def one_per_model(tried: Sequence[CandidateResult]) -> Counter[int]:
     """Take the best of every model once, but the most frequent class, which says nothing of a node.
 
     Args:
@@ -72,14 +79,16 @@ def one_of_every_kind(tried: Sequence[Tried]) -> Counter[int]:
     return Counter(best.values())
 
 
-def _value(task: Task, chances: Tensor) -> tuple[float, float]:
+def _value(task: Task, probabilities: Tensor) -> tuple[float, float]:
     """Return the score by the task's metric, and by the loss, which decides between equals."""
-    value, loss = (decide(metric, task.held, chances, task.prior)[0] for metric in (task.metric, "loss"))
+    value, loss = (
+        decide(metric, task.held_out_labels, probabilities, task.prior)[0] for metric in (task.metric, "loss")
+    )
     return (loss if value != value else value), loss
 
 
 def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[Smooth | None, Tensor]:
-    """Return the ``Smooth`` with which an average gains most, None for none, and the chances it then gives.
+    """Return the ``Smooth`` with which an average gains most, or None, and its probabilities.
 
     Args:
         task: with validation nodes or folds.
@@ -93,20 +102,20 @@ def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[Smooth | Non
         held = fold.graph.validation.to(found.device)
         plain.append(found[held].cpu())
         smoothed.append(spread(fold.graph, found, labels, ALPHAS)[held].cpu())
-    chances, setting = torch.cat(plain), None
-    best = _value(task, chances)
+    probabilities, setting = torch.cat(plain), None
+    best = _value(task, probabilities)
     by_alpha = zip(ALPHAS, torch.cat(smoothed).unbind(1), strict=True)
     for (alpha, blurred), power in product(by_alpha, POWERS):
         found = sharpened(blurred, power)
-        found[task.held_lost] = task.guess
+        found[task.held_out_unreachable] = task.fallback_probabilities
         if (value := _value(task, found)) > (best[0] + GAIN, best[1]):
-            best, setting, chances = value, Smooth(alpha, power), found
-    return setting, chances
+            best, setting, probabilities = value, Smooth(alpha, power), found
+    return setting, probabilities
 
 
-def gains(task: Task, chances: Tensor, before: Tensor) -> bool:
+def gains(task: Task, probabilities: Tensor, before: Tensor) -> bool:
     """Say whether some probabilities of what is held out are better than others, by more than chance."""
-    value, best = _value(task, chances), _value(task, before)
+    value, best = _value(task, probabilities), _value(task, before)
     return value > (best[0] + GAIN, best[1])
 
 
@@ -117,14 +126,14 @@ class Average:
     Args:
         parts: (how often it was taken, what it is, fitted) of each; one is enough.
         known: the labels of the nodes that were learned from.
-        guess: [classes], the probabilities of nodes that are ``lost``.
+        fallback_probabilities: [classes], the probabilities of nodes that are ``unreachable``.
         smooth: what is done with the mean.
         said: the mean that was last asked for, and of what: the same parts may be smoothed afterwards.
     """
 
     parts: Sequence[Part]
-    known: Known
-    guess: Tensor
+    known: KnownLabels
+    fallback_probabilities: Tensor
     smooth: Smooth | None = None
     said: dict[str, tuple[object, Graph, Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -134,11 +143,13 @@ class Average:
         if mean is None or parts is not self.parts or about is not graph or of is not features:
             mean = self._mean(graph, features, device)
             self.said["last"] = self.parts, graph, features, mean
-        chances, labels = mean.to(device, copy=True), self.known.labels_in(graph)
+        probabilities, labels = mean.to(device, copy=True), self.known.labels_in(graph)
         if self.smooth is not None:
-            chances = self.smooth(graph, chances, labels.to(chances.device))
-        chances[lost(graph, labels >= 0).to(chances.device)] = self.guess.to(chances)
-        return chances.clamp(min=1e-30).log().unsqueeze(1)
+            probabilities = self.smooth(graph, probabilities, labels.to(probabilities.device))
+        probabilities[unreachable(graph, labels >= 0).to(probabilities.device)] = (
+            self.fallback_probabilities.to(probabilities)
+        )
+        return probabilities.clamp(min=1e-30).log().unsqueeze(1)
 
     def _mean(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         total = sum(weight for weight, _, _ in self.parts)

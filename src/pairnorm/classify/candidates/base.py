@@ -1,4 +1,4 @@
-"""What all candidates share: the task they learn, how they are judged, and the interface of a family."""
+"""What all candidates share: the task they learn, how they are evaluated, and the interface of a family."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.classify.candidates.shared_walks import has_many_nodes
+from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints
-from pairnorm.classify.sparing import Sparing, evenly
+from pairnorm.classify.search_limits import SearchLimits, subsample
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.data.features import without_rows
@@ -29,9 +29,9 @@ from pairnorm.train.spec import Norm
 
 LARGEST_STATE = 8 * 2**30
 # Of the nodes without a label, at most so many are learned from, their probabilities to this power.
-PUPILS, SHARPER = 4000, 1.5
+MAX_PSEUDO_LABELS, PSEUDO_LABEL_POWER = 4000, 1.5
 # A regression on more columns than this would take long on so many: it takes fewer.
-MANY_COLUMNS, FEWER_PUPILS = 2000, 1000
+WIDE_COLUMNS, MAX_PSEUDO_LABELS_WIDE = 2000, 1000
 
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -49,8 +49,14 @@ class Candidate:
         scale: PairNorm's s.
         validation_accuracy: the share of them that is right.
         validation_loss: mean cross-entropy.
-        setting: what else was chosen, in words.
+        setting: other settings, as text for people.
         fill: what stands in for missing features, one of ``FILLS``.
+        directed: whether in-neighbors and out-neighbors are separate columns.
+        parts: of an ensemble, the names of its members.
+        smoothed: of an ensemble, whether its probabilities are smoothed over the graph.
+        self_trained: of an ensemble, whether it was fitted again with pseudo-labels.
+        one_per_model: of an ensemble, whether it is the best of every model because the held-out nodes do not
+            prefer any.
     """
 
     model: str
@@ -61,14 +67,19 @@ class Candidate:
     validation_loss: float = nan
     setting: str = ""
     fill: str = "zero"
+    directed: bool = False
+    parts: tuple[str, ...] = ()
+    smoothed: bool = False
+    self_trained: bool = False
+    one_per_model: bool = False
 
     @property
     def name(self) -> str:
         """What to call it: ``'SGC-PN, depth 35, scale 100'``, ``'GCN without PairNorm, depth 2'``."""
         if self.model == "average":
-            chosen, _, names = self.setting.partition(": ")
-            one = chosen.startswith("1 model")
-            return names + chosen.removeprefix("1 model") if one else f"The average of {chosen}"
+            steps = self._ensemble_steps
+            many = f"The average of {len(self.parts)} models"
+            return f"{self.parts[0] if len(self.parts) == 1 else many}{steps}"
         if self.depth == 0:
             return self.model
         filled = "" if self.fill == "zero" else f" over {FILL_NAMES.get(self.fill, self.fill)}"
@@ -77,6 +88,15 @@ class Candidate:
         if self.norm == "none":
             return f"{self.model} without PairNorm{filled}, depth {self.depth}"
         return f"{self.model}-{self.norm}{filled}, depth {self.depth}, scale {self.scale:g}"
+
+    @property
+    def _ensemble_steps(self) -> str:
+        steps = {
+            "smoothed over the graph": self.smoothed,
+            "one per model": self.one_per_model,
+            "self-trained": self.self_trained,
+        }
+        return "".join(f", {text}" for text, taken in steps.items() if taken)
 
     @property
     def mode(self) -> Mode | None:
@@ -110,10 +130,10 @@ class Task:
         device: where to train.
         began: when the search began, which a budget counts from.
         metric: what candidates are compared by, one of ``METRICS``.
-        held_out: bool [n] for every fold, which of the training and validation nodes are held out in turn;
+        fold_masks: bool [n] for every fold, which of the training and validation nodes are held out in turn;
             where it is empty, the validation nodes are, once.
-        lesson: what else a regression learns from than the training nodes.
-        hidden: bool [n], which nodes are judged without their features when they are held out; None for none.
+        pseudo_labels: what else a regression learns from than the training nodes.
+        hidden: bool [n], nodes whose features are masked while they are held out; None for none.
         shards: how ranks share its nodes, where they train each GCN and GAT together.
     """
 
@@ -123,8 +143,8 @@ class Task:
     device: torch.device
     began: float = field(default_factory=time.perf_counter)
     metric: str = "loss"
-    held_out: Sequence[Tensor] = ()
-    lesson: Lesson | None = None
+    fold_masks: Sequence[Tensor] = ()
+    pseudo_labels: PseudoLabels | None = None
     hidden: Tensor | None = None
     shards: Shards | None = None
 
@@ -140,38 +160,40 @@ class Task:
         return counts / counts.sum()
 
     @property
-    def sparing(self) -> Sparing:
+    def limits(self) -> SearchLimits:
         """What is left out because of the task's size."""
         numbers = int(self.learnable.graph.train.sum()) * self.graph.num_features * len(self.folds)
-        return Sparing(has_many_nodes(self.graph), numbers, self.metric)
+        return SearchLimits(has_many_nodes(self.graph), numbers, self.metric)
 
     @cached_property
     def learnable(self) -> Task:
         """The task with all nodes to learn from, those of every fold, and nobody to choose by."""
-        if not self.held_out:
+        if not self.fold_masks:
             return self if self.hidden is None else replace(self, hidden=None)
         graph = self.graph.replace(
             train=self.graph.train | self.graph.validation, validation=torch.zeros_like(self.graph.validation)
         )
-        return replace(self, graph=graph, held_out=(), hidden=None)
+        return replace(self, graph=graph, fold_masks=(), hidden=None)
 
     @cached_property
     def folds(self) -> Sequence[Task]:
         """A task for every fold, whose validation nodes are those held out."""
         every = self.learnable.graph.train
         return [
-            replace(self, graph=self.graph.replace(train=every & ~held, validation=held), held_out=())._blind
-            for held in self.held_out
-        ] or [self._blind]
+            replace(
+                self, graph=self.graph.replace(train=every & ~held, validation=held), fold_masks=()
+            )._masked_task
+            for held in self.fold_masks
+        ] or [self._masked_task]
 
     @property
-    def alike(self) -> Sequence[Task]:
+    def tasks_by_features(self) -> Sequence[Task]:
         """Tasks whose folds have all the same features: this one, or each fold."""
         return [self] if self.hidden is None else self.folds
 
     @property
-    def _blind(self) -> Task:
-        """The task without the features that validation nodes are judged without."""
+    def _masked_task(self) -> Task:
+        """The task without the features that validation nodes are evaluated without."""
         if self.hidden is None:
             return self
         gone = self.hidden & self.graph.validation
@@ -180,19 +202,24 @@ class Task:
         return replace(self, graph=graph, features=features, hidden=None)
 
     @cached_property
-    def held(self) -> Tensor:
+    def held_out_labels(self) -> Tensor:
         """The classes of the nodes that are held out, fold after fold."""
         return torch.cat([fold.graph.labels[fold.graph.validation] for fold in self.folds]).cpu()
 
     @cached_property
-    def held_lost(self) -> Tensor:
-        """Of the nodes held out, which are ``lost``."""
-        return torch.cat([lost(one.graph, one.graph.train)[one.graph.validation.cpu()] for one in self.folds])
+    def held_out_unreachable(self) -> Tensor:
+        """Of the nodes held out, which are ``unreachable``."""
+        return torch.cat(
+            [unreachable(one.graph, one.graph.train)[one.graph.validation.cpu()] for one in self.folds]
+        )
 
     @cached_property
-    def guess(self) -> Tensor:
+    def fallback_probabilities(self) -> Tensor:
         """The share of every class among the nodes held out that are lost; the prior where there are none."""
-        counts = torch.bincount(self.held[self.held_lost], minlength=self.classes) + self.prior
+        counts = (
+            torch.bincount(self.held_out_labels[self.held_out_unreachable], minlength=self.classes)
+            + self.prior
+        )
         return counts / counts.sum()
 
     def held_logits(self, learn: Learn) -> Tensor:
@@ -207,25 +234,30 @@ class Task:
         logits = fitted.logits(self.graph, self.features, self.device)
         return logits[self.graph.validation.to(logits.device)]
 
-    def tried(self, candidate: Candidate, logits: Tensor, learn: Learn) -> Tried:
-        """Judge a candidate on what is held out: accuracy and mean cross-entropy are means over trials.
+    def evaluate(self, candidate: Candidate, logits: Tensor, learn: Learn) -> CandidateResult:
+        """Evaluate a candidate on what is held out: accuracy and mean cross-entropy are means over trials.
 
         Args:
             candidate: its settings.
             logits: of the nodes held out, fold after fold, [m, trials, classes].
             learn: makes it of a task.
         """
-        labels = self.held.to(logits.device)
+        labels = self.held_out_labels.to(logits.device)
         # Else chance would choose, by what is said of nodes of which nothing is known.
         logits = logits.clone()
-        logits[self.held_lost.to(logits.device)] = self.guess.log().to(logits)
+        logits[self.held_out_unreachable.to(logits.device)] = self.fallback_probabilities.log().to(logits)
         accuracy, loss = (float(part(logits, labels).mean()) for part in (part_accuracies, part_losses))
         candidate = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
-        chances = mean_probabilities(logits).cpu()
-        return Tried(candidate, chances, decide(self.metric, self.held, chances, self.prior)[0], learn)
+        probabilities = mean_probabilities(logits).cpu()
+        return CandidateResult(
+            candidate,
+            probabilities,
+            decide(self.metric, self.held_out_labels, probabilities, self.prior)[0],
+            learn,
+        )
 
 
-class Lesson(NamedTuple):
+class PseudoLabels(NamedTuple):
     """What a regression learns from: labels where they are known, and what is thought of the other nodes.
 
     Args:
@@ -241,26 +273,26 @@ class Lesson(NamedTuple):
     known: int
 
     @classmethod
-    def of(cls, task: Task, chances: Tensor) -> Lesson | None:
+    def of(cls, task: Task, probabilities: Tensor) -> PseudoLabels | None:
         """Take the labels of the training nodes; None where there is nobody else.
 
         Args:
             task: whose training nodes.
-            chances: [n, classes], what is thought of every node.
+            probabilities: [n, classes], what is thought of every node.
         """
         train = task.graph.train.cpu()
-        others = (~train & ~lost(task.graph, train)).nonzero().squeeze(1)
+        others = (~train & ~unreachable(task.graph, train)).nonzero().squeeze(1)
         if not len(others):
             return None
-        others = others[torch.from_numpy(Stream(0, "classify lesson").order(len(others))[:PUPILS])]
+        others = others[torch.from_numpy(Stream(0, "classify lesson").order(len(others))[:MAX_PSEUDO_LABELS])]
         known = train.nonzero().squeeze(1)
         labels = torch.nn.functional.one_hot(task.graph.labels.cpu()[known], task.classes)
-        sharpened = chances.cpu()[others] ** SHARPER
+        sharpened = probabilities.cpu()[others] ** PSEUDO_LABEL_POWER
         target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
         counts = torch.cat([torch.full((len(one),), 1 / len(one)) for one in (known, others)])
         return cls(torch.cat([known, others]), target, counts, len(known))
 
-    def on(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def training_rows(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows, target and counts for a regression; on many columns, of fewer nodes without a label.
 
         The work grows with the cube of the smaller number, of rows or columns.
@@ -268,7 +300,7 @@ class Lesson(NamedTuple):
         Args:
             state: [n, d], the columns of every node.
         """
-        end = len(self.nodes) if state.shape[1] <= MANY_COLUMNS else self.known + FEWER_PUPILS
+        end = len(self.nodes) if state.shape[1] <= WIDE_COLUMNS else self.known + MAX_PSEUDO_LABELS_WIDE
         nodes, target, counts = (part[:end].to(state.device) for part in self[:3])
         counts[self.known :] /= counts[self.known :].sum()
         return state[nodes], target, counts
@@ -310,7 +342,7 @@ class Saved(NamedTuple):
         return self.tensors[name]
 
 
-class Known(NamedTuple):
+class KnownLabels(NamedTuple):
     """The labels of some nodes, which are found again by name in any graph.
 
     Args:
@@ -350,18 +382,18 @@ class Known(NamedTuple):
 Learn = Callable[[Task], Fitted]
 
 
-class Tried(NamedTuple):
+class CandidateResult(NamedTuple):
     """A candidate that was tried.
 
     Args:
         candidate: its settings, and how well it did.
-        chances: the probabilities it gives the validation nodes, [m, classes].
+        probabilities: the probabilities it gives the validation nodes, [m, classes].
         score: by the task's metric, larger is better; NaN without validation nodes.
         learn: learns it from a task's training nodes, which may be more than those it was tried with.
     """
 
     candidate: Candidate
-    chances: Tensor
+    probabilities: Tensor
     score: float
     learn: Learn
 
@@ -377,7 +409,7 @@ class Tried(NamedTuple):
         return score, loss, -self.candidate.depth
 
 
-Found = Iterator[Tried]
+Results = Iterator[CandidateResult]
 
 
 class Family(Protocol):
@@ -391,8 +423,8 @@ class Family(Protocol):
     def steps(self) -> int:
         """How many times ``tick`` will be called."""
 
-    def fit(self, task: Task, tick: Tick) -> Found:
-        """Yield every candidate, learned from the training nodes and judged by the validation nodes.
+    def fit(self, task: Task, tick: Tick) -> Results:
+        """Yield every candidate, learned from the training nodes and evaluated by the validation nodes.
 
         Args:
             task: the graph.
@@ -401,19 +433,19 @@ class Family(Protocol):
 
 
 def fewer(task: Task, most: int) -> Task:
-    """Return the task with some of its training nodes, as ``evenly`` takes them."""
+    """Return the task with some of its training nodes, as ``subsample`` takes them."""
     nodes = task.graph.train.nonzero().squeeze(1)
     if len(nodes) <= most:
         return task
     train = torch.zeros_like(task.graph.train)
-    train[nodes[evenly(task.graph.labels[nodes], most)]] = True
+    train[nodes[subsample(task.graph.labels[nodes], most)]] = True
     return replace(task, graph=task.graph.replace(train=train))
 
 
-def lost(graph: Graph, labeled: Tensor) -> Tensor:
+def unreachable(graph: Graph, labeled: Tensor) -> Tensor:
     """Return bool [n], on the CPU: nodes that no path connects with a known feature or a known label.
 
-    Nothing tells them apart: all get the same guess.
+    Nothing tells them apart: all get the same fallback probabilities.
 
     Args:
         graph: whose edges, and what it misses.

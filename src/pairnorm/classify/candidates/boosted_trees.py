@@ -16,8 +16,8 @@ from torch import Tensor
 from pairnorm.base.errors import whole_number
 from pairnorm.classify.candidates.base import (
     Candidate,
-    Found,
-    Known,
+    KnownLabels,
+    Results,
     Saved,
     State,
     Task,
@@ -26,7 +26,7 @@ from pairnorm.classify.candidates.base import (
     fewer,
 )
 from pairnorm.classify.candidates.columns import direction_columns, feature_columns, label_columns
-from pairnorm.classify.candidates.shared_walks import has_many_nodes
+from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.regression import principal
 from pairnorm.data import Graph
 from pairnorm.nn.ops.kernels import installed
@@ -41,8 +41,6 @@ MOST_HOPS = 10
 ENOUGH_ROWS = 10_000
 # How many steps down how many trees are taken at once: 64 MB of indices.
 AT_ONCE = 2**23
-# What the setting of trees says that tell directions apart.
-DIRECTED = "edges directed"
 # How many rows a kernel takes at once, for as many threads as there may be.
 ROWS_AT_ONCE = 2**16
 FIELDS = ("feature", "threshold", "missing_left", "left", "right", "value")
@@ -71,7 +69,7 @@ class BoostedTrees:
         """One for every setting."""
         return len(self.hops) * len(self.leaves) * len(self.directed)
 
-    def fit(self, task: Task, tick: Tick) -> Found:
+    def fit(self, task: Task, tick: Tick) -> Results:
         """Yield one for every setting."""
         check_size(task.graph)
         widest, parts = max(self.hops), []
@@ -93,12 +91,16 @@ class BoostedTrees:
         settings = list(product(self.directed, self.hops, self.leaves))
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for (directed, hops, leaves), stages in zip(settings, pool.map(grow, settings), strict=True):
-                losses = [float(torch.nn.functional.cross_entropy(one, task.held)) for one in stages]
-                best = int(np.argmin(losses)) if len(task.held) else len(stages) - 1
+                losses = [
+                    float(torch.nn.functional.cross_entropy(one, task.held_out_labels)) for one in stages
+                ]
+                best = int(np.argmin(losses)) if len(task.held_out_labels) else len(stages) - 1
                 learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1, directed=directed)
                 setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {best + 1} rounds of {leaves} leaves"
-                setting += f", {DIRECTED}" if directed else ""
-                yield task.tried(Candidate(self.name, setting=setting), stages[best].unsqueeze(1), learn)
+                setting += ", directed edges" if directed else ""
+                yield task.evaluate(
+                    Candidate(self.name, setting=setting, directed=directed), stages[best].unsqueeze(1), learn
+                )
                 tick(f"{self.name}, {setting}")
 
 
@@ -122,7 +124,7 @@ class _Columns(NamedTuple):
     """How a node becomes a row: features, or their principal components, and labels around it."""
 
     hops: int
-    known: Known
+    known: KnownLabels
     classes: int
     features: int
     axes: Tensor | None
@@ -135,7 +137,7 @@ class _Columns(NamedTuple):
             rows = task.features.to_dense()[~task.graph.missing_vectors].double()
             axes = principal(rows)[0][:, -MOST_FEATURES:].float().cpu()
         features = task.features.shape[1] if axes is None else axes.shape[1]
-        return cls(hops, Known.of(task.graph), task.classes, features, axes, directed)
+        return cls(hops, KnownLabels.of(task.graph), task.classes, features, axes, directed)
 
     def width(self, directed: bool) -> int:
         """Return how many columns there are, those of directions counted or not."""
@@ -303,7 +305,7 @@ class Trees:
             raise ValueError(f"the axes are not those of {saved.features} features")
         features = saved.features if axes is None else axes.shape[1]
         directed = saved.settings.get("directed") is True
-        columns = _Columns(hops, Known.restore(saved), saved.classes, features, axes, directed)
+        columns = _Columns(hops, KnownLabels.restore(saved), saved.classes, features, axes, directed)
         roots, learned = saved.tensors["roots"], saved.tensors["learned"]
         count = len(saved.tensors["feature"])
         nodes = {name: saved.tensor(name, count) for name in FIELDS}

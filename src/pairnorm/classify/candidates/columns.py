@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.base.csr import sparse_csr
-from pairnorm.classify.candidates.base import Known
-from pairnorm.classify.candidates.shared_walks import LARGEST_KEPT, has_many_nodes, kept_of, normalized
+from pairnorm.classify.candidates.base import KnownLabels
+from pairnorm.classify.candidates.propagation import LARGEST_KEPT, has_many_nodes, kept_of, normalized
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import along_and_against
@@ -60,7 +60,7 @@ def _means(matrix: SparseMatrix, features: Tensor, mask: Tensor, hops: int) -> I
         yield torch.where(mass > 1e-12, values / mass.clamp(min=1e-12), torch.nan)
 
 
-def direction_columns(graph: Graph, features: Tensor, known: Known, classes: int) -> Tensor:
+def direction_columns(graph: Graph, features: Tensor, known: KnownLabels, classes: int) -> Tensor:
     """Return what is around a node along its edges, then against them: [n, 2 (d + classes + 2)].
 
     Of each direction: the mean of what is known of the neighbors' features, the logarithm of 1 + degree, the
@@ -82,7 +82,7 @@ def direction_columns(graph: Graph, features: Tensor, known: Known, classes: int
     return torch.cat(columns, 1)
 
 
-def label_columns(graph: Graph, known: Known, classes: int, device: torch.device) -> Tensor:
+def label_columns(graph: Graph, known: KnownLabels, classes: int, device: torch.device) -> Tensor:
     """Return the shares of classes among labeled neighbors, how many those are, and shares further around.
 
     A node never sees its own label, else a model would learn to copy it: a neighbor is not oneself, and what

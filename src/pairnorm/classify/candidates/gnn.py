@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Task, Tick, Tried
+from pairnorm.classify.candidates.base import Candidate, CandidateResult, Results, Task, Tick
 from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.nn.distributed import Shards
@@ -52,9 +52,9 @@ class GNNFamily:
         """One for every architecture."""
         return len(self.specs)
 
-    def fit(self, task: Task, tick: Tick) -> Found:
+    def fit(self, task: Task, tick: Tick) -> Results:
         """Yield a network for every spec that there was time for; say how many there was none for."""
-        (task,), left = replace(task, held_out=()).folds, 0
+        (task,), left = replace(task, fold_masks=()).folds, 0
         for place, spec in enumerate(self.specs):
             allowed = inf if self.required and place == 0 else self.seconds
             try:
@@ -71,7 +71,9 @@ class GNNFamily:
             )
 
 
-def _train(task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpoints: Path | None) -> Tried:
+def _train(
+    task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpoints: Path | None
+) -> CandidateResult:
     graph, spec, shards = (
         task.graph.replace(features=task.features),
         spec.replace(scaling="none"),
@@ -107,7 +109,7 @@ def _train(task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpo
     candidate = Candidate(_model(spec), spec.norm, spec.depth, scale, setting=setting)
     # When to stop was learned from the validation nodes: nothing would be left to tell.
     learn = partial(_as_trained, network=Network(model.eval()))
-    return task.tried(candidate, logits[graph.validation.to(logits.device)], learn)
+    return task.evaluate(candidate, logits[graph.validation.to(logits.device)], learn)
 
 
 def _apart(

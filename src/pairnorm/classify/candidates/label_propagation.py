@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import real_number
-from pairnorm.classify.candidates.base import Candidate, Found, Known, Saved, State, Task, Tick
-from pairnorm.classify.candidates.shared_walks import normalized
+from pairnorm.classify.candidates.base import Candidate, KnownLabels, Results, Saved, State, Task, Tick
+from pairnorm.classify.candidates.propagation import normalized
 from pairnorm.data import Graph
 from pairnorm.nn.propagate import restart_walk
 
@@ -33,23 +33,23 @@ class LabelPropagation:
     name: str = "label propagation"
     steps: int = 1
 
-    def fit(self, task: Task, tick: Tick) -> Found:
+    def fit(self, task: Task, tick: Tick) -> Results:
         """Yield one for every α."""
         found = [self._held(fold) for fold in task.folds]
         for alpha, logits in zip(self.alphas, torch.cat(found).split(1, 1), strict=True):
             candidate = Candidate(self.name, setting=f"α = {alpha:g}")
-            yield task.tried(candidate, logits, partial(_learn, alpha=alpha))
+            yield task.evaluate(candidate, logits, partial(_learn, alpha=alpha))
         tick(self.name)
 
     def _held(self, fold: Task) -> Tensor:
         """Return what arrives at the nodes that a fold holds out, [m, alphas, classes]."""
-        labels = Known.of(fold.graph).labels_in(fold.graph).to(fold.device)
+        labels = KnownLabels.of(fold.graph).labels_in(fold.graph).to(fold.device)
         logits = _spread(fold.graph, labels, self.alphas, fold.classes)
         return logits[fold.graph.validation.to(fold.device)]
 
 
 def _learn(task: Task, alpha: float) -> Spreading:
-    return Spreading(alpha, Known.of(task.graph), task.classes)
+    return Spreading(alpha, KnownLabels.of(task.graph), task.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Spreading:
     """
 
     alpha: float
-    known: Known
+    known: KnownLabels
     classes: int
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
@@ -78,12 +78,12 @@ class Spreading:
     def restore(cls, saved: Saved) -> Self:
         """Take up the labels of the nodes that were learned from."""
         alpha = real_number("alpha", saved.settings["alpha"], least=0, below=1)
-        return cls(alpha, Known.restore(saved), saved.classes)
+        return cls(alpha, KnownLabels.restore(saved), saved.classes)
 
 
 def _spread(graph: Graph, labels: Tensor, alphas: Sequence[float], classes: int) -> Tensor:
     """Return the logits of ``Spreading`` for every α, [n, alphas, classes], of one walk."""
     given = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
     state = restart_walk(normalized(graph, "sym", labels.device), given, alphas, ROUNDS)
-    # Where no label arrives, the most frequent class is the best guess.
+    # Where no label arrives, the most frequent class is the best fallback_probabilities.
     return (state + 1e-12 * given.sum(0) + 1e-30).log()

@@ -10,11 +10,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick, check_size, fewer
+from pairnorm.classify.candidates.base import Candidate, Results, Saved, State, Task, Tick, check_size, fewer
+from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.candidates.sgc import fold_weights, held_products
-from pairnorm.classify.candidates.shared_walks import has_many_nodes
-from pairnorm.classify.regression import GRADIENT
-from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES
+from pairnorm.classify.regression import TOLERANCE
+from pairnorm.classify.search_limits import ENOUGH, LOOSE_TOLERANCE, MAX_TRAINING_ROWS, SCALES
 from pairnorm.data import Graph
 from pairnorm.nn import pair_norm
 
@@ -32,32 +32,32 @@ class LogisticRegression:
     name: str = "logistic regression"
     steps: int = 1
 
-    def fit(self, task: Task, tick: Tick) -> Found:
+    def fit(self, task: Task, tick: Tick) -> Results:
         """Yield one for every scale; of many training nodes, some decide."""
-        yield from task.sparing.scales(self._tried(task))
+        yield from task.limits.scales(self._tried(task))
         tick(self.name)
 
-    def _tried(self, task: Task) -> Found:
+    def _tried(self, task: Task) -> Results:
         check_size(task.graph)
-        rows = [pair_norm(one.features.to_dense().to(one.device)) for one in task.alike]
-        gradient = ROUGH if has_many_nodes(task.graph) else GRADIENT
+        rows = [pair_norm(one.features.to_dense().to(one.device)) for one in task.tasks_by_features]
+        gradient = LOOSE_TOLERANCE if has_many_nodes(task.graph) else TOLERANCE
         weights = (
             fold_weights(fewer(one, ENOUGH), own, self.scales, gradient)
-            for one, own in zip(task.alike, rows, strict=True)
+            for one, own in zip(task.tasks_by_features, rows, strict=True)
         )
         for found in zip(*weights, strict=True):
             scale = found[0][0]
             candidate = Candidate(self.name, scale=scale, setting=f"scale {scale:g}")
             logits = [
                 held_products(one, own, scale * weight, bias)
-                for one, own, (_, weight, bias) in zip(task.alike, rows, found, strict=True)
+                for one, own, (_, weight, bias) in zip(task.tasks_by_features, rows, found, strict=True)
             ]
-            yield task.tried(candidate, torch.cat(logits), partial(_learn, scale=scale))
+            yield task.evaluate(candidate, torch.cat(logits), partial(_learn, scale=scale))
 
 
 def _learn(task: Task, scale: float) -> Linear:
     rows = pair_norm(task.features.to_dense().to(task.device))
-    few = fewer(task, MOST_ROWS) if has_many_nodes(task.graph) else task
+    few = fewer(task, MAX_TRAINING_ROWS) if has_many_nodes(task.graph) else task
     ((_, weight, bias),) = fold_weights(few, rows, [scale])
     return Linear(scale * weight[0], bias[0])
 

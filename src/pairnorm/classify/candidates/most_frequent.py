@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Found, Saved, State, Task, Tick
+from pairnorm.classify.candidates.base import Candidate, Results, Saved, State, Task, Tick
 from pairnorm.data import Graph
 
 
@@ -19,9 +19,9 @@ class MostFrequent:
     name: str = "most frequent class"
     steps: int = 0
 
-    def fit(self, task: Task, tick: Tick) -> Found:
+    def fit(self, task: Task, tick: Tick) -> Results:
         """Count."""
-        yield task.tried(Candidate(self.name), task.held_logits(_count), _count)
+        yield task.evaluate(Candidate(self.name), task.held_logits(_count), _count)
 
 
 def _count(task: Task) -> Frequencies:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Saved, State
-from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, is_dear, normalized
+from pairnorm.classify.candidates.propagation import SharedPropagation, filled, is_expensive, normalized
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, sgc_iterates
@@ -39,7 +39,7 @@ class Network:
                 walk = sgc_iterates(filled(self.fill, graph, features), matrix, module.norm)
                 state = next(islice(walk, module.num_layers, None))
                 return (state @ (basis.T @ module.weight)).transpose(0, 1) + module.bias
-        if shared and is_dear(graph, features):
+        if shared and is_expensive(graph, features):
             return self._walked(graph, features.to_dense())
         found: Tensor = module(filled(self.fill, graph, features), matrix)
         return found
@@ -48,7 +48,7 @@ class Network:
         """Return an SGC's logits of a walk that others may have gone: PairNorm's scale comes afterwards."""
         module, norm = self.module, self.module.norm
         mode, scale = (None, 1.0) if norm is None else (norm.mode, norm.scale)
-        state = SharedWalk(graph, features, self.fill, module.adjacency, mode).state(module.num_layers)
+        state = SharedPropagation(graph, features, self.fill, module.adjacency, mode).state(module.num_layers)
         logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * module.weight) + module.bias
         return logits
 

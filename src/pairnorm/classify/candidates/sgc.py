@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pairnorm.classify.candidates.base import Candidate, Found, Task, Tick, check_size, fewer
+from pairnorm.classify.candidates.base import Candidate, Results, Task, Tick, check_size, fewer
 from pairnorm.classify.candidates.network import Network
-from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, has_many_nodes, is_dear, normalized
-from pairnorm.classify.regression import GRADIENT, fold_regressions, span
-from pairnorm.classify.sparing import ENOUGH, MOST_ROWS, ROUGH, SCALES
+from pairnorm.classify.candidates.propagation import (
+    SharedPropagation,
+    filled,
+    has_many_nodes,
+    is_expensive,
+    normalized,
+)
+from pairnorm.classify.regression import TOLERANCE, fold_regressions, span
+from pairnorm.classify.search_limits import ENOUGH, LOOSE_TOLERANCE, MAX_TRAINING_ROWS, SCALES
 from pairnorm.nn import SGC, PairNorm, sgc_iterates
 from pairnorm.train.spec import Norm
 
@@ -46,30 +52,33 @@ class SGCFamily:
         walks = sum(len(self.scales) if norm == "PN-SCS" else 1 for norm in self.norms)
         return walks * len(self.depths) * len(self.fills)
 
-    def fit(self, task: Task, tick: Tick) -> Found:
-        """Yield an SGC for every fill, norm, depth and scale that ``Sparing`` does not leave out."""
+    def fit(self, task: Task, tick: Tick) -> Results:
+        """Yield an SGC for every fill, norm, depth and scale that ``SearchLimits`` does not leave out."""
         check_size(task.graph)
         for fill, norm in product(self.fills, self.norms):
             for scales in _walks(norm, self.scales):
                 depths, name = sorted(self.depths), f"SGC{'' if norm == 'none' else '-' + norm}"
-                walks = [_sweep(fewer(one, ENOUGH), fill, norm, depths, scales, ROUGH) for one in task.alike]
+                walks = [
+                    _sweep(fewer(one, ENOUGH), fill, norm, depths, scales, LOOSE_TOLERANCE)
+                    for one in task.tasks_by_features
+                ]
                 walk = ((steps[0][0], _tried(task, steps)) for steps in zip(*walks, strict=True))
-                for depth, state, tried, better in task.sparing.depths(depths, walk, tick, name):
+                for depth, state, tried, better in task.limits.depths(depths, walk, tick, name):
                     yield from tried
                     if better and norm != "PN-SCS" and task.hidden is None:
                         # The best so far is likely to be learned.
                         _walk(task, fill, norm).keep(depth, state)
 
 
-def _tried(task: Task, steps: Sequence[Step]) -> Found:
-    """Judge what the walks of a task's folds came to at one depth, a scale after the other."""
+def _tried(task: Task, steps: Sequence[Step]) -> Results:
+    """Evaluate what the walks of a task's folds came to at one depth, a scale after the other."""
     for found in zip(*(found for _, found in steps), strict=True):
         candidate = found[0][0]
         logits = [
             held_products(one, state, weight, bias)
-            for one, (state, _), (_, weight, bias) in zip(task.alike, steps, found, strict=True)
+            for one, (state, _), (_, weight, bias) in zip(task.tasks_by_features, steps, found, strict=True)
         ]
-        yield task.tried(candidate, torch.cat(logits), partial(_learn, candidate=candidate))
+        yield task.evaluate(candidate, torch.cat(logits), partial(_learn, candidate=candidate))
 
 
 def _walks(norm: Norm, scales: Sequence[float]) -> list[Sequence[float]]:
@@ -83,7 +92,7 @@ def _sweep(
     norm: Norm,
     depths: Sequence[int],
     scales: Sequence[float],
-    gradient: float = GRADIENT,
+    gradient: float = TOLERANCE,
 ) -> Iterator[Step]:
     """Yield, for every depth, its state, and (candidate, weights of every fold, biases) of every scale."""
     graph, device = task.graph, task.device
@@ -108,11 +117,11 @@ def _sweep(
 def _learn(task: Task, candidate: Candidate) -> Network:
     """Learn one SGC from all training nodes."""
     depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
-    gradient = GRADIENT
+    gradient = TOLERANCE
     if has_many_nodes(task.graph):
-        task, gradient = fewer(task, MOST_ROWS), ROUGH
+        task, gradient = fewer(task, MAX_TRAINING_ROWS), LOOSE_TOLERANCE
     basis, features = _reduced(task)
-    if norm != "PN-SCS" and basis is None and is_dear(task.graph, features):
+    if norm != "PN-SCS" and basis is None and is_expensive(task.graph, features):
         state = _walk(task, candidate.fill, norm).state(depth)
         ((_, weight, bias),) = fold_weights(task, state, [scale], gradient)
         weight = weight * scale
@@ -125,26 +134,26 @@ def _learn(task: Task, candidate: Candidate) -> Network:
     return Network(SGC.from_weights(weight, bias, num_layers=depth, **settings), candidate.fill)
 
 
-def _walk(task: Task, fill: str, norm: Norm) -> SharedWalk:
+def _walk(task: Task, fill: str, norm: Norm) -> SharedPropagation:
     features = task.features.to_dense().to(task.device)
-    return SharedWalk(task.graph, features, fill, task.adjacency, None if norm == "none" else norm)
+    return SharedPropagation(task.graph, features, fill, task.adjacency, None if norm == "none" else norm)
 
 
 def fold_weights(
-    task: Task, state: Tensor, scales: Sequence[float], gradient: float = GRADIENT
+    task: Task, state: Tensor, scales: Sequence[float], gradient: float = TOLERANCE
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on some columns.
 
     Args:
-        task: whose folds, or lesson.
+        task: whose folds, or pseudo_labels.
         state: [n, d], the columns of every node.
         scales: from small to large.
         gradient: as of ``fold_regressions``.
     """
-    if task.lesson is not None:
-        rows, target, counts = task.lesson.on(state)
+    if task.pseudo_labels is not None:
+        rows, target, counts = task.pseudo_labels.training_rows(state)
         # What is not known exactly need not be solved to the end.
-        return fold_regressions(rows, target, scales, counts.unsqueeze(0), max(gradient, ROUGH))
+        return fold_regressions(rows, target, scales, counts.unsqueeze(0), max(gradient, LOOSE_TOLERANCE))
     train = task.learnable.graph.train
     folds = torch.stack([fold.graph.train[train] for fold in task.folds]).to(state.device)
     target = one_hot(task.graph.labels[train], task.classes).to(state.device)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.shared_walks import normalized
+from pairnorm.classify.candidates.propagation import normalized
 from pairnorm.data import Graph
 from pairnorm.nn.propagate import restart_walk
 
@@ -32,27 +32,27 @@ class Smooth(NamedTuple):
     alpha: float
     power: float
 
-    def __call__(self, graph: Graph, chances: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, graph: Graph, probabilities: Tensor, labels: Tensor) -> Tensor:
         """Return the probabilities of every node, [n, classes], of those before and the known labels."""
-        return sharpened(spread(graph, chances, labels, [self.alpha])[:, 0], self.power)
+        return sharpened(spread(graph, probabilities, labels, [self.alpha])[:, 0], self.power)
 
 
-def spread(graph: Graph, chances: Tensor, labels: Tensor, alphas: Sequence[float]) -> Tensor:
+def spread(graph: Graph, probabilities: Tensor, labels: Tensor, alphas: Sequence[float]) -> Tensor:
     """Return the probabilities after each α has been applied, [n, alphas, classes].
 
     Args:
         graph: whose edges.
-        chances: [n, classes].
+        probabilities: [n, classes].
         labels: int64 [n], -1 where not known.
         alphas: α.
     """
-    certain = torch.nn.functional.one_hot(labels.clamp(min=0), chances.shape[1]).to(chances)
-    start = torch.where((labels >= 0)[:, None], certain, chances)
-    matrix = normalized(graph, "sym", chances.device)
+    certain = torch.nn.functional.one_hot(labels.clamp(min=0), probabilities.shape[1]).to(probabilities)
+    start = torch.where((labels >= 0)[:, None], certain, probabilities)
+    matrix = normalized(graph, "sym", probabilities.device)
     return sharpened(restart_walk(matrix, start, alphas, ROUNDS), 1.0)
 
 
-def sharpened(chances: Tensor, power: float) -> Tensor:
+def sharpened(probabilities: Tensor, power: float) -> Tensor:
     """Return probabilities that are proportional to a power of what is given."""
-    raised = chances.clamp(min=1e-12) ** power
+    raised = probabilities.clamp(min=1e-12) ** power
     return raised / raised.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What ``fit`` leaves out where nodes are many or regressions dear, in memory and packed alike."""
+"""What ``fit`` leaves out where nodes are many or regressions expensive, in memory and packed alike."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
 # A depth can be chosen by this many training nodes; the model is then fitted on all of them.
 ENOUGH = 4000
 # Of more training nodes, where there are many nodes, a model learns from so many, of every class its share.
-MOST_ROWS = 20_000
-# After so many depths that brought no smaller loss, a walk over many nodes, or to dear regressions, ends.
+MAX_TRAINING_ROWS = 20_000
+# After so many depths that brought no smaller loss, a costly propagation ends.
 PATIENCE = 3
 # Near enough to the end to compare candidates by; what is chosen is solved to the end.
-ROUGH = 1e-7
+LOOSE_TOLERANCE = 1e-7
 # By this factor above the least loss, a scale is beyond what the labels can bear.
 MUCH_WORSE = 2.0
 
 
-class Judged(Protocol):
+class Evaluated(Protocol):
     """What was tried, and is compared by its loss."""
 
     @property
@@ -35,12 +35,12 @@ class Judged(Protocol):
         """Mean cross-entropy."""
 
 
-One = TypeVar("One", bound=Judged)
+One = TypeVar("One", bound=Evaluated)
 State = TypeVar("State")
 
 
 @dataclass(frozen=True)
-class Sparing:
+class SearchLimits:
     """How sparing a search is.
 
     Args:
@@ -54,12 +54,12 @@ class Sparing:
     metric: str = "loss"
 
     @property
-    def dear(self) -> bool:
+    def is_expensive(self) -> bool:
         """Whether a regression takes long."""
         return self.numbers >= WORTH_A_THREAD
 
     def scales(self, tried: Iterable[One]) -> Iterator[One]:
-        """Yield candidates of larger and larger scales, where they are dear only until one is much worse.
+        """Yield candidates from small to large scale; if expensive, stop after one that is much worse.
 
         The less a regression is constrained, the longer it takes.
 
@@ -69,7 +69,7 @@ class Sparing:
         least = inf
         for one in tried:
             yield one
-            if self.dear and self.metric == "loss" and one.validation_loss > MUCH_WORSE * least:
+            if self.is_expensive and self.metric == "loss" and one.validation_loss > MUCH_WORSE * least:
                 break
             least = min(least, one.validation_loss)
 
@@ -82,7 +82,7 @@ class Sparing:
     ) -> Iterator[tuple[int, State, list[One], bool]]:
         """Yield (depth, state, what was tried, whether the loss is the least so far) of a walk.
 
-        Over many nodes, or to dear regressions, it ends when some depths in a row have brought nothing.
+        Over many nodes, or to expensive regressions, it ends when some depths in a row have brought nothing.
 
         Args:
             depths: where it stops.
@@ -97,13 +97,13 @@ class Sparing:
             loss = min(one.validation_loss for one in tried)
             least, waited = (loss, 0) if loss < least else (least, waited + 1)
             yield depth, state, tried, not waited
-            if waited == PATIENCE and (self.many_nodes or self.dear):
+            if waited == PATIENCE and (self.many_nodes or self.is_expensive):
                 for left in depths[place:]:
                     tick(f"{name}, depth {left}: left out")
                 break
 
 
-def usual_norms(adjacency: Normalization, many_nodes: bool) -> list[Norm]:
+def default_norms(adjacency: Normalization, many_nodes: bool) -> list[Norm]:
     """Return the norms that an SGC is tried with, where none is asked for.
 
     Rows of D̃⁻¹Ã sum to one, so there an SGC without PairNorm is an SGC-PN of another scale: a regression does
@@ -113,7 +113,7 @@ def usual_norms(adjacency: Normalization, many_nodes: bool) -> list[Norm]:
     return usual if many_nodes else [*usual, "PN-SI"]
 
 
-def evenly(labels: Tensor, most: int) -> Tensor:
+def subsample(labels: Tensor, most: int) -> Tensor:
     """Return the places of some labels, rising: evenly spaced among those of a class, and the first of each.
 
     Args:

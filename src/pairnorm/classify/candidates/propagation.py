@@ -14,11 +14,11 @@ from pairnorm.impute import fill_missing
 from pairnorm.nn import Mode, Normalization, PairNorm, SparseMatrix, normalized_adjacency, sgc_iterates
 
 MANY_NODES = 100_000
-# So many products make a step dear: what comes of one is then kept, for those who need it again.
-DEAR_STEP = 2**26
+# So many products make a step expensive: what comes of one is then kept, for those who need it again.
+EXPENSIVE_STEP = 2**26
 # Features up to this size, filled, are kept as long as they are: feature propagation takes 40 steps.
 LARGEST_KEPT = 2**30
-# States of walks with dear steps: the oldest make room for new ones.
+# States of walks with expensive steps: the oldest make room for new ones.
 KEPT_STATES = 2 * 2**30
 
 
@@ -27,14 +27,14 @@ def has_many_nodes(graph: Graph) -> bool:
     return graph.num_nodes >= MANY_NODES
 
 
-def is_dear(graph: Graph, features: Tensor) -> bool:
+def is_expensive(graph: Graph, features: Tensor) -> bool:
     """Say whether a step over some columns takes so long that what comes of it is kept.
 
     Args:
         graph: whose edges.
         features: [n, d].
     """
-    return has_many_nodes(graph) or 2 * graph.num_edges * features.shape[1] >= DEAR_STEP
+    return has_many_nodes(graph) or 2 * graph.num_edges * features.shape[1] >= EXPENSIVE_STEP
 
 
 def normalized(graph: Graph, kind: Normalization, device: torch.device) -> SparseMatrix:
@@ -66,7 +66,7 @@ def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
         return kept[fill][2]
     known = ~graph.missing.to(features.device)
     result = fill_missing(fill, graph.adjacency.to(features.device), features, known)
-    if result.nbytes <= LARGEST_KEPT and is_dear(graph, features):
+    if result.nbytes <= LARGEST_KEPT and is_expensive(graph, features):
         kept[fill] = (graph.adjacency, graph.missing, result)
     return result
 
@@ -85,7 +85,7 @@ def kept_of(features: Tensor, every: Any) -> dict[Any, Any]:
     return found
 
 
-class SharedWalk(NamedTuple):
+class SharedPropagation(NamedTuple):
     """A walk of SGC with PairNorm of scale one.
 
     Args:
@@ -103,7 +103,7 @@ class SharedWalk(NamedTuple):
     mode: Mode | None
 
     def state(self, depth: int) -> Tensor:
-        """Return the state of a depth; where steps are dear it is kept, and walks go on from the deepest."""
+        """Return the state of a depth, continuing from the deepest state that is cached."""
         norm = None if self.mode is None else PairNorm(1.0, self.mode)
         matrix, kept = normalized(self.graph, self.kind, self.features.device), self._kept()
         start = max((known for known in kept if known <= depth), default=None)
@@ -114,8 +114,8 @@ class SharedWalk(NamedTuple):
         return self.keep(depth, _after(depth - start - 1, matrix @ kept[start], matrix, norm))
 
     def keep(self, depth: int, state: Tensor) -> Tensor:
-        """Keep the state of a depth, where steps are dear, and return it; not one in other coordinates."""
-        if is_dear(self.graph, self.features) and state.shape == self.features.shape:
+        """Cache the state of a depth where propagation is expensive, and return it."""
+        if is_expensive(self.graph, self.features) and state.shape == self.features.shape:
             every = kept_of(self.features, _STATES)
             every[self._key(depth)] = (self.graph.adjacency, self.graph.missing, state)
             while sum(one.nbytes for _, _, one in every.values()) > KEPT_STATES:

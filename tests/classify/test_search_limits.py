@@ -5,7 +5,7 @@ import torch
 
 from pairnorm.classify.candidates import Candidate
 from pairnorm.classify.regression import WORTH_A_THREAD
-from pairnorm.classify.sparing import PATIENCE, Sparing, evenly
+from pairnorm.classify.search_limits import PATIENCE, SearchLimits, subsample
 
 
 def of(losses: Iterator[float]) -> Iterator[Candidate]:
@@ -20,7 +20,7 @@ def test_scales_that_only_overfit_are_left_out_where_they_are_dear(
     numbers: int, metric: str, last: float
 ) -> None:
     losses = iter([1.0, 0.5, 0.9, 1.1, 3.0])
-    *_, found = Sparing(True, numbers, metric).scales(of(losses))
+    *_, found = SearchLimits(True, numbers, metric).scales(of(losses))
     assert found.validation_loss == last
     assert next(losses, None) == (3.0 if last == 1.1 else None)  # what is left out is not even solved
 
@@ -31,7 +31,7 @@ def test_scales_that_only_overfit_are_left_out_where_they_are_dear(
 def test_a_walk_ends_where_depths_bring_nothing(many_nodes: bool, numbers: int, ends: bool) -> None:
     losses, told = [3.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.0, 4.0, 0.1], []
     depths, walk = range(1, 10), ((str(loss), of(iter([9.0, loss]))) for loss in losses)
-    found = list(Sparing(many_nodes, numbers).depths(depths, walk, told.append, "SGC"))
+    found = list(SearchLimits(many_nodes, numbers).depths(depths, walk, told.append, "SGC"))
     assert [(depth, state) for depth, state, _, better in found if better] == [
         (1, "3.0"), (2, "2.0"), (5, "1.0"), *([] if ends else [(9, "0.1")])
     ]  # fmt: skip
@@ -44,10 +44,10 @@ def test_a_walk_ends_where_depths_bring_nothing(many_nodes: bool, numbers: int, 
 
 def test_samples_have_every_class() -> None:
     labels = torch.tensor([1, 2] + [0] * 5000 + [1] * 4)
-    some = evenly(labels, 100)
+    some = subsample(labels, 100)
     assert len(some) <= 100 + 3
     assert labels[some].unique().tolist() == [0, 1, 2]
     assert torch.equal(some, some.sort().values)
     others = some[labels[some] == 0]
     assert int(others.diff().max()) <= 52  # evenly, not the first hundred
-    assert torch.equal(evenly(labels, 10_000), torch.arange(len(labels)))
+    assert torch.equal(subsample(labels, 10_000), torch.arange(len(labels)))

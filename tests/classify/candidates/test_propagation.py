@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from pairnorm.classify import NodeClassifier, Scaling
-from pairnorm.classify.candidates import SGCFamily, Task, columns, shared_walks
-from pairnorm.classify.candidates.base import Known
-from pairnorm.classify.candidates.shared_walks import SharedWalk, filled, normalized
+from pairnorm.classify.candidates import SGCFamily, Task, columns
+from pairnorm.classify.candidates import propagation as module
+from pairnorm.classify.candidates.base import KnownLabels
+from pairnorm.classify.candidates.propagation import SharedPropagation, filled, normalized
 from pairnorm.classify.search import plan
 from pairnorm.data import Graph
 from pairnorm.impute import fill_missing
@@ -23,7 +24,7 @@ def gaps(small: Graph) -> Graph:
 
 @pytest.fixture
 def many(monkeypatch) -> None:
-    monkeypatch.setattr(shared_walks, "MANY_NODES", 1)
+    monkeypatch.setattr(module, "MANY_NODES", 1)
 
 
 @pytest.mark.parametrize("mode", [None, "PN", "PN-SI"])
@@ -33,7 +34,7 @@ def test_states_are_those_of_the_walk_however_they_are_come_by(gaps: Graph, many
     start = features if fill == "zero" else fill_missing(fill, gaps.adjacency, features, ~gaps.missing)
     norm = None if mode is None else PairNorm(1.0, mode)
     expected = list(islice(sgc_iterates(start, normalized_adjacency(gaps.adjacency), norm), 9))
-    walk = SharedWalk(gaps, features, fill, "rw", mode)
+    walk = SharedPropagation(gaps, features, fill, "rw", mode)
     for depth in (3, 8, 5, 3, 0, 8):
         assert torch.allclose(walk.state(depth), expected[depth], atol=1e-6), depth
     assert walk.state(5) is walk.state(5)
@@ -41,24 +42,24 @@ def test_states_are_those_of_the_walk_however_they_are_come_by(gaps: Graph, many
 
 def test_a_changed_graph_is_walked_anew(gaps: Graph, many) -> None:
     features = Scaling.of(gaps)(gaps).to_dense()
-    before = SharedWalk(gaps, features, "fp", "rw", "PN").state(4)
+    before = SharedPropagation(gaps, features, "fp", "rw", "PN").state(4)
     fewer = gaps.replace(adjacency=torch.zeros_like(gaps.adjacency.to_dense()).to_sparse_csr())
-    assert not torch.allclose(SharedWalk(fewer, features, "fp", "rw", "PN").state(4), before)
+    assert not torch.allclose(SharedPropagation(fewer, features, "fp", "rw", "PN").state(4), before)
     known = gaps.replace(missing=torch.zeros_like(gaps.missing))
     assert filled("fp", known, features) is features
 
 
 def test_the_oldest_states_make_room(gaps: Graph, many, monkeypatch) -> None:
     features = Scaling.of(gaps)(gaps).to_dense()
-    monkeypatch.setattr(shared_walks, "KEPT_STATES", 2 * features.nbytes)
-    walk = SharedWalk(gaps, features, "zero", "rw", "PN")
+    monkeypatch.setattr(module, "KEPT_STATES", 2 * features.nbytes)
+    walk = SharedPropagation(gaps, features, "zero", "rw", "PN")
     for depth in (1, 2, 3):
         walk.state(depth)
     assert sorted(walk._kept()) == [2, 3]
 
 
 def test_few_nodes_keep_no_states(gaps: Graph) -> None:
-    walk = SharedWalk(gaps, Scaling.of(gaps)(gaps).to_dense(), "zero", "rw", "PN")
+    walk = SharedPropagation(gaps, Scaling.of(gaps)(gaps).to_dense(), "zero", "rw", "PN")
     walk.state(2)
     assert not walk._kept()
 
@@ -70,7 +71,7 @@ def test_an_adjacency_is_normalized_once(small: Graph) -> None:
 
 
 @pytest.mark.parametrize("norm", ["none", "PN", "PN-SI", "PN-SCS"])
-@pytest.mark.parametrize("limit", ["MANY_NODES", "DEAR_STEP"])
+@pytest.mark.parametrize("limit", ["MANY_NODES", "EXPENSIVE_STEP"])
 @pytest.mark.parametrize("entries", [False, True])
 @pytest.mark.parametrize("every", [3, 40])
 def test_what_shares_walks_predicts_the_same(gaps: Graph, monkeypatch, norm, limit, entries, every) -> None:
@@ -84,7 +85,7 @@ def test_what_shares_walks_predicts_the_same(gaps: Graph, monkeypatch, norm, lim
     task = Task(gaps, Scaling.of(gaps)(gaps), "rw", CPU)
     found = []
     for most in (10**9, 1):
-        monkeypatch.setattr(shared_walks, limit, most)
+        monkeypatch.setattr(module, limit, most)
         ((*_, learn),) = SGCFamily([norm], (4,), (10.0,), ("fp",)).fit(task, lambda what: None)
         network = learn(task)
         assert network.module.weight.shape[1] == gaps.num_features
@@ -120,7 +121,7 @@ def test_feature_columns_are_kept_over_many_nodes(gaps: Graph, many) -> None:
 
 
 def test_label_columns_follow_the_labels(small: Graph) -> None:
-    first = columns.label_columns(small, Known.of(small), small.num_classes, CPU)
-    assert columns.label_columns(small, Known.of(small), small.num_classes, CPU) is first
+    first = columns.label_columns(small, KnownLabels.of(small), small.num_classes, CPU)
+    assert columns.label_columns(small, KnownLabels.of(small), small.num_classes, CPU) is first
     other = small.replace(train=small.validation, validation=small.train)
-    assert not torch.equal(columns.label_columns(other, Known.of(other), small.num_classes, CPU), first)
+    assert not torch.equal(columns.label_columns(other, KnownLabels.of(other), small.num_classes, CPU), first)
