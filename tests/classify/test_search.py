@@ -57,7 +57,7 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatc
     task = Task(graph, Scaling.of(graph)(graph), "rw", torch.device("cpu"))
     choice = search(task, [SGCFamily(["PN"], (2, 4), (10.0,)), LabelPropagation()], simple=False)
     assert len(choice.smooths) == 2
-    assert "learned once more from its own predictions" in choice.best.setting
+    assert choice.best.self_trained
     teacher = choice._replace(smooths=choice.smooths[:1], learned=None).learn(task)
     student = choice._replace(learned=None).learn(task)
     losses = []
@@ -95,7 +95,7 @@ def test_where_labels_mean_nothing_one_of_every_kind_is_averaged(small: Graph) -
     models = [one.model for _, one in classifier.parts_]
     assert {weight for weight, _ in classifier.parts_} == {1}
     assert sorted(models) == ["SGC", "boosted trees", "label propagation", "logistic regression"]
-    assert classifier.best_.setting.startswith("4 models, one of every kind: ")
+    assert (len(classifier.best_.parts), classifier.best_.one_per_model) == (4, True)
 
 
 def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
@@ -103,7 +103,7 @@ def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
     assert isinstance(sgc, SGCFamily)
     assert {spec.model for spec in gnn.specs} == {"GCN", "GAT"}
     assert {spec.norm for spec in gnn.specs} == {"none", "PN-SI"}
-    initial = {(spec.hint, spec.strength, spec.adjacency) for spec in gnn.specs if spec.hint != "none"}
+    initial = {(spec.method, spec.strength, spec.adjacency) for spec in gnn.specs if spec.method != "none"}
     assert initial == {(name, share, "sym") for name in ("GCNII", "APPNP") for share in METHODS[name].grid}
     assert [spec.depth for spec in gnn.specs] == sorted(spec.depth for spec in gnn.specs)
     assert list(gnn.seeds) == [7, 8, 9]
@@ -122,9 +122,9 @@ def test_what_is_asked_for_is_planned(small: Graph) -> None:
 
 def test_initial_residuals_have_no_norm(small: Graph, raises: Any) -> None:
     (gnn,) = plan(NodeClassifier(["GCN", "APPNP"], 3, "PN"), small)
-    assert [spec.hint for spec in gnn.specs] == ["none"]
+    assert [spec.method for spec in gnn.specs] == ["none"]
     (gnn,) = plan(NodeClassifier("APPNP", 3, ["none", "PN"], hidden=8), small)
-    assert [(spec.hint, spec.hidden, spec.norm) for spec in gnn.specs] == [("APPNP", 8, "none")] * 2
+    assert [(spec.method, spec.hidden, spec.norm) for spec in gnn.specs] == [("APPNP", 8, "none")] * 2
     with raises("nothing-to-try"):
         plan(NodeClassifier("GCNII", 3, "PN"), small)
 

@@ -155,7 +155,7 @@ def test_in_every_fold_a_node_is_judged_by_what_has_not_seen_it(task: Task, fami
     lied = replace(folded, graph=graph.replace(labels=labels))
     found, others = (list(family.fit(one, lambda done: None)) for one in (folded, lied))
     for one, other in zip(found, others, strict=True):
-        assert len(one.probabilities) == len(folded.held) == int(every.sum())
+        assert len(one.probabilities) == len(folded.held_out_labels) == int(every.sum())
         if family.name != "boosted trees":  # whose number of rounds is chosen by all that is held out
             count = int(held_out[0].sum())
             assert torch.equal(one.probabilities[:count], other.probabilities[:count])
@@ -175,6 +175,6 @@ def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch, 
 
 
 def test_an_average_of_one_is_called_what_it_is() -> None:
-    one = Candidate("average", setting="1 model, smoothed over the graph: SGC-PN, depth 4, scale 3")
+    one = Candidate("average", parts=("SGC-PN, depth 4, scale 3",), smoothed=True)
     assert one.name == "SGC-PN, depth 4, scale 3, smoothed over the graph"
-    assert Candidate("average", setting="2 models: a; b").name == "The average of 2 models"
+    assert Candidate("average", parts=("a", "b")).name == "The average of 2 models"
