@@ -117,7 +117,7 @@ def test_what_is_no_saved_model_is_named(tmp_path: Path, saved, raises) -> None:
         NodeClassifier.load(tmp_path)
     facts, tensors = saved
     write(tmp_path, facts | {"format": 99}, tensors)
-    with raises("wrong-version", value=99, expected="5"):
+    with raises("wrong-version", value=99, expected="6"):
         NodeClassifier.load(tmp_path)
     write(tmp_path, facts, b"no tensors")
     with raises("file-damaged"):

@@ -74,13 +74,14 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatc
     known = pseudo_labels.counts[: int(graph.train.sum())].sum()
     torch.testing.assert_close(known, pseudo_labels.counts.sum() / 2)
     assert torch.equal(pseudo_labels.target[: int(graph.train.sum())].argmax(1), graph.labels[graph.train])
-    rows, target, counts = pseudo_labels.on(task.features.to_dense())
+    rows, target, counts = pseudo_labels.training_rows(task.features.to_dense())
     assert len(rows) == len(target) == len(counts) == len(pseudo_labels.nodes)
     wide = torch.rand(small.num_nodes, WIDE_COLUMNS + 1)
     monkeypatch.setattr(base, "MAX_PSEUDO_LABELS_WIDE", 7)
-    rows, target, counts = pseudo_labels.on(wide)
+    rows, target, counts = pseudo_labels.training_rows(wide)
     assert torch.equal(rows, wide[pseudo_labels.nodes[: pseudo_labels.known + 7]])
     torch.testing.assert_close(counts[: pseudo_labels.known].sum(), counts[pseudo_labels.known :].sum())
+    torch.testing.assert_close(known, pseudo_labels.counts.sum() / 2)
     everyone = graph.replace(
         train=torch.ones_like(graph.train), validation=graph.train & False, test=graph.train & False
     )

@@ -95,7 +95,7 @@ def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
     settings = {"depths": (1, 3), "norms": ["PN"], "scales": (0.1, 1.0, 30.0)}
     search = Streaming(packed, tmp_path / "work", 10**9, metric=metric, **settings)
     outcome = search.run()
-    rows, shares = search.rows, np.bincount(outcome.rows.taught[outcome.rows.taught >= 0])
+    rows, shares = search.rows, np.bincount(outcome.rows.train_labels[outcome.rows.train_labels >= 0])
     np.testing.assert_allclose(rows.prior, shares / shares.sum())
     labels = torch.from_numpy(packed.labels[rows.validation].astype(np.int64))
     held = torch.from_numpy(outcome.logits[rows.validation])
@@ -123,7 +123,7 @@ def test_rows_are_a_split_of_the_labeled(tmp_path):
     rows = Rows.of(packed, 0)
     parts = np.concatenate([rows.train, rows.validation, rows.test])
     assert sorted(parts) == np.flatnonzero(packed.labels >= 0).tolist()
-    assert np.array_equal(np.flatnonzero(rows.taught >= 0), np.sort(rows.train))
+    assert np.array_equal(np.flatnonzero(rows.train_labels >= 0), np.sort(rows.train))
 
 
 def test_rows_of_one_node_are_rows(tmp_path):

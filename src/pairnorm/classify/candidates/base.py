@@ -302,6 +302,7 @@ class PseudoLabels(NamedTuple):
         """
         end = len(self.nodes) if state.shape[1] <= WIDE_COLUMNS else self.known + MAX_PSEUDO_LABELS_WIDE
         nodes, target, counts = (part[:end].to(state.device) for part in self[:3])
+        counts = counts.clone()  # the next state may use more rows
         counts[self.known :] /= counts[self.known :].sum()
         return state[nodes], target, counts
 
