@@ -33,7 +33,7 @@ def test_a_candidates_network_is_as_good_as_it_says(small: Graph, norm: str, adj
     assert tried == {(depth, scale) for depth in (1, 4) for scale in SCALES}
     for candidate, _, _, learn in found:
         fitted = learn(task)
-        assert fitted.module.depth == candidate.depth
+        assert fitted.module.num_layers == candidate.depth
         predicted = fitted.logits(small, task.features, CPU)[:, 0].argmax(1)
         accuracy = float((predicted == small.labels)[small.validation].double().mean())
         assert accuracy == pytest.approx(candidate.validation_accuracy, abs=1e-6)
