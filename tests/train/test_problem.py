@@ -16,7 +16,7 @@ from pairnorm.data import (
     missing_nodes,
     missing_vectors,
 )
-from pairnorm.impute import FILLS
+from pairnorm.impute import IMPUTATIONS
 from pairnorm.nn import SparseMatrix
 from pairnorm.train import Spec
 from pairnorm.train.problem import Problem
@@ -100,7 +100,7 @@ def test_what_is_missing_may_depend_on_the_node(graph: Graph, kind: str) -> None
         torch.testing.assert_close(x[:, trial], graph.features * ~lost)
 
 
-@pytest.mark.parametrize("fill", [name for name in FILLS if name != "zero"])
+@pytest.mark.parametrize("fill", [name for name in IMPUTATIONS if name != "zero"])
 @pytest.mark.parametrize("kind", ["vectors", "nodes", "entries"])
 def test_a_fill_stands_in_for_what_each_trial_misses(graph: Graph, fill: str, kind: str) -> None:
     graph = in_another_layout(graph, "dense" if kind == "entries" else "sparse")

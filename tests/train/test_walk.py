@@ -15,7 +15,7 @@ from pairnorm.base.memory import parse_memory
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.packed import Facts
-from pairnorm.impute import feature_propagation, mass_states
+from pairnorm.impute import feature_propagation
 from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
 
 pytest.importorskip("numba")
@@ -75,9 +75,13 @@ def in_memory(packed, fill, norm, depth):
     adjacency = Graph.from_packed(packed).adjacency
     matrix, symmetric = (normalized_adjacency(adjacency, kind).to_dense().double() for kind in ("rw", "sym"))
     if fill == "mass":
-        return list(mass_states(matrix, x, known[:, :1], steps=depth))
+        known_share, result = known[:, :1].double(), [x]
+        for _ in range(depth):
+            x, known_share = matrix @ x, matrix @ known_share
+            result.append(x / known_share.clamp(min=1e-300))
+        return result
     if fill == "fp":
-        x = feature_propagation(symmetric, x, known[:, 0])
+        x = feature_propagation(x, ~known[:, 0], symmetric)
     walk = sgc_iterates(x, matrix, None if norm == "none" else PairNorm(mode=norm))
     return [next(walk) for _ in range(depth + 1)]
 

@@ -16,7 +16,7 @@ from pairnorm.data import Graph, Missing, Split, features_after, load
 from pairnorm.data.adjacency import components, reachable
 from pairnorm.data.named import data_folder
 from pairnorm.data.random import Stream
-from pairnorm.impute import FILLS
+from pairnorm.impute import IMPUTATIONS
 from pairnorm.train import Spec
 from pairnorm.train.problem import DRAW
 
@@ -104,7 +104,7 @@ class Protocol:
     missing: tuple[float, ...]
     runs: int = 5
     kind: str = "vectors"
-    fills: tuple[str, ...] = tuple(FILLS)
+    fills: tuple[str, ...] = tuple(IMPUTATIONS)
     trained: Mapping[str, Settings] = field(default_factory=lambda: TRAINED)
     judged: tuple[str, ...] = ("label propagation", "Correct & Smooth", FIT)
     split: str = "default"

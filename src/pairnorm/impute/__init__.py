@@ -1,23 +1,25 @@
-"""What stands in for missing features: constants, averages over the graph, and which entries were known."""
+"""Imputation of missing features: constants, and averages over the graph."""
 
-from pairnorm.impute.constant import mean, zero
-from pairnorm.impute.feature_propagation import feature_propagation
-from pairnorm.impute.known import Fill
-from pairnorm.impute.mask import mask
-from pairnorm.impute.mass import mass, mass_states
-from pairnorm.impute.methods import FILLS, Method, fill_missing
-from pairnorm.impute.pcfi import pcfi
+from pairnorm.impute.methods import (
+    IMPUTATIONS,
+    Imputation,
+    column_mean,
+    feature_propagation,
+    impute,
+    known_neighbor_mean,
+    missing_indicator,
+    pcfi,
+    zero,
+)
 
 __all__ = [
-    "FILLS",
-    "Fill",
-    "Method",
+    "IMPUTATIONS",
+    "Imputation",
+    "column_mean",
     "feature_propagation",
-    "fill_missing",
-    "mask",
-    "mass",
-    "mass_states",
-    "mean",
+    "impute",
+    "known_neighbor_mean",
+    "missing_indicator",
     "pcfi",
     "zero",
 ]

@@ -19,7 +19,7 @@ from pairnorm.data import (
     missing_nodes,
     missing_vectors,
 )
-from pairnorm.impute import fill_missing
+from pairnorm.impute import impute
 from pairnorm.nn import SparseMatrix, normalized_adjacency
 from pairnorm.nn.distributed import Shards
 from pairnorm.train.spec import Spec
@@ -156,9 +156,10 @@ def _features(
     missing = Missing(masks[0].kind, masks[0].rate, None, mask[:, :1] if alike else mask)
     seen = features_after(graph, missing, trials[0][0].scaling)
     if trials[0][0].imputation != "zero":
-        known = _known(graph, missing).to(device)
+        unknown = ~_known(graph, missing).to(device)
         adjacency, values = graph.adjacency.to(device), seen.values.to(device)
-        return fill_missing(trials[0][0].imputation, adjacency, values, known.squeeze(1) if alike else known)
+        method = trials[0][0].imputation
+        return impute(values, unknown.squeeze(1) if alike else unknown, adjacency, method=method)
     if seen.values.layout != torch.sparse_csr:
         return (seen.dense().squeeze(1) if alike else seen.dense()).to(device)
     # Entries that a trial does not see stay in the pattern, as zeros: dropout goes by an entry's place in it,

@@ -10,7 +10,7 @@ from pairnorm.classify.candidates.base import KnownLabels
 from pairnorm.classify.candidates.propagation import SharedPropagation, filled, normalized
 from pairnorm.classify.search import plan
 from pairnorm.data import Graph
-from pairnorm.impute import fill_missing
+from pairnorm.impute import impute
 from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def many(monkeypatch) -> None:
 @pytest.mark.parametrize("fill", ["zero", "fp"])
 def test_states_are_those_of_the_walk_however_they_are_come_by(gaps: Graph, many, mode, fill) -> None:
     features = Scaling.of(gaps)(gaps).to_dense()
-    start = features if fill == "zero" else fill_missing(fill, gaps.adjacency, features, ~gaps.missing)
+    start = features if fill == "zero" else impute(features, gaps.missing, gaps.adjacency, method=fill)
     norm = None if mode is None else PairNorm(1.0, mode)
     expected = list(islice(sgc_iterates(start, normalized_adjacency(gaps.adjacency), norm), 9))
     walk = SharedPropagation(gaps, features, fill, "rw", mode)

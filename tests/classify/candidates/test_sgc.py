@@ -8,7 +8,7 @@ from pairnorm.classify.candidates import SGCFamily, Task, base, propagation
 from pairnorm.classify.candidates import sgc as module
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
-from pairnorm.impute import fill_missing
+from pairnorm.impute import impute
 
 CPU = torch.device("cpu")
 SCALES = (1.0, 10.0)
@@ -113,11 +113,11 @@ def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monk
 def test_over_many_nodes_features_are_filled_once(blanked_cora: Graph, monkeypatch) -> None:
     calls = []
 
-    def fill(name, *rest):
-        calls.append(name)
-        return fill_missing(name, *rest)
+    def counted(*arguments, method):
+        calls.append(method)
+        return impute(*arguments, method=method)
 
-    monkeypatch.setattr(propagation, "fill_missing", fill)
+    monkeypatch.setattr(propagation, "impute", counted)
     monkeypatch.setattr(propagation, "MANY_NODES", 1)
     monkeypatch.setattr(module, "span", lambda features: (None, features))
     task = on(blanked_cora)

@@ -16,7 +16,7 @@ from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import along_and_against
 from pairnorm.data.features import stored_rows
-from pairnorm.impute.known import mask_of, observed
+from pairnorm.impute.masked import broadcast_mask, known_values
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.propagate import restart_walk
 
@@ -46,7 +46,7 @@ def feature_columns(graph: Graph, features: Tensor, hops: int) -> Sequence[Tenso
 
 
 def _feature_columns(graph: Graph, features: Tensor, hops: int) -> list[Tensor]:
-    mask = mask_of(features, ~graph.missing.to(features.device))
+    mask = ~broadcast_mask(features, graph.missing.to(features.device))
     matrix, degree = _walk(graph.adjacency, features.device)
     means = _means(matrix, features, mask, hops)
     return [torch.where(mask, features, torch.nan), *means, degree.log1p().unsqueeze(1)]
@@ -54,7 +54,7 @@ def _feature_columns(graph: Graph, features: Tensor, hops: int) -> list[Tensor]:
 
 def _means(matrix: SparseMatrix, features: Tensor, mask: Tensor, hops: int) -> Iterator[Tensor]:
     """Yield, for every hop, the mean of what is known; NaN for nothing."""
-    values, mass = observed(features, mask), mask.float()
+    values, mass = known_values(features, ~mask), mask.float()
     for _ in range(hops):
         values, mass = matrix @ values, matrix @ mass
         yield torch.where(mass > 1e-12, values / mass.clamp(min=1e-12), torch.nan)
@@ -73,7 +73,8 @@ def direction_columns(graph: Graph, features: Tensor, known: KnownLabels, classe
         classes: how many there are.
     """
     device = features.device
-    mask, given = mask_of(features, ~graph.missing.to(device)), _given(known.labels_in(graph), classes)
+    mask = ~broadcast_mask(features, graph.missing.to(device))
+    given = _given(known.labels_in(graph), classes)
     columns: list[Tensor] = []
     for adjacency in along_and_against(graph.adjacency, graph.directed):
         matrix, degree = _walk(adjacency, device)

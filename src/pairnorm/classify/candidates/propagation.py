@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pairnorm.data import Graph
-from pairnorm.impute import fill_missing
+from pairnorm.impute import impute
 from pairnorm.nn import Mode, Normalization, PairNorm, SparseMatrix, normalized_adjacency, sgc_iterates
 
 MANY_NODES = 100_000
@@ -55,7 +55,7 @@ def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
     """Return features in which something stands in for what the graph misses.
 
     Args:
-        fill: one of ``FILLS``; ``"zero"`` is what scaled features have already.
+        fill: one of ``IMPUTATIONS``; ``"zero"`` is what scaled features have already.
         graph: whose edges, and what it misses.
         features: [n, d], scaled; or any columns of it where whole vectors are missing.
     """
@@ -64,8 +64,8 @@ def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
     kept: dict[str, tuple[Tensor, Tensor, Tensor]] = kept_of(features, _FILLED)
     if fill in kept and kept[fill][0] is graph.adjacency and kept[fill][1] is graph.missing:
         return kept[fill][2]
-    known = ~graph.missing.to(features.device)
-    result = fill_missing(fill, graph.adjacency.to(features.device), features, known)
+    device = features.device
+    result = impute(features, graph.missing.to(device), graph.adjacency.to(device), method=fill)
     if result.nbytes <= LARGEST_KEPT and is_expensive(graph, features):
         kept[fill] = (graph.adjacency, graph.missing, result)
     return result
