@@ -26,14 +26,14 @@ def test_it_writes_from_the_store_alone(
     words = ["--runs", "1", "--depths", "1", "--dataset", "cora"]
     assert cli.main(["report", "--store", str(store), "--out", str(tmp_path / "out"), *words]) == 0
     printed = capsys.readouterr().out
-    assert "table1-rows: 1 of 12 places filled" in printed
+    assert "table1-rows: 1 of 12 cells filled" in printed
     assert f"Next: read {tmp_path / 'out' / 'report.html'}" in printed
     assert "not run" in (tmp_path / "out" / "report.md").read_text()
     assert store.read_bytes() == before
 
 
 def write_study(store: Path) -> None:
-    [spec, *_] = [CASE_STUDY.candidates(place)[0] for place in CASE_STUDY.places()]
+    [spec, *_] = [CASE_STUDY.candidates(cell)[0] for cell in CASE_STUDY.cells()]
     both = {"connected": [1.0], "random": [2.0]}
     counts = {kind: [[1] * BINS] for kind in both}
     edges = {kind: [float(edge) for edge in range(BINS + 1)] for kind in both}

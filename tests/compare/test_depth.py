@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pairnorm.compare import depth
-from pairnorm.compare.depth import COLUMNS, DepthComparison, Place, Table, count_lacking, reproduce
+from pairnorm.compare.depth import COLUMNS, DepthComparison, Place, Table, count_pending, reproduce
 from pairnorm.train import METHODS, Spec, Store, Trial
 from pairnorm.train.schedule import Running
 
@@ -60,7 +60,7 @@ def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
     place = Place("cora", "GCN", "none", 100, 2)
     candidates = TINY.candidates(place)
     with Store(tmp_path / "s.sqlite") as store:
-        assert count_lacking(TINY, store) == 4 * (4 + 1)
+        assert count_pending(TINY, store) == 4 * (4 + 1)
         for spec, validation in zip(candidates[:3], (0.5, 0.7, 0.7), strict=True):
             loss = 1.0 if spec is candidates[2] else 2.0
             store.add(spec, [a_trial(0, validation, 0.6, validation_loss=loss)], seconds=8)

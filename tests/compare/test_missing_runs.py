@@ -18,7 +18,7 @@ from pairnorm.compare.missing_runs import (
     _in_order,
     _to_judge,
     compare,
-    count_lacking,
+    count_pending,
     file_beside,
     judge,
     read_judged,
@@ -53,7 +53,7 @@ def a_judgement(**changes: object) -> Judged:
 
 def test_it_trains_judges_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "missing.sqlite"
-    assert count_lacking([SMALL], Found.read(path)) == 4 + 1  # of the second runs nobody knows which yet
+    assert count_pending([SMALL], Found.read(path)) == 4 + 1  # of the second runs nobody knows which yet
     assert compare([SMALL], path, Running("cpu", workers=1, minutes=0)) == 5
     assert not path.exists()
     assert compare([SMALL], path, Running("cpu", workers=1)) == 0

@@ -31,8 +31,8 @@ from pairnorm.paper.case_study import (
     write_layers,
 )
 from pairnorm.paper.experiments import Selection
-from pairnorm.paper.results import Results, opened
 from pairnorm.report import paper_report as report
+from pairnorm.sweep.index import ResultIndex, open_results
 from pairnorm.train import Spec, Store, Trial
 from pairnorm.train.result import Result
 
@@ -103,11 +103,11 @@ def _model(name: str) -> Callable[[Path], object]:
 def _store(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
         """Read all that the report reads of a store."""
-        with opened(folder / name) as store:
+        with open_results(folder / name) as store:
             stored: dict[Spec, list[Result]] = {}
             for one in store.results():
                 stored.setdefault(one.spec, []).append(one)
-        return report._what_was_run(stored, Results({}), Selection(("table1",)), name)
+        return report._what_was_run(stored, ResultIndex({}), Selection(("table1",)), name)
 
     return read
 

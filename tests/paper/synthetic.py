@@ -4,7 +4,8 @@ from pathlib import Path
 from random import Random
 
 from pairnorm.paper.case_study import BINS, Layers, file_beside, write_layers
-from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, Experiment, Selection
+from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, Selection
+from pairnorm.sweep.grid import Experiment
 from pairnorm.train import Spec, Store, Trial
 
 SMALL = Selection(("all",), runs=2, epochs=7, depths=(2, 4, 8))
@@ -71,12 +72,12 @@ def fill(path: Path, experiments: list[Experiment], contrary: bool = False) -> P
     cells: dict[Spec, dict[int, Trial]] = {}
     for experiment in experiments:
         if experiment.name == CASE_STUDY.name:
-            specs = [spec for place in experiment.places() for spec in experiment.candidates(place)]
+            specs = [spec for cell in experiment.cells() for spec in experiment.candidates(cell)]
             write_layers(file_beside(path), {spec: layers(spec, contrary) for spec in specs})
             continue
-        for place in experiment.places():
-            for spec in experiment.candidates(place):
-                for seed in experiment.seeds(place.missing_percent):
+        for cell in experiment.cells():
+            for spec in experiment.candidates(cell):
+                for seed in experiment.seeds(cell.missing_percent):
                     cells.setdefault(spec, {})[seed] = trial(spec, seed, contrary)
     with Store(path) as store:
         store.add_cells({spec: list(found.values()) for spec, found in cells.items()}, seconds=1.0)

@@ -126,7 +126,7 @@ def test_stores_whose_names_begin_alike_have_a_file_each(tmp_path: Path) -> None
     assert files[3:] == ["r.a.case-study.json", "r.a.case-study.json", ".sqlite.case-study.json"]
 
 
-SPECS = [spec for place in CASE_STUDY.places() for spec in CASE_STUDY.candidates(place)]
+SPECS = [spec for cell in CASE_STUDY.cells() for spec in CASE_STUDY.candidates(cell)]
 
 
 @pytest.fixture

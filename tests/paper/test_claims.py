@@ -9,14 +9,15 @@ from pairnorm.paper.claims import (
     CLAIMS,
     compare,
     constant,
+    requested_runs,
     shrinks_to,
     stays_apart,
     verdicts,
-    wanted_again,
 )
 from pairnorm.paper.evidence import Case, Evidence
-from pairnorm.paper.experiments import BARS, CLAIMS_AGAIN, TABLE3, Place, Selection
-from pairnorm.paper.results import Chosen, Results, Summary
+from pairnorm.paper.experiments import BARS, CLAIMS_AGAIN, TABLE3, Selection
+from pairnorm.sweep.grid import Summary, TableCell
+from pairnorm.sweep.index import Chosen, ResultIndex
 from pairnorm.train import Spec
 
 
@@ -63,18 +64,18 @@ def test_what_is_decided_by_less_than_the_noise_is_unsure() -> None:
 
 
 def test_more_runs_are_wanted_of_what_decides_and_then_decide() -> None:
-    def world(runs: int, level: float) -> Results:
+    def world(runs: int, level: float) -> ResultIndex:
         """One case of one claim: GAT-PN against GAT with skips, which have 0.625."""
         cells = {}
         for method, mean in {"GAT-PN": level, "GAT-t1": 0.625, "GAT-t2": 0.61}.items():
-            for spec in TABLE3.candidates(Place("cora", method, 100)):
+            for spec in TABLE3.candidates(TableCell("cora", method, 100)):
                 cells[spec] = [
                     replace(
                         trial(spec, seed), validation_accuracy=0.5, test_accuracy=mean + 0.02 * (-1) ** seed
                     )
                     for seed in range(runs if spec.depth == 2 else 5)
                 ]
-        return Results(cells)
+        return ResultIndex(cells)
 
     claim = claims("GCN-PN and GAT-PN are comparable")
     few, many = world(5, 0.6), world(20, 0.61)
@@ -82,8 +83,8 @@ def test_more_runs_are_wanted_of_what_decides_and_then_decide() -> None:
         Spec("cora", "GAT", 2, missing_rate=1.0, **own)
         for own in ({"norm": "PN-SI"}, {"skip": 1}, {"skip": 2})
     ]  # type: ignore[arg-type]
-    assert wanted_again(few, CLAIMS_AGAIN) == dict.fromkeys(specs, range(20))
-    assert wanted_again(few, replace(CLAIMS_AGAIN, datasets=("pubmed",))) == {}
+    assert requested_runs(few, CLAIMS_AGAIN) == dict.fromkeys(specs, range(20))
+    assert requested_runs(few, replace(CLAIMS_AGAIN, datasets=("pubmed",))) == {}
     found = {}
     for name, results in {"few": few, "many": many}.items():
         [found[name]] = [
@@ -104,18 +105,20 @@ def test_more_runs_are_wanted_of_what_decides_and_then_decide() -> None:
 )
 def test_a_drop_is_judged_by_all_the_runs_that_there_are(runs: int, holds: bool, evidence: str) -> None:
     cells = {}
-    for place, (percent, least) in enumerate(BARS.missing.items()):
+    for cell, (percent, least) in enumerate(BARS.missing.items()):
         # Between, the first run loses from rate to rate, and the others gain.
-        first, others = (0.8 - 0.01 * place, 0.7 + 0.02 * place) if 0 < percent < 100 else (0.9, 0.9)
+        first, others = (0.8 - 0.01 * cell, 0.7 + 0.02 * cell) if 0 < percent < 100 else (0.9, 0.9)
         first, others = (0.5, 0.5) if percent == 100 else (first, others)
         levels = [first] + [others] * (max(runs, least) - 1)
-        for spec in BARS.candidates(Place("pubmed", "GAT", percent)):
+        for spec in BARS.candidates(TableCell("pubmed", "GAT", percent)):
             cells[spec] = [
                 replace(trial(spec, seed), validation_accuracy=0.5, test_accuracy=level)
                 for seed, level in enumerate(levels)
             ]
     text = claims("Vanilla GCN and GAT drop monotonically")
-    [found] = [one for one in verdicts(Evidence(Results(cells), {}, Selection())) if one.claim.text == text]
+    [found] = [
+        one for one in verdicts(Evidence(ResultIndex(cells), {}, Selection())) if one.claim.text == text
+    ]
     assert found.run == [Case("GAT, Pubmed", holds, evidence)]
 
 
@@ -125,7 +128,7 @@ SKIPPED = ("table1", "table2", "table3", "figure1", "figure3", "bars", "ablation
 def decide(path: Path, contrary: bool) -> dict[str, str]:
     wanted = [experiment for experiment in small_experiments() if experiment.name in SKIPPED]
     fill(path, wanted, contrary)
-    evidence = Evidence(Results.read(path), read_layers(file_beside(path)), SMALL)
+    evidence = Evidence(ResultIndex.read(path), read_layers(file_beside(path)), SMALL)
     return {verdict.claim.text: verdict.status for verdict in verdicts(evidence)}
 
 
@@ -185,7 +188,7 @@ def test_a_claim_that_the_made_up_world_does_not_bear_out_fails(right: dict[str,
 
 
 def test_nothing_was_run() -> None:
-    found = verdicts(Evidence(Results({}), {}, SMALL))
+    found = verdicts(Evidence(ResultIndex({}), {}, SMALL))
     assert {verdict.status for verdict in found} == {"not run"}
     assert all(case.evidence == "" for verdict in found for case in verdict.cases)
     assert len({claim.text for claim in CLAIMS}) == len(CLAIMS)

@@ -6,8 +6,9 @@ from synthetic import fill
 
 from pairnorm.paper.claims import compare
 from pairnorm.paper.evidence import Case, Claim, Evidence, Verdict
-from pairnorm.paper.experiments import TABLE1, Place, Selection
-from pairnorm.paper.results import Results
+from pairnorm.paper.experiments import TABLE1, Selection
+from pairnorm.sweep.grid import TableCell
+from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Spec
 
 
@@ -40,16 +41,16 @@ def test_evidence_is_what_was_run_completely(tmp_path: Path) -> None:
     wider = Selection(datasets=("cora",), runs=1, epochs=3, depths=(2, 4, 8), missing=(0,))
     experiment = small.narrow(TABLE1)
     assert experiment is not None
-    results = Results.read(fill(tmp_path / "s.sqlite", [experiment]))
-    place = Place("cora", "SGC", 0)
-    found = Evidence(results, {}, small).chosen("table1", *place)
+    results = ResultIndex.read(fill(tmp_path / "s.sqlite", [experiment]))
+    cell = TableCell("cora", "SGC", 0)
+    found = Evidence(results, {}, small).chosen("table1", *cell)
     assert found is not None
-    assert replace(found, every=None) == results.chosen(experiment, place)
-    curve = Evidence(results, {}, small).curve("table1", *place)
+    assert replace(found, every=None) == results.chosen(experiment, cell)
+    curve = Evidence(results, {}, small).curve("table1", *cell)
     assert curve is not None
     assert [one.spec.depth for one in curve] == [2, 4]
-    assert Evidence(results, {}, wider).chosen("table1", *place) is None  # depth 8 is lacking
-    assert Evidence(results, {}, wider).curve("table1", *place) is None
+    assert Evidence(results, {}, wider).chosen("table1", *cell) is None  # depth 8 is lacking
+    assert Evidence(results, {}, wider).curve("table1", *cell) is None
     assert Evidence(results, {}, small).chosen("table1", "cora", "SGC", 100) is None  # not asked for
     assert Evidence(results, {}, small).chosen("table1", "pubmed", "SGC", 0) is None
     assert Evidence(results, {}, small).study("GCN", "PN") is None

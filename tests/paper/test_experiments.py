@@ -17,11 +17,10 @@ from pairnorm.paper.experiments import (
     TABLE2,
     TABLE3,
     TUNED,
-    Experiment,
-    Place,
     Selection,
+    reported,
 )
-from pairnorm.paper.results import reported
+from pairnorm.sweep.grid import Experiment, TableCell
 from pairnorm.train import Spec
 
 TINY = Experiment(
@@ -34,23 +33,23 @@ TINY = Experiment(
 
 
 def test_candidates_span_what_is_listed_the_shallow_first() -> None:
-    assert TINY.candidates(Place("cora", "GCN", 100)) == (
+    assert TINY.candidates(TableCell("cora", "GCN", 100)) == (
         Spec("cora", "GCN", 2, missing_rate=1.0),
         Spec("cora", "GCN", 4, missing_rate=1.0),
     )
-    assert TINY.candidates(Place("citeseer", "SGC", 0)) == (
+    assert TINY.candidates(TableCell("citeseer", "SGC", 0)) == (
         Spec("citeseer", "SGC", 3, dropout=0.0),
         Spec("citeseer", "SGC", 3),
     )
 
 
 def test_candidates_are_kept_for_equal_experiments_and_not_for_others() -> None:
-    place = Place("cora", "GCN", 100)
-    assert replace(TINY).candidates(place) is TINY.candidates(place)
+    cell = TableCell("cora", "GCN", 100)
+    assert replace(TINY).candidates(cell) is TINY.candidates(cell)
     # Name, graphs and rates, which make the hash, are the same here; the settings are not.
     longer = replace(TINY, settings={"epochs": 7})
-    assert {spec.epochs for spec in longer.candidates(place)} == {7}
-    assert {spec.epochs for spec in TINY.candidates(place)} == {1000}
+    assert {spec.epochs for spec in longer.candidates(cell)} == {7}
+    assert {spec.epochs for spec in TINY.candidates(cell)} == {1000}
 
 
 def test_pairs_are_all_runs_of_all_candidates_of_all_places() -> None:
@@ -67,14 +66,14 @@ def test_a_search_starts_with_fewer_runs() -> None:
 
 def test_what_values_without_meaning_share_is_one_candidate() -> None:
     plain = Experiment("x", "x", {"GCN": {"model": "GCN", "depth": 2, "scale": (1.0, 10.0)}}, {0: 1})
-    assert len(plain.candidates(Place("cora", "GCN", 0))) == 1
+    assert len(plain.candidates(TableCell("cora", "GCN", 0))) == 1
 
 
 def test_narrowed() -> None:
     small = TINY.narrowed(datasets=["cora"], runs=3, epochs=9, depths=[8, 6, 8], missing=[100, 20])
     assert small is not None
     assert (small.datasets, small.missing) == (("cora",), {100: 3})
-    specs = small.candidates(Place("cora", "GCN", 100))
+    specs = small.candidates(TableCell("cora", "GCN", 100))
     assert [(spec.depth, spec.epochs) for spec in specs] == [(6, 9), (8, 9)]
     assert TINY.narrowed() == TINY
 
@@ -118,9 +117,9 @@ def test_sizes() -> None:
 
 
 def test_the_papers_places_are_those_of_the_tables() -> None:
-    places = {place for table in (TABLE1, TABLE2, TABLE3) for place in table.places()}
-    assert places == set(reported())
-    assert len(places) == 144
+    cells = {cell for table in (TABLE1, TABLE2, TABLE3) for cell in table.cells()}
+    assert cells == set(reported())
+    assert len(cells) == 144
 
 
 def test_figure_4_needs_nothing_beyond_the_tables() -> None:
@@ -180,7 +179,7 @@ def test_depths() -> None:
 def test_methods_are_what_their_names_say() -> None:
     for table, model in ((TABLE2, "GCN"), (TABLE3, "GAT")):
         for method in table.methods:
-            for spec in table.candidates(Place("cora", method, 100)):
+            for spec in table.candidates(TableCell("cora", method, 100)):
                 assert spec.model == model
                 assert (spec.norm == "PN-SI") == method.endswith("-PN")
                 assert spec.skip == (1 if "-t1" in method else 2 if "-t2" in method else 0)
@@ -191,7 +190,7 @@ def test_the_ablation_is_complete() -> None:
     wanted = set(product(("rw", "sym"), ("after", "before"), ("PN", "PN-SI", "PN-SCS")))
     assert specs == wanted | {("rw", "after", "none"), ("sym", "after", "none")}
     for method in ABLATION.methods:
-        for spec in ABLATION.candidates(Place("cora", method, 0)):
+        for spec in ABLATION.candidates(TableCell("cora", method, 0)):
             for word in method.split(" ")[1:]:
                 assert word in (spec.adjacency, spec.order, spec.norm)
 

@@ -7,9 +7,10 @@ from matplotlib.colors import to_hex
 from synthetic import SMALL, accuracy, fill, small_experiments
 
 from pairnorm.base.plotting import GREEN
-from pairnorm.paper.experiments import BARS, FIGURE1, FIGURE3, FIGURE4, Place
+from pairnorm.paper.experiments import BARS, FIGURE1, FIGURE3, FIGURE4
 from pairnorm.paper.figures import CLASSES, against_depth, bars, figure1, figure2, steps
-from pairnorm.paper.results import Results
+from pairnorm.sweep.grid import TableCell
+from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Store
 
 
@@ -38,18 +39,18 @@ CORA = [found for experiment in small_experiments() if (found := experiment.narr
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory) -> ResultIndex:
     wanted = [
         experiment for experiment in CORA if experiment.name in ("figure1", "figure3", "figure4", "bars")
     ]
-    return Results.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", wanted))
+    return ResultIndex.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", wanted))
 
 
 def small(experiment: object):  # type: ignore[no-untyped-def]
     return SMALL.narrow(experiment)  # type: ignore[arg-type]
 
 
-def test_figure_4_shows_the_means_dashed_without_and_solid_with_pairnorm(results: Results) -> None:
+def test_figure_4_shows_the_means_dashed_without_and_solid_with_pairnorm(results: ResultIndex) -> None:
     experiment = small(FIGURE4)
     figure = against_depth(results, experiment, "cora", ("SGC", "GCN", "GAT"), 100, mark_best=True)
     assert figure is not None
@@ -60,19 +61,19 @@ def test_figure_4_shows_the_means_dashed_without_and_solid_with_pairnorm(results
         for style, method in (("--", model), ("-", f"{model}-PN")):
             wanted = [
                 found.mean("test_accuracy")
-                for found in results.by_depth(experiment, Place("cora", method, 100))
+                for found in results.by_depth(experiment, TableCell("cora", method, 100))
             ]
             drawn = [line for line in curves if line.get_linestyle() == style][-1]
             np.testing.assert_array_equal(drawn.get_xdata(), [2, 4, 8])
             np.testing.assert_array_equal(drawn.get_ydata(), wanted)
 
 
-def test_figure_4_marks_the_depth_of_best_validation(results: Results) -> None:
+def test_figure_4_marks_the_depth_of_best_validation(results: ResultIndex) -> None:
     experiment = small(FIGURE4)
     figure = against_depth(results, experiment, "cora", ("GCN",), 100, mark_best=True)
     assert figure is not None
     diamonds = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
-    wanted = [results.chosen(experiment, Place("cora", name, 100)) for name in ("GCN", "GCN-PN")]
+    wanted = [results.chosen(experiment, TableCell("cora", name, 100)) for name in ("GCN", "GCN-PN")]
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in diamonds] == [
         (chosen.layers, chosen.accuracy) for chosen in wanted if chosen is not None
     ]
@@ -80,7 +81,7 @@ def test_figure_4_marks_the_depth_of_best_validation(results: Results) -> None:
     assert {to_hex(line.get_color()) for line in diamonds} == {GREEN.lower()}
 
 
-def test_figure_1_has_losses_accuracies_and_both_measures(results: Results) -> None:
+def test_figure_1_has_losses_accuracies_and_both_measures(results: ResultIndex) -> None:
     figure = figure1(results, small(FIGURE1), "cora")
     assert figure is not None
     assert [axis.get_title() for axis in figure.axes] == ["Loss", "Accuracy", "Row-diff", "Col-diff"]
@@ -89,13 +90,13 @@ def test_figure_1_has_losses_accuracies_and_both_measures(results: Results) -> N
     assert len(set(normalized.get_ydata())) == 1  # one scale at all depths
 
 
-def test_bars_show_accuracy_and_depth(results: Results) -> None:
+def test_bars_show_accuracy_and_depth(results: ResultIndex) -> None:
     experiment = small(BARS)
     figure = bars(results, experiment, "GCN")
     assert figure is not None
     left, right = figure.axes  # only Cora was run
     assert len(left.patches) == len(right.patches) == 6 * 5
-    found = results.chosen(experiment, Place("cora", "GCN", 0))
+    found = results.chosen(experiment, TableCell("cora", "GCN", 0))
     assert found is not None
     assert left.patches[0].get_height() == found.accuracy
     assert right.patches[0].get_height() == found.layers == 2
@@ -104,13 +105,13 @@ def test_bars_show_accuracy_and_depth(results: Results) -> None:
 
 
 def test_nothing_was_run() -> None:
-    nothing = Results({})
+    nothing = ResultIndex({})
     assert figure1(nothing, FIGURE1, "cora") is None
     assert against_depth(nothing, FIGURE3, "cora", ("GCN", "GAT"), 0) is None
     assert bars(nothing, BARS, "GAT") is None
 
 
-def test_no_text_is_cut_off(results: Results, tmp_path: Path) -> None:
+def test_no_text_is_cut_off(results: ResultIndex, tmp_path: Path) -> None:
     figures = [
         against_depth(results, small(FIGURE4), "cora", models, 100, mark_best=True)
         for models in (("SGC",), ("SGC", "GCN"), ("SGC", "GCN", "GAT"))
@@ -129,7 +130,7 @@ def test_no_text_is_cut_off(results: Results, tmp_path: Path) -> None:
 
 def test_the_made_up_world_is_as_the_figures_say() -> None:
     [experiment] = [found for found in CORA if found.name == "figure4"]
-    [shallow, *_, deep] = experiment.candidates(Place("cora", "GCN-PN", 100))
+    [shallow, *_, deep] = experiment.candidates(TableCell("cora", "GCN-PN", 100))
     assert accuracy(deep) > accuracy(shallow)
 
 
@@ -138,7 +139,7 @@ def test_what_was_not_run_gets_no_empty_place(tmp_path: Path) -> None:
     path = fill(tmp_path / "s.sqlite", [experiment for experiment in experiments if experiment])
     with Store(path) as store:
         cells = store.cells(missing_rate=[0.0, 1.0])
-    part = Results({spec: trials for spec, trials in cells.items() if spec.model != "GAT"})
+    part = ResultIndex({spec: trials for spec, trials in cells.items() if spec.model != "GAT"})
     figure = against_depth(part, small(FIGURE4), "cora", ("SGC", "GCN", "GAT"), 100)
     assert figure is not None
     assert [axis.get_title() for axis in figure.axes] == ["SGC", "GCN"]

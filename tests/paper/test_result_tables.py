@@ -3,9 +3,10 @@ import io
 
 import pytest
 
-from pairnorm.paper.experiments import TABLE1, TABLE3, TUNED, Experiment, Place
-from pairnorm.paper.result_tables import COLUMNS, Table, as_csv, latex, markdown, terminal
-from pairnorm.paper.results import Results
+from pairnorm.paper.experiments import TABLE1, TABLE3, TUNED
+from pairnorm.sweep.grid import Experiment, TableCell
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.tables import COLUMNS, Table, as_csv, latex, markdown, terminal
 from pairnorm.train import Spec, Trial
 
 EXPERIMENT = TABLE1.narrowed(datasets=["cora"], runs=2, depths=[4, 7], missing=[0, 100])
@@ -17,12 +18,12 @@ def trial(seed: int, validation: float, test: float) -> Trial:
     return Trial(seed=seed, best_epoch=1, validation_accuracy=validation, test_accuracy=test, **rest)
 
 
-def results() -> Results:
+def results() -> ResultIndex:
     """Return SGC at 0% with all candidates, SGC-PN at 0% with one of them, and nothing at 100%."""
     assert EXPERIMENT is not None
-    plain = EXPERIMENT.candidates(Place("cora", "SGC", 0))
-    normalized = EXPERIMENT.candidates(Place("cora", "SGC-PN", 0))
-    return Results(
+    plain = EXPERIMENT.candidates(TableCell("cora", "SGC", 0))
+    normalized = EXPERIMENT.candidates(TableCell("cora", "SGC-PN", 0))
+    return ResultIndex(
         {
             plain[0]: [trial(0, 0.8, 0.79), trial(1, 0.8, 0.81)],
             plain[1]: [trial(0, 0.7, 0.99), trial(1, 0.7, 0.99)],
@@ -88,19 +89,19 @@ def test_terminal_fits_eighty_columns(table: Table) -> None:
         "             100%  [dim]       not run[/]          0.423      15",
         "  SGC-PN       0%  [bold]0.820 ± 0.000*[/]       7  0.811       7      +0.009",
         "             100%  [dim]       not run[/]          0.745      40",
-        "* not all candidates of this place have been trained yet",
+        "* not all candidates of this cell have been trained yet",
     ]
 
 
 def test_the_widest_table_fits_eighty_columns_too() -> None:
-    wide = Table.of(Results({}), TUNED, TABLE3)
+    wide = Table.of(ResultIndex({}), TUNED, TABLE3)
     assert max(map(len, terminal(wide).replace("[dim]", "").replace("[/]", "").splitlines())) <= 74
 
 
 def test_one_run_has_no_deviation() -> None:
     one = TABLE1.narrowed(datasets=["cora"], runs=1, depths=[4], missing=[0])
     assert one is not None
-    found = Results({Spec("cora", "SGC", 4, epochs=500, scaling="none"): [trial(0, 0.5, 0.75)]})
+    found = ResultIndex({Spec("cora", "SGC", 4, epochs=500, scaling="none"): [trial(0, 0.5, 0.75)]})
     table = Table.of(found, one)
     assert "| 0.750 @ 4" in markdown(table).replace("**", "")
     assert "cora,SGC,0,0.7500,4,,0.815,4\n" in as_csv(table)
@@ -108,7 +109,7 @@ def test_one_run_has_no_deviation() -> None:
 
 def test_the_paper_is_not_quoted_where_the_split_is_another() -> None:
     figure = Experiment("x", "x", TABLE1.methods, {0: 1}, ("cora",), settings={"split": "random"})
-    assert all(entry.paper is None for entry in Table.of(Results({}), figure).entries)
+    assert all(entry.paper is None for entry in Table.of(ResultIndex({}), figure).entries)
 
 
 def test_methods_of_several_experiments_stand_together() -> None:

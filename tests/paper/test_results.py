@@ -6,22 +6,23 @@ from pathlib import Path
 import pytest
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.paper.experiments import Experiment, Place
-from pairnorm.paper.results import Results, Summary, reported
+from pairnorm.paper.experiments import reported
+from pairnorm.sweep.grid import Experiment, Summary, TableCell
+from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Spec, Store, Trial
 
 
 @pytest.mark.parametrize(
-    ("place", "numbers"),
+    ("cell", "numbers"),
     [
-        (Place("cora", "SGC", 100), (0.423, 15)),
-        (Place("coauthor-cs", "SGC-PN", 80), (0.88, 8)),
-        (Place("pubmed", "GCN-PN", 0), (0.78, 30)),
-        (Place("citeseer", "GAT-t2", 0), (0.692, 2)),
+        (TableCell("cora", "SGC", 100), (0.423, 15)),
+        (TableCell("coauthor-cs", "SGC-PN", 80), (0.88, 8)),
+        (TableCell("pubmed", "GCN-PN", 0), (0.78, 30)),
+        (TableCell("citeseer", "GAT-t2", 0), (0.692, 2)),
     ],
 )
-def test_numbers_of_the_paper(place: Place, numbers: tuple[float, int]) -> None:
-    assert reported()[place] == numbers
+def test_numbers_of_the_paper(cell: TableCell, numbers: tuple[float, int]) -> None:
+    assert reported()[cell] == numbers
 
 
 def test_all_of_them() -> None:
@@ -29,7 +30,7 @@ def test_all_of_them() -> None:
     assert all(0.2 < found.accuracy < 1 and 1 <= found.layers <= 60 for found in reported().values())
 
 
-PLACE = Place("cora", "SGC-PN", 0)
+PLACE = TableCell("cora", "SGC-PN", 0)
 EXPERIMENT = Experiment(
     "tiny",
     "An example",
@@ -60,14 +61,14 @@ def all_candidates(**validation: float) -> dict[Spec, list[Trial]]:
 
 
 def test_validation_chooses_depth_and_scale() -> None:
-    chosen = Results(all_candidates(d4s10=0.7, d8s1=0.6)).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(all_candidates(d4s10=0.7, d8s1=0.6)).chosen(EXPERIMENT, PLACE)
     assert chosen is not None
     assert chosen.best.spec == spec(4, 10.0)
     assert (chosen.accuracy, chosen.layers, chosen.complete) == (0.04, 4, True)
 
 
 def test_of_equals_the_shallower_is_chosen() -> None:
-    chosen = Results(all_candidates(d8s1=0.7, d2s10=0.7, d4s1=0.7)).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(all_candidates(d8s1=0.7, d2s10=0.7, d4s1=0.7)).chosen(EXPERIMENT, PLACE)
     assert chosen is not None
     assert chosen.best.spec == spec(2, 10.0)
 
@@ -77,13 +78,13 @@ def test_the_same_number_of_right_answers_is_a_tie() -> None:
     # As float32 gives them: 391 + 391 and 390 + 392 of 500.
     cells[spec(2)] = [trial(0, 0.78200000524), trial(1, 0.78200000524)]
     cells[spec(8)] = [trial(0, 0.77999997138), trial(1, 0.78400003911)]
-    chosen = Results(cells).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(cells).chosen(EXPERIMENT, PLACE)
     assert chosen is not None
     assert chosen.layers == 2
 
 
 def test_nan_never_wins() -> None:
-    chosen = Results(all_candidates(d2s1=nan, d8s1=0.2)).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(all_candidates(d2s1=nan, d8s1=0.2)).chosen(EXPERIMENT, PLACE)
     assert chosen is not None
     assert chosen.layers == 8
 
@@ -91,14 +92,14 @@ def test_nan_never_wins() -> None:
 def test_a_candidate_without_all_runs_does_not_count() -> None:
     cells = all_candidates(d4s1=0.9, d8s1=0.8)
     cells[spec(4)] = cells[spec(4)][:1]
-    chosen = Results(cells).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(cells).chosen(EXPERIMENT, PLACE)
     assert chosen is not None
     assert (chosen.layers, chosen.complete) == (8, False)
 
 
 def test_nothing_was_run() -> None:
-    assert Results({}).chosen(EXPERIMENT, PLACE) is None
-    assert Results({}).by_depth(EXPERIMENT, PLACE, one_scale=True) == []
+    assert ResultIndex({}).chosen(EXPERIMENT, PLACE) is None
+    assert ResultIndex({}).by_depth(EXPERIMENT, PLACE, one_scale=True) == []
 
 
 def test_mean_and_sample_deviation_over_runs() -> None:
@@ -113,7 +114,7 @@ def test_mean_and_sample_deviation_over_runs() -> None:
 
 
 def test_curves_take_the_best_scale_of_each_depth_or_one_for_all() -> None:
-    results = Results(all_candidates(d2s1=0.9, d4s10=0.8, d8s10=0.8))
+    results = ResultIndex(all_candidates(d2s1=0.9, d4s10=0.8, d8s10=0.8))
     assert [found.spec.scale for found in results.by_depth(EXPERIMENT, PLACE)] == [1.0, 10.0, 10.0]
     # scale 10: 0.1 + 0.8 + 0.8 beats 0.9 + 0.1 + 0.1
     assert [found.spec.scale for found in results.by_depth(EXPERIMENT, PLACE, one_scale=True)] == [10.0] * 3
@@ -136,24 +137,24 @@ class TestSearch:
         }
 
     def test_goes_on_with_the_settings_that_did_best(self) -> None:
-        pairs = set(Results(self.cells()).second_stage(self.experiment))
+        pairs = set(ResultIndex(self.cells()).second_stage(self.experiment))
         assert pairs == {(spec(depth, dropout=0.0), seed) for depth in (2, 4) for seed in (0, 1)}
 
     def test_waits_for_its_first_stage(self) -> None:
         cells = self.cells()
         cells[spec(4, dropout=0.0)].append(trial(1, 0.8))
-        assert Results(cells).chosen(self.experiment, PLACE) is not None
+        assert ResultIndex(cells).chosen(self.experiment, PLACE) is not None
         cells.pop(spec(2, dropout=0.6))
-        assert list(Results(cells).second_stage(self.experiment)) == []
-        assert Results(cells).chosen(self.experiment, PLACE) is None  # no winner yet
+        assert list(ResultIndex(cells).second_stage(self.experiment)) == []
+        assert ResultIndex(cells).chosen(self.experiment, PLACE) is None  # no winner yet
 
     def test_reports_the_best_of_these_settings_over_all_runs(self) -> None:
         cells = self.cells()
-        assert Results(cells).chosen(self.experiment, PLACE) is None
+        assert ResultIndex(cells).chosen(self.experiment, PLACE) is None
         cells[spec(2, dropout=0.0)] = [trial(0, 0.5), trial(1, 0.9)]
         cells[spec(4, dropout=0.0)] = [trial(0, 0.8), trial(1, 0.2)]
         cells[spec(4, dropout=0.6)] = [trial(0, 0.7), trial(1, 1.0)]  # better, but not what was searched out
-        chosen = Results(cells).chosen(self.experiment, PLACE)
+        chosen = ResultIndex(cells).chosen(self.experiment, PLACE)
         assert chosen is not None
         assert (chosen.best.spec, chosen.complete) == (spec(2, dropout=0.0), True)
 
@@ -166,17 +167,17 @@ def test_a_store_and_its_exports_say_the_same(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "packed.csv.gz", "wb") as packed:
         packed.write((tmp_path / "export.csv").read_bytes())
     chosen = [
-        Results.read(tmp_path / name).chosen(EXPERIMENT, PLACE)
+        ResultIndex.read(tmp_path / name).chosen(EXPERIMENT, PLACE)
         for name in ("store.sqlite", "export.csv", "packed.csv.gz")
     ]
     assert chosen[0] is not None
     assert chosen[0] == chosen[1] == chosen[2]
     with Store(path) as store:
-        assert Results.of(store, EXPERIMENT).chosen(EXPERIMENT, PLACE) == chosen[0]
+        assert ResultIndex.of(store, EXPERIMENT).chosen(EXPERIMENT, PLACE) == chosen[0]
 
 
 @pytest.mark.parametrize("name", ["none.sqlite", "none.csv", "none.csv.gz"])
 def test_there_is_no_store(tmp_path: Path, name: str) -> None:
     with pytest.raises(PairNormError, match="there is no"):
-        Results.read(tmp_path / name)
+        ResultIndex.read(tmp_path / name)
     assert list(tmp_path.iterdir()) == []

@@ -13,10 +13,11 @@ import pytest
 from pairnorm.measure import MEASURES
 from pairnorm.paper import runner as module
 from pairnorm.paper.case_study import BINS, PAIRS, Layers, file_beside, read_layers
-from pairnorm.paper.experiments import CASE_STUDY, TUNED, Experiment, Selection
-from pairnorm.paper.results import Results
-from pairnorm.paper.runner import Outcome, count_lacking, reproduce
+from pairnorm.paper.experiments import CASE_STUDY, TUNED, Selection
+from pairnorm.paper.runner import Outcome, count_pending, reproduce
 from pairnorm.report.paper_report import write_outputs
+from pairnorm.sweep.grid import Experiment
+from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Spec, Store, run
 from pairnorm.train.schedule import Running
 
@@ -75,7 +76,7 @@ with Store({str(killed)!r}) as store:
     assert train(whole, *TINY.experiments(), workers=1) == Outcome(TRIALS, 0)
     assert count(killed) == count(whole) == TRIALS
     for path in (killed, whole):
-        write_outputs(["table1"], Results.read(path), {}, TINY, tmp_path / path.stem)
+        write_outputs(["table1"], ResultIndex.read(path), {}, TINY, tmp_path / path.stem)
     for name in ("table1.csv", "table1.tex"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -91,8 +92,8 @@ def test_a_search_goes_on_to_its_second_stage(tmp_path: Path) -> None:
     # Two settings once, then the two other runs of the better one.
     assert train(tmp_path / "s.sqlite", search, workers=1) == Outcome(4, 0)
     with Store(tmp_path / "s.sqlite") as store:
-        assert count_lacking([search], store) == 0
-        assert count_lacking([replace(search, missing={100: 5})], store) == 2
+        assert count_pending([search], store) == 0
+        assert count_pending([replace(search, missing={100: 5})], store) == 2
 
 
 def test_measures_are_taken_for_figure_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,16 +138,16 @@ from pathlib import Path
 sys.modules.update(dict.fromkeys({blocked!r}))
 from pairnorm.paper.experiments import Selection
 from pairnorm.report.paper_report import write_outputs, write_report
-from pairnorm.paper.results import Results
+from pairnorm.sweep.index import ResultIndex
 from pairnorm.paper.runner import reproduce
-from pairnorm.paper.result_tables import terminal
+from pairnorm.sweep.tables import terminal
 from pairnorm.train import Store
 from pairnorm.train.schedule import Running
 selection = Selection(("table1",), ("cora",), runs=1, epochs=1, depths=(1,), missing=(100,))
 path, out = Path({str(tmp_path)!r}) / "s.sqlite", Path({str(tmp_path)!r}) / "out"
 with Store(path) as store:
     reproduce(selection.experiments(), store, Running("cpu", workers=1))
-outputs = write_outputs(["table1"], Results.read(path), {{}}, selection, out)
+outputs = write_outputs(["table1"], ResultIndex.read(path), {{}}, selection, out)
 print(terminal(outputs.tables["table1"]))
 write_report(path, out, selection)
 """
@@ -176,13 +177,13 @@ print(json.dumps([name for name in heavy if name in sys.modules]))
 def test_claims_that_hang_on_noise_get_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Spec("cora", "SGC", 1, epochs=2)
 
-    def wanted(results: Results, experiment: Experiment) -> dict[Spec, range]:
+    def wanted(results: ResultIndex, experiment: Experiment) -> dict[Spec, range]:
         assert results.every_run(spec).trials[0].seed == 0  # it sees what the store has
         return {spec: experiment.seeds(0)}
 
     path = tmp_path / "s.sqlite"
     with Store(path) as store:
         run([(spec, 0)], store, device="cpu")
-    monkeypatch.setattr(module, "wanted_again", wanted)
+    monkeypatch.setattr(module, "requested_runs", wanted)
     [asked] = Selection(("claims",), runs=3).experiments()
     assert train(path, asked, workers=1) == Outcome(trained=2, left=0)

@@ -8,9 +8,9 @@ from synthetic import fill
 from pairnorm.base import plotting
 from pairnorm.paper.case_study import file_beside
 from pairnorm.paper.experiments import EXPERIMENTS, TABLE1, TUNED, Selection
-from pairnorm.paper.results import Results
 from pairnorm.report import paper_report as report
 from pairnorm.report.paper_report import write_outputs, write_report
+from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Store
 
 SELECTION = Selection(
@@ -19,12 +19,12 @@ SELECTION = Selection(
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory) -> ResultIndex:
     wanted = [found for experiment in (TABLE1, TUNED) if (found := SELECTION.narrow(experiment))]
-    return Results.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", wanted))
+    return ResultIndex.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", wanted))
 
 
-def test_the_tuned_rows_stand_below_those_of_table_1(results: Results, tmp_path: Path) -> None:
+def test_the_tuned_rows_stand_below_those_of_table_1(results: ResultIndex, tmp_path: Path) -> None:
     outputs = write_outputs(["tuned"], results, {}, SELECTION, tmp_path)
     assert sorted(path.name for path in outputs.files) == ["tuned.csv", "tuned.tex"]
     with (tmp_path / "tuned.csv").open() as file:
@@ -35,7 +35,7 @@ def test_the_tuned_rows_stand_below_those_of_table_1(results: Results, tmp_path:
     assert float(rows[2]["accuracy"]) > float(rows[0]["accuracy"])
 
 
-def test_a_table_comes_with_a_figure_unless_figure_4_is_there(results: Results, tmp_path: Path) -> None:
+def test_a_table_comes_with_a_figure_unless_figure_4_is_there(results: ResultIndex, tmp_path: Path) -> None:
     alone = write_outputs(["table1"], results, {}, SELECTION, tmp_path / "a")
     assert [path.name for path in alone.files] == [
         "table1.csv", "table1.tex", "depth-sgc-cora.png", "depth-sgc-cora.pdf"
@@ -47,11 +47,11 @@ def test_a_table_comes_with_a_figure_unless_figure_4_is_there(results: Results, 
 def test_without_the_search_there_is_no_table_of_it(tmp_path: Path) -> None:
     plain = SELECTION.narrow(TABLE1)
     assert plain is not None
-    results = Results.read(fill(tmp_path / "s.sqlite", [plain]))
+    results = ResultIndex.read(fill(tmp_path / "s.sqlite", [plain]))
     assert write_outputs(["tuned"], results, {}, SELECTION, tmp_path).files == []
 
 
-def test_what_was_not_run_leaves_no_file(results: Results, tmp_path: Path) -> None:
+def test_what_was_not_run_leaves_no_file(results: ResultIndex, tmp_path: Path) -> None:
     outputs = write_outputs(
         ["table2", "figure1", "bars", "case-study"], results, {}, SELECTION, tmp_path / "out"
     )
@@ -60,7 +60,7 @@ def test_what_was_not_run_leaves_no_file(results: Results, tmp_path: Path) -> No
 
 
 def test_figure_2_is_there_without_results(tmp_path: Path) -> None:
-    outputs = write_outputs(["figure2"], Results({}), {}, Selection(), tmp_path)
+    outputs = write_outputs(["figure2"], ResultIndex({}), {}, Selection(), tmp_path)
     assert [path.name for path in outputs.files] == ["figure2.png", "figure2.pdf"]
     assert all(path.read_bytes()[:4] in (b"\x89PNG", b"%PDF") for path in outputs.files)
 

@@ -5,10 +5,10 @@ import pytest
 from synthetic import accuracy, fill
 
 from pairnorm.paper.experiments import ABLATION, Selection
-from pairnorm.paper.result_tables import Table
-from pairnorm.paper.results import Results
 from pairnorm.report.paper_report import write_report
 from pairnorm.report.paper_sections import ablation_section, gain_section, own_section, own_trials
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.tables import Table
 from pairnorm.train import Spec, Store, Trial
 
 PAPER = Spec("cora", "GCN", 2)
@@ -93,7 +93,7 @@ SELECTION = Selection(runs=1, epochs=3, depths=(2,))
 def section(tmp_path_factory: pytest.TempPathFactory) -> str:
     experiment = SELECTION.narrow(ABLATION)
     assert experiment is not None
-    results = Results.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", [experiment]))
+    results = ResultIndex.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", [experiment]))
     return ablation_section(results, SELECTION, Table.of(results, experiment))
 
 
@@ -120,7 +120,7 @@ def test_the_recommendation_is_the_best_by_validation(section: str) -> None:
 
 
 def test_nothing_was_run() -> None:
-    assert ablation_section(Results({}), SELECTION, None) == ""
+    assert ablation_section(ResultIndex({}), SELECTION, None) == ""
     assert gain_section(None) == ""
 
 
@@ -134,7 +134,7 @@ def test_a_graph_on_which_some_depth_is_lacking_does_not_weigh_in(tmp_path: Path
         spec: trials for spec, trials in cells.items() if (spec.dataset, spec.depth) != ("citeseer", 2)
     }
     whole, part = (
-        ablation_section(Results(found), selection, Table.of(Results(found), experiment))
+        ablation_section(ResultIndex(found), selection, Table.of(ResultIndex(found), experiment))
         for found in (cells, lacking)
     )
     assert "on Cora and Citeseer (" in whole

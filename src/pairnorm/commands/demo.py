@@ -28,17 +28,17 @@ def run(options: Namespace) -> int | None:
     """
     from pairnorm.base.plotting import save
     from pairnorm.paper import runner
-    from pairnorm.paper.experiments import TABLE1, Place
+    from pairnorm.paper.experiments import TABLE1, Selection, reported
     from pairnorm.paper.figures import against_depth
-    from pairnorm.paper.result_tables import Table, terminal
-    from pairnorm.paper.results import Results
+    from pairnorm.sweep.grid import TableCell
+    from pairnorm.sweep.index import ResultIndex
+    from pairnorm.sweep.tables import Table, terminal
     from pairnorm.train.schedule import Running
 
-    experiment = TABLE1.narrowed(
-        datasets=("cora",), runs=RUNS, epochs=EPOCHS, depths=DEPTHS, missing=(0, 100)
-    )
+    part = Selection(datasets=("cora",), runs=RUNS, epochs=EPOCHS, depths=DEPTHS, missing=(0, 100))
+    experiment = part.narrow(TABLE1)
     assert experiment is not None
-    full = TABLE1.candidates(Place("cora", "SGC", 0))
+    full = TABLE1.candidates(TableCell("cora", "SGC", 0))
     console.show(
         "Cora: 2,708 papers, of which 140 have a known field. SGC predicts the field of the others; at 100%\n"
         "missing, none of them has a word vector, and only propagation can tell them apart.\n"
@@ -51,9 +51,11 @@ def run(options: Namespace) -> int | None:
     outcome = train(store, runner, [experiment], {"cora"}, command, running)
     if outcome is None:
         return 130
-    results = Results.read(store)
-    console.show(terminal(Table.of(results, experiment)))
-    plain, normalized = (results.chosen(experiment, Place("cora", name, 100)) for name in ("SGC", "SGC-PN"))
+    results = ResultIndex.read(store)
+    console.show(terminal(Table.of(results, experiment, reported=reported())))
+    plain, normalized = (
+        results.chosen(experiment, TableCell("cora", name, 100)) for name in ("SGC", "SGC-PN")
+    )
     assert plain is not None
     assert normalized is not None
     console.show(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison
     from pairnorm.compare.missing import Protocol
     from pairnorm.paper.experiments import Selection
-    from pairnorm.paper.runner import Outcome
+    from pairnorm.sweep.runner import Outcome
     from pairnorm.train import Progress
     from pairnorm.train.schedule import Running
 
@@ -75,9 +75,9 @@ def run(options: Namespace) -> int | None:
     from pairnorm.paper import runner
     from pairnorm.paper.case_study import file_beside, read_layers
     from pairnorm.paper.experiments import GROUPS
-    from pairnorm.paper.result_tables import terminal
-    from pairnorm.paper.results import Results
     from pairnorm.report.paper_report import write_outputs, write_report
+    from pairnorm.sweep.index import ResultIndex
+    from pairnorm.sweep.tables import terminal
 
     chosen, out = selection(options, *options.what), options.out
     path = options.store or out / "results.sqlite"
@@ -92,7 +92,7 @@ def run(options: Namespace) -> int | None:
             outputs = write_report(path, out, chosen, workers=drawers())
             following = f"read [bold]{safe(outputs.files[-1])}[/]"
         else:
-            results, layers = Results.read(path), read_layers(file_beside(path))
+            results, layers = ResultIndex.read(path), read_layers(file_beside(path))
             outputs = write_outputs(chosen.names(), results, layers, chosen, out)
             following = (
                 f"[bold]pairnorm report --store {safe(path)} --out {safe(out)}{safe(chosen.options)}[/] "
@@ -150,7 +150,7 @@ def _depth(options: Namespace, path: Path) -> int | None:
 
 def _missing(options: Namespace, path: Path) -> int | None:
     from pairnorm.compare.missing import Selection
-    from pairnorm.compare.missing_runs import Found, compare, count_lacking
+    from pairnorm.compare.missing_runs import Found, compare, count_pending
 
     refuse(options, ("remedy",), "is for depth, and this is missing", "Leave it out.")
     if options.depths is not None or options.on != "here":
@@ -166,7 +166,7 @@ def _missing(options: Namespace, path: Path) -> int | None:
         options.runs,
         options.epochs,
     ).chosen()
-    lacking = count_lacking(chosen, Found.read(path))
+    lacking = count_pending(chosen, Found.read(path))
     if lacking:
         console.show(f"{lacking:,} runs at least are lacking; what is in {safe(path)} is not run again.")
 
@@ -298,7 +298,7 @@ def train(
 
     Args:
         path: the store; a new one is made once nothing is known that would keep it empty.
-        runner: the module whose ``reproduce`` and ``count_lacking`` are called.
+        runner: the module whose ``reproduce`` and ``count_pending`` are called.
         wanted: what they are asked for.
         graphs: names of those that are needed.
         command: goes on after an interruption.
@@ -317,7 +317,7 @@ def train(
             tell(stage, now.done, now.total, latest, "layer-epochs")
 
     with Store(path) as store:
-        lacking = runner.count_lacking(wanted, store)
+        lacking = runner.count_pending(wanted, store)
         if lacking and store.read_only:
             problem = f"{path} cannot be written, and {lacking:,} trials are to be trained"
             hint = "Copy it to where you may write, and name it: {store}"
@@ -329,7 +329,7 @@ def train(
                 outcome: Outcome = runner.reproduce(wanted, store, running, progress)
                 return outcome
         except KeyboardInterrupt:
-            left = runner.count_lacking(wanted, store)
+            left = runner.count_pending(wanted, store)
             console.show(
                 f"\n[yellow]Stopped.[/] {max(0, lacking - left):,} of {lacking:,} trials are kept in "
                 f"{safe(path)}; {left:,} are left.\nGo on with: [bold]{safe(command)}[/]"

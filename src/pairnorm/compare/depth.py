@@ -12,7 +12,7 @@ from pairnorm.base.errors import one_of, whole_number
 from pairnorm.base.files import csv_text
 from pairnorm.data import Graph
 from pairnorm.paper.experiments import DATASETS
-from pairnorm.paper.runner import Outcome, Report
+from pairnorm.sweep.runner import OnProgress, Outcome
 from pairnorm.train import Spec, Store, run
 from pairnorm.train.methods import METHODS, find, stored_name
 from pairnorm.train.result import Result
@@ -251,7 +251,10 @@ def _written(value: Any) -> str:
 
 
 def reproduce(
-    wanted: DepthComparison, store: Store, running: Running, progress: Report = lambda stage, progress: None
+    wanted: DepthComparison,
+    store: Store,
+    running: Running,
+    progress: OnProgress = lambda stage, progress: None,
 ) -> Outcome:
     """Train whatever of a comparison the store lacks, a slice after the other.
 
@@ -276,10 +279,10 @@ def reproduce(
         rest = [(spec, seed) for spec in chosen for seed in range(1, wanted.runs)]
         tell = partial(progress, f"{dataset}, {model}: the best again")
         trained += train(pairs=rest, measures=measures, progress=tell)
-    return Outcome(trained, count_lacking(wanted, store))
+    return Outcome(trained, count_pending(wanted, store))
 
 
-def count_lacking(wanted: DepthComparison, store: Store) -> int:
+def count_pending(wanted: DepthComparison, store: Store) -> int:
     """Return how many trials of a comparison are not in the store."""
     table = Table.read(wanted, store)
     return sum(map(table.lacking, wanted.places()))

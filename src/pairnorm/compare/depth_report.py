@@ -29,7 +29,7 @@ from pairnorm.compare.depth_rows import (
 )
 from pairnorm.compare.over_graphs import draw_ranking, over_graphs
 from pairnorm.compare.ranking import critical_difference, leaders, told_apart
-from pairnorm.paper.result_tables import markdown_table
+from pairnorm.sweep.tables import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pairnorm.compare.depth import DepthComparison
 from pairnorm.compare.ranking import Standing, ranking
-from pairnorm.paper.result_tables import TITLES
+from pairnorm.sweep.tables import TITLES
 
 NONE = "none"
 PAIR_NORM = ("PN", "PN-SI", "PN-SCS", "PN-degree", "PN-SI-degree")

@@ -24,8 +24,8 @@ from pairnorm.compare.missing import (
     Protocol,
 )
 from pairnorm.compare.missing_runs import Found
-from pairnorm.paper.result_tables import TITLES as GRAPHS
-from pairnorm.paper.result_tables import markdown_table
+from pairnorm.sweep.tables import TITLES as GRAPHS
+from pairnorm.sweep.tables import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

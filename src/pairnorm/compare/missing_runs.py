@@ -36,7 +36,7 @@ from pairnorm.compare.missing import (
 )
 from pairnorm.data import Graph
 from pairnorm.nn import normalized_adjacency
-from pairnorm.paper.runner import Report
+from pairnorm.sweep.runner import OnProgress
 from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin
@@ -164,7 +164,7 @@ def compare(
     protocols: Sequence[Protocol],
     path: Path,
     running: Running,
-    progress: Report = lambda stage, progress: None,
+    progress: OnProgress = lambda stage, progress: None,
 ) -> int:
     """Train and judge what is lacking, and return how many runs are left because time was up.
 
@@ -192,10 +192,10 @@ def compare(
                             should_stop=should_stop,
                         )
     _judge_all(protocols, path, running, progress, should_stop)
-    return count_lacking(protocols, Found.read(path))
+    return count_pending(protocols, Found.read(path))
 
 
-def count_lacking(protocols: Iterable[Protocol], found: Found) -> int:
+def count_pending(protocols: Iterable[Protocol], found: Found) -> int:
     """Return how many runs are lacking; of a cell that is not tuned yet, those of its candidates."""
     trained = sum(
         len({*found.lacking(protocol, dataset, first=True), *found.lacking(protocol, dataset, first=False)})
@@ -236,7 +236,7 @@ def _judge_all(
     protocols: Sequence[Protocol],
     path: Path,
     running: Running,
-    progress: Report,
+    progress: OnProgress,
     should_stop: Callable[[], bool],
 ) -> None:
     """Judge what is lacking, in order, a process for each of some at a time."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pairnorm.base import plotting
 from pairnorm.compare.depth_rows import DEEP, NONE, PAIR_NORM, Choice, Row, by, features, names, ranked, short
 from pairnorm.compare.ranking import Standing, critical_difference
-from pairnorm.paper.result_tables import markdown_table
+from pairnorm.sweep.tables import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

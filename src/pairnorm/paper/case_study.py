@@ -18,7 +18,7 @@ from pairnorm.data import Graph, features_after
 from pairnorm.measure import Probe
 from pairnorm.measure.verdict import Record
 from pairnorm.nn import SGC
-from pairnorm.paper.experiments import Experiment
+from pairnorm.sweep.grid import Experiment
 from pairnorm.train import Spec
 from pairnorm.train.result import UNEXPECTED
 from pairnorm.train.trainers import GNNTrainer, sgc_settings
@@ -100,8 +100,8 @@ def _edges(distances: Sequence[Tensor]) -> Tensor:
 
 
 def _histogram(values: Tensor, edges: Tensor) -> list[int]:
-    place = torch.bucketize(values.cpu().contiguous(), edges[1:-1], right=True)
-    return [int(count) for count in torch.bincount(place, minlength=BINS)]
+    cell = torch.bucketize(values.cpu().contiguous(), edges[1:-1], right=True)
+    return [int(count) for count in torch.bincount(cell, minlength=BINS)]
 
 
 def _rounded(value: float) -> float:
@@ -172,7 +172,7 @@ RIDGES = 10
 
 def studied(layers: Mapping[Spec, Layers], experiment: Experiment, model: str) -> dict[str, Layers]:
     """Return what was measured of a model, by norm."""
-    specs = [spec for place in experiment.places() for spec in experiment.candidates(place)]
+    specs = [spec for cell in experiment.cells() for spec in experiment.candidates(cell)]
     return {spec.norm: layers[spec] for spec in specs if spec.model == model and spec in layers}
 
 

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, product
-from math import sqrt
 from typing import Concatenate, ParamSpec
 
 from pairnorm.paper.case_study import Layers
 from pairnorm.paper.evidence import Case, Cases, Claim, Evidence, Verdict
-from pairnorm.paper.experiments import DATASETS, EXPERIMENTS, TABLE1, Experiment, Selection
-from pairnorm.paper.result_tables import TITLES
-from pairnorm.paper.results import Chosen, Results, Summary
+from pairnorm.paper.experiments import DATASETS, EXPERIMENTS, TABLE1, Selection
+from pairnorm.sweep.grid import Experiment, Summary
+from pairnorm.sweep.index import Chosen, ResultIndex
+from pairnorm.sweep.significance import paired_difference
+from pairnorm.sweep.tables import TITLES
 from pairnorm.train import Spec
 
 COMPARABLE = 0.02
 """Accuracies that differ by no more than this count as similar; a notable gain is larger."""
-SURE = 2.3
-"""So many standard errors a difference of two means of five runs must be, for 95% (Student's t)."""
 
 P = ParamSpec("P")
 Test = Callable[[float, int], bool]
@@ -61,8 +60,8 @@ def compare(label: str, test: str, one: Chosen | None, *rivals: Chosen | None) -
     one, *known = (chosen.among((one, *known)) for chosen in (one, *known))
     other = max(known, key=lambda rival: rival.accuracy)
     gain, deeper = one.accuracy - other.accuracy, one.layers - other.layers
-    noise = SURE * sqrt(sum(chosen.accuracy_variance for chosen in (one, other)))
-    unsure = TESTS[test](gain - noise, deeper) != TESTS[test](gain + noise, deeper)
+    difference = paired_difference(one.best.values("test_accuracy"), other.best.values("test_accuracy"))
+    unsure = TESTS[test](difference.low, deeper) != TESTS[test](difference.high, deeper)
     shown = " against ".join(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (one, other))
     if (runs := len(one.best.trials)) > max(TABLE1.missing.values()):  # the paper's number
         shown += f", {runs} runs"
@@ -381,18 +380,19 @@ def verdicts(evidence: Evidence) -> Sequence[Verdict]:
     return [Verdict(claim, tuple(claim.cases(evidence))) for claim in CLAIMS]
 
 
-def wanted_again(results: Results, experiment: Experiment) -> dict[Spec, range]:
-    """Return what more runs are wanted of: where the paper's number of them leaves a verdict to the noise.
+def requested_runs(results: ResultIndex, experiment: Experiment) -> dict[Spec, range]:
+    """Return the runs to add where the paper's number of runs leaves a verdict within noise.
 
     Args:
         results: what has been run.
-        experiment: ``CLAIMS_AGAIN``, or as much of it as is asked for.
+        experiment: ``CLAIMS_AGAIN``, or a selected part of it.
     """
-    decided = verdicts(Evidence(results, {}, Selection(), every_run=False))
+    selection = Selection(epochs=experiment.settings.get("epochs"), depths=experiment.settings.get("depth"))
+    decided = verdicts(Evidence(results, {}, selection, every_run=False))
     specs = dict.fromkeys(spec for one in decided for case in one.unsure for spec in case.unsure)
-    rates = {percent / 100: percent for percent in experiment.missing}
+    runs = {percent / 100: range(count) for percent, count in experiment.missing.items()}
     return {
-        spec: experiment.seeds(rates[spec.missing_rate])
+        spec: runs[spec.missing_rate]
         for spec in specs
-        if spec.dataset in experiment.datasets and spec.missing_rate in rates
+        if spec.dataset in experiment.datasets and spec.missing_rate in runs
     }

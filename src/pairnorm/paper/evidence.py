@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pairnorm.paper.case_study import Layers, studied
-from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, Place, Selection
-from pairnorm.paper.results import Chosen, Results, Summary
+from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, Selection
+from pairnorm.sweep.grid import Summary, TableCell
+from pairnorm.sweep.index import Chosen, ResultIndex
 from pairnorm.train import Spec
 
 
@@ -45,28 +46,28 @@ class Evidence:
             their table alone.
     """
 
-    results: Results
+    results: ResultIndex
     layers: Mapping[Spec, Layers]
     selection: Selection
     every_run: bool = True
 
     def chosen(self, experiment: str, dataset: str, method: str, percent: int) -> Chosen | None:
-        """Return what is reported at a place of an experiment."""
+        """Return what is reported at a cell of an experiment."""
         narrowed = self.selection.narrow(EXPERIMENTS[experiment])
         if narrowed is None or dataset not in narrowed.datasets or percent not in narrowed.missing:
             return None
-        found = self.results.chosen(narrowed, Place(dataset, method, percent))
+        found = self.results.chosen(narrowed, TableCell(dataset, method, percent))
         if found is None or not found.complete:
             return None
         return replace(found, every=self.results.every_run(found.best.spec)) if self.every_run else found
 
     def curve(self, experiment: str, dataset: str, method: str, percent: int) -> list[Summary] | None:
-        """Return the best candidate of each depth at a place, with one scale for all of them in Figure 1."""
+        """Return the best candidate of each depth at a cell, with one scale for all of them in Figure 1."""
         narrowed = self.selection.narrow(EXPERIMENTS[experiment])
         if narrowed is None or self.chosen(experiment, dataset, method, percent) is None:
             return None
-        place = Place(dataset, method, percent)
-        return self.results.by_depth(narrowed, place, one_scale=experiment == "figure1")
+        cell = TableCell(dataset, method, percent)
+        return self.results.by_depth(narrowed, cell, one_scale=experiment == "figure1")
 
     def study(self, model: str, norm: str) -> Layers | None:
         """Return the case study of a model with a norm."""
@@ -82,14 +83,14 @@ class Claim:
     """A statement of the paper.
 
     Args:
-        place: where the paper says so.
+        section: of the paper.
         text: what it says.
         reading: what is tested in each case.
         cases: tests every case on the evidence.
         share: of the cases in which the test must pass for the claim to hold.
     """
 
-    place: str
+    section: str
     text: str
     reading: str
     cases: Cases

@@ -1,112 +1,35 @@
-"""The experiments as data: grids of methods, graphs and missing rates, and how to make them smaller."""
+"""The experiments as data: grids of methods, graphs and missing rates, and how to select a part of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
-from typing import Any, NamedTuple
+from importlib.resources import files
+from typing import Any
 
 from pairnorm.base.errors import PairNormError, one_of, whole_number
-from pairnorm.train import Spec
-
-Settings = Mapping[str, Any]
-"""Fields of a ``Spec``. A tuple lists the values among which validation accuracy decides."""
+from pairnorm.sweep.grid import Experiment, Settings, TableCell
+from pairnorm.sweep.tables import Reported
 
 DATASETS = ("cora", "citeseer", "pubmed", "coauthor-cs")
 
 
-class Place(NamedTuple):
-    """Where a number stands in a table."""
-
-    dataset: str
-    method: str
-    missing_percent: int
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A grid of methods x datasets x missing rates; of each place the best candidate is reported.
-
-    Args:
-        name: what the command line calls it.
-        title: what it shows.
-        methods: by name, their settings; those with a tuple span the candidates of a place.
-        missing: percentage of missing vectors, and how many runs there are with it.
-        datasets: names of graphs.
-        settings: what all methods have in common.
-        measures: taken of the last hidden representation while training.
-        search_runs: train so many runs of every candidate only, and the others of the ``searched`` settings
-            that did best.
-        searched: names of these settings.
-        in_tables: whether the paper's tables report its cells; not so on another split or architecture.
-
-    >>> methods = {"SGC-PN": {"model": "SGC", "depth": (1, 2), "norm": "PN", "scale": (1.0, 10.0)}}
-    >>> experiment = Experiment("tiny", "An example", methods, {100: 3}, datasets=("cora",))
-    >>> for spec in experiment.candidates(Place("cora", "SGC-PN", 100)):
-    ...     print(spec)
-    cora SGC depth=1 norm=PN missing_rate=1.0
-    cora SGC depth=1 norm=PN scale=10.0 missing_rate=1.0
-    cora SGC depth=2 norm=PN missing_rate=1.0
-    cora SGC depth=2 norm=PN scale=10.0 missing_rate=1.0
-    >>> len(list(experiment.pairs()))
-    12
-    """
-
-    name: str
-    title: str
-    methods: Mapping[str, Settings]
-    missing: Mapping[int, int]
-    datasets: tuple[str, ...] = DATASETS
-    settings: Settings = field(default_factory=dict)
-    measures: tuple[str, ...] = ()
-    search_runs: int | None = None
-    searched: tuple[str, ...] = ()
-    in_tables: bool = True
-
-    def places(self) -> Iterator[Place]:
-        """Yield every place, dataset by dataset."""
-        for dataset, method, percent in product(self.datasets, self.methods, self.missing):
-            yield Place(dataset, method, percent)
-
-    def seeds(self, percent: int) -> range:
-        """Return the seeds of the runs at a missing rate."""
-        return range(self.missing[percent])
-
-    def candidates(self, place: Place) -> tuple[Spec, ...]:
-        """Return the specs of a place, the shallow ones first: of equals the first is chosen."""
-        return _candidates(self, place)
-
-    def wanted(self) -> dict[Spec, range]:
-        """Return the seeds with which each spec is to be trained; of a search, its first stage."""
-        return {
-            spec: self.seeds(place.missing_percent)[: self.search_runs]
-            for place in self.places()
-            for spec in self.candidates(place)
-        }
-
-    def pairs(self) -> Iterator[tuple[Spec, int]]:
-        """Yield every (spec, seed) that is wanted."""
-        return ((spec, seed) for spec, seeds in self.wanted().items() for seed in seeds)
-
-    def narrowed(self, **options: Any) -> "Experiment | None":
-        """Return a smaller version, or None if nothing is left; options as those of a ``Selection``."""
-        return Selection((self.name,), **options).narrow(self)
-
-    def __hash__(self) -> int:  # of what is hashable: settings are mappings
-        return hash((self.name, self.datasets, *self.missing.items()))
-
-
 @cache
-def _candidates(experiment: Experiment, place: Place) -> tuple[Spec, ...]:
-    settings = {**experiment.methods[place.method], **experiment.settings}
-    choices = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
-    depths = sorted(set(choices.pop("depth")))
-    common: dict[str, Any] = {"dataset": place.dataset, "missing_rate": place.missing_percent / 100}
-    shallow = dict.fromkeys(
-        Spec(**common, depth=depths[0], **dict(zip(choices, values, strict=True)))
-        for values in product(*choices.values())
-    )
-    return tuple(spec.at(depth) for depth in depths for spec in shallow)
+def reported() -> dict[TableCell, Reported]:
+    """Return the numbers of the paper's three tables, which have no cell in common.
+
+    >>> reported()[TableCell("cora", "SGC-PN", 100)]
+    Reported(accuracy=0.745, layers=40)
+    """
+    folder = files("pairnorm.paper") / "reported"
+    tables = [(folder / f"table{number}.csv").read_text(encoding="utf-8") for number in (1, 2, 3)]
+    return {
+        TableCell(row["dataset"], row["method"], int(row["missing_percent"])): Reported(
+            float(row["accuracy"]), int(row["layers"])
+        )
+        for text in tables
+        for row in csv.DictReader(text.splitlines())
+    }
 
 
 SCALES = (0.1, 1.0, 10.0, 50.0, 100.0)
@@ -147,18 +70,28 @@ TABLE1 = Experiment(
     "SGC with and without PairNorm, by the share of missing vectors",
     RAW_SGC_METHODS,
     missing={0: 5, 20: 5, 40: 5, 60: 5, 80: 5, 100: 5},
+    datasets=DATASETS,
 )
 TABLE1_ROWS = Experiment(
     "table1-rows",
     "Table 1 with every node's features divided by their sum",
     SGC_METHODS,
     missing=TABLE1.missing,
+    datasets=DATASETS,
 )
 TABLE2 = Experiment(
-    "table2", "GCN with PairNorm-SI and with skip connections", GCN_METHODS, missing={0: 5, 100: 5}
+    "table2",
+    "GCN with PairNorm-SI and with skip connections",
+    GCN_METHODS,
+    missing={0: 5, 100: 5},
+    datasets=DATASETS,
 )
 TABLE3 = Experiment(
-    "table3", "GAT with PairNorm-SI and with skip connections", GAT_METHODS, missing={0: 5, 100: 5}
+    "table3",
+    "GAT with PairNorm-SI and with skip connections",
+    GAT_METHODS,
+    missing={0: 5, 100: 5},
+    datasets=DATASETS,
 )
 FIGURE1 = Experiment(
     "figure1",
@@ -168,24 +101,28 @@ FIGURE1 = Experiment(
     settings={"split": "random"},
     measures=("row_diff", "col_diff"),
     in_tables=False,
+    datasets=DATASETS,
 )
 FIGURE3 = Experiment(
     "figure3",
     "GCN and GAT against depth",
     {name: PLAIN_OR_NORMALIZED[name] for name in ("GCN", "GCN-PN", "GAT", "GAT-PN")},
     missing={0: 5},
+    datasets=DATASETS,
 )
 FIGURE4 = Experiment(
     "figure4",
     "SGC, GCN and GAT against depth where all vectors outside the training set are missing",
     PLAIN_OR_NORMALIZED,
     missing={100: 5},
+    datasets=DATASETS,
 )
 BARS = Experiment(
     "bars",
     "Skip connections and PairNorm-SI, by the share of missing vectors",
     {**GCN_METHODS, **GAT_METHODS},
     missing={0: 5, 70: 1, 80: 1, 90: 1, 100: 5},  # a single run between, as in the paper
+    datasets=DATASETS,
 )
 TUNED = Experiment(
     "tuned",
@@ -202,6 +139,7 @@ TUNED = Experiment(
     missing=TABLE1.missing,
     search_runs=1,
     searched=("learning_rate", "weight_decay", "dropout"),
+    datasets=DATASETS,
 )
 ABLATION = Experiment(
     "ablation",
@@ -246,6 +184,7 @@ SGC_MODES = Experiment(
     "SGC with PairNorm-SI, next to SGC with PairNorm",
     {**RAW_SGC_METHODS, "SGC-PN-SI": {**RAW_SGC_METHODS["SGC-PN"], "norm": "PN-SI"}},
     missing={0: 5, 100: 5},
+    datasets=DATASETS,
 )
 # The appendix: "12-layer GCNs with #hidden=128 and dropout=0.6 in 1000 epochs".
 DEEP_GCN = {**GCN, "depth": 12, "hidden": 128}
@@ -292,6 +231,7 @@ CLAIMS_AGAIN = Experiment(
     "More runs of what decides a claim by less than the noise of its runs",
     methods={},  # which these are, the runs of the other experiments say
     missing=dict.fromkeys(sorted({*TABLE1.missing, *BARS.missing}), 20),
+    datasets=DATASETS,
 )
 
 EXPERIMENTS = {
@@ -323,7 +263,7 @@ class Selection:
         missing: only these percentages of missing vectors.
 
     >>> [table] = Selection(["table1"], datasets=["cora"], runs=1, missing=[0, 100]).experiments()
-    >>> len(list(table.pairs()))
+    >>> len(list(table.requested()))
     240
     """
 

@@ -26,9 +26,9 @@ from pairnorm.data import features_after, load
 from pairnorm.nn import normalized_adjacency, pair_norm
 from pairnorm.paper import case_study
 from pairnorm.paper.case_study import Layers
-from pairnorm.paper.experiments import Experiment, Place
-from pairnorm.paper.result_tables import TITLES
-from pairnorm.paper.results import Results, Summary, best
+from pairnorm.sweep.grid import Experiment, Summary, TableCell, best
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.tables import TITLES
 from pairnorm.train import Spec
 
 if TYPE_CHECKING:
@@ -122,13 +122,13 @@ DIAMOND: dict[str, Any] = {
 Line = Literal["dashed", "solid"]
 
 
-def figure1(results: Results, experiment: Experiment, dataset: str) -> "Figure | None":
+def figure1(results: ResultIndex, experiment: Experiment, dataset: str) -> "Figure | None":
     """Draw SGC against depth, with PairNorm solid: losses, accuracies, row-diff, col-diff.
 
     With PairNorm the scale is the same at all depths, as row-diff grows with it.
     """
     curves = {
-        line: results.by_depth(experiment, Place(dataset, method, 0), one_scale=True)
+        line: results.by_depth(experiment, TableCell(dataset, method, 0), one_scale=True)
         for method, line in (("SGC", PLAIN), ("SGC-PN", NORMALIZED))
     }
     if not any(curves.values()):
@@ -152,7 +152,7 @@ def figure1(results: Results, experiment: Experiment, dataset: str) -> "Figure |
 
 
 def against_depth(
-    results: Results,
+    results: ResultIndex,
     experiment: Experiment,
     dataset: str,
     models: Sequence[str],
@@ -161,7 +161,7 @@ def against_depth(
 ) -> "Figure | None":
     """Draw accuracies against depth, a panel for each model, with PairNorm solid (Figures 3 and 4)."""
     curves = {
-        (model, line): results.by_depth(experiment, Place(dataset, method, percent))
+        (model, line): results.by_depth(experiment, TableCell(dataset, method, percent))
         for model in models
         for method, line in ((model, PLAIN), (f"{model}-PN", NORMALIZED))
         if method in experiment.methods
@@ -189,17 +189,17 @@ def against_depth(
         return figure
 
 
-def bars(results: Results, experiment: Experiment, model: str) -> "Figure | None":
+def bars(results: ResultIndex, experiment: Experiment, model: str) -> "Figure | None":
     """Draw test accuracy (left) and chosen depth (right) by missing rate, a row of panels for each graph."""
     methods = [name for name in experiment.methods if name.split("-")[0] == model]
     found = {
-        place: chosen
-        for place in experiment.places()
-        if place.method in methods and (chosen := results.chosen(experiment, place)) is not None
+        cell: chosen
+        for cell in experiment.cells()
+        if cell.method in methods and (chosen := results.chosen(experiment, cell)) is not None
     }
-    shown = [dataset for dataset in experiment.datasets if any(place.dataset == dataset for place in found)]
+    shown = [dataset for dataset in experiment.datasets if any(cell.dataset == dataset for cell in found)]
     percents = [
-        percent for percent in experiment.missing if any(place.missing_percent == percent for place in found)
+        percent for percent in experiment.missing if any(cell.missing_percent == percent for cell in found)
     ]
     if not shown:
         return None
@@ -213,9 +213,9 @@ def bars(results: Results, experiment: Experiment, model: str) -> "Figure | None
             for number, method in enumerate(methods):
                 offset = (number - (len(methods) - 1) / 2) * width
                 here = {
-                    position: found[place]
+                    position: found[cell]
                     for position, percent in enumerate(percents)
-                    if (place := Place(dataset, method, percent)) in found
+                    if (cell := TableCell(dataset, method, percent)) in found
                 }
                 where = [position + offset for position in here]
                 looks = _bar_looks(method)
@@ -288,7 +288,9 @@ def two_steps() -> Iterator[Drawing]:
     yield "figure2", "Figure 2. The two steps of PairNorm, on papers of Cora.", figure2()
 
 
-def drawings(experiment: Experiment, results: Results, layers: Mapping[Spec, Layers]) -> Iterator[Drawing]:
+def drawings(
+    experiment: Experiment, results: ResultIndex, layers: Mapping[Spec, Layers]
+) -> Iterator[Drawing]:
     """Draw the figures of an experiment.
 
     Args:
@@ -305,7 +307,7 @@ def drawings(experiment: Experiment, results: Results, layers: Mapping[Spec, Lay
     return _case_study(layers, experiment) if experiment.name == "case-study" else iter(())
 
 
-def _depth_figures(results: Results, experiment: Experiment) -> Iterator[Drawing]:
+def _depth_figures(results: ResultIndex, experiment: Experiment) -> Iterator[Drawing]:
     """Draw what a table chooses from: its model's panel of Figure 4."""
     model = MODELS[experiment.name]
     for dataset in experiment.datasets if 100 in experiment.missing else ():
@@ -314,7 +316,7 @@ def _depth_figures(results: Results, experiment: Experiment) -> Iterator[Drawing
         yield f"depth-{model.lower()}-{dataset}", caption, figure
 
 
-def _per_graph(results: Results, experiment: Experiment) -> Iterator[Drawing]:
+def _per_graph(results: ResultIndex, experiment: Experiment) -> Iterator[Drawing]:
     """Draw a figure of the paper, which has one graph, for every graph."""
     draw, caption = PER_GRAPH[experiment.name]
     for dataset in experiment.datasets:
@@ -323,7 +325,7 @@ def _per_graph(results: Results, experiment: Experiment) -> Iterator[Drawing]:
         yield f"{experiment.name}-{dataset}", f"Figure {number}. {caption.format(TITLES[dataset])}", figure
 
 
-def _bars(results: Results, experiment: Experiment) -> Iterator[Drawing]:
+def _bars(results: ResultIndex, experiment: Experiment) -> Iterator[Drawing]:
     for model in ("GCN", "GAT"):
         caption = (
             f"{model} with skip connections (t1, t2) and PairNorm-SI (PN) by missing rate: test accuracy and "
@@ -342,7 +344,7 @@ def _case_study(layers: Mapping[Spec, Layers], experiment: Experiment) -> Iterat
         yield f"{name}-distributions", caption, case_study.distributions(found, model)
 
 
-PER_GRAPH: dict[str, tuple[Callable[[Results, Experiment, str], "Figure | None"], str]] = {
+PER_GRAPH: dict[str, tuple[Callable[[ResultIndex, Experiment, str], "Figure | None"], str]] = {
     "figure1": (figure1, "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%."),
     "figure3": (
         partial(against_depth, models=("GCN", "GAT"), percent=0),

@@ -7,12 +7,13 @@ from statistics import fmean
 from typing import Any
 
 from pairnorm.paper.evidence import CASES, STATUSES, Verdict
-from pairnorm.paper.experiments import EXPERIMENTS, Experiment, Place, Selection
-from pairnorm.paper.result_tables import PARTIAL, TITLES, Entry, Table
-from pairnorm.paper.results import Results, Summary
+from pairnorm.paper.experiments import EXPERIMENTS, Selection
 from pairnorm.report import Chart, Choices, Details, Document, Markdown, Section, Text
 from pairnorm.report import Table as Shown
 from pairnorm.report.charts import COLORS, GRAY, SYMBOLS, Line, lines
+from pairnorm.sweep.grid import Experiment, Summary, TableCell
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.tables import PARTIAL, TITLES, Entry, Table
 
 GLOSSARY = {
     "Missing": "The share of nodes outside the training set whose features were taken away.",
@@ -27,7 +28,7 @@ GLOSSARY = {
 
 
 def paper_page(
-    results: Results,
+    results: ResultIndex,
     selection: Selection,
     tables: Mapping[str, Table],
     decided: Sequence[Verdict],
@@ -77,8 +78,8 @@ def _cards(tables: Mapping[str, Table], decided: Sequence[Verdict]) -> Iterator[
     yield "Do its claims hold?", f"{counts['holds']} of {len(decided)}", f"hold; {rest}." if rest else "hold."
 
 
-def _shown(table: Table, results: Results, selection: Selection) -> Shown:
-    """Return a row for every place, our number beside the paper's, with the curve it was chosen from."""
+def _shown(table: Table, results: ResultIndex, selection: Selection) -> Shown:
+    """Return a row for every cell, our number beside the paper's, with the curve it was chosen from."""
     names = ("table1", "tuned") if table.name == "tuned" else (table.name,)
     experiments = [one for name in names if (one := selection.narrow(EXPERIMENTS[name]))]
     headings = ["Graph", "Method", "Missing", "Ours", "±", "Layers", "Paper", "Paper's layers", "Difference"]
@@ -94,7 +95,7 @@ def _shown(table: Table, results: Results, selection: Selection) -> Shown:
 
 
 def _row(entry: Entry) -> list[str]:
-    dataset, method, percent = entry.place
+    dataset, method, percent = entry.cell
     ours, paper, difference = entry.ours, entry.paper, entry.difference
     found = ["–", "–", "–"]
     if ours is not None:
@@ -105,17 +106,17 @@ def _row(entry: Entry) -> list[str]:
     return [TITLES[dataset], method, f"{percent}%", *found, *theirs, gap]
 
 
-def _curve(entry: Entry, results: Results, experiments: Sequence[Experiment]) -> Chart | None:
-    """Draw accuracies against depth at a place, and mark what was chosen and what the paper reports."""
-    place = entry.place
-    experiment = next((one for one in experiments if place.method in one.methods), None)
-    curve = results.by_depth(experiment, place) if experiment is not None else []
+def _curve(entry: Entry, results: ResultIndex, experiments: Sequence[Experiment]) -> Chart | None:
+    """Draw accuracies against depth at a cell, and mark what was chosen and what the paper reports."""
+    cell = entry.cell
+    experiment = next((one for one in experiments if cell.method in one.methods), None)
+    curve = results.by_depth(experiment, cell) if experiment is not None else []
     if not curve or entry.ours is None:
         return None
     marks = [(float(entry.ours.layers), round(entry.ours.accuracy, 4), "ours, chosen by validation")]
     if entry.paper is not None:
         marks.append((entry.paper.layers, entry.paper.accuracy, "the paper's"))
-    title = f"{TITLES[place.dataset]}, {place.method}, {place.missing_percent}% missing"
+    title = f"{TITLES[cell.dataset]}, {cell.method}, {cell.missing_percent}% missing"
     found = [_line(curve, f"{part}_accuracy", part, COLORS[part], SYMBOLS[part]) for part in COLORS]
     return lines(title, found, "layers", "accuracy", ".3f", marks)
 
@@ -128,7 +129,7 @@ def _line(curve: Sequence[Summary], metric: str, name: str, color: str, symbol: 
 def _claims(decided: Sequence[Verdict]) -> Section:
     marks = {True: "yes", False: "no", None: "not run"}
     rows = [
-        [one.status + one.hedge, one.claim.place, one.claim.text, one.claim.reading, one.counts]
+        [one.status + one.hedge, one.claim.section, one.claim.text, one.claim.reading, one.counts]
         for one in decided
     ]
     evidence = [
@@ -153,7 +154,7 @@ def _claims(decided: Sequence[Verdict]) -> Section:
     return Section("Claim by claim", blocks)
 
 
-def _figures(results: Results, selection: Selection) -> Iterator[Section]:
+def _figures(results: ResultIndex, selection: Selection) -> Iterator[Section]:
     titles = {
         "figure1": "Figure 1: SGC against depth",
         "figure3": "Figure 3: GCN and GAT against depth",
@@ -171,13 +172,13 @@ def _figures(results: Results, selection: Selection) -> Iterator[Section]:
             yield Section(title, [what, Choices("Graph", graphs)], wide=True)
 
 
-def _panels(results: Results, experiment: Experiment, dataset: str) -> Iterator[Chart]:
+def _panels(results: ResultIndex, experiment: Experiment, dataset: str) -> Iterator[Chart]:
     """Draw a figure of the paper on one graph: a chart for every model, of Figure 1 one for every metric."""
     [percent] = experiment.missing
     measured = bool(experiment.measures)
     for model in (name for name in experiment.methods if not name.endswith("-PN")):
         curves = {
-            method: results.by_depth(experiment, Place(dataset, method, percent), one_scale=measured)
+            method: results.by_depth(experiment, TableCell(dataset, method, percent), one_scale=measured)
             for method in (model, f"{model}-PN")
             if method in experiment.methods
         }

@@ -17,12 +17,10 @@ from pairnorm.base.files import write_text
 from pairnorm.base.memory import without_collection
 from pairnorm.base.plotting import Save, save, saving
 from pairnorm.paper.case_study import Layers, file_beside, read_layers
-from pairnorm.paper.claims import verdicts, wanted_again
+from pairnorm.paper.claims import requested_runs, verdicts
 from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
-from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Experiment, Selection
+from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
-from pairnorm.paper.result_tables import TITLES, Table, as_csv, latex, markdown, markdown_table
-from pairnorm.paper.results import Results, opened, reported
 from pairnorm.report import can_render, render
 from pairnorm.report.paper_page import paper_page
 from pairnorm.report.paper_sections import (
@@ -35,6 +33,9 @@ from pairnorm.report.paper_sections import (
     own_trials,
     scaling_section,
 )
+from pairnorm.sweep.grid import Experiment
+from pairnorm.sweep.index import ResultIndex, open_results
+from pairnorm.sweep.tables import TITLES, Table, as_csv, latex, markdown, markdown_table
 from pairnorm.train import Spec
 from pairnorm.train.result import Origin, Result
 
@@ -58,7 +59,7 @@ class Outputs:
         return "" if find_spec("matplotlib") else NO_FIGURES
 
     def add_table(self, table: Table, settings: Sequence[str] = ()) -> None:
-        """Write a table, if any place of it has been run."""
+        """Write a table, if any cell of it has been run."""
         if not table.filled:
             return
         self.tables[table.name] = table
@@ -82,7 +83,7 @@ class Outputs:
 
 def write_outputs(
     what: Iterable[str],
-    results: Results,
+    results: ResultIndex,
     layers: dict[Spec, Layers],
     selection: Selection,
     out: Path,
@@ -97,18 +98,18 @@ def write_outputs(
             if name == "tuned":
                 _add_tuned(outputs, results, experiment, selection.narrow(TABLE1))
             elif name not in ("case-study", *PER_GRAPH):
-                outputs.add_table(Table.of(results, experiment))
+                outputs.add_table(Table.of(results, experiment, reported=reported()))
             if not (name in MODELS and "figure4" in names):  # which has it among its panels
                 outputs.add_figures(drawings(experiment, results, layers))
     return outputs
 
 
-def _add_tuned(outputs: Outputs, results: Results, tuned: Experiment, untuned: Experiment | None) -> None:
+def _add_tuned(outputs: Outputs, results: ResultIndex, tuned: Experiment, untuned: Experiment | None) -> None:
     """Add the table of tuned optimizers, below what the paper's optimizer gives with the same features."""
     if Table.of(results, tuned).filled:
         both = (tuned,) if untuned is None else (untuned, tuned)
         settings = ("scale", *tuned.searched)
-        outputs.add_table(Table.of(results, *both, name=tuned.name, title=tuned.title), settings)
+        outputs.add_table(Table.of(results, *both, reported=reported()), settings)
 
 
 NOTES = "notes.md"
@@ -138,10 +139,10 @@ def write_report(
             those that ``if __name__ == "__main__"`` guards.
     """
     selection, folder = selection or Selection(), Path(out)
-    with opened(store) as found:
+    with open_results(store) as found:
         stored = found.results_by_spec()
     cells = {spec: [one.trial for one in some] for spec, some in stored.items()}
-    results, layers = Results(cells), read_layers(file_beside(store))
+    results, layers = ResultIndex(cells), read_layers(file_beside(store))
     own = own_trials(cells, selection)
     alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
     with saving(workers) as save:  # while the rest is written
@@ -179,7 +180,7 @@ def write_report(
 
 
 def _texts(
-    tables: Mapping[str, Table], results: Results, selection: Selection, notes: str, show: Show
+    tables: Mapping[str, Table], results: ResultIndex, selection: Selection, notes: str, show: Show
 ) -> dict[str, str]:
     """Return the sections about results, by the name of their table where they have one."""
     main = [tables[name] for name in MODELS if name in tables]
@@ -226,7 +227,7 @@ _ORIGINS = {
 
 
 def _what_was_run(
-    stored: Mapping[Spec, Sequence[Result]], results: Results, selection: Selection, store: str
+    stored: Mapping[Spec, Sequence[Result]], results: ResultIndex, selection: Selection, store: str
 ) -> str:
     origins = {spec: {one.trial.seed: one.origin for one in some} for spec, some in stored.items()}
     ran = [origin for some in origins.values() for origin in some.values()]
@@ -265,7 +266,7 @@ def _what_was_run(
 
 def _by_experiment(
     origins: Mapping[Spec, Mapping[int, Origin]],
-    results: Results,
+    results: ResultIndex,
     selection: Selection,
     devices: Iterable[str],
 ) -> list[list[str]]:
@@ -276,19 +277,17 @@ def _by_experiment(
         if narrowed is None or experiment.name == "case-study":
             continue
         again = experiment.name == CLAIMS_AGAIN.name
-        wanted = wanted_again(results, narrowed) if again else narrowed.wanted()
-        done = [
-            found[seed]
-            for spec, seeds in wanted.items()
-            if (found := origins.get(spec))
-            for seed in seeds
-            if seed in found
-        ]
+        pairs = (
+            [(spec, seed) for spec, seeds in requested_runs(results, narrowed).items() for seed in seeds]
+            if again
+            else list(narrowed.requested())
+        )
+        done = [found[seed] for spec, seed in pairs if (found := origins.get(spec)) and seed in found]
         times = _busy(_distinct(done))
         command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
         title = experiment.title[:1].upper() + experiment.title[1:]
         spent = (times.get(device, "") for device in devices)
-        rows.append([command, title, f"{len(done):,}", f"{sum(map(len, wanted.values())):,}", *spent])
+        rows.append([command, title, f"{len(done):,}", f"{len(pairs):,}", *spent])
     return rows
 
 
@@ -334,7 +333,7 @@ def _differences(tables: Sequence[Table]) -> str:
     ]
     rows = []
     for entry, difference in sorted(large, key=lambda pair: -abs(pair[1])):
-        dataset, method, percent = entry.place
+        dataset, method, percent = entry.cell
         values = [
             f"{one.accuracy:.3f} @ {one.layers}" for one in (entry.ours, entry.paper) if one is not None
         ]
@@ -353,7 +352,7 @@ def _claims(decided: Sequence[Verdict]) -> str:
     for verdict in decided:
         claim = verdict.claim
         lines.append(
-            f"| **{verdict.status}**{verdict.hedge} | {claim.place} | {claim.text} | {claim.reading} | "
+            f"| **{verdict.status}**{verdict.hedge} | {claim.section} | {claim.text} | {claim.reading} | "
             f"{verdict.counts} |"
         )
     for verdict in decided:

@@ -9,9 +9,10 @@ from statistics import fmean
 from pairnorm.base.escaping import markdown as markdown_text
 from pairnorm.base.escaping import markdown_code
 from pairnorm.base.files import csv_text
-from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, Place, Selection
-from pairnorm.paper.result_tables import TITLES, Table, markdown, markdown_table
-from pairnorm.paper.results import Chosen, Results, Summary, best
+from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, Selection
+from pairnorm.sweep.grid import Summary, TableCell, best
+from pairnorm.sweep.index import Chosen, ResultIndex
+from pairnorm.sweep.tables import TITLES, Table, markdown, markdown_table
 from pairnorm.train import Spec, Trial
 
 OWN_FILE = "own-trials.csv"
@@ -26,7 +27,7 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
     """Return the section on SGC and SGC-PN when each has its own best optimizer."""
     if table is None:
         return ""
-    found = {entry.place: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
+    found = {entry.cell: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
     lines = [
         "## How much of the gain is PairNorm's\n",
         "The paper trains SGC with the optimizer of GCN. Here both SGC and SGC-PN also choose learning rate "
@@ -38,7 +39,7 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
     for dataset in DATASETS:
         for percent in table.percents:
             methods = ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
-            ours = [found.get(Place(dataset, method, percent)) for method in methods]
+            ours = [found.get(TableCell(dataset, method, percent)) for method in methods]
             known = [one.accuracy for one in ours if one is not None]
             if len(known) < len(methods):
                 continue
@@ -82,16 +83,16 @@ def scaling_section(tables: Mapping[str, Table], show: Show = markdown) -> str:
 
 
 def ablation_section(
-    results: Results, selection: Selection, table: Table | None, show: Show = markdown
+    results: ResultIndex, selection: Selection, table: Table | None, show: Show = markdown
 ) -> str:
     """Return the section on adjacency, order and norm, and what it recommends."""
     experiment = selection.narrow(ABLATION)
     if table is None or experiment is None:
         return ""
     found = {
-        place: chosen
-        for place in experiment.places()
-        if (chosen := results.chosen(experiment, place)) is not None and chosen.complete
+        cell: chosen
+        for cell in experiment.cells()
+        if (chosen := results.chosen(experiment, cell)) is not None and chosen.complete
     }
     lines = [
         "## Which protocol: adjacency, order, norm\n",
@@ -114,33 +115,33 @@ def ablation_section(
     return "\n".join([*lines, markdown_table(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
 
 
-def _effect(found: dict[Place, Chosen], model: str, one: str, other: str, percent: int) -> float | None:
-    """Return the mean difference between places whose methods differ in one word only."""
+def _effect(found: dict[TableCell, Chosen], model: str, one: str, other: str, percent: int) -> float | None:
+    """Return the mean difference between cells whose methods differ in one word only."""
     differences = []
-    for place, chosen in found.items():
-        words = place.method.split(" ")
-        if words[0] != model or one not in words or len(words) < 3 or place.missing_percent != percent:
+    for cell, chosen in found.items():
+        words = cell.method.split(" ")
+        if words[0] != model or one not in words or len(words) < 3 or cell.missing_percent != percent:
             continue
         twin = " ".join(other if word == one else word for word in words)
-        if (against := found.get(place._replace(method=twin))) is not None:
+        if (against := found.get(cell._replace(method=twin))) is not None:
             differences.append(chosen.accuracy - against.accuracy)
     return fmean(differences) if differences else None
 
 
-def _recommendation(found: dict[Place, Chosen], model: str, percents: Sequence[int]) -> str:
+def _recommendation(found: dict[TableCell, Chosen], model: str, percents: Sequence[int]) -> str:
     """Name the method that validation prefers where every method has been tried to the end."""
     methods = [method for method in ABLATION.methods if method.split(" ")[0] == model]
     columns = [
         (dataset, percent)
         for dataset in ABLATION.datasets
         for percent in percents
-        if all(Place(dataset, method, percent) in found for method in methods)
+        if all(TableCell(dataset, method, percent) in found for method in methods)
     ]
     if not columns:
         return ""
 
     def mean(method: str, value: Callable[[Chosen], float], among: Iterable[tuple[str, int]]) -> float:
-        return fmean(value(found[Place(dataset, method, percent)]) for dataset, percent in among)
+        return fmean(value(found[TableCell(dataset, method, percent)]) for dataset, percent in among)
 
     # Chosen by validation, like everything else: the test set must not decide which protocol is best.
     scores = {
@@ -171,7 +172,7 @@ def _of_experiments(selection: Selection) -> set[Spec]:
     experiments = {
         one for found in EXPERIMENTS.values() for one in (found, selection.narrow(found)) if one is not None
     }
-    return {spec for one in experiments for place in one.places() for spec in one.candidates(place)}
+    return {spec for one in experiments for cell in one.cells() for spec in one.candidates(cell)}
 
 
 def _shortened(own: Sequence[Summary]) -> Iterator[str]:

@@ -1,32 +1,46 @@
-"""Our numbers beside the paper's: one table, written for the terminal, as CSV, Markdown and LaTeX."""
+"""Tables of selected candidates next to reported numbers, for the terminal, as CSV, Markdown and LaTeX."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
+from typing import NamedTuple
 
 from pairnorm.base.files import csv_text
 from pairnorm.data import datasets
-from pairnorm.paper.experiments import Experiment, Place
-from pairnorm.paper.results import Chosen, Reported, Results, reported
+from pairnorm.sweep.grid import Experiment, TableCell
+from pairnorm.sweep.index import Chosen, ResultIndex
 
 TITLES = {dataset.name: dataset.title for dataset in datasets()}
 NOT_RUN = "not run"
-PARTIAL = "* not all candidates of this place have been trained yet"
+PARTIAL = "* not all candidates of this cell have been trained yet"
 COLUMNS = (
     "dataset", "method", "missing_percent", "accuracy", "layers", "accuracy_std", "paper_accuracy",
     "paper_layers",
 )  # fmt: skip
 
 
+class Reported(NamedTuple):
+    """A number of the paper: mean test accuracy over 5 runs, and the number of layers."""
+
+    accuracy: float
+    layers: int
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A place of a table: what we found there, and what the paper reports, where there is either."""
+    """A filled cell of a table.
 
-    place: Place
+    Args:
+        cell: the cell.
+        ours: the selected candidate, None where nothing was run.
+        paper: the paper's number, None where it reports none.
+        best: whether no method has a higher accuracy on this graph at this missing rate.
+    """
+
+    cell: TableCell
     ours: Chosen | None
     paper: Reported | None
     best: bool = False
-    """Whether no method has a higher accuracy on this graph at this missing rate."""
 
     @property
     def difference(self) -> float | None:
@@ -36,51 +50,55 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """Entries, dataset by dataset and method by method."""
+    """Entries, graph by graph and method by method."""
 
     name: str
     title: str
     entries: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, results: Results, *experiments: Experiment, name: str = "", title: str = "") -> "Table":
-        """Look up every place of experiments that have the same columns; the first gives name and title.
+    def of(
+        cls,
+        index: ResultIndex,
+        *experiments: Experiment,
+        reported: Mapping[TableCell, Reported] | None = None,
+    ) -> "Table":
+        """Look up every cell of experiments with the same columns; the last gives name and title.
 
         Args:
-            results: what has been run.
-            *experiments: one, or several whose methods are to stand below one another.
-            name: instead of the first experiment's.
-            title: likewise.
+            index: the trials.
+            *experiments: one, or several whose methods are listed one below the other.
+            reported: the paper's numbers.
         """
         found = {
-            place: (
-                results.chosen(experiment, place),
-                reported().get(place) if experiment.in_tables else None,
+            cell: (
+                index.chosen(experiment, cell),
+                (reported or {}).get(cell) if experiment.in_tables else None,
             )
             for experiment in experiments
-            for place in experiment.places()
+            for cell in experiment.cells()
         }
         top: dict[tuple[str, int], float] = {}
-        for place, (ours, _) in found.items():
-            column = (place.dataset, place.missing_percent)
+        for cell, (ours, _) in found.items():
+            column = (cell.dataset, cell.missing_percent)
             top[column] = max(top.get(column, 0.0), round(ours.accuracy, 3) if ours else 0.0)
         entries = [
             Entry(
-                place,
+                cell,
                 ours,
                 paper,
-                ours is not None and round(ours.accuracy, 3) == top[place.dataset, place.missing_percent],
+                ours is not None and round(ours.accuracy, 3) == top[cell.dataset, cell.missing_percent],
             )
-            for place, (ours, paper) in found.items()
+            for cell, (ours, paper) in found.items()
         ]
         order = list(TITLES)
-        entries.sort(key=lambda entry: order.index(entry.place.dataset))
-        return cls(name or experiments[0].name, title or experiments[0].title, tuple(entries))
+        entries.sort(key=lambda entry: order.index(entry.cell.dataset))
+        return cls(experiments[-1].name, experiments[-1].title, tuple(entries))
 
     @property
     def percents(self) -> list[int]:
         """The missing percentages, rising."""
-        return sorted({entry.place.missing_percent for entry in self.entries})
+        return sorted({entry.cell.missing_percent for entry in self.entries})
 
     @property
     def filled(self) -> int:
@@ -89,7 +107,7 @@ class Table:
 
     @property
     def against_paper(self) -> bool:
-        """Whether the paper reports any of its places."""
+        """Whether the paper reports any of its cells."""
         return any(entry.paper for entry in self.entries)
 
     @property
@@ -101,7 +119,7 @@ class Table:
         """Yield dataset, method, and the entries at every missing percentage."""
         found: dict[tuple[str, str], dict[int, Entry]] = {}
         for entry in self.entries:
-            found.setdefault(entry.place[:2], {})[entry.place.missing_percent] = entry
+            found.setdefault(entry.cell[:2], {})[entry.cell.missing_percent] = entry
         for (dataset, method), entries in found.items():
             yield dataset, method, [entries.get(percent) for percent in self.percents]
 
@@ -114,7 +132,7 @@ def as_csv(table: Table, settings: Sequence[str] = ()) -> str:
         std = "" if ours is None or isnan(ours.accuracy_std) else f"{ours.accuracy_std:.4f}"
         rows.append(
             [
-                *entry.place,
+                *entry.cell,
                 *(("", "") if ours is None else (f"{ours.accuracy:.4f}", ours.layers)),
                 std,
                 *(("", "") if paper is None else paper),
@@ -125,7 +143,7 @@ def as_csv(table: Table, settings: Sequence[str] = ()) -> str:
 
 
 def markdown(table: Table) -> str:
-    """Return the table as Markdown: a line of ours and a line of the paper's in every cell."""
+    """Return the table as Markdown, with our number and the paper's in every cell."""
     rows, previous = [], ""
     for dataset, method, entries in table.rows():
         rows.append([TITLES[dataset] if dataset != previous else "", method, *map(_markdown_cell, entries)])
@@ -139,8 +157,8 @@ def markdown(table: Table) -> str:
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
-    """Return any table as Markdown; columns after the first ``left`` are numbers."""
-    rule = "".join("---|" if left is None or place < left else "---:|" for place in range(len(headings)))
+    """Return any table as Markdown; columns after the first ``left`` are aligned to the right."""
+    rule = "".join("---|" if left is None or column < left else "---:|" for column in range(len(headings)))
     lines = [f"| {' | '.join(row)} |" for row in (headings, *rows)]
     return "\n".join([lines[0], f"|{rule}", *lines[1:]])
 
@@ -168,12 +186,12 @@ def latex(table: Table) -> str:
 
 
 def terminal(table: Table) -> str:
-    """Return the table for the terminal, a line for each place, marked up as rich does it."""
+    """Return the table for the terminal, one line per cell, with rich markup."""
     headings = ["", "Missing", "Ours", "Layers", *(["Paper", "Layers", "Difference"] * table.against_paper)]
     lines, marks = [headings], [""]
     previous = ("", "")
     for entry in table.entries:
-        dataset, method, percent = entry.place
+        dataset, method, percent = entry.cell
         ours, paper, difference = entry.ours, entry.paper, entry.difference
         if dataset != previous[0]:
             lines.append([TITLES[dataset], *[""] * (len(headings) - 1)])

@@ -1,0 +1,243 @@
+"""Grids of specs: the cells of a table, the candidates of each cell, and how one candidate is selected."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import product
+from math import inf, isnan, nan
+from statistics import fmean, stdev
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pairnorm.train import Spec, Trial
+
+Settings = Mapping[str, Any]
+"""Fields of a ``Spec``. A tuple lists values among which validation accuracy selects."""
+Pair = tuple[Spec, int]
+"""A spec and a seed: one trial."""
+CellT = TypeVar("CellT", bound=Hashable)
+
+
+class TableCell(NamedTuple):
+    """A cell of a table: a graph, a method and the percentage of missing feature vectors."""
+
+    dataset: str
+    method: str
+    missing_percent: int
+
+
+def expand(settings: Settings, **common: Any) -> tuple[Spec, ...]:
+    """Return one spec per combination of the listed values, shallow models first.
+
+    >>> for spec in expand({"model": "GCN", "depth": (4, 2), "dropout": (0.0, 0.5)}, dataset="cora"):
+    ...     print(spec)
+    cora GCN depth=2 dropout=0.0
+    cora GCN depth=2 dropout=0.5
+    cora GCN depth=4 dropout=0.0
+    cora GCN depth=4 dropout=0.5
+
+    Args:
+        settings: fields of the specs; a tuple lists several values of a field.
+        **common: more fields, one value each.
+    """
+    values = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
+    depths = sorted(set(values.pop("depth")))
+    shallow = dict.fromkeys(
+        Spec(**common, depth=depths[0], **dict(zip(values, combination, strict=True)))
+        for combination in product(*values.values())
+    )
+    return tuple(spec.at(depth) for depth in depths for spec in shallow)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The runs of one candidate; ``spec`` is that of the first run."""
+
+    spec: Spec
+    trials: tuple[Trial, ...]
+
+    def mean(self, name: str) -> float:
+        """Return the mean over the runs of a metric, such as ``test_accuracy``, or of a measure."""
+        return fmean(self.values(name).values())
+
+    def std(self, name: str) -> float:
+        """Return the sample standard deviation over the runs, NaN for a single run."""
+        values = list(self.values(name).values())
+        return stdev(values) if len(values) > 1 and not any(map(isnan, values)) else nan
+
+    @cached_property
+    def validation(self) -> float:
+        """The mean validation accuracy, which selects candidates; NaN counts as -1.
+
+        Rounded, so that the same number of right answers is a tie however they are spread over the runs.
+        """
+        value = self.mean("validation_accuracy")
+        return -1.0 if isnan(value) else round(value, 6)
+
+    def values(self, name: str) -> dict[int, float]:
+        """Return a metric or a measure by seed."""
+        return {
+            trial.seed: trial.measures[name] if name in trial.measures else float(getattr(trial, name))
+            for trial in self.trials
+        }
+
+
+@dataclass(frozen=True)
+class SelectionRule:
+    """How validation accuracy selects one candidate of a cell.
+
+    Every candidate is trained with the first ``search_runs`` seeds. The best one decides the finalists, which
+    are trained with all seeds. The finalist with the highest mean validation accuracy is reported.
+
+    Args:
+        search_runs: runs of every candidate. Default: all runs, so that every candidate is a finalist.
+        shared: settings in which finalists equal the best candidate of the search. Default: the best
+            candidate is the only finalist.
+        loss_breaks_ties: whether the lower validation loss wins between equal accuracies. Default: the
+            candidate that comes first.
+    """
+
+    search_runs: int | None = None
+    shared: tuple[str, ...] | None = None
+    loss_breaks_ties: bool = False
+
+    def best(self, candidates: Sequence[Summary]) -> int:
+        """Return the position of the candidate with the highest mean validation accuracy."""
+
+        def merit(position: int) -> tuple[float, float]:
+            candidate = candidates[position]
+            if not self.loss_breaks_ties:
+                return candidate.validation, 0.0
+            loss = candidate.mean("validation_loss")
+            return candidate.validation, -inf if isnan(loss) else -loss
+
+        return max(range(len(candidates)), key=merit)
+
+    def finalists(self, candidates: Sequence[Spec], best: int) -> list[int]:
+        """Return the positions of the candidates to train with all seeds.
+
+        Args:
+            candidates: of a cell.
+            best: position of the best candidate of the search.
+        """
+        if self.shared is None:
+            return [best]
+        winner = [getattr(candidates[best], name) for name in self.shared]
+        return [
+            position
+            for position, spec in enumerate(candidates)
+            if [getattr(spec, name) for name in self.shared] == winner
+        ]
+
+
+def best(candidates: Sequence[Summary]) -> Summary:
+    """Return the candidate with the highest mean validation accuracy, of equals the first."""
+    return candidates[SelectionRule().best(candidates)]
+
+
+class Grid(ABC, Generic[CellT]):
+    """Cells of a table, the candidates of each, and the seeds with which they are trained."""
+
+    @property
+    @abstractmethod
+    def rule(self) -> SelectionRule:
+        """How one candidate of a cell is selected."""
+
+    @abstractmethod
+    def cells(self) -> Iterable[CellT]:
+        """Yield every cell."""
+
+    @abstractmethod
+    def seeds(self, cell: CellT) -> range:
+        """Return the seeds of a cell."""
+
+    @abstractmethod
+    def candidates(self, cell: CellT, seed: int = 0) -> Sequence[Spec]:
+        """Return the candidates of a cell in a fixed order; the split may depend on the seed."""
+
+    def pairs(self, cell: CellT, positions: Iterable[int] | None = None) -> Iterator[Pair]:
+        """Yield the trials of a cell.
+
+        Args:
+            cell: the cell.
+            positions: of candidates that get all runs. Default: the runs of the search, of all candidates.
+        """
+        seeds = self.seeds(cell)
+        chosen = None if positions is None else list(positions)
+        for seed in seeds[: self.rule.search_runs] if chosen is None else seeds:
+            specs = self.candidates(cell, seed)
+            for position in range(len(specs)) if chosen is None else chosen:
+                yield specs[position], seed
+
+    def requested(self) -> Iterator[Pair]:
+        """Yield every trial that does not depend on the outcome of a search."""
+        return (pair for cell in self.cells() for pair in self.pairs(cell))
+
+
+@dataclass(frozen=True)
+class Experiment(Grid[TableCell]):
+    """A grid of methods, graphs and missing rates.
+
+    Args:
+        name: on the command line.
+        title: what it shows.
+        methods: settings by name of the method.
+        missing: number of runs by percentage of missing vectors.
+        datasets: names of graphs.
+        settings: common to all methods. ``{seed}`` in ``split`` gives every run a split of its own.
+        measures: taken of the last hidden representation while training.
+        search_runs: see ``SelectionRule``.
+        searched: settings that the search selects, see ``SelectionRule.shared``.
+        in_tables: whether the paper's tables report its cells; not so on another split or architecture.
+
+    >>> methods = {"SGC-PN": {"model": "SGC", "depth": (1, 2), "norm": "PN", "scale": (1.0, 10.0)}}
+    >>> experiment = Experiment("tiny", "An example", methods, {100: 3}, datasets=("cora",))
+    >>> for spec in experiment.candidates(TableCell("cora", "SGC-PN", 100)):
+    ...     print(spec)
+    cora SGC depth=1 norm=PN missing_rate=1.0
+    cora SGC depth=1 norm=PN scale=10.0 missing_rate=1.0
+    cora SGC depth=2 norm=PN missing_rate=1.0
+    cora SGC depth=2 norm=PN scale=10.0 missing_rate=1.0
+    >>> len(list(experiment.requested()))
+    12
+    """
+
+    name: str
+    title: str
+    methods: Mapping[str, Settings]
+    missing: Mapping[int, int]
+    datasets: tuple[str, ...]
+    settings: Settings = field(default_factory=dict)
+    measures: tuple[str, ...] = ()
+    search_runs: int | None = None
+    searched: tuple[str, ...] = ()
+    in_tables: bool = True
+
+    @property
+    def rule(self) -> SelectionRule:
+        """Mean validation accuracy over all runs selects; of equals, the shallowest candidate."""
+        return SelectionRule(self.search_runs, self.searched)
+
+    def cells(self) -> Iterator[TableCell]:
+        """Yield every cell, graph by graph."""
+        for cell in product(self.datasets, self.methods, self.missing):
+            yield TableCell(*cell)
+
+    def seeds(self, cell: TableCell) -> range:
+        """Return the seeds of a cell."""
+        return range(self.missing[cell.missing_percent])
+
+    def candidates(self, cell: TableCell, seed: int = 0) -> tuple[Spec, ...]:
+        """Return the candidates of a cell, shallow ones first."""
+        return _candidates(self, cell, seed if "{seed}" in self.settings.get("split", "") else 0)
+
+    def __hash__(self) -> int:  # settings are mappings, which have no hash
+        return hash((self.name, self.datasets, *self.missing.items()))
+
+
+@cache
+def _candidates(experiment: Experiment, cell: TableCell, seed: int) -> tuple[Spec, ...]:
+    settings = {**experiment.methods[cell.method], **experiment.settings}
+    if "split" in settings:
+        settings["split"] = settings["split"].format(seed=seed)
+    return expand(settings, dataset=cell.dataset, missing_rate=cell.missing_percent / 100)

@@ -1,0 +1,219 @@
+"""The trials of a store by spec and seed: summaries over runs, selected candidates, pending trials."""
+
+import gzip
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pairnorm.base.errors import PairNormError
+from pairnorm.sweep.grid import CellT, Grid, Pair, Summary
+from pairnorm.train import Spec, Store, Trial
+
+MAX_EXPANSION = 200
+"""How many times larger than its gzip file an export may be: text does not compress further."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidate of a cell that validation accuracy selects.
+
+    Args:
+        best: its runs.
+        complete: whether all finalists had been trained.
+        every: all runs of it in the store, where there are more than the reported ones.
+    """
+
+    best: Summary
+    complete: bool
+    every: Summary | None = None
+
+    def among(self, others: "Sequence[Chosen]") -> "Chosen":
+        """Return it with all the runs that the store has of each of the others too."""
+        runs = [one.every or one.best for one in (self, *others)]
+        seeds = set.intersection(*({trial.seed for trial in one.trials} for one in runs))
+        if len(seeds) <= len(self.best.trials):
+            return self
+        shared = tuple(trial for trial in runs[0].trials if trial.seed in seeds)
+        return Chosen(Summary(self.best.spec, shared), self.complete)
+
+    @property
+    def accuracy(self) -> float:
+        """Mean test accuracy."""
+        return self.best.mean("test_accuracy")
+
+    @property
+    def accuracy_std(self) -> float:
+        """Standard deviation of the test accuracy over the runs."""
+        return self.best.std("test_accuracy")
+
+    @property
+    def layers(self) -> int:
+        """The depth."""
+        return self.best.spec.depth
+
+
+class ResultIndex:
+    """The trials of a store, by spec and seed.
+
+    Args:
+        trials: the trials of every spec.
+        ignore_fingerprints: whether a graph's fingerprint in ``dataset`` is left out of the key.
+    """
+
+    def __init__(self, trials: Mapping[Spec, Iterable[Trial]], ignore_fingerprints: bool = False) -> None:
+        self._trials: dict[Spec, dict[int, Trial]] = {}
+        for spec, some in trials.items():
+            key = spec
+            if ignore_fingerprints and "@" in spec.dataset:
+                key = spec.replace(dataset=spec.dataset.partition("@")[0])
+            self._trials.setdefault(key, {}).update((trial.seed, trial) for trial in some)
+        self._candidates: dict[Any, tuple[list[Summary], bool]] = {}
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], ignore_fingerprints: bool = False) -> "ResultIndex":
+        """Read a store, or its export as ``.csv`` or ``.csv.gz``."""
+        with open_results(path) as store:
+            return cls(store.cells(), ignore_fingerprints)
+
+    def __contains__(self, pair: Pair) -> bool:
+        return pair[1] in self._trials.get(pair[0], {})
+
+    def summary(self, spec: Spec, seeds: Iterable[int]) -> Summary | None:
+        """Return the runs of a spec with these seeds, or None if one is pending."""
+        return self._summary([(spec, seed) for seed in seeds])
+
+    def _summary(self, pairs: Sequence[Pair]) -> Summary | None:
+        try:
+            return Summary(pairs[0][0], tuple([self._trials[spec][seed] for spec, seed in pairs]))
+        except KeyError:
+            return None
+
+    def every_run(self, spec: Spec) -> Summary:
+        """Return all runs of a spec."""
+        return Summary(spec, tuple(self._trials[spec].values()))
+
+    def finalists(self, grid: Grid[CellT], cell: CellT) -> list[int] | None:
+        """Return the positions of the candidates that get all runs; None while the search is incomplete."""
+        specs, rule = grid.candidates(cell), grid.rule
+        if rule.search_runs is None or len(specs) == 1:
+            return list(range(len(specs)))
+        found = self._summaries(grid, cell, range(len(specs)), grid.seeds(cell)[: rule.search_runs])
+        return rule.finalists(specs, rule.best(found)) if len(found) == len(specs) else None
+
+    def _summaries(
+        self, grid: Grid[CellT], cell: CellT, positions: Iterable[int], seeds: range
+    ) -> list[Summary]:
+        """Return those of some candidates that have all these runs."""
+        specs = [(grid.candidates(cell, seed), seed) for seed in seeds]
+        found = (self._summary([(some[position], seed) for some, seed in specs]) for position in positions)
+        return [summary for summary in found if summary is not None]
+
+    def candidates(self, grid: Grid[CellT], cell: CellT) -> tuple[list[Summary], bool]:
+        """Return the finalists of a cell that have all runs, and whether these are all finalists."""
+        key = (grid, cell)
+        if key not in self._candidates:
+            positions = self.finalists(grid, cell) or []
+            found = self._summaries(grid, cell, positions, grid.seeds(cell))
+            self._candidates[key] = found, bool(positions) and len(found) == len(positions)
+        return self._candidates[key]
+
+    def chosen(self, grid: Grid[CellT], cell: CellT) -> Chosen | None:
+        """Return the selected candidate of a cell, or None where no finalist has all runs."""
+        found, complete = self.candidates(grid, cell)
+        return Chosen(found[grid.rule.best(found)], complete) if found else None
+
+    def runs(self, grid: Grid[CellT], cell: CellT) -> list[Trial]:
+        """Return the runs so far of the only finalist of a cell, none while the search is incomplete."""
+        pairs = grid.pairs(cell, self.finalists(grid, cell) or ())
+        return [self._trials[spec][seed] for spec, seed in pairs if (spec, seed) in self]
+
+    def by_depth(self, grid: Grid[CellT], cell: CellT, one_scale: bool = False) -> list[Summary]:
+        """Return the best candidate of each depth, shallow ones first.
+
+        Args:
+            grid: the grid.
+            cell: one of its cells.
+            one_scale: use the same scale at all depths: that of the best mean validation accuracy.
+        """
+        found, _ = self.candidates(grid, cell)
+        if one_scale and found:
+            scales = _grouped(found, "scale")
+            found = max(scales.values(), key=lambda group: fmean(one.validation for one in group))
+        return [group[grid.rule.best(group)] for _, group in sorted(_grouped(found, "depth").items())]
+
+    def pending(self, grid: Grid[CellT], cells: Iterable[CellT] | None = None) -> list[Pair]:
+        """Return the trials to train next: of the search, or, once it is complete, of the finalists.
+
+        Args:
+            grid: the grid.
+            cells: some of its cells. Default: all.
+        """
+        pairs: dict[Pair, None] = {}
+        for cell in grid.cells() if cells is None else cells:
+            for pair in grid.pairs(cell, self.finalists(grid, cell)):
+                if pair not in self:
+                    pairs[pair] = None
+        return list(pairs)
+
+    def count_pending(self, grids: Iterable[Grid[Any]]) -> int:
+        """Return how many trials are still to be trained, those that wait for a search included."""
+        known: set[Pair] = set()
+        later = 0
+        for grid in grids:
+            known.update(self.pending(grid))
+            for cell in grid.cells() if grid.rule.search_runs is not None else ():
+                if self.finalists(grid, cell) is None:
+                    finalists = grid.rule.finalists(grid.candidates(cell), 0)
+                    later += len(finalists) * len(grid.seeds(cell)[grid.rule.search_runs :])
+        return len(known) + later
+
+
+@contextmanager
+def open_results(path: str | os.PathLike[str]) -> Iterator[Store]:
+    """Open a store for reading; an export, ``.csv`` or ``.csv.gz``, through a temporary store."""
+    source = Path(path)
+    if ".csv" not in source.suffixes[-2:]:
+        with Store(source, read_only=True) as store:
+            yield store
+        return
+    if not source.is_file():
+        problem = f"there is no export at {source}"
+        hint = "Check the path, or run an experiment first."
+        raise PairNormError(problem, code="file-missing", value=source, hint=hint)
+    with TemporaryDirectory() as folder:
+        if source.suffix == ".gz":
+            source = _unpacked(source, Path(folder))
+        with Store(Path(folder) / "store.sqlite") as store:
+            store.merge(source)
+            yield store
+
+
+def _unpacked(source: Path, folder: Path) -> Path:
+    """Unpack an export; refuse one that is no gzip file, ends early or expands too much."""
+    plain, room = folder / source.stem, MAX_EXPANSION * source.stat().st_size
+    try:
+        with gzip.open(source) as packed, plain.open("wb") as target:
+            while block := packed.read(1 << 20):
+                room -= len(block)
+                if room < 0:
+                    raise ValueError(f"it is more than {MAX_EXPANSION} times as large when unpacked")
+                target.write(block)
+    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+        problem = f"{source} cannot be unpacked ({error})"
+        expected = "a store's CSV export, packed by gzip"
+        raise PairNormError(problem, code="file-damaged", value=source, expected=expected) from error
+    return plain
+
+
+def _grouped(candidates: Iterable[Summary], name: str) -> dict[float, list[Summary]]:
+    groups: dict[float, list[Summary]] = defaultdict(list)
+    for candidate in candidates:
+        groups[getattr(candidate.spec, name)].append(candidate)
+    return groups

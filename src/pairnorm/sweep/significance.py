@@ -1,0 +1,156 @@
+"""The one significance test: paired over runs, with intervals, Holm-corrected; and mean ranks."""
+
+from collections.abc import Mapping, Sequence
+from math import inf, isnan, nan, sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+ERROR_RATE = 0.05
+"""Probability of any false positive in a family of comparisons."""
+MIN_DEVIATION = 5e-4
+"""The least standard deviation that is assumed of paired differences: accuracies are shown to 0.001."""
+RESAMPLES = 2000
+
+Runs = Mapping[int, float]
+"""The score of every run, by seed. Runs with one seed share the split and the mask of missing features."""
+
+
+class Difference(NamedTuple):
+    """The mean of paired differences, its 95% interval and the p-value of no difference.
+
+    Args:
+        mean: of the first minus the second.
+        low: lower end of the interval, minus infinity for a single pair.
+        high: upper end.
+        p: two-sided, 1 for a single pair.
+        runs: number of pairs.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    runs: int
+
+    def __str__(self) -> str:
+        interval = "" if self.runs < 2 else f" ({self.low:+.3f} to {self.high:+.3f})"
+        return f"{self.mean:+.3f}{interval}"
+
+
+def paired_difference(one: Runs, other: Runs | float) -> Difference:
+    """Compare two methods over the seeds that both have, with Student's t.
+
+    $$ t = \\bar d \\sqrt n / s_d, \\qquad d_i = a_i - b_i $$
+
+    >>> print(paired_difference({0: 0.81, 1: 0.80, 2: 0.83}, {0: 0.79, 1: 0.79, 2: 0.80}))
+    +0.020 (-0.005 to +0.045)
+
+    Args:
+        one: scores by seed.
+        other: scores by seed, or a constant such as a published number.
+    """
+    seeds = [seed for seed in one if isinstance(other, float) or seed in other]
+    differences = [one[seed] - (other if isinstance(other, float) else other[seed]) for seed in seeds]
+    runs = len(differences)
+    if not runs or any(map(isnan, differences)):
+        return Difference(nan, -inf, inf, 1.0, 0)
+    mean = fmean(differences)
+    if runs == 1:
+        return Difference(mean, -inf, inf, 1.0, 1)
+    from scipy.special import stdtr, stdtrit
+
+    error = max(stdev(differences), MIN_DEVIATION) / sqrt(runs)
+    p = 2 * float(stdtr(runs - 1, -abs(mean) / error))
+    half = float(stdtrit(runs - 1, 1 - ERROR_RATE / 2)) * error
+    return Difference(mean, mean - half, mean + half, p, runs)
+
+
+def significant(differences: Sequence[Difference]) -> list[bool]:
+    """Decide which of a family of differences are not zero, by Holm's procedure.
+
+    The probability of any false positive among them is at most ``ERROR_RATE``.
+
+    >>> significant([Difference(0.1, 0, 0, p, 5) for p in (0.03, 0.001, 0.02)])
+    [True, True, True]
+    >>> significant([Difference(0.1, 0, 0, p, 5) for p in (0.04, 0.001, 0.03)])
+    [False, True, False]
+    """
+    decided = [False] * len(differences)
+    order = sorted(range(len(differences)), key=lambda position: differences[position].p)
+    for rank, position in enumerate(order):
+        if differences[position].p > ERROR_RATE / (len(differences) - rank):
+            break
+        decided[position] = True
+    return decided
+
+
+def compare_with(reference: str, scores: Mapping[str, Runs]) -> dict[str, tuple[Difference, bool]]:
+    """Compare every other method with one that was not selected by these scores.
+
+    Args:
+        reference: a method, for instance the one that validation accuracy selects.
+        scores: of every method, the reference included.
+
+    Returns:
+        For every other method: its score minus that of the reference, and whether that is significant.
+    """
+    others = [method for method in scores if method != reference]
+    differences = [paired_difference(scores[method], scores[reference]) for method in others]
+    return dict(zip(others, zip(differences, significant(differences), strict=True), strict=True))
+
+
+class MeanRank(NamedTuple):
+    """A method's mean rank, 1 for the best, and its interval."""
+
+    method: str
+    rank: float
+    low: float
+    high: float
+
+
+def mean_ranks(
+    situations: Sequence[Mapping[str, Sequence[float]]], groups: Sequence[str] | None = None
+) -> list[MeanRank]:
+    """Rank methods by mean accuracy in every situation and average the ranks; the best comes first.
+
+    The interval holds 95% of the mean ranks when situations, and runs in each of them, are resampled with
+    replacement. Situations on one graph are similar: resample graphs for an interval that holds for others.
+
+    >>> for one in mean_ranks([{"a": [0.9, 0.8], "b": [0.5, 0.6]}, {"a": [0.7, 0.9], "b": [0.3, 0.2]}]):
+    ...     print(*one)
+    a 1.0 1.0 1.0
+    b 2.0 2.0 2.0
+
+    Args:
+        situations: accuracies of the runs of every method; the same methods and numbers of runs in all.
+        groups: the graph of each, to resample graphs. Default: resample single situations.
+    """
+    methods = list(situations[0])
+    values = np.array([[situation[method] for method in methods] for situation in situations])
+    generator = np.random.default_rng(0)
+    runs = values.shape[2]
+    names = np.array(range(len(values)) if groups is None else groups)
+    together = [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
+    drawn = [values.mean(2)]
+    for _ in range(RESAMPLES):
+        positions = generator.integers(len(together), size=len(together))
+        some = values[np.concatenate([together[position] for position in positions])]
+        again = np.take_along_axis(some, generator.integers(runs, size=some.shape), axis=2)
+        drawn.append(again.mean(2))
+    ranks, *resampled = _rank_means(drawn)
+    low, high = np.quantile(resampled, [ERROR_RATE / 2, 1 - ERROR_RATE / 2], axis=0)
+    found = zip(methods, ranks.tolist(), low.tolist(), high.tolist(), strict=True)
+    return sorted((MeanRank(*one) for one in found), key=lambda one: one.rank)
+
+
+def _rank_means(drawn: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the methods' mean ranks in each of several sets of situations, ranked in one call."""
+    from scipy.stats import rankdata
+
+    ranks = rankdata(-np.concatenate(drawn), axis=1)
+    sizes = np.array([len(situations) for situations in drawn])
+    means: NDArray[np.float64] = np.add.reduceat(ranks, np.cumsum(sizes) - sizes) / sizes[:, None]
+    return means

@@ -1,0 +1,103 @@
+"""The significance test keeps its error rate where methods do not differ, and finds those that do."""
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from pairnorm.sweep.significance import (
+    ERROR_RATE,
+    MIN_DEVIATION,
+    Difference,
+    compare_with,
+    mean_ranks,
+    paired_difference,
+    significant,
+)
+
+SIMULATIONS = 1000
+
+
+def by_seed(values: np.ndarray) -> dict[int, float]:
+    return dict(enumerate(values.tolist()))
+
+
+@pytest.mark.parametrize("runs", [2, 5, 20])
+def test_difference_is_students_paired_t(runs: int) -> None:
+    one, other = np.random.default_rng(runs).normal(0.7, 0.1, (2, runs))
+    found = paired_difference(by_seed(one), by_seed(other))
+    expected = ttest_rel(one, other)
+    interval = expected.confidence_interval(1 - ERROR_RATE)
+    assert found == pytest.approx(
+        (np.mean(one - other), interval.low, interval.high, expected.pvalue, runs), rel=1e-9
+    )
+
+
+def test_only_seeds_of_both_are_paired() -> None:
+    found = paired_difference({0: 0.5, 1: 0.6, 7: 0.9}, {0: 0.4, 1: 0.5, 2: 0.1})
+    assert (found.runs, found.mean) == (2, pytest.approx(0.1))
+
+
+def test_a_constant_is_compared_with_every_run() -> None:
+    assert paired_difference({0: 0.5, 1: 0.7}, 0.5).mean == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("other", [{0: 0.1}, {5: 0.1}, {0: float("nan"), 1: 0.1}])
+def test_too_few_runs_decide_nothing(other: dict[int, float]) -> None:
+    found = paired_difference({0: 0.9, 1: 0.8}, other)
+    assert (found.p, found.low, found.high) == (1.0, -np.inf, np.inf)
+
+
+def test_equal_differences_have_a_least_deviation() -> None:
+    # Two runs that differ by exactly one node of a thousand are no proof.
+    found = paired_difference({0: 0.801, 1: 0.701}, {0: 0.800, 1: 0.700})
+    assert found.p > ERROR_RATE
+    assert found.high - found.low > MIN_DEVIATION
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.9])
+def test_of_20_identical_methods_none_differs_in_95_percent_of_sweeps(shared: float) -> None:
+    """The family-wise error rate, for a reference that validation accuracy selects."""
+    generator = np.random.default_rng(0)
+    false_positives = 0
+    for _ in range(SIMULATIONS):
+        # Runs share seeds: part of their noise is common to all methods.
+        noise = shared * generator.normal(size=5) + generator.normal(size=(20, 5))
+        scores = {str(method): by_seed(0.7 + 0.02 * runs) for method, runs in enumerate(noise)}
+        selected = str(generator.integers(20))
+        false_positives += any(differs for _, differs in compare_with(selected, scores).values())
+    # Three standard errors of a simulated rate above the stated one.
+    assert false_positives / SIMULATIONS < ERROR_RATE + 3 * np.sqrt(ERROR_RATE * 0.95 / SIMULATIONS)
+
+
+def test_a_single_comparison_has_the_stated_rate() -> None:
+    generator = np.random.default_rng(1)
+    draws = 0.7 + 0.02 * generator.normal(size=(SIMULATIONS, 2, 5))
+    rate = np.mean([paired_difference(by_seed(a), by_seed(b)).p <= ERROR_RATE for a, b in draws])
+    assert abs(rate - ERROR_RATE) < 3 * np.sqrt(ERROR_RATE * 0.95 / SIMULATIONS)
+
+
+def test_a_real_difference_is_found_and_its_sign_kept() -> None:
+    generator = np.random.default_rng(2)
+    common = generator.normal(0.7, 0.05, 5)
+    scores = {"reference": by_seed(common), "same": by_seed(common + generator.normal(0, 0.005, 5))}
+    scores["worse"] = by_seed(common - 0.1 + generator.normal(0, 0.005, 5))
+    found = compare_with("reference", scores)
+    assert {method: differs for method, (_, differs) in found.items()} == {"same": False, "worse": True}
+    assert found["worse"][0].mean < 0
+
+
+def test_holm_stops_at_the_first_that_is_not_significant() -> None:
+    family = [Difference(0.1, 0.0, 0.2, p, 5) for p in (0.011, 0.5, 0.012, 0.03, 0.001)]
+    assert significant(family) == [True, False, True, False, True]
+    assert significant([]) == []
+
+
+def test_mean_ranks_resample_graphs_where_asked() -> None:
+    good, bad = {"a": [0.9, 0.9], "b": [0.1, 0.1]}, {"a": [0.1, 0.1], "b": [0.9, 0.9]}
+    situations, graphs = [good, good, good, bad], ["x", "x", "x", "y"]
+    first = mean_ranks(situations, graphs)[0]
+    assert (first.method, first.rank, first.low, first.high) == ("a", 1.25, 1.0, 2.0)
+
+
+def test_ties_share_a_rank() -> None:
+    assert [one.rank for one in mean_ranks([{"a": [0.5], "b": [0.5]}])] == [1.5, 1.5]
