@@ -77,7 +77,7 @@ def fill(path: Path, experiments: list[Experiment], contrary: bool = False) -> P
             continue
         for cell in experiment.cells():
             for spec in experiment.candidates(cell):
-                for seed in experiment.seeds(cell.missing_percent):
+                for seed in experiment.seeds(cell):
                     cells.setdefault(spec, {})[seed] = trial(spec, seed, contrary)
     with Store(path) as store:
         store.add_cells({spec: list(found.values()) for spec, found in cells.items()}, seconds=1.0)

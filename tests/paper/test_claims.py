@@ -44,14 +44,14 @@ def chosen(depth: int, *accuracies: float) -> Chosen:
 
 
 def test_what_is_decided_by_less_than_the_noise_is_unsure() -> None:
-    high, low, near = chosen(2, 0.8, 0.81), chosen(4, 0.7, 0.71), chosen(8, 0.795, 0.8)
+    high, low, near = chosen(2, 0.8, 0.81), chosen(4, 0.7, 0.71), chosen(8, 0.796, 0.804)
     assert compare("label", "better", high, low) == Case("label", True, "0.805 @ 2 against 0.705 @ 4")
     # The most accurate of the rivals is compared with; more runs are wanted of all of them.
     specs = tuple(one.best.spec for one in (high, low, near))
     assert compare("label", "better", high, low, near) == Case(
-        "label", True, "0.805 @ 2 against 0.798 @ 8", specs
+        "label", True, "0.805 @ 2 against 0.800 @ 8", specs
     )
-    assert not compare("label", "not worse", high, near).unsure  # by 0.0275, over errors of 0.0056
+    assert not compare("label", "not worse", high, near).unsure  # by 0.025, with an interval of ± 0.013
     assert compare("label", "better", chosen(2, 0.9), low).unsure  # of a single run nothing is known
     assert not compare("label", "deeper", high, near).unsure
     # More runs count where there are as many of both: one that is rare would decide against a mean.
@@ -71,9 +71,10 @@ def test_more_runs_are_wanted_of_what_decides_and_then_decide() -> None:
             for spec in TABLE3.candidates(TableCell("cora", method, 100)):
                 cells[spec] = [
                     replace(
-                        trial(spec, seed), validation_accuracy=0.5, test_accuracy=mean + 0.02 * (-1) ** seed
+                        trial(spec, seed), validation_accuracy=0.5, test_accuracy=mean + 0.02 * (-1) ** sign
                     )
                     for seed in range(runs if spec.depth == 2 else 5)
+                    for sign in [seed + (seed // 2 if method == "GAT-PN" else 0)]
                 ]
         return ResultIndex(cells)
 

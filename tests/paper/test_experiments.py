@@ -53,7 +53,7 @@ def test_candidates_are_kept_for_equal_experiments_and_not_for_others() -> None:
 
 
 def test_pairs_are_all_runs_of_all_candidates_of_all_places() -> None:
-    pairs = list(TINY.pairs())
+    pairs = list(TINY.requested())
     # 2 graphs x 2 methods x 2 candidates x (2 runs at 0% + 1 at 100%)
     assert len(pairs) == len(set(pairs)) == 24
     assert {seed for spec, seed in pairs if spec.missing_rate == 1} == {0}
@@ -61,26 +61,28 @@ def test_pairs_are_all_runs_of_all_candidates_of_all_places() -> None:
 
 def test_a_search_starts_with_fewer_runs() -> None:
     search = replace(TINY, missing={0: 5}, search_runs=1, searched=("dropout",))
-    assert {seed for _, seed in search.pairs()} == {0}
+    assert {seed for _, seed in search.requested()} == {0}
 
 
 def test_what_values_without_meaning_share_is_one_candidate() -> None:
-    plain = Experiment("x", "x", {"GCN": {"model": "GCN", "depth": 2, "scale": (1.0, 10.0)}}, {0: 1})
+    plain = Experiment(
+        "x", "x", {"GCN": {"model": "GCN", "depth": 2, "scale": (1.0, 10.0)}}, {0: 1}, ("cora",)
+    )
     assert len(plain.candidates(TableCell("cora", "GCN", 0))) == 1
 
 
 def test_narrowed() -> None:
-    small = TINY.narrowed(datasets=["cora"], runs=3, epochs=9, depths=[8, 6, 8], missing=[100, 20])
+    small = Selection(datasets=["cora"], runs=3, epochs=9, depths=[8, 6, 8], missing=[100, 20]).narrow(TINY)
     assert small is not None
     assert (small.datasets, small.missing) == (("cora",), {100: 3})
     specs = small.candidates(TableCell("cora", "GCN", 100))
     assert [(spec.depth, spec.epochs) for spec in specs] == [(6, 9), (8, 9)]
-    assert TINY.narrowed() == TINY
+    assert Selection().narrow(TINY) == TINY
 
 
 def test_nothing_is_left() -> None:
-    assert TINY.narrowed(missing=[20]) is None
-    assert TINY.narrowed(datasets=["pubmed"]) is None
+    assert Selection(missing=[20]).narrow(TINY) is None
+    assert Selection(datasets=["pubmed"]).narrow(TINY) is None
 
 
 @pytest.mark.parametrize(
@@ -94,11 +96,11 @@ def test_nothing_is_left() -> None:
 )
 def test_what_cannot_be(raises: Any, options: dict[str, object], code: str, value: object) -> None:
     with raises(code, value=value):
-        TINY.narrowed(**options)
+        Selection(**options).narrow(TINY)
 
 
 def pairs(*names: str) -> set[tuple[Spec, int]]:
-    return {pair for name in names for pair in EXPERIMENTS[name].pairs()}
+    return {pair for name in names for pair in EXPERIMENTS[name].requested()}
 
 
 def test_sizes() -> None:
@@ -271,7 +273,7 @@ RAW, ROWS = "none", "rows"
 )
 def test_feature_scaling_of_every_experiment(name: str, scalings: dict[str, set[str]]) -> None:
     found: dict[str, set[str]] = {}
-    for spec, _ in EXPERIMENTS[name].pairs():
+    for spec, _ in EXPERIMENTS[name].requested():
         found.setdefault(spec.model, set()).add(spec.scaling)
     assert found == scalings
 

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from synthetic import SMALL, accuracy, fill, small_experiments
 
 from pairnorm.base.plotting import GREEN
-from pairnorm.paper.experiments import BARS, FIGURE1, FIGURE3, FIGURE4
+from pairnorm.paper.experiments import BARS, FIGURE1, FIGURE3, FIGURE4, Selection
 from pairnorm.paper.figures import CLASSES, against_depth, bars, figure1, figure2, steps
 from pairnorm.sweep.grid import TableCell
 from pairnorm.sweep.index import ResultIndex
@@ -35,7 +35,9 @@ def test_the_figure_shows_them() -> None:
         assert torch.equal(torch.as_tensor(drawn[0].get_xdata()), plane[labels == 0][:, 0])
 
 
-CORA = [found for experiment in small_experiments() if (found := experiment.narrowed(datasets=["cora"]))]
+CORA = [
+    found for experiment in small_experiments() if (found := Selection(datasets=["cora"]).narrow(experiment))
+]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +137,7 @@ def test_the_made_up_world_is_as_the_figures_say() -> None:
 
 
 def test_what_was_not_run_gets_no_empty_place(tmp_path: Path) -> None:
-    experiments = [small(experiment).narrowed(datasets=["cora"]) for experiment in (FIGURE4, BARS)]
+    experiments = [Selection(datasets=["cora"]).narrow(small(experiment)) for experiment in (FIGURE4, BARS)]
     path = fill(tmp_path / "s.sqlite", [experiment for experiment in experiments if experiment])
     with Store(path) as store:
         cells = store.cells(missing_rate=[0.0, 1.0])

@@ -14,10 +14,11 @@ from pairnorm.measure import MEASURES
 from pairnorm.paper import runner as module
 from pairnorm.paper.case_study import BINS, PAIRS, Layers, file_beside, read_layers
 from pairnorm.paper.experiments import CASE_STUDY, TUNED, Selection
-from pairnorm.paper.runner import Outcome, count_pending, reproduce
+from pairnorm.paper.runner import count_pending, reproduce
 from pairnorm.report.paper_report import write_outputs
 from pairnorm.sweep.grid import Experiment
 from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.runner import Outcome
 from pairnorm.train import Spec, Store, run
 from pairnorm.train.schedule import Running
 
@@ -87,7 +88,9 @@ def test_no_time_is_left(tmp_path: Path) -> None:
 
 def test_a_search_goes_on_to_its_second_stage(tmp_path: Path) -> None:
     smaller = {"SGC-tuned": {"model": "SGC", "depth": 1, "learning_rate": (0.005, 0.2)}}
-    search = replace(TUNED, methods=smaller).narrowed(datasets=["cora"], missing=[100], runs=3, epochs=2)
+    search = Selection(datasets=["cora"], missing=[100], runs=3, epochs=2).narrow(
+        replace(TUNED, methods=smaller)
+    )
     assert search is not None
     # Two settings once, then the two other runs of the better one.
     assert train(tmp_path / "s.sqlite", search, workers=1) == Outcome(4, 0)
@@ -179,7 +182,7 @@ def test_claims_that_hang_on_noise_get_more_runs(tmp_path: Path, monkeypatch: py
 
     def wanted(results: ResultIndex, experiment: Experiment) -> dict[Spec, range]:
         assert results.every_run(spec).trials[0].seed == 0  # it sees what the store has
-        return {spec: experiment.seeds(0)}
+        return {spec: range(experiment.missing[0])}
 
     path = tmp_path / "s.sqlite"
     with Store(path) as store:

@@ -7,7 +7,7 @@ import pytest
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.paper.experiments import reported
-from pairnorm.sweep.grid import Experiment, Summary, TableCell
+from pairnorm.sweep.grid import Experiment, SelectionRule, Summary, TableCell
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Spec, Store, Trial
 
@@ -30,7 +30,7 @@ def test_all_of_them() -> None:
     assert all(0.2 < found.accuracy < 1 and 1 <= found.layers <= 60 for found in reported().values())
 
 
-PLACE = TableCell("cora", "SGC-PN", 0)
+CELL = TableCell("cora", "SGC-PN", 0)
 EXPERIMENT = Experiment(
     "tiny",
     "An example",
@@ -56,19 +56,19 @@ def all_candidates(**validation: float) -> dict[Spec, list[Trial]]:
     return {
         found: [trial(seed, validation.get(f"d{found.depth}s{found.scale:.0f}", 0.1), found.depth / 100)
                 for seed in (0, 1)]
-        for found in EXPERIMENT.candidates(PLACE)
+        for found in EXPERIMENT.candidates(CELL)
     }  # fmt: skip
 
 
 def test_validation_chooses_depth_and_scale() -> None:
-    chosen = ResultIndex(all_candidates(d4s10=0.7, d8s1=0.6)).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(all_candidates(d4s10=0.7, d8s1=0.6)).chosen(EXPERIMENT, CELL)
     assert chosen is not None
     assert chosen.best.spec == spec(4, 10.0)
     assert (chosen.accuracy, chosen.layers, chosen.complete) == (0.04, 4, True)
 
 
 def test_of_equals_the_shallower_is_chosen() -> None:
-    chosen = ResultIndex(all_candidates(d8s1=0.7, d2s10=0.7, d4s1=0.7)).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(all_candidates(d8s1=0.7, d2s10=0.7, d4s1=0.7)).chosen(EXPERIMENT, CELL)
     assert chosen is not None
     assert chosen.best.spec == spec(2, 10.0)
 
@@ -78,13 +78,13 @@ def test_the_same_number_of_right_answers_is_a_tie() -> None:
     # As float32 gives them: 391 + 391 and 390 + 392 of 500.
     cells[spec(2)] = [trial(0, 0.78200000524), trial(1, 0.78200000524)]
     cells[spec(8)] = [trial(0, 0.77999997138), trial(1, 0.78400003911)]
-    chosen = ResultIndex(cells).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(cells).chosen(EXPERIMENT, CELL)
     assert chosen is not None
     assert chosen.layers == 2
 
 
 def test_nan_never_wins() -> None:
-    chosen = ResultIndex(all_candidates(d2s1=nan, d8s1=0.2)).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(all_candidates(d2s1=nan, d8s1=0.2)).chosen(EXPERIMENT, CELL)
     assert chosen is not None
     assert chosen.layers == 8
 
@@ -92,14 +92,14 @@ def test_nan_never_wins() -> None:
 def test_a_candidate_without_all_runs_does_not_count() -> None:
     cells = all_candidates(d4s1=0.9, d8s1=0.8)
     cells[spec(4)] = cells[spec(4)][:1]
-    chosen = ResultIndex(cells).chosen(EXPERIMENT, PLACE)
+    chosen = ResultIndex(cells).chosen(EXPERIMENT, CELL)
     assert chosen is not None
     assert (chosen.layers, chosen.complete) == (8, False)
 
 
 def test_nothing_was_run() -> None:
-    assert ResultIndex({}).chosen(EXPERIMENT, PLACE) is None
-    assert ResultIndex({}).by_depth(EXPERIMENT, PLACE, one_scale=True) == []
+    assert ResultIndex({}).chosen(EXPERIMENT, CELL) is None
+    assert ResultIndex({}).by_depth(EXPERIMENT, CELL, one_scale=True) == []
 
 
 def test_mean_and_sample_deviation_over_runs() -> None:
@@ -115,10 +115,10 @@ def test_mean_and_sample_deviation_over_runs() -> None:
 
 def test_curves_take_the_best_scale_of_each_depth_or_one_for_all() -> None:
     results = ResultIndex(all_candidates(d2s1=0.9, d4s10=0.8, d8s10=0.8))
-    assert [found.spec.scale for found in results.by_depth(EXPERIMENT, PLACE)] == [1.0, 10.0, 10.0]
+    assert [found.spec.scale for found in results.by_depth(EXPERIMENT, CELL)] == [1.0, 10.0, 10.0]
     # scale 10: 0.1 + 0.8 + 0.8 beats 0.9 + 0.1 + 0.1
-    assert [found.spec.scale for found in results.by_depth(EXPERIMENT, PLACE, one_scale=True)] == [10.0] * 3
-    assert [found.spec.depth for found in results.by_depth(EXPERIMENT, PLACE)] == [2, 4, 8]
+    assert [found.spec.scale for found in results.by_depth(EXPERIMENT, CELL, one_scale=True)] == [10.0] * 3
+    assert [found.spec.depth for found in results.by_depth(EXPERIMENT, CELL)] == [2, 4, 8]
 
 
 class TestSearch:
@@ -133,28 +133,31 @@ class TestSearch:
         values = {(2, 0.0): 0.5, (4, 0.0): 0.8, (2, 0.6): 0.7, (4, 0.6): 0.7}
         return {
             found: [trial(0, values[found.depth, found.dropout])]
-            for found in self.experiment.candidates(PLACE)
+            for found in self.experiment.candidates(CELL)
         }
 
-    def test_goes_on_with_the_settings_that_did_best(self) -> None:
-        pairs = set(ResultIndex(self.cells()).second_stage(self.experiment))
-        assert pairs == {(spec(depth, dropout=0.0), seed) for depth in (2, 4) for seed in (0, 1)}
+    def test_finalists_have_the_settings_of_the_best_candidate(self) -> None:
+        index = ResultIndex(self.cells())
+        assert set(index.pending(self.experiment)) == {(spec(depth, dropout=0.0), 1) for depth in (2, 4)}
+        assert index.count_pending([self.experiment]) == 2
 
-    def test_waits_for_its_first_stage(self) -> None:
+    def test_finalists_wait_for_the_search(self) -> None:
         cells = self.cells()
         cells[spec(4, dropout=0.0)].append(trial(1, 0.8))
-        assert ResultIndex(cells).chosen(self.experiment, PLACE) is not None
+        assert ResultIndex(cells).chosen(self.experiment, CELL) is not None
         cells.pop(spec(2, dropout=0.6))
-        assert list(ResultIndex(cells).second_stage(self.experiment)) == []
-        assert ResultIndex(cells).chosen(self.experiment, PLACE) is None  # no winner yet
+        index = ResultIndex(cells)
+        assert index.pending(self.experiment) == [(spec(2, dropout=0.6), 0)]
+        assert index.count_pending([self.experiment]) == 1 + 2  # and one more run of two finalists
+        assert index.chosen(self.experiment, CELL) is None  # no winner yet
 
     def test_reports_the_best_of_these_settings_over_all_runs(self) -> None:
         cells = self.cells()
-        assert ResultIndex(cells).chosen(self.experiment, PLACE) is None
+        assert ResultIndex(cells).chosen(self.experiment, CELL) is None
         cells[spec(2, dropout=0.0)] = [trial(0, 0.5), trial(1, 0.9)]
         cells[spec(4, dropout=0.0)] = [trial(0, 0.8), trial(1, 0.2)]
         cells[spec(4, dropout=0.6)] = [trial(0, 0.7), trial(1, 1.0)]  # better, but not what was searched out
-        chosen = ResultIndex(cells).chosen(self.experiment, PLACE)
+        chosen = ResultIndex(cells).chosen(self.experiment, CELL)
         assert chosen is not None
         assert (chosen.best.spec, chosen.complete) == (spec(2, dropout=0.0), True)
 
@@ -167,13 +170,11 @@ def test_a_store_and_its_exports_say_the_same(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "packed.csv.gz", "wb") as packed:
         packed.write((tmp_path / "export.csv").read_bytes())
     chosen = [
-        ResultIndex.read(tmp_path / name).chosen(EXPERIMENT, PLACE)
+        ResultIndex.read(tmp_path / name).chosen(EXPERIMENT, CELL)
         for name in ("store.sqlite", "export.csv", "packed.csv.gz")
     ]
     assert chosen[0] is not None
     assert chosen[0] == chosen[1] == chosen[2]
-    with Store(path) as store:
-        assert ResultIndex.of(store, EXPERIMENT).chosen(EXPERIMENT, PLACE) == chosen[0]
 
 
 @pytest.mark.parametrize("name", ["none.sqlite", "none.csv", "none.csv.gz"])
@@ -181,3 +182,33 @@ def test_there_is_no_store(tmp_path: Path, name: str) -> None:
     with pytest.raises(PairNormError, match="there is no"):
         ResultIndex.read(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fingerprint_is_left_out_of_the_key_on_request() -> None:
+    named = spec(2)
+    trials = {named.replace(dataset="cora@0123abcd"): [trial(0, 0.5)]}
+    assert (named, 0) not in ResultIndex(trials)
+    assert (named, 0) in ResultIndex(trials, ignore_fingerprints=True)
+
+
+def test_every_run_may_have_a_split_of_its_own() -> None:
+    experiment = replace(EXPERIMENT, settings={"split": "per-class-20@{seed}"})
+    by_seed = [experiment.candidates(CELL, seed) for seed in (0, 1)]
+    assert [{one.split for one in specs} for specs in by_seed] == [{"per-class-20@0"}, {"per-class-20@1"}]
+    cells = {one: [trial(seed, one.depth / 10)] for seed in (0, 1) for one in by_seed[seed]}
+    chosen = ResultIndex(cells).chosen(experiment, CELL)
+    assert chosen is not None
+    assert (chosen.layers, len(chosen.best.trials), chosen.complete) == (8, 2, True)
+    assert (by_seed[0][0], 1) not in set(experiment.requested())
+
+
+def test_lower_loss_breaks_ties_where_the_rule_says_so() -> None:
+    equal = [Summary(spec(depth), (replace(trial(0, 0.5), validation_loss=loss),))
+             for depth, loss in ((2, 1.5), (4, 1.2), (8, nan))]  # fmt: skip
+    assert SelectionRule().best(equal) == 0
+    assert SelectionRule(loss_breaks_ties=True).best(equal) == 1
+
+
+def test_without_shared_settings_the_best_candidate_is_the_only_finalist() -> None:
+    rule = SelectionRule(search_runs=1)
+    assert rule.finalists(EXPERIMENT.candidates(CELL), 3) == [3]

@@ -3,13 +3,13 @@ import io
 
 import pytest
 
-from pairnorm.paper.experiments import TABLE1, TABLE3, TUNED
+from pairnorm.paper.experiments import TABLE1, TABLE3, TUNED, Selection, reported
 from pairnorm.sweep.grid import Experiment, TableCell
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.tables import COLUMNS, Table, as_csv, latex, markdown, terminal
 from pairnorm.train import Spec, Trial
 
-EXPERIMENT = TABLE1.narrowed(datasets=["cora"], runs=2, depths=[4, 7], missing=[0, 100])
+EXPERIMENT = Selection(datasets=["cora"], runs=2, depths=[4, 7], missing=[0, 100]).narrow(TABLE1)
 assert EXPERIMENT is not None
 
 
@@ -35,7 +35,7 @@ def results() -> ResultIndex:
 @pytest.fixture
 def table() -> Table:
     assert EXPERIMENT is not None
-    return Table.of(results(), EXPERIMENT)
+    return Table.of(results(), EXPERIMENT, reported=reported())
 
 
 def test_csv_has_the_papers_columns_and_is_empty_where_nothing_was_run(table: Table) -> None:
@@ -94,28 +94,29 @@ def test_terminal_fits_eighty_columns(table: Table) -> None:
 
 
 def test_the_widest_table_fits_eighty_columns_too() -> None:
-    wide = Table.of(ResultIndex({}), TUNED, TABLE3)
+    wide = Table.of(ResultIndex({}), TUNED, TABLE3, reported=reported())
     assert max(map(len, terminal(wide).replace("[dim]", "").replace("[/]", "").splitlines())) <= 74
 
 
 def test_one_run_has_no_deviation() -> None:
-    one = TABLE1.narrowed(datasets=["cora"], runs=1, depths=[4], missing=[0])
+    one = Selection(datasets=["cora"], runs=1, depths=[4], missing=[0]).narrow(TABLE1)
     assert one is not None
     found = ResultIndex({Spec("cora", "SGC", 4, epochs=500, scaling="none"): [trial(0, 0.5, 0.75)]})
-    table = Table.of(found, one)
+    table = Table.of(found, one, reported=reported())
     assert "| 0.750 @ 4" in markdown(table).replace("**", "")
     assert "cora,SGC,0,0.7500,4,,0.815,4\n" in as_csv(table)
 
 
-def test_the_paper_is_not_quoted_where_the_split_is_another() -> None:
-    figure = Experiment("x", "x", TABLE1.methods, {0: 1}, ("cora",), settings={"split": "random"})
-    assert all(entry.paper is None for entry in Table.of(ResultIndex({}), figure).entries)
+def test_reported_numbers_are_left_out_where_the_paper_has_no_such_cell() -> None:
+    figure = Experiment("x", "x", TABLE1.methods, {0: 1}, ("cora",), in_tables=False)
+    entries = Table.of(ResultIndex({}), figure, reported=reported()).entries
+    assert all(entry.paper is None for entry in entries)
 
 
 def test_methods_of_several_experiments_stand_together() -> None:
     assert EXPERIMENT is not None
     other = Experiment("b", "B", {"mine": {"model": "GCN", "depth": 2}}, {0: 1}, ("cora",))
-    table = Table.of(results(), EXPERIMENT, other, name="both")
+    table = Table.of(results(), EXPERIMENT, other)
     assert [row[:2] for row in table.rows()] == [("cora", "SGC"), ("cora", "SGC-PN"), ("cora", "mine")]
     assert [entry is None for _, _, entries in table.rows() for entry in entries][-2:] == [False, True]
-    assert (table.name, table.filled) == ("both", 2)
+    assert (table.name, table.title, table.filled) == ("b", "B", 2)
