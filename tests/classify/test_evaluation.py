@@ -3,9 +3,18 @@ from math import isnan
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 from pairnorm.classify import Scores
-from pairnorm.classify.evaluation import FEWEST, fit_temperature, mean_probabilities, paired_difference
+from pairnorm.classify.evaluation import (
+    MIN_TEMPERATURE_NODES,
+    fit_temperature,
+    mean_probabilities,
+    metric_difference,
+    paired_difference,
+    rankings,
+    weighted_rankings,
+)
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 0, 0, 1, 1, 0, 2])
@@ -29,7 +38,7 @@ def test_a_class_that_is_predicted_but_not_there_counts_against_f1_only() -> Non
     assert scores.macro_f1 == pytest.approx((2 / 3 + 0) / 2)
 
 
-def test_nobody_judged_is_not_a_number() -> None:
+def test_metrics_of_no_nodes_are_nan() -> None:
     scores = Scores.of(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 2)
     assert isnan(scores.accuracy)
     assert isnan(scores.macro_f1)
@@ -62,6 +71,69 @@ def test_a_paired_difference_is_narrower_than_two_intervals_when_errors_are_shar
     assert paired_difference(ours, ours) == (0.0, 0.0, 0.0)
 
 
+def draw(nodes: int, positives: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of two classes, the second rare, and probabilities that tell them apart moderately well."""
+    random = np.random.default_rng(seed)
+    labels = (random.random(nodes) < positives).astype(np.int64)
+    scores = 1 / (1 + np.exp(-(random.normal(size=nodes) + 1.5 * labels)))
+    return labels, np.stack([1 - scores, scores], 1)
+
+
+@pytest.mark.parametrize("digits", [1, 8])
+def test_rankings_are_those_of_scikit_learn_also_with_ties_and_weights(digits: int) -> None:
+    labels, probabilities = draw(300, 0.2, 0)
+    probabilities = probabilities.round(digits)
+    expected = (
+        roc_auc_score(labels, probabilities[:, 1]),
+        average_precision_score(labels, probabilities[:, 1]),
+    )
+    assert rankings(labels, probabilities) == pytest.approx(expected)
+    weights = np.random.default_rng(1).integers(0, 3, (2, 300)).astype(float)
+    auc, precision = weighted_rankings(labels == 1, probabilities[:, 1], weights)
+    for row, one, other in zip(weights, auc, precision, strict=True):
+        assert one == pytest.approx(roc_auc_score(labels, probabilities[:, 1], sample_weight=row))
+        assert other == pytest.approx(average_precision_score(labels, probabilities[:, 1], sample_weight=row))
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc"])
+@pytest.mark.parametrize("nodes", [60, 400])
+def test_the_interval_of_every_metric_holds_its_true_value(metric: str, nodes: int) -> None:
+    labels, probabilities = draw(200_000, 0.15, 0)
+    truth = Scores.of(labels, (probabilities[:, 1] > 0.6).astype(int), 2, probabilities).value(metric)
+    covered = []
+    for seed in range(1, 301):
+        labels, probabilities = draw(nodes, 0.15, seed)
+        scores = Scores.of(labels, (probabilities[:, 1] > 0.6).astype(int), 2, probabilities)
+        low, high = scores.interval_of(metric)
+        assert 0 <= low <= scores.value(metric) <= high <= 1
+        covered.append(low <= truth <= high)
+    assert 0.89 <= np.mean(covered) <= 0.995, np.mean(covered)
+
+
+def test_intervals_of_unknown_metrics_are_nan() -> None:
+    scores = Scores.of(LABELS, PREDICTED, 4)
+    assert np.isnan(scores.interval_of("auc")).all()
+    assert np.isnan(scores.interval_of("loss")).all()
+
+
+@pytest.mark.parametrize("metric", ["balanced-accuracy", "macro-f1", "average-precision", "auc"])
+def test_models_are_compared_by_the_metric_asked_for(metric: str) -> None:
+    labels, probabilities = draw(500, 0.15, 0)
+    ours = (probabilities[:, 1] > 0.6).astype(int), probabilities
+    frequent = np.zeros(500, dtype=np.int64), np.tile([0.85, 0.15], (500, 1))
+    gain, low, high = metric_difference(metric, labels, ours, frequent)
+    assert 0 < low < gain < high
+    assert metric_difference(metric, labels, ours, ours) == (0.0, 0.0, 0.0)
+    ours_scores, others = (Scores.of(labels, one[0], 2, one[1]).value(metric) for one in (ours, frequent))
+    assert gain == pytest.approx(ours_scores - others)
+
+
+def test_losses_are_compared_by_accuracy() -> None:
+    ours, theirs = (LABELS, np.ones((7, 3))), (PREDICTED, np.ones((7, 3)))
+    expected = paired_difference(np.ones(7), LABELS == PREDICTED)
+    assert metric_difference("loss", LABELS, ours, theirs) == expected
+
+
 @pytest.mark.parametrize("true", [1.0, 4.0])
 def test_an_overconfident_model_is_cooled_to_the_truth(true: float) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -77,7 +149,7 @@ def test_a_model_that_is_always_right_and_one_judged_by_few_stay_as_they_are() -
     assert 1.5 < fit_temperature(20 * logits, labels) < 10  # certain beyond what sixty nodes can show
     wrong = (labels + 1) % 3
     assert fit_temperature(logits, wrong) > 10
-    assert fit_temperature(logits[: FEWEST - 1], wrong[: FEWEST - 1]) == 1.0
+    assert fit_temperature(logits[: MIN_TEMPERATURE_NODES - 1], wrong[: MIN_TEMPERATURE_NODES - 1]) == 1.0
 
 
 def test_trials_are_averaged_as_probabilities() -> None:

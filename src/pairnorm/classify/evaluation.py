@@ -1,10 +1,10 @@
-"""How good predictions are, with intervals, and how much confidence they deserve."""
+"""Metrics of predictions with their intervals, decision rules, and calibration of probabilities."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import nan, sqrt
+from math import exp, nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -16,22 +16,25 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.train.problem import part_losses
 
 NORMAL_95 = 1.959964
-HOTTEST, TEMPERATURES = 30.0, 60
-# Of fewer nodes than this, a temperature cannot be learned.
-FEWEST = 20
+MAX_TEMPERATURE, NUM_TEMPERATURES = 30.0, 60
+# A temperature cannot be fitted to fewer nodes.
+MIN_TEMPERATURE_NODES = 20
 METRICS = ("loss", "accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc")
+RANKING_METRICS = ("average-precision", "auc")
 TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+BOOTSTRAP_SAMPLES, MAX_BOOTSTRAP_DRAWS = 500, 2_000_000
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What a confusion matrix says, and where probabilities are known, how well they rank.
+    """Metrics of predictions, from their confusion matrix and, where known, their probabilities.
 
     Args:
         confusion: int64 [classes, classes]: row = the true class, column = the predicted one.
-        auc: the area under the ROC curve: how often a node of a class is ranked above one of another. Of two
-            classes that of the rarer, else the mean over classes, as for the next.
-        average_precision: the area under the precision-recall curve.
+        auc: area under the ROC curve; of two classes that of the rarer one, else the mean over classes.
+        average_precision: area under the precision-recall curve; likewise.
     """
 
     confusion: NDArray[np.int64]
@@ -46,13 +49,13 @@ class Scores:
         classes: int,
         probabilities: NDArray[np.float32] | None = None,
     ) -> Scores:
-        """Count how often each class was taken for each other one.
+        """Compute the scores of some nodes.
 
         Args:
             labels: int64 [m].
             predicted: int64 [m].
-            classes: how many there are.
-            probabilities: [m, classes], where they are known.
+            classes: number of classes.
+            probabilities: [m, classes], where known.
         """
         pairs = labels * classes + predicted
         confusion = np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
@@ -61,27 +64,27 @@ class Scores:
 
     @property
     def count(self) -> int:
-        """How many nodes were evaluated."""
+        """Number of evaluated nodes."""
         return int(self.confusion.sum())
 
     @property
     def right(self) -> int:
-        """How many were right."""
+        """Number of correct predictions."""
         return int(np.trace(self.confusion))
 
     @property
     def accuracy(self) -> float:
-        """The share that is right."""
+        """Share of correct predictions."""
         return self.right / self.count if self.count else nan
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's 95% interval of the accuracy, which stays between 0 and 1 and is honest for few nodes."""
+    def interval(self) -> Interval:
+        """Wilson's 95% interval of the accuracy."""
         return wilson(self.right, self.count)
 
     @cached_property
     def _by_class(self) -> tuple[NDArray[np.float64], ...]:
-        """Precision, recall and F1 of every class; NaN where a class is not there."""
+        """Precision, recall and F1 of every class; NaN where a class does not occur."""
         from sklearn.metrics import precision_recall_fscore_support
 
         if self.count == 0:
@@ -94,36 +97,85 @@ class Scores:
 
     @property
     def precision(self) -> NDArray[np.float64]:
-        """Of what was taken for a class the share that is of it; NaN for one that was never predicted."""
+        """Precision of every class; NaN for a class that is never predicted."""
         return self._by_class[0]
 
     @property
     def recall(self) -> NDArray[np.float64]:
-        """Of every class the share that was found; NaN for a class without nodes."""
+        """Recall of every class; NaN for a class without nodes."""
         return self._by_class[1]
 
     @property
     def f1(self) -> NDArray[np.float64]:
-        """2 right / (true + predicted), of every class; NaN for one that is neither there nor predicted."""
+        """F1 of every class; NaN for a class that neither occurs nor is predicted."""
         return self._by_class[2]
 
     @property
     def balanced_accuracy(self) -> float:
-        """The mean recall of the classes that are there."""
+        """Mean recall of the classes that occur."""
         return _mean(self.recall)
 
     @property
     def macro_f1(self) -> float:
-        """The mean F1 of the classes that are there or were predicted."""
+        """Mean F1 of the classes that occur or are predicted."""
         return _mean(self.f1)
 
+    def value(self, metric: str) -> float:
+        """Return the value of a metric by its name; the loss has none here.
 
-def wilson(right: int, count: int) -> tuple[float, float]:
+        Args:
+            metric: one of ``METRICS``.
+        """
+        return float(getattr(self, metric.replace("-", "_"), nan))
+
+    def interval_of(self, metric: str) -> Interval:
+        r"""Return the 95% interval of a metric; NaN where it is not known.
+
+        Accuracy has Wilson's interval. Average precision and AUC have logit intervals, with the standard
+        errors $1 / \sqrt{n_+ \, p (1 - p)}$ of the logit (Boyd et al., 2013) and of Hanley and McNeil
+        (1982). Balanced accuracy and macro F1 have normal intervals, with standard errors from a bootstrap
+        of the confusion matrix, to which half a node per cell of an occurring class is added.
+
+        Args:
+            metric: one of ``METRICS``.
+        """
+        value = self.value(metric)
+        if value != value:
+            return nan, nan
+        if metric == "accuracy":
+            return self.interval
+        if metric in RANKING_METRICS:
+            return self._ranking_interval(metric, value)
+        cells = (self.confusion + 0.5 * (self.confusion.sum(1, keepdims=True) > 0)).ravel()
+        drawn = np.random.default_rng(0).multinomial(self.count, cells / cells.sum(), BOOTSTRAP_SAMPLES)
+        drawn = drawn.reshape(-1, *self.confusion.shape)
+        half = NORMAL_95 * float(np.nanstd(confusion_metric(metric, drawn)))
+        return max(0.0, value - half), min(1.0, value + half)
+
+    def _ranking_interval(self, metric: str, value: float) -> Interval:
+        counts = self.confusion.sum(1)
+        there = counts[(counts > 0) & (counts < self.count)]
+        # With two classes the rarer one is ranked. A mean over classes is taken to be as uncertain as one.
+        positives = float(there.min() if len(counts) == 2 else there.mean())
+        negatives = self.count - positives
+        edge = 0.5 / (positives + 1)
+        p = min(max(value, edge), 1 - edge)
+        variance = p * (1 - p) / positives
+        if metric == "auc":
+            first, second = p / (2 - p) - p**2, 2 * p**2 / (1 + p) - p**2
+            pairs = p * (1 - p) + (positives - 1) * first + (negatives - 1) * second
+            variance = pairs / (positives * negatives)
+        half = NORMAL_95 * sqrt(variance) / (p * (1 - p))
+        low, high = (1 / (1 + (1 - p) / p * exp(-sign * half)) for sign in (-1, 1))
+        return min(low, value), max(high, value)
+
+
+def wilson(right: int, count: int) -> Interval:
     """Return Wilson's 95% interval of a share.
 
     Args:
-        right: how many are right.
-        count: of how many.
+        right: number of successes.
+        count: number of trials.
     """
     from scipy.stats import binomtest
 
@@ -133,6 +185,63 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
+def confusion_metric(metric: str, confusion: NDArray[Any]) -> NDArray[np.float64]:
+    """Compute accuracy, balanced accuracy or macro F1 of confusion matrices, [...].
+
+    Args:
+        metric: ``"accuracy"``, ``"balanced-accuracy"`` or ``"macro-f1"``.
+        confusion: [..., classes, classes].
+    """
+    right = np.diagonal(confusion, axis1=-2, axis2=-1).astype(np.float64)
+    true, predicted = confusion.sum(-1), confusion.sum(-2)
+    if metric == "accuracy":
+        return np.asarray(right.sum(-1) / true.sum(-1))
+    size = true if metric == "balanced-accuracy" else (true + predicted) / 2
+    shares = np.divide(right, size, out=np.zeros_like(right), where=size > 0)
+    return np.asarray(shares.sum(-1) / np.maximum((size > 0).sum(-1), 1))
+
+
+def weighted_rankings(
+    positive: NDArray[np.bool_], scores: NDArray[Any], weights: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Compute the AUC and the average precision of one ranking under several weightings of its nodes.
+
+    Args:
+        positive: bool [m].
+        scores: [m], larger for positive nodes.
+        weights: [samples, m].
+
+    Returns:
+        Two arrays [samples]; NaN where a sample has nodes of one kind only.
+    """
+    order = np.argsort(-scores, kind="stable")
+    last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # of every group of equal scores
+    hits, misses = (
+        np.cumsum(weights[:, order] * kind, axis=1)[:, last] for kind in (positive[order], ~positive[order])
+    )
+    before = [np.concatenate([np.zeros((len(weights), 1)), one[:, :-1]], 1) for one in (hits, misses)]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        precision = np.nan_to_num(hits / (hits + misses))
+        auc = ((hits + before[0]) / 2 * (misses - before[1])).sum(1) / (hits[:, -1] * misses[:, -1])
+        average_precision = ((hits - before[0]) * precision).sum(1) / hits[:, -1]
+    average_precision[misses[:, -1] == 0] = nan
+    return auc, average_precision
+
+
+def _sampled_rankings(
+    labels: NDArray[np.int64], probabilities: NDArray[Any], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return AUC and average precision, [2, samples]; see ``Scores``. NaN for one class."""
+    counts = np.bincount(labels, minlength=probabilities.shape[1])
+    there = [number for number, count in enumerate(counts) if 0 < count < len(labels)]
+    if probabilities.shape[1] == 2:
+        there = there[:1] if counts[0] < counts[1] else there[1:]
+    if not there:
+        return np.full((2, len(weights)), nan)
+    found = [weighted_rankings(labels == number, probabilities[:, number], weights) for number in there]
+    return np.asarray(np.mean(found, axis=0))
+
+
 def rankings(labels: NDArray[np.int64], probabilities: NDArray[Any]) -> tuple[float, float]:
     """Return the area under the ROC curve and the average precision; see ``Scores``. NaN for one class.
 
@@ -140,54 +249,41 @@ def rankings(labels: NDArray[np.int64], probabilities: NDArray[Any]) -> tuple[fl
         labels: int64 [m].
         probabilities: [m, classes].
     """
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    counts = np.bincount(labels, minlength=probabilities.shape[1])
-    there = [number for number, count in enumerate(counts) if 0 < count < len(labels)]
-    if probabilities.shape[1] == 2:
-        there = there[:1] if counts[0] < counts[1] else there[1:]
-    if not there:
-        return nan, nan
-    truth = [(labels == number, probabilities[:, number]) for number in there]
-    return tuple(  # type: ignore[return-value]
-        float(np.mean([score(*one) for one in truth])) for score in (roc_auc_score, average_precision_score)
-    )
+    auc, average_precision = _sampled_rankings(labels, probabilities, np.ones((1, len(labels))))[:, 0]
+    return float(auc), float(average_precision)
 
 
 def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) -> tuple[float, float]:
-    """Return how good probabilities are by a metric, larger being better, and the tilt t that makes them so.
+    """Return the value of a metric, larger being better, and the tilt t of the decision rule that reaches it.
 
-    The class with the largest p / prior^t is predicted: t = 0 is right most often, t = 1 finds every class as
-    often as it can (of two classes any t is a threshold). It is chosen for the two metrics that count classes
-    alike, and 0 for the others.
+    The rule predicts the class with the largest p / prior^t: t = 0 is right most often, t = 1 finds every
+    class as often as possible. With two classes, any t is a threshold. It is chosen for the two metrics that
+    weigh classes equally, and 0 for the others.
 
     Args:
         metric: one of ``METRICS``; ``"loss"`` is minus the mean cross-entropy.
         labels: int64 [m].
         probabilities: [m, classes].
-        prior: the share of every class among those learned from.
+        prior: the share of every class among the training labels.
     """
-    truth, values = labels.numpy(), probabilities.double().numpy()
+    truth, p = labels.numpy(), probabilities.double().numpy()
     if len(truth) == 0:
         return nan, 0.0
-    if metric in ("auc", "average-precision"):
-        return rankings(truth, values)[metric != "auc"], 0.0
+    if metric in RANKING_METRICS:
+        return rankings(truth, p)[metric != "auc"], 0.0
     if metric == "accuracy":
-        return float((values.argmax(1) == truth).mean()), 0.0
+        return float((p.argmax(1) == truth).mean()), 0.0
     if metric == "loss":
-        return float(np.log(values[np.arange(len(truth)), truth].clip(1e-30)).mean()), 0.0
+        return float(np.log(p[np.arange(len(truth)), truth].clip(1e-30)).mean()), 0.0
     found = []
     for tilt in TILTS:
-        confusion = Scores.of(truth, tilted(values, prior.numpy(), tilt).argmax(1), values.shape[1]).confusion
-        right, true, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-        # Recall, or F1; not scikit-learn's, which takes a hundred times as long, for this is asked often.
-        size = true if metric == "balanced-accuracy" else (true + said) / 2
-        found.append((float((right[size > 0] / size[size > 0]).mean()), tilt))
+        confusion = Scores.of(truth, tilted(p, prior.numpy(), tilt).argmax(1), p.shape[1]).confusion
+        found.append((float(confusion_metric(metric, confusion)), tilt))
     return max(found, key=lambda one: one[0])
 
 
 def tilted(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
-    """Return p / prior^t, whose largest is predicted; see ``decide``."""
+    """Return p / prior^t, whose largest entry is predicted; see ``decide``."""
     return np.asarray(probabilities / prior**tilt, dtype=probabilities.dtype)
 
 
@@ -196,12 +292,12 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(known.mean()) if len(known) else nan
 
 
-def paired_difference(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> tuple[float, float, float]:
-    """Return by how much we are more often right on the same nodes, and the 95% interval of that.
+def paired_difference(ours: NDArray[Any], theirs: NDArray[Any]) -> tuple[float, float, float]:
+    """Return the mean difference of two values per node, and its 95% interval.
 
     Args:
-        ours: which of the nodes we got right.
-        theirs: which of them they did.
+        ours: [m], whether we are right on each node, or any other value per node.
+        theirs: [m], likewise.
     """
     count = len(ours)
     if count == 0:
@@ -211,11 +307,55 @@ def paired_difference(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> tup
     return mean, mean - half, mean + half
 
 
-def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return softmax(logits / T), averaged over the trials: [n, classes] from [n, trials, classes].
+def metric_difference(
+    metric: str,
+    labels: NDArray[np.int64],
+    ours: tuple[NDArray[np.int64], NDArray[Any]],
+    theirs: tuple[NDArray[np.int64], NDArray[Any]],
+) -> tuple[float, float, float]:
+    """Return the difference of a metric between two models on the same nodes, and its 95% interval.
+
+    Accuracy is compared node by node; other metrics by a paired bootstrap over nodes.
 
     Args:
-        logits: of every trial.
+        metric: one of ``METRICS``; the loss is compared as accuracy.
+        labels: int64 [m].
+        ours: predicted classes, int64 [m], and probabilities, [m, classes].
+        theirs: likewise.
+    """
+    if metric in ("loss", "accuracy") or len(labels) == 0:
+        return paired_difference(ours[0] == labels, theirs[0] == labels)
+    samples = max(50, min(BOOTSTRAP_SAMPLES, MAX_BOOTSTRAP_DRAWS // len(labels)))
+    share = np.full(len(labels), 1 / len(labels))
+    drawn = np.random.default_rng(0).multinomial(len(labels), share, samples)
+    weights = np.concatenate([np.ones((1, len(labels))), drawn]).astype(np.float64)
+    first, *others = _sampled_metric(metric, labels, ours, weights) - _sampled_metric(
+        metric, labels, theirs, weights
+    )
+    half = NORMAL_95 * float(np.nanstd(others)) if np.isfinite(others).any() else nan
+    return float(first), float(first) - half, float(first) + half
+
+
+def _sampled_metric(
+    metric: str,
+    labels: NDArray[np.int64],
+    model: tuple[NDArray[np.int64], NDArray[Any]],
+    weights: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    predicted, probabilities = model
+    if metric in RANKING_METRICS:
+        return np.asarray(_sampled_rankings(labels, probabilities, weights)[int(metric != "auc")])
+    classes = probabilities.shape[1]
+    pairs = np.zeros((len(labels), classes * classes))
+    pairs[np.arange(len(labels)), labels * classes + predicted] = 1
+    return confusion_metric(metric, (weights @ pairs).reshape(-1, classes, classes))
+
+
+def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return softmax(logits / T), averaged over models: [n, classes] from [n, models, classes].
+
+    Args:
+        logits: of every model.
         temperature: T.
     """
     found = (logits / temperature).softmax(-1).mean(1)
@@ -227,18 +367,18 @@ def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the T from 1 to 30 under which the labels are likeliest (Guo et al., 2017); 1 for few nodes.
+    """Fit the temperature from 1 to 30 that makes labels most likely (Guo et al., 2017); 1 for few nodes.
 
-    Never below 1, and with one imagined mistake among the labels, as Platt (1999) has it: a model that is
-    right on all of a few validation nodes would else be certain of everything.
+    It is never below 1, and one wrong label is added, as Platt (1999) proposes: a model that is right on all
+    of a few validation nodes would otherwise be certain of everything.
 
     Args:
-        logits: [m, trials, classes], of the validation nodes.
+        logits: [m, models, classes], of the validation nodes.
         labels: int64 [m].
     """
-    if len(labels) < FEWEST:
+    if len(labels) < MIN_TEMPERATURE_NODES:
         return 1.0
-    temperatures = torch.logspace(0, torch.tensor(HOTTEST).log10().item(), TEMPERATURES).tolist()
+    temperatures = torch.logspace(0, torch.tensor(MAX_TEMPERATURE).log10().item(), NUM_TEMPERATURES).tolist()
 
     def loss(temperature: float) -> float:
         logarithms = mean_probabilities(logits.double(), temperature).clamp(min=1e-30).log()
