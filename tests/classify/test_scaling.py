@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling
-from pairnorm.classify.scaling import check_features
-from pairnorm.data import Graph, csbm, load
+from pairnorm.classify.scaling import check_features, word_columns
+from pairnorm.data import Graph, csbm, load, row_normalize
+from pairnorm.data.encoder import Column, Encoder
 
 EDGES = [[0, 1, 2], [1, 2, 3]]
 
@@ -21,14 +22,53 @@ def test_words_are_scaled_by_row_and_mixed_columns_by_column() -> None:
     assert Scaling.of(mixed()).kind == "columns"
 
 
-def test_what_looks_like_words_but_is_negative_or_everywhere_is_scaled_by_column() -> None:
+def test_negative_columns_are_no_words() -> None:
     words = csbm(200)
     dense = words.features.to_dense()
     assert Scaling.of(words.replace(features=dense)).kind == "rows"
     assert Scaling.of(words.replace(features=-dense)).kind == "columns"
-    aged = torch.cat([dense, torch.full((200, 1), 40.0)], 1)
-    assert Scaling.of(words.replace(features=aged)).kind == "columns"
-    assert Scaling.of(words.replace(features=aged.to_sparse_csr())).kind == "columns"
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_words_and_ages_in_one_table_are_each_scaled_in_their_way(sparse: bool) -> None:
+    words = csbm(200)
+    dense = words.features.to_dense()
+    dense[:, :9] = 0  # words that nobody uses
+    aged = torch.cat([dense, torch.arange(20.0, 220.0)[:, None]], 1)
+    graph = words.replace(features=aged.to_sparse_csr() if sparse else aged)
+    scaling = Scaling.of(graph)
+    assert scaling.words is not None
+    assert scaling.words.tolist() == [True] * dense.shape[1] + [False]
+    found = scaling(graph)
+    torch.testing.assert_close(found[:, -1].std(correction=0), torch.tensor(1.0))
+    shares = row_normalize(dense)
+    torch.testing.assert_close(found[:, :-1] / found[:, :-1].sum(1, keepdim=True), shares)
+    torch.testing.assert_close(found[:, :-1].var(0, correction=0).mean(), torch.tensor(1.0))
+    assert "columns of counts are divided" in scaling.sentence
+
+
+def test_a_half_empty_income_and_the_columns_of_a_category_are_no_words() -> None:
+    """One categorical column of 30 texts, income and age, each 60% empty: no column is a count."""
+    generator = torch.Generator().manual_seed(0)
+    job = torch.nn.functional.one_hot(torch.randint(30, (500,), generator=generator), 30).float()
+    numbers = 30 + 1000 * torch.rand(500, 2, generator=generator)
+    missing = torch.zeros(500, 32, dtype=torch.bool)
+    missing[:, 30:] = torch.rand(500, 2, generator=generator) < 0.6
+    jobs = tuple(f"job {number}" for number in range(30))
+    columns = (Column("job", "category", jobs), Column("income", "number"), Column("age", "number"))
+    features = torch.cat([job, numbers * ~missing[:, 30:]], 1)
+    edges = torch.randint(500, (2, 500), generator=generator)
+    graph = Graph.from_edges(edges, features, missing=missing, encoder=Encoder(columns))
+    assert not word_columns(graph).any()
+    assert word_columns(graph.replace(encoder=None)).tolist() == [True] * 30 + [False] * 2
+    assert Scaling.of(graph).kind == "columns"
+
+
+def test_statistics_are_those_of_another_graph_on_request() -> None:
+    scaling = Scaling.of(mixed(), "columns")
+    other = mixed().replace(features=2 * mixed().features)
+    np.testing.assert_allclose(scaling.fitted_to(other)(other), scaling(mixed()), atol=1e-6)
+    assert Scaling.of(mixed(), "none").fitted_to(other).kind == "none"
 
 
 @pytest.mark.parametrize("sparse", [False, True])
