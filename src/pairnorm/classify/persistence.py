@@ -146,6 +146,8 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     tensors |= {"seen": torch.from_numpy(classifier._seen), "tested": torch.from_numpy(classifier._tested)}
     if scaling.mean is not None and scaling.deviation is not None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
+    if scaling.words is not None:
+        tensors["scaling.words"] = scaling.words
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     facts = Facts.model_validate(
         {
@@ -196,14 +198,14 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
             None if facts.smooth is None else Smooth(facts.smooth.alpha, facts.smooth.power),
         )
         classifier.held_out_ = _scores(facts)
-        mean, deviation = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation"))
+        mean, deviation, words = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation", "words"))
         classifier._seen, classifier._tested = tensors["seen"].numpy(), tensors["tested"].numpy()
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise _damaged(place / FACTS, error) from error
     classifier.best_, classifier.search_ = best, [best]
     classifier.parts_ = [(weight, candidate) for weight, candidate, _ in classifier.model_.parts]
     classifier.prior_, classifier.tilt_ = np.array(facts.prior, dtype=np.float32), facts.tilt
-    classifier.scaling_ = Scaling(facts.scaling, mean, deviation)
+    classifier.scaling_ = Scaling(facts.scaling, mean, deviation, words)
     classifier.classes_, classifier.n_features_in_ = np.array(facts.classes), facts.features
     classifier.encoder_ = facts.encoder
     classifier.temperature_ = facts.temperature
@@ -247,6 +249,9 @@ def _checked(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         tensors["scaling.mean"].shape == tensors["scaling.deviation"].shape == (facts.features,)
     ):
         raise ValueError("the scaling is of another number of features")
+    words = tensors.get("scaling.words")
+    if words is not None and (words.shape != (facts.features,) or words.dtype != torch.bool):
+        raise ValueError("the columns of words are of another number of features")
     if facts.encoder is not None and len(facts.encoder.feature_names) != facts.features:
         raise ValueError(f"{len(facts.encoder.feature_names)} names for {facts.features} features")
     if len(facts.prior) != len(facts.classes):
