@@ -79,7 +79,7 @@ def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dataset", "cora", "--remedy", "Whiten"], "remedy is 'Whiten'"),
+        (["--dataset", "cora", "--remedy", "Whiten"], "method is 'Whiten'"),
         (["--dataset", "cora", "--remedy", "nowhere_at_all:Whiten"], "cannot be imported"),
         (["--dataset", "coral"], "dataset is 'coral'"),
         (["--dataset", "cora", "--depths", "1"], "depths is 1; expected"),

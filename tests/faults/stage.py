@@ -131,7 +131,9 @@ def check_reproduce(corpus: Path, place: Path) -> None:
         return
     with Store(path) as store:
         trials = {
-            f"{spec} {trial.seed}": vars(trial) for spec, found in store.cells().items() for trial in found
+            f"{spec} {trial.seed}": vars(trial)
+            for spec, found in store.trials_by_spec().items()
+            for trial in found
         }
     with sqlite3.connect(path) as connection:
         (state,) = connection.execute("PRAGMA integrity_check").fetchone()

@@ -80,7 +80,7 @@ def fill(path: Path, experiments: list[Experiment], contrary: bool = False) -> P
                 for seed in experiment.seeds(cell):
                     cells.setdefault(spec, {})[seed] = trial(spec, seed, contrary)
     with Store(path) as store:
-        store.add_cells({spec: list(found.values()) for spec, found in cells.items()}, seconds=1.0)
+        store.add_trials({spec: list(found.values()) for spec, found in cells.items()}, seconds=1.0)
     return path
 
 

@@ -140,7 +140,7 @@ def test_what_was_not_run_gets_no_empty_place(tmp_path: Path) -> None:
     experiments = [Selection(datasets=["cora"]).narrow(small(experiment)) for experiment in (FIGURE4, BARS)]
     path = fill(tmp_path / "s.sqlite", [experiment for experiment in experiments if experiment])
     with Store(path) as store:
-        cells = store.cells(missing_rate=[0.0, 1.0])
+        cells = store.trials_by_spec(missing_rate=[0.0, 1.0])
     part = ResultIndex({spec: trials for spec, trials in cells.items() if spec.model != "GAT"})
     figure = against_depth(part, small(FIGURE4), "cora", ("SGC", "GCN", "GAT"), 100)
     assert figure is not None

@@ -107,7 +107,7 @@ def test_measures_are_taken_for_figure_1(tmp_path: Path, monkeypatch: pytest.Mon
     both = Selection(("figure1", "table1"), ("cora",), runs=1, epochs=2, depths=(1,), missing=(0,))
     train(path, *both.experiments(), workers=1)
     with Store(path) as store:
-        cells = store.cells()
+        cells = store.trials_by_spec()
     assert len(cells) == 12
     for spec, [trial] in cells.items():
         assert set(trial.measures) == ({"row_diff", "col_diff"} if spec.split == "random" else set())

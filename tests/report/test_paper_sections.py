@@ -129,7 +129,7 @@ def test_a_graph_on_which_some_depth_is_lacking_does_not_weigh_in(tmp_path: Path
     experiment = selection.narrow(ABLATION)
     assert experiment is not None
     with Store(fill(tmp_path / "s.sqlite", [experiment])) as store:
-        cells = store.cells()
+        cells = store.trials_by_spec()
     lacking = {
         spec: trials for spec, trials in cells.items() if (spec.dataset, spec.depth) != ("citeseer", 2)
     }

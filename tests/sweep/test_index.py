@@ -165,7 +165,7 @@ class TestSearch:
 def test_a_store_and_its_exports_say_the_same(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     with Store(path) as store:
-        store.add_cells(all_candidates(d4s1=0.6), seconds=1.0)
+        store.add_trials(all_candidates(d4s1=0.6), seconds=1.0)
         store.export(tmp_path / "export.csv")
     with gzip.open(tmp_path / "packed.csv.gz", "wb") as packed:
         packed.write((tmp_path / "export.csv").read_bytes())

@@ -1,5 +1,8 @@
 import pickle
+import sqlite3
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,12 +10,29 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
+from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph
 from pairnorm.nn import APPNP, GCN, GCNII
 from pairnorm.nn.norms import NORMS, BatchNorm
-from pairnorm.train import METHODS, Spec, Store, build, fit, methods, register, run, train
+from pairnorm.train import (
+    METHODS,
+    Spec,
+    Store,
+    Trial,
+    build,
+    fit,
+    import_method,
+    methods,
+    register,
+    run,
+    train,
+)
 
 CPU = torch.device("cpu")
+PARTS = ("train", "validation", "test")
+TRIAL = Trial(
+    seed=0, best_epoch=1, **{f"{part}_{name}": 0.5 for part in PARTS for name in ("loss", "accuracy")}
+)
 OURS = [(name, model) for name, method in METHODS.items() for model in method.models]
 
 
@@ -188,15 +208,47 @@ class TestOwn:
         assert isinstance(build(first, 10, 3, [0], CPU), GCN)
 
     def test_it_is_imported_by_its_name(self, raises: Any) -> None:
+        assert import_method(f"{__name__}:Shrink") == f"{__name__}:Shrink@3"
         spec = Spec("cora", "GCN", 3, method=f"{__name__}:Shrink")
         assert (spec.method, spec.strength) == (f"{__name__}:Shrink@3", 0.5)
-        del METHODS[spec.method]
-        methods._LATEST.clear()
         assert build(spec, 10, 3, [0], CPU).norms[0].stacked[0].eq(0.5).all()
+        assert import_method("PN-SI") == "PN-SI"
+        with raises("unknown-choice", value="Nothing"):
+            import_method("Nothing")
         with raises("not-importable", value=f"{__name__}:Shrunk"):
-            Spec("cora", "GCN", 3, method=f"{__name__}:Shrunk")
+            import_method(f"{__name__}:Shrunk")
         with raises("not-importable", value="no.such:Module"):
-            Spec("cora", "GCN", 3, method="no.such:Module")
+            import_method("no.such:Module")
+
+    @pytest.mark.parametrize("suffix", ["", "@1"])
+    def test_text_never_imports_code(
+        self, raises: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+    ) -> None:
+        (tmp_path / "imported_by_text.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nNorm = None\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        name = f"imported_by_text:Norm{suffix}"
+        with Store(tmp_path / "store.sqlite") as store:
+            store.add(Spec("cora", "GCN", 2, method="BatchNorm"), [], seconds=0.0)
+            store.add(Spec("cora", "GCN", 2, method="GCNII"), [TRIAL], seconds=1.0)
+            exported = store.export(tmp_path / "store.csv")
+        with closing(sqlite3.connect(store.path)) as connection, connection:
+            connection.execute("UPDATE protocols SET remedy = ?", [name])
+        exported.write_text(exported.read_text().replace("GCNII", name))
+
+        def use(path: Path) -> None:
+            with Store(tmp_path / f"other{suffix}.sqlite") as other:
+                other.merge(path)
+                for spec in other.trials_by_spec():
+                    build(spec, 10, 3, [0], CPU)
+
+        for path in (store.path, exported):
+            with pytest.raises(PairNormError) as caught:
+                use(path)
+            assert caught.value.code in ("not-imported", "wrong-hash")
+        with raises("not-imported") as refused:
+            build(Spec.parse(f"cora GCN depth=2 remedy={name}"), 10, 3, [0], CPU)
+        assert "--method imported_by_text:Norm" in refused.value.hint
+        assert not (tmp_path / "ran").exists()
 
     def test_one_that_does_not_work_is_named(self, raises: Any, graph: Graph) -> None:
         register("Ungiven", Untuned)
@@ -213,8 +265,8 @@ class TestOwn:
             assert run([(spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1) == 1
             METHODS.pop("Shrink@1")
             methods._LATEST.clear()
-            assert list(store.cells()) == [spec]
-            with raises("unknown-choice", value="Shrink"):
+            assert list(store.trials_by_spec()) == [spec]
+            with raises("not-imported", value="Shrink@1"):
                 build(spec, 10, 3, [0], CPU)
             register("Shrink", Shrink, version="9")
             with raises("other-version", value="Shrink@1"):
@@ -228,7 +280,9 @@ class TestOwn:
 
     def test_other_processes_are_sent_it(self) -> None:
         register("Theirs", nn.BatchNorm1d)
-        assert pickle.loads(pickle.dumps(methods.own(["Theirs@1", "GCNII"]))).keys() == {"Theirs@1"}
+        assert pickle.loads(pickle.dumps(methods.registered_methods(["Theirs@1", "GCNII"]))).keys() == {
+            "Theirs@1"
+        }
 
 
 class TestOwnModel:
@@ -259,7 +313,7 @@ class TestOwnModel:
             train(graph, Spec("csbm", "GCN", 3, method="Flat"), [0], "cpu")
 
     def test_worker_processes_learn_what_was_registered_and_what_a_package_brings(
-        self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, graph: Graph
+        self, raises: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, graph: Graph
     ) -> None:
         """An installed distribution, as importlib.metadata finds it, that was never registered by hand."""
         register("Theirs", nn.BatchNorm1d)
@@ -279,6 +333,10 @@ class TestOwnModel:
             "[pairnorm.methods]\nPerceptron = their_package:Perceptron\nIdentity = torch.nn:Identity\n"
         )
         monkeypatch.syspath_prepend(tmp_path)
+        with raises("not-imported", value="Perceptron"):
+            Spec("csbm", "GCN", 2, method="Perceptron")
+        for name in ("Perceptron", "Identity"):
+            import_method(name)
         specs = [
             Spec("csbm", "GCN", 2, method=name, epochs=3) for name in ("Perceptron", "Identity", "Theirs")
         ]

@@ -48,8 +48,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def assert_same(store: Store, expected: Store) -> None:
-    assert store.cells().keys() == expected.cells().keys()
-    for spec, trials in store.cells().items():
+    assert store.trials_by_spec().keys() == expected.trials_by_spec().keys()
+    for spec, trials in store.trials_by_spec().items():
         for ours, theirs in zip(trials, expected.trials(spec), strict=True):
             assert (ours.seed, ours.best_epoch) == (theirs.seed, theirs.best_epoch)
             assert ours.test_loss == pytest.approx(theirs.test_loss, rel=1e-4)

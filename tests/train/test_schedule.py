@@ -281,8 +281,8 @@ def pairs_of_run(specs: list[Spec], seeds: range) -> list[tuple[Spec, int]]:
 
 
 def same_numbers(left: Store, right: Store) -> None:
-    assert left.cells().keys() == right.cells().keys()
-    for spec, trials in left.cells().items():
+    assert left.trials_by_spec().keys() == right.trials_by_spec().keys()
+    for spec, trials in left.trials_by_spec().items():
         for ours, theirs in zip(trials, right.trials(spec), strict=True):
             assert (ours.seed, ours.best_epoch) == (theirs.seed, theirs.best_epoch)
             for name in METRICS:
@@ -294,7 +294,7 @@ def test_only_what_is_missing_is_trained(graph: Graph, store: Store) -> None:
     options = {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
     assert run(pairs_of_run(SPECS, range(2)), store, **options) == 2 * len(SPECS)
     assert len(store) == 2 * len(SPECS)
-    before = store.cells()
+    before = store.trials_by_spec()
     assert run(pairs_of_run(SPECS, range(2)), store, **options) == 0
     assert run(pairs_of_run([*SPECS, GCN.replace(depth=3)], range(3)), store, **options) == len(SPECS) + 3
     assert all(store.trials(spec)[:2] == trials for spec, trials in before.items())
@@ -311,7 +311,7 @@ def test_a_depth_of_sgc_is_written_before_the_next_is_trained(graph: Graph, stor
 
     with pytest.raises(KeyboardInterrupt):
         run(pairs_of_run(specs, range(1)), store, device="cpu", graphs={"csbm": graph}, progress=interrupt)
-    assert [spec.depth for spec in store.cells()] == [1]
+    assert [spec.depth for spec in store.trials_by_spec()] == [1]
 
 
 def test_progress_rises_to_the_total(graph: Graph, store: Store) -> None:
@@ -361,7 +361,7 @@ def test_a_job_that_fails_fails_the_run_and_what_had_finished_is_kept(
     bad = [(GCN.replace(dataset="broken"), 0)]
     with raises("no-split"):
         run([*good, *bad], store, device="cpu", graphs={"csbm": graph, "broken": broken}, workers=workers)
-    kept = sum(len(trials) for trials in store.cells(dataset="csbm").values())
+    kept = sum(len(trials) for trials in store.trials_by_spec(dataset="csbm").values())
     assert kept == len(store) >= (len(good) if workers == 1 else 2)
     assert run(good, store, device="cpu", graphs={"csbm": graph}, workers=1) == len(good) - kept
 
@@ -547,7 +547,7 @@ def test_an_interrupt_stops_a_run_at_once_and_keeps_all_that_finished(
     assert group_is_gone(process.pid)
     with Store(path) as store:
         assert len(store) == 4
-        assert {spec.epochs for spec in store.cells()} == {20}
+        assert {spec.epochs for spec in store.trials_by_spec()} == {20}
 
 
 def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(graph: Graph, tmp_path: Path) -> None:
@@ -558,7 +558,7 @@ def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(graph: Grap
         process.wait()
         assert group_is_gone(process.pid)
     with Store(path) as store:
-        specs = list(store.cells())
+        specs = list(store.trials_by_spec())
         assert len(store) == 2 * len(specs) == 4
         wanted = [*specs, specs[0].replace(depth=3)]
         assert (

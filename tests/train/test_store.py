@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 
 import pairnorm
 from pairnorm.base.errors import PairNormError
-from pairnorm.train import store as schema
+from pairnorm.train import database
+from pairnorm.train.database import APPLICATION, SCHEMA_VERSION, connect, transaction
 from pairnorm.train.result import TYPES, Trial
 from pairnorm.train.spec import ADDED_FIELDS, STORED_NAMES, Spec
-from pairnorm.train.store import APPLICATION, MIGRATIONS, Merged, Store, connect, transaction
+from pairnorm.train.store import Merged, Store
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -49,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 def test_the_view_has_the_columns_of_a_result(path: Path) -> None:
     with closing(connect(path)) as connection:
         found = columns(connection, "results")
-        assert version(connection) == len(MIGRATIONS)
+        assert version(connection) == SCHEMA_VERSION
         assert connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION
         # No write-ahead log: the one file must be complete.
         assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
@@ -57,73 +58,114 @@ def test_the_view_has_the_columns_of_a_result(path: Path) -> None:
     assert found | {"hash": "TEXT"} == {name: kinds.get(TYPES[name], "TEXT") for name in TYPES}
 
 
-def test_an_older_store_is_lifted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = (("ALTER TABLE trials ADD COLUMN note TEXT", "UPDATE trials SET note = best_epoch"),)
-    monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS + steps)
-    before = path.read_bytes()
-    with closing(connect(path, read_only=True)) as connection:
-        assert connection.execute("SELECT seed, note FROM trials").fetchall() == [(0, "1")]
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            connection.execute("DELETE FROM trials")
-    assert path.read_bytes() == before
-    with closing(connect(path)) as connection:
-        assert version(connection) == len(MIGRATIONS) + 1
-        assert connection.execute("SELECT seed, note FROM trials").fetchall() == [(0, "1")]
-    with closing(connect(path, read_only=True)) as connection:
-        assert "note" in columns(connection)
-    with closing(connect(path.with_name("new.sqlite"))) as connection:
-        assert version(connection) == len(MIGRATIONS) + 1
-        assert "note" in columns(connection)
-
-
-@pytest.mark.parametrize("schema_version", [1, 2])
-def test_an_old_store_is_read_merged_and_lifted(
-    tmp_path: Path, schema_version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before version 3 a trial was one wide row, spec and origin included."""
+@pytest.mark.parametrize("schema_version", [1, 2, 5])
+def test_an_older_store_is_read_merged_and_migrated(tmp_path: Path, schema_version: int) -> None:
+    """Versions 1 and 2 had one wide row per trial, version 5 no precision."""
     path, here = tmp_path / "old.sqlite", tmp_path / "here.sqlite"
     other = Spec("cora", "SGC", 2, norm="PN", scale=10.0)
     with Store(here) as store:
-        store.add_cells(
+        store.add_trials(
             {SPEC: [a_trial(0), a_trial(1, nan, measures={"apd": 0.1})], other: [a_trial(5)]}, seconds=2.5
         )
         store.add(SPEC, [a_trial(2, curves={"test_loss": [1.0]})], seconds=0.5)
-        wanted, rows = store.results(), store.export(tmp_path / "here.csv").read_bytes()
-    later = [
-        STORED_NAMES.get(name, name) for name in ADDED_FIELDS if schema_version == 1 or name != "scaling"
-    ]
-    names = [name for name in TYPES if name not in later]
-    with monkeypatch.context() as patch, closing(sqlite3.connect(here)) as now:
-        patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:schema_version])
-        with closing(connect(path)) as connection:
-            assert set(columns(connection)) == set(names)
-            quoted = ", ".join(f'"{name}"' for name in names)
-            found = [
-                [
-                    "{}" if name == "measures" and value is None else value
-                    for name, value in zip(names, row, strict=True)
-                ]
-                for row in now.execute(f"SELECT {quoted} FROM results")
-            ]
-            marks = ", ".join("?" * len(names))
-            connection.executemany(f"INSERT INTO trials ({quoted}) VALUES ({marks})", found)
+        results, rows = store.results(), store.export(tmp_path / "here.csv").read_bytes()
+    make_older(here, path, schema_version)
     before = path.read_bytes()
     with Store(path, read_only=True) as store:
-        assert repr(store.results()) == repr(wanted)
+        assert repr(store.results()) == repr(results)
     with Store(tmp_path / "merged.sqlite") as store:
         assert store.merge(path) == Merged(added=4, same=0, different=0)
         assert store.merge(here) == Merged(added=0, same=4, different=0)
     assert path.read_bytes() == before
     with Store(path) as store:
         assert store.missing(SPEC, range(4)) == [3]
-        assert store.export(tmp_path / "lifted.csv").read_bytes() == rows
+        assert store.export(tmp_path / "migrated.csv").read_bytes() == rows
         assert store.add(SPEC, [a_trial(3)], seconds=1.0) == 1
+    with closing(connect(path)) as connection:
+        assert version(connection) == SCHEMA_VERSION
+        assert set(columns(connection, "results")) == set(TYPES)
+
+
+def make_older(source: Path, path: Path, schema_version: int) -> None:
+    """Write the trials of a store as an older version did."""
+    if schema_version == 5:
+        shutil.copy(source, path)
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("DROP VIEW results")
+            connection.execute("ALTER TABLE protocols DROP COLUMN precision")
+            connection.execute("PRAGMA user_version = 5")
+        return
+    added = {STORED_NAMES.get(name, name) for name in ADDED_FIELDS} - {"scaling"}
+    names = [name for name in TYPES if name not in added and (name != "scaling" or schema_version == 2)]
+    quoted, marks = ", ".join(f'"{name}"' for name in names), ", ".join("?" * len(names))
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as connection,
+        closing(sqlite3.connect(source)) as now,
+    ):
+        connection.execute(f"CREATE TABLE trials ({quoted}, PRIMARY KEY (hash, seed))")
+        rows = now.execute(f"SELECT {quoted.replace(chr(34) + 'measures' + chr(34), MEASURES)} FROM results")
+        connection.executemany(f"INSERT INTO trials ({quoted}) VALUES ({marks})", rows.fetchall())
+        connection.execute(f"PRAGMA user_version = {schema_version}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+
+
+MEASURES = "ifnull(measures, '{}')"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS hash, i AS seed FROM n"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["DROP TABLE trials", f"CREATE VIEW trials AS {ENDLESS}"],
+        ["DROP VIEW results", f"CREATE VIEW results AS {ENDLESS}", f"CREATE VIEW records AS {ENDLESS}"],
+        ["CREATE TRIGGER more AFTER INSERT ON trials BEGIN DELETE FROM trials; END"],
+        ["CREATE VIRTUAL TABLE more USING fts5(text)"],
+    ],
+    ids=["trials", "records", "trigger", "virtual"],
+)
+def test_a_store_that_computes_without_end_is_refused(raises: Any, path: Path, statements: list[str]) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    _check_refused(raises, path, "store-damaged")
+
+
+def test_an_endless_view_of_results_is_not_read(path: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DROP VIEW results")
+        connection.execute(f"CREATE VIEW results AS {ENDLESS}")
+        connection.execute("ALTER TABLE protocols DROP COLUMN precision")
+        connection.execute("PRAGMA user_version = 5")
+    with Store(path) as store:
+        assert store.trials(SPEC) == [a_trial(0)]
+        store.export(tmp_path / "rows.csv")
+
+
+def test_records_are_kept_by_collection_and_key(store: Store, tmp_path: Path) -> None:
+    assert store.records("case-study") == {}
+    store.write_records("case-study", {"b": {"layers": [1, 2.5]}, "a": None})
+    store.write_records("judged", {"b": [0.1]})
+    store.write_records("case-study", {"b": {"layers": [3]}})
+    assert list(store.records("case-study").items()) == [("a", None), ("b", {"layers": [3]})]
+    with Store(tmp_path / "other.sqlite") as other:
+        other.write_records("judged", {"b": ["kept"], "c": 1})
+        other.merge(store.path)
+        assert other.records("judged") == {"b": ["kept"], "c": 1}
+        assert other.records("case-study") == store.records("case-study")
+
+
+def test_a_damaged_record_is_an_error(raises: Any, store: Store) -> None:
+    store.write_records("judged", {"a": 1})
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute("UPDATE records SET value = '{'")
+    with raises("store-damaged"):
+        store.records("judged")
 
 
 def test_specs_protocols_and_origins_are_kept_once(tmp_path: Path) -> None:
     cells = {SPEC.replace(depth=depth): [a_trial(seed) for seed in range(3)] for depth in (2, 10, 4)}
     with Store(tmp_path / "one.sqlite") as store, Store(tmp_path / "two.sqlite") as two:
-        store.add_cells(cells, seconds=1.0)
+        store.add_trials(cells, seconds=1.0)
         two.add(SPEC, [a_trial(0)], seconds=1.0)
         two.merge(store.path)
         two.merge(store.path)
@@ -136,10 +178,15 @@ def test_specs_protocols_and_origins_are_kept_once(tmp_path: Path) -> None:
             assert counts == [1, 3, origins, 9]
 
 
-def test_a_lift_that_fails_changes_nothing(raises: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_that_fails_changes_nothing(
+    raises: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 5")
     before = path.read_bytes()
-    steps = (("ALTER TABLE trials ADD COLUMN note TEXT", "UPDATE nowhere SET note = 1"),)
-    monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS + steps)
+    monkeypatch.setattr(
+        database, "_statements", lambda name: ["CREATE TABLE more (a)", "UPDATE nowhere SET a = 1"]
+    )
     with raises("store-damaged"):
         connect(path)
     assert path.read_bytes() == before
@@ -194,7 +241,7 @@ def test_an_empty_file_is_a_new_store_but_nothing_to_read(raises: Any, tmp_path:
     with raises("empty-store"):
         connect(path, read_only=True)
     with closing(connect(path)) as connection:
-        assert version(connection) == len(MIGRATIONS)
+        assert version(connection) == SCHEMA_VERSION
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -309,7 +356,7 @@ def test_a_cell_is_written_in_full_or_not_at_all(raises: Any, store: Store) -> N
 
 def test_a_row_holds_spec_metrics_and_origin(store: Store) -> None:
     other = Spec("cora", "SGC", 2)
-    store.add_cells({SPEC: [a_trial(0), a_trial(1)], other: [a_trial(0)]}, seconds=6, device="cpu")
+    store.add_trials({SPEC: [a_trial(0), a_trial(1)], other: [a_trial(0)]}, seconds=6, device="cpu")
     with closing(sqlite3.connect(store.path)) as connection:
         connection.row_factory = sqlite3.Row
         rows = [
@@ -326,25 +373,29 @@ def test_a_row_holds_spec_metrics_and_origin(store: Store) -> None:
 
 def test_cells_are_narrowed_by_field_or_by_column(store: Store) -> None:
     specs = [Spec("cora", "GCN", 2, method=name) for name in ("none", "GCNII")]
-    store.add_cells({spec: [a_trial(0)] for spec in specs}, seconds=1.0)
-    assert list(store.cells(method="GCNII")) == list(store.cells(remedy="GCNII")) == specs[1:]
+    store.add_trials({spec: [a_trial(0)] for spec in specs}, seconds=1.0)
+    assert (
+        list(store.trials_by_spec(method="GCNII")) == list(store.trials_by_spec(remedy="GCNII")) == specs[1:]
+    )
 
 
 def test_cells_are_sorted_and_narrowed(raises: Any, store: Store) -> None:
     specs = [Spec("cora", "GCN", depth, norm=norm) for depth in (2, 10) for norm in ("PN", "none")]
     for spec in reversed(specs):
         store.add(spec, [a_trial(1), a_trial(0)], seconds=1.0)
-    assert list(store.cells()) == specs
-    assert [trial.seed for trial in store.cells()[specs[0]]] == [0, 1]
-    assert list(store.cells(depth=10)) == specs[2:]
-    assert list(store.cells(depth=[2, 10], norm="PN", missing_rate=0)) == specs[::2]
-    assert store.cells(seed=1, depth=2, norm="PN") == {specs[0]: [a_trial(1)]}
+    assert list(store.trials_by_spec()) == specs
+    assert [trial.seed for trial in store.trials_by_spec()[specs[0]]] == [0, 1]
+    assert list(store.trials_by_spec(depth=10)) == specs[2:]
+    assert list(store.trials_by_spec(depth=[2, 10], norm="PN", missing_rate=0)) == specs[::2]
+    assert store.trials_by_spec(seed=1, depth=2, norm="PN") == {specs[0]: [a_trial(1)]}
     grouped = store.results_by_spec(depth=10)
-    assert {spec: [one.trial for one in some] for spec, some in grouped.items()} == store.cells(depth=10)
+    assert {spec: [one.trial for one in some] for spec, some in grouped.items()} == store.trials_by_spec(
+        depth=10
+    )
     assert [one for some in grouped.values() for one in some] == store.results(depth=10)
-    assert store.cells(dataset="citeseer") == {}
+    assert store.trials_by_spec(dataset="citeseer") == {}
     with raises("unknown-choice", value="dept"):
-        store.cells(dept=2)
+        store.trials_by_spec(dept=2)
 
 
 def test_the_frame_has_measures_as_columns(store: Store) -> None:
@@ -366,7 +417,7 @@ def test_exports_depend_on_the_trials_only(tmp_path: Path, store: Store) -> None
     cells = {
         SPEC.replace(depth=depth): [a_trial(seed, 1 / depth) for seed in range(3)] for depth in (2, 10, 4)
     }
-    store.add_cells(cells, seconds=1 / 3)
+    store.add_trials(cells, seconds=1 / 3)
     exports = {
         suffix: store.export(tmp_path / f"one{suffix}").read_bytes() for suffix in (".csv", ".parquet")
     }
@@ -454,7 +505,7 @@ def _check_whole(path: Path, reported: set[str]) -> dict[Spec, list[Trial]]:
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     with Store(path, read_only=True) as store:
-        cells = store.cells()
+        cells = store.trials_by_spec()
     assert reported <= {spec.hash for spec in cells}
     for cell in cells.values():
         assert [trial.seed for trial in cell] == list(range(10))
@@ -486,7 +537,9 @@ def test_several_processes_write_at_once(tmp_path: Path) -> None:
         while process.poll() is None:
             if path.exists():
                 with Store(path) as reader:
-                    assert all(len(cell) == 10 for cell in reader.cells().values()), "a cell seen in part"
+                    assert all(len(cell) == 10 for cell in reader.trials_by_spec().values()), (
+                        "a cell seen in part"
+                    )
         output, errors = process.communicate()
     assert process.returncode == 0, errors
     cells = _check_whole(path, set(output.split()))
@@ -511,7 +564,7 @@ with Store(sys.argv[1]) as store:
 def test_nothing_is_made_before_something_is_written(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "results.sqlite"
     with Store(path) as store:
-        assert (len(store), store.cells(), store.missing(SPEC, [1])) == (0, {}, [1])
+        assert (len(store), store.trials_by_spec(), store.missing(SPEC, [1])) == (0, {}, [1])
         assert not path.parent.exists()
         with Store(path) as other:
             other.add(SPEC, [a_trial(0)], seconds=1.0)
@@ -531,13 +584,13 @@ def test_a_place_that_cannot_be_written_is_found_early(store: Store) -> None:
 def test_a_store_that_stays_locked_is_an_error(
     raises: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema, "BUSY_SECONDS", 0)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0)
     with Store(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with raises("store-locked"):
             store.add(SPEC, [a_trial(1)], seconds=1.0)
         with raises("store-locked"):
-            store.cells()
+            store.trials_by_spec()
         other.execute("ROLLBACK")
         assert store.add(SPEC, [a_trial(1)], seconds=1.0) == 1
 
@@ -545,7 +598,7 @@ def test_a_store_that_stays_locked_is_an_error(
 def test_damage_in_the_middle_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite"
     with Store(path) as store:
-        store.add_cells({SPEC.replace(depth=depth): [a_trial(0)] for depth in range(1, 500)}, seconds=1.0)
+        store.add_trials({SPEC.replace(depth=depth): [a_trial(0)] for depth in range(1, 500)}, seconds=1.0)
     whole, codes = path.read_bytes(), set()
     for page in range(1, len(whole) // 4096):
         path.write_bytes(whole[: 4096 * page] + b"\xff" * 4096 + whole[4096 * (page + 1) :])
@@ -579,6 +632,6 @@ def test_specs_of_committed_stores_keep_their_hashes(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         stored = {hash for (hash,) in connection.execute("SELECT printf('%016x', hash) FROM specs")}
     with Store(path, read_only=True) as store:
-        specs = list(store.cells())
+        specs = list(store.trials_by_spec())
     assert {spec.hash for spec in specs} == stored
     assert all(Spec.parse(spec.text) == Spec.parse(str(spec)) == spec for spec in specs[:: len(specs) // 500])

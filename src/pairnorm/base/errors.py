@@ -1,24 +1,27 @@
-"""What goes wrong with a caller's values: one error that carries its parts, and the checks that raise it."""
+"""Define one error that carries its parts, and the checks of arguments that raise it."""
 
 import operator
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from difflib import get_close_matches
 from functools import partial
 from math import inf
 from typing import Any, Self
 
-MOST = 200
-"""So many characters of a proposed value are shown: a column may have a whole book for its name."""
+from pairnorm.base.escaping import redact
+
+MAX_VALUE_LENGTH = 200
+"""Characters of a proposed value that a message shows: a column may have a very long name."""
+SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class PairNormError(ValueError):
-    """An input that cannot be used, or a place that cannot be read or written.
+    """An input that cannot be used, or a path that cannot be read or written.
 
-    The parts are fields, so that code may look at them and a message is put together in one place. A hint
-    names options as ``{ignore}``; Python shows them as ``ignore=['age']``, a shell as ``--ignore age``.
+    Programs can read the parts. A hint names options as ``{ignore}``; Python shows them as
+    ``ignore=['age']``, the command line as ``--ignore age``. Passwords in URLs are never shown.
 
     >>> error = PairNormError(
     ...     "there is no column 'agee'",
@@ -34,12 +37,12 @@ class PairNormError(ValueError):
     there is no column 'agee'; expected one of 'age'. Correct it, or pass --ignore agee.
 
     Args:
-        problem: what is wrong, naming the value.
-        code: the kind of mistake, for tests and for programs: words that never change.
+        problem: what is wrong, with the value.
+        code: the kind of error, for programs; codes do not change between releases.
         value: the value itself.
-        expected: what would have been right.
-        hint: what to do about it.
-        **options: the arguments that the hint names, with the values it proposes; ``...`` for any.
+        expected: a valid value.
+        hint: how to fix it.
+        **options: arguments that the hint names, with the values it proposes; ``...`` for any.
     """
 
     def __init__(
@@ -59,12 +62,17 @@ class PairNormError(ValueError):
     def __str__(self) -> str:
         return self._text({name: _as_argument(name, value) for name, value in self.options.items()})
 
-    def typed(self) -> str:
-        """Return the message with options as they are typed on a command line."""
-        return self._text({name: _as_option(name, value) for name, value in self.options.items()})
+    def typed(self, names: Mapping[str, str] | None = None) -> str:
+        """Return the message with options as they are typed on a command line.
+
+        Args:
+            names: options by the name of the Python argument, where the two differ.
+        """
+        named = {name: (names or {}).get(name, name) for name in self.options}
+        return self._text({name: _as_option(named[name], value) for name, value in self.options.items()})
 
     def within(self, place: str) -> Self:
-        """Return the same error, its problem said to be in a place, such as a file; once is enough."""
+        """Return the same error with a prefix such as a file name, unless it has that prefix already."""
         if self.problem.startswith(place):
             return self
         error = copy(self)
@@ -74,11 +82,11 @@ class PairNormError(ValueError):
 
     def _text(self, options: dict[str, str]) -> str:
         text = self.problem + (f"; expected {self.expected}" if self.expected else "")
-        # At once: a value may have braces of its own.
+        # In one pass: a value may have braces of its own.
         hint = re.sub(r"\{(\w+)\}", lambda name: options.get(name[1], name[0]), self.hint)
         if not text.endswith((".", "!", "?", "…")) and (self.expected or self.hint):
             text += "."
-        return f"{text} {hint}" if hint else text
+        return redact(f"{text} {hint}" if hint else text)
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         fields = {name: getattr(self, name) for name in ("code", "value", "expected", "hint")}
@@ -86,18 +94,19 @@ class PairNormError(ValueError):
 
 
 def _as_argument(name: str, value: Any) -> str:
-    return f"{name}=..." if value is ... else f"{name}={quoted(value, MOST)}"
+    return f"{name}=..." if value is ... else f"{name}={quoted(value, MAX_VALUE_LENGTH)}"
 
 
 def _as_option(name: str, value: Any) -> str:
     words = ["…"] if value is ... else map(str, value if isinstance(value, list | tuple) else [value])
     return " ".join(
-        f"--{name.replace('_', '-')} {word if word == '…' else shlex.quote(word)[:MOST]}" for word in words
+        f"--{name.replace('_', '-')} {word if word == '…' else shlex.quote(word)[:MAX_VALUE_LENGTH]}"
+        for word in words
     )
 
 
 def quoted(value: object, most: int = 80) -> str:
-    """Return a value as Python writes it, cut to so many characters: a cell may hold a whole book.
+    """Return a value as Python writes it, cut to ``most`` characters.
 
     >>> quoted("abcdefghijklmnop", most=8)
     "'abcdef…"
@@ -108,14 +117,14 @@ def quoted(value: object, most: int = 80) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error is about memory; torch's is of no type of its own on a CPU."""
+    """Return whether an error is about memory; torch has no type of its own for it on a CPU."""
     return isinstance(error, MemoryError) or any(
         words in str(error) for words in ("can't allocate memory", "out of memory", "Unable to allocate")
     )
 
 
 def closest(value: object, allowed: Sequence[str]) -> str:
-    """Return a question that suggests the closest of the allowed values; nothing where none is close.
+    """Return a question that suggests the closest allowed value, or an empty text where none is close.
 
     >>> closest("acc", ["auc", "accuracy"])
     "Did you mean 'accuracy'?"
@@ -124,16 +133,16 @@ def closest(value: object, allowed: Sequence[str]) -> str:
     >>> len(closest("risk", ["risk" + 10_000 * "?"])) < 100
     True
     """
-    begun = [one for one in allowed if value and one.startswith(str(value))]
-    close = begun if len(begun) == 1 else get_close_matches(str(value), allowed, n=1)
-    if not close:  # what differs in case alone is closer than a slip
+    prefixed = [one for one in allowed if value and one.startswith(str(value))]
+    close = prefixed if len(prefixed) == 1 else get_close_matches(str(value), allowed, n=1)
+    if not close:  # then without regard to case
         lower = {one.lower(): one for one in reversed(allowed)}
         close = [lower[one] for one in get_close_matches(str(value).lower(), [*lower], n=1)]
     return f"Did you mean {quoted(close[0])}?" if close else ""
 
 
 def one_of(what: str, value: object, allowed: Sequence[str]) -> str:
-    """Return ``value`` if it is one of ``allowed``, else raise an error that suggests the closest of them.
+    """Return ``value`` if it is one of ``allowed``, else raise an error that suggests the closest.
 
     >>> one_of("mode", "PN", ["PN", "PN-SI"])
     'PN'
@@ -150,7 +159,7 @@ def one_of(what: str, value: object, allowed: Sequence[str]) -> str:
 
 
 def whole_number(what: str, value: Any, least: int = 0, most: float = inf) -> int:
-    """Return ``value`` as an int if it is a whole number within bounds; numpy's will do, truths will not.
+    """Return ``value`` as an int if it is an integer within bounds, of Python or numpy; booleans are refused.
 
     >>> whole_number("depth", 0, least=1)
     Traceback (most recent call last):
@@ -170,7 +179,7 @@ def whole_number(what: str, value: Any, least: int = 0, most: float = inf) -> in
 def real_number(
     what: str, value: Any, *, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
 ) -> float:
-    """Return ``value`` as a float if it is a finite number within bounds; a text is no number.
+    """Return ``value`` as a float if it is a finite number within bounds; texts are refused.
 
     >>> real_number("scale", float("nan"), above=0)
     Traceback (most recent call last):
@@ -188,3 +197,16 @@ def real_number(
     bounds = f" {low or ''}{' ' if low and high else ''}{high}".rstrip()
     problem = f"{what} is {quoted(value)}"
     raise PairNormError(problem, code="not-a-number", value=value, expected=f"a finite number{bounds}")
+
+
+def parse_duration(what: str, value: float | str) -> float:
+    """Return seconds, from a number or a text such as ``'90s'``, ``'5m'`` or ``'1.5h'``.
+
+    >>> parse_duration("time_limit", "5m")
+    300.0
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip())
+    if not match or float(match[1]) == 0:
+        expected = "a time such as '90s', '5m' or '1h'"
+        raise PairNormError(f"{what} is {quoted(value)}", code="not-a-time", value=value, expected=expected)
+    return float(match[1]) * SECONDS[match[2]]

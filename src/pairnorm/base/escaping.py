@@ -1,23 +1,51 @@
-"""Names that others chose, made harmless where they are shown: a function for each medium."""
+"""Escape names from a user's data for each medium, and hide passwords."""
 
 import html
 import re
+from urllib.parse import unquote
 
-# Control characters, changes of the direction of writing, and bytes of file names that are no text.
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, changes of writing direction, and bytes of file names that are not text.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$#])")
 _BACKTICKS = re.compile("`+")
-# What makes a spreadsheet take a cell for a formula, also as it is written in East Asia.
+# Characters that start a formula in a spreadsheet, also in full width.
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
+_URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)\S*@")
+_QUERY_PASSWORD = re.compile(r"([?&;](?:password|passwd|pwd|sslpassword|token)=)[^\s&;'\"]+", re.IGNORECASE)
+_SHORTEST_SECRET = 4
+_secrets: set[str] = set()
+
+
+def hide_password(url: str) -> None:
+    """Have ``redact`` hide the password of a URL wherever it occurs, also apart from the URL."""
+    match = re.match(r"[\w+.-]+://[^:/@]*:(.*)@", url, re.DOTALL)
+    secrets = [match[1], unquote(match[1])] if match else []
+    secrets += [unquote(one.partition("=")[2]) for one in re.findall(r"(?i)\b(?:password|pwd)=[^&;]+", url)]
+    _secrets.update(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
+
+
+def redact(text: str) -> str:
+    """Return a text with ``***`` in place of passwords.
+
+    >>> redact("cannot open postgresql://ann:secret@host/db?password=x")
+    'cannot open postgresql://ann:***@host/db?password=***'
+    """
+    for secret in _secrets:
+        text = text.replace(secret, "***")
+    return (
+        _QUERY_PASSWORD.sub(r"\1***", _URL_PASSWORD.sub(r"\1***@", text))
+        if "=" in text or "@" in text
+        else text
+    )
 
 
 def terminal(text: object) -> str:
-    r"""Return a text without what could steer a terminal: such characters as Python writes them.
+    r"""Return a text with control characters as Python writes them, and without passwords.
 
     >>> terminal("\x1b[31mred")
     '\\x1b[31mred'
     """
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), redact(str(text)))
 
 
 def markdown(text: object) -> str:
@@ -43,7 +71,7 @@ def markdown_code(text: object) -> str:
 
 
 def spreadsheet(text: str) -> str:
-    """Return a cell that a spreadsheet takes for text, not for a formula; a number stays one.
+    """Return a cell that a spreadsheet shows as text instead of running it; numbers stay numbers.
 
     >>> spreadsheet("=cmd|' /C calc'!A0"), spreadsheet("-1.5")
     ("'=cmd|' /C calc'!A0", '-1.5')

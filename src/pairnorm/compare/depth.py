@@ -14,7 +14,7 @@ from pairnorm.data import Graph
 from pairnorm.paper.experiments import DATASETS
 from pairnorm.sweep.runner import OnProgress, Outcome
 from pairnorm.train import Spec, Store, run
-from pairnorm.train.methods import METHODS, find, stored_name
+from pairnorm.train.methods import METHODS, find_method, import_method
 from pairnorm.train.result import Result
 from pairnorm.train.schedule import Running
 
@@ -106,7 +106,7 @@ class DepthComparison:
         whole_number("epochs", self.epochs, least=1)
         if self.methods is not None:
             for name in self.methods:
-                stored_name("method", name)
+                import_method(name)
 
     def slices(self) -> Iterator[list[Place]]:
         """Yield what is trained one after the other: a graph and a model each; what is quadratic comes last.
@@ -128,15 +128,19 @@ class DepthComparison:
 
     def _methods(self, dataset: str, model: str, quadratic: bool) -> list[str]:
         if self.methods is not None:
-            names = [stored_name("method", name) for name in self.methods]
+            names = [import_method(name) for name in self.methods]
         else:
             names = [*(GAT_METHODS if model == "GAT" else METHODS)]
-            names = [name for name in names if not find(name).quadratic or dataset in SMALL]
-        return [name for name in names if model in find(name).models and find(name).quadratic == quadratic]
+            names = [name for name in names if not find_method(name).quadratic or dataset in SMALL]
+        return [
+            name
+            for name in names
+            if model in find_method(name).models and find_method(name).quadratic == quadratic
+        ]
 
     def candidates(self, place: Place) -> list[Spec]:
         """Return the four grid points of a place."""
-        method = find(place.method)
+        method = find_method(place.method)
         strengths = method.grid[:2] if len(method.grid) > 1 else ()
         rates = RATES[place.model]
         tried: list[dict[str, float]]

@@ -122,7 +122,7 @@ class Found:
         cells: dict[Spec, list[Trial]] = {}
         if path.exists():
             with Store(path, read_only=True) as store:
-                cells = store.cells()
+                cells = store.trials_by_spec()
         return cls(cells, read_judged(file_beside(path)))
 
     def best(self, protocol: Protocol, cell: Cell) -> int | None:

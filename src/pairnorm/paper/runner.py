@@ -36,7 +36,7 @@ def reproduce(
         if should_stop():
             break
         if experiment.name == CLAIMS_AGAIN.name:
-            pairs = _runs_for_claims(experiment, ResultIndex(store.cells()))
+            pairs = _runs_for_claims(experiment, ResultIndex(store.trials_by_spec()))
             progress = partial(on_progress, experiment.name)
             trained += run(pairs, store, should_stop=should_stop, progress=progress, **running.where)
         elif experiment.name == CASE_STUDY.name:
@@ -46,7 +46,7 @@ def reproduce(
 
 def count_pending(experiments: Sequence[Experiment], store: Store) -> int:
     """Return how many trials of the experiments are not in the store."""
-    index = ResultIndex(store.cells())
+    index = ResultIndex(store.trials_by_spec())
     count = index.count_pending([one for one in experiments if _is_grid(one)])
     for experiment in experiments:
         if experiment.name == CLAIMS_AGAIN.name:

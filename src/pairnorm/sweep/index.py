@@ -80,7 +80,7 @@ class ResultIndex:
     def read(cls, path: str | os.PathLike[str], ignore_fingerprints: bool = False) -> "ResultIndex":
         """Read a store, or its export as ``.csv`` or ``.csv.gz``."""
         with open_results(path) as store:
-            return cls(store.cells(), ignore_fingerprints)
+            return cls(store.trials_by_spec(), ignore_fingerprints)
 
     def __contains__(self, pair: Pair) -> bool:
         return pair[1] in self._trials.get(pair[0], {})

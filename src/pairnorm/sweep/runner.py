@@ -70,7 +70,7 @@ def train_batches(
         for stage in (batch.name, f"{batch.name}: finalists")[: 2 if searches else 1]:
             if should_stop():
                 return trained
-            index = ResultIndex(store.cells(**(batch.where or {})), batch.ignore_fingerprints)
+            index = ResultIndex(store.trials_by_spec(**(batch.where or {})), batch.ignore_fingerprints)
             pairs: dict[Pair, None] = {}
             for grid, cells in batch.work:
                 pairs |= dict.fromkeys(index.pending(grid, cells))

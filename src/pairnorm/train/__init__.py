@@ -1,7 +1,7 @@
 """Training many trials at once, on CPU and CUDA, and the store of their results."""
 
 from pairnorm.train.engine import fit, train
-from pairnorm.train.methods import METHODS, Method, register
+from pairnorm.train.methods import METHODS, Method, import_method, register
 from pairnorm.train.result import Trial
 from pairnorm.train.schedule import Progress, run
 from pairnorm.train.spec import Spec
@@ -18,6 +18,7 @@ __all__ = [
     "Trial",
     "build",
     "fit",
+    "import_method",
     "register",
     "run",
     "train",

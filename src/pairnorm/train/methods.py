@@ -224,54 +224,90 @@ def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, expect
 
 
 def stored_name(what: str, name: Any) -> str:
-    """Return the name under which a method's trials are stored, or raise an error where there is none.
+    """Return the name under which the trials of a method are stored. Imports nothing.
 
     Args:
-        what: the argument is called.
-        name: of a method; ``"package.module:attribute"`` of one to import, which may have a ``version`` and
-            a ``grid``; or ``"name@version"``, as it stands in a store, which others may have registered.
+        what: name of the argument, for the error.
+        name: of a method in ``METHODS``; of a registered method, which then gets its version; or
+            ``"name@version"`` as it is in a store, perhaps of a method that only another process registered.
+
+    Raises:
+        PairNormError: there is no such method, or it must be imported first.
     """
     if isinstance(name, str):
         if name in METHODS or ("@" in name and name.isprintable()):
             return name
-        paths = [entry.value for entry in entry_points(group=GROUP, name=name)]
-        for path in [name] if ":" in name else paths:
-            if name not in _LATEST:
-                module, _, attribute = path.partition(":")
-                register(name, _attribute(module, attribute))
         if name in _LATEST:
             return _LATEST[name]
+        if ":" in name or name in entry_points(group=GROUP).names:
+            raise _not_imported(name)
     return one_of(what, name, [*_OURS, *_LATEST])
+
+
+def import_method(name: str) -> str:
+    """Import and register a method, and return the name under which its trials are stored.
+
+    Text in a store or a spec never imports code; only this function and ``register`` make a method known.
+
+    Args:
+        name: ``"package.module:attribute"`` of a factory of norms or models, which may have the attributes
+            ``kind``, ``version`` and ``grid``, see ``register``; the name of an entry point in the group
+            ``pairnorm.methods``; or a method that is known already.
+
+    Example:
+        >>> import_method("torch.nn:Identity")
+        'torch.nn:Identity@1'
+    """
+    if isinstance(name, str) and name not in METHODS and name not in _LATEST and "@" not in name:
+        paths = [name] if ":" in name else [entry.value for entry in entry_points(group=GROUP, name=name)]
+        if paths:
+            module, _, attribute = paths[0].partition(":")
+            register(name, _attribute(module, attribute))
+    return stored_name("method", name)
+
+
+def _not_imported(name: str) -> PairNormError:
+    return PairNormError(
+        f"method {quoted(name)} is not imported: text in a store or a spec never imports code",
+        code="not-imported",
+        value=name,
+        hint="If you trust it, allow it on the command line with "
+        f"--method {name.rpartition('@')[0] or name}, or in Python with pairnorm.train.import_method.",
+    )
 
 
 def _attribute(module: str, attribute: str) -> Callable[..., nn.Module]:
     try:
-        found: Callable[..., nn.Module] = attrgetter(attribute)(import_module(module))
+        factory: Callable[..., nn.Module] = attrgetter(attribute)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         problem = f"method {module}:{attribute} cannot be imported ({error})"
         expected = "package.module:attribute of a factory of norms or models"
         raise PairNormError(
             problem, code="not-importable", value=f"{module}:{attribute}", expected=expected
         ) from error
-    return found
+    return factory
 
 
-def find(name: str) -> Method:
-    """Return the method of a stored name; one that can be found by its name alone is imported."""
-    if name not in METHODS:
-        known = stored_name("method", name.rpartition("@")[0])
-        if known != name:
-            problem = f"method {name!r} is here as {known!r}"
-            hint = "Register the version that the trials are of."
-            raise PairNormError(problem, code="other-version", value=name, expected=known, hint=hint)
-    return METHODS[name]
+def find_method(name: str) -> Method:
+    """Return the method of a stored name.
+
+    Raises:
+        PairNormError: this process knows no such method, or another version of it.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if (known := _LATEST.get(name.rpartition("@")[0])) is not None:
+        problem = f"method {name!r} is registered as {known!r}"
+        hint = "Register the version that the trials were computed with."
+        raise PairNormError(problem, code="other-version", value=name, expected=known, hint=hint)
+    raise _not_imported(name)
 
 
-def own(names: Iterable[str]) -> dict[str, Method]:
-    """Return those of some names that the user registered, for worker processes to ``learn``."""
+def registered_methods(names: Iterable[str]) -> dict[str, Method]:
+    """Return the user's methods among some names, for worker processes to ``add_methods``."""
     return {name: METHODS[name] for name in names if name in METHODS and name not in _OURS}
 
 
-def learn(methods: Mapping[str, Method]) -> None:
-    """Take over what another process has registered."""
+def add_methods(methods: Mapping[str, Method]) -> None:
+    """Add the methods that another process has registered."""
     METHODS.update(methods)

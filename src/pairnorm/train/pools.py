@@ -22,7 +22,7 @@ from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.data import Graph
 from pairnorm.train.engine import train_job
 from pairnorm.train.jobs import Job, Pair
-from pairnorm.train.methods import learn
+from pairnorm.train.methods import add_methods
 from pairnorm.train.result import Origin, Result, Trial
 
 P = ParamSpec("P")
@@ -74,7 +74,7 @@ def work(
     """Train a job where this is called, and tell what it finds: the origin of a trial is its worker's."""
     since = time.perf_counter()
     options = dict(options)
-    learn(options.pop("methods", {}))
+    add_methods(options.pop("methods", {}))
 
     def emit(found: dict[Pair, Trial]) -> None:
         nonlocal since

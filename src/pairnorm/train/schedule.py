@@ -17,7 +17,7 @@ from pairnorm.data import Graph, datasets, load
 from pairnorm.data.graph import check_graph
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
-from pairnorm.train.methods import own
+from pairnorm.train.methods import registered_methods
 from pairnorm.train.pools import Pool, Processes, Streams, ThisProcess, Told
 from pairnorm.train.ray_pool import Ray
 from pairnorm.train.spec import Spec
@@ -142,7 +142,7 @@ def run(
             label = str(jobs[0][1].pairs[0][0])
             pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), hear)
             options = {"measures": tuple(measures), "curves": curves}
-            if methods := own({spec.method for spec, _ in pending}):
+            if methods := registered_methods({spec.method for spec, _ in pending}):
                 options["methods"] = methods
             _drive(pool, jobs, options, hear, should_stop)
         return trained

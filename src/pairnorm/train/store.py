@@ -1,4 +1,4 @@
-"""The results store: one SQLite file of trials that survives ``kill -9`` and travels."""
+"""The results store: one SQLite file of trials that survives ``kill -9`` and can be copied and merged."""
 
 import json
 import os
@@ -7,14 +7,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.resources import files
 from math import nan
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.base.files import whole_file, writable
+from pairnorm.base.files import whole_file
+from pairnorm.train.database import (
+    SCHEMA_VERSION,
+    connect,
+    file_error,
+    hash_number,
+    transaction,
+    translate_errors,
+)
 from pairnorm.train.result import (
     ORIGIN,
     SPEC,
@@ -35,166 +42,6 @@ if TYPE_CHECKING:
     import pandas
     import torch
 
-APPLICATION = int.from_bytes(b"Pair", "big")
-"""SQLite's ``application_id`` of a store."""
-
-BUSY_SECONDS = 60
-"""How long a process waits for others that write."""
-
-_FILES = sorted(
-    (files("pairnorm.train") / "migrations").iterdir(), key=lambda file: int(file.name.split(".")[0])
-)
-MIGRATIONS: tuple[tuple[str, ...], ...] = tuple(
-    tuple(file.read_text(encoding="utf-8").strip().removesuffix(";").split(";\n")) for file in _FILES
-)
-"""Entry i lifts a store from schema version i to i + 1; a new store starts at 0. Append, never edit."""
-
-
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Open a store's file, made if there is none and lifted to the present schema if it is older.
-
-    Of an older file that is only to be read, a copy in memory is lifted.
-
-    The journal is a rollback journal, SQLite's default, and not a write-ahead log: between two writes the one
-    file is complete and can be copied, and it can be read from a folder where nothing may be written.
-    """
-    if read_only and not path.exists():
-        raise _no_store(
-            path, "file-missing", "there is no store at", "Check the path, or run an experiment first."
-        )
-    if path.exists() and not path.is_file():
-        raise _no_store(path, "not-a-file", "not a file:", "Name a store, such as results.sqlite.")
-    # Less than a page is no database, though SQLite would take a single byte for an empty one and use it.
-    if path.exists() and 0 < path.stat().st_size < 512:
-        raise _foreign(path)
-    with writable(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    # A reader also opens for writing where it may, so that it can undo what a killed writer left half done.
-    mode = "rwc" if not read_only else "rw" if os.access(path, os.W_OK) else "ro"
-    connection = None
-    try:
-        with faults(path):
-            uri = f"{path.absolute().as_uri()}?mode={mode}"
-            connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-            # One look, not several: another process may be making the store right now.
-            with transaction(connection, "DEFERRED"):
-                version = _version(connection, path)
-            if read_only:
-                if version == 0:
-                    raise _no_store(path, "empty-store", "an empty file:", "Run an experiment first.")
-                if version < len(MIGRATIONS):
-                    connection = _lifted_copy(connection, path)
-                connection.execute("PRAGMA query_only = ON")
-            elif version < len(MIGRATIONS):
-                _lift(connection, path)
-    except BaseException:
-        if connection is not None:
-            connection.close()
-        raise
-    return connection
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """Do all that is inside at once as others see it, or, if anything goes wrong, nothing of it."""
-    connection.execute(f"BEGIN {kind}")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the schema version, 0 for a file that is still empty; refuse a file that is no store."""
-    application, version, tables = (
-        int(connection.execute(query).fetchone()[0])
-        for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
-    )
-    if application != APPLICATION and (application or version or tables):
-        raise _no_store(path, "not-a-store", "the SQLite file of another program:", "Choose another path.")
-    if version > len(MIGRATIONS):
-        problem = f"{path} was written by a newer pairnorm (schema version {version})"
-        expected = f"up to {len(MIGRATIONS)}"
-        hint = "Upgrade pairnorm."
-        raise PairNormError(problem, code="newer-store", value=version, expected=expected, hint=hint)
-    return version
-
-
-def _lift(connection: sqlite3.Connection, path: Path) -> None:
-    connection.create_function("hash_number", 1, _hash_number, deterministic=True)
-    with transaction(connection):
-        # The version is read again: another process may have been first.
-        for version in range(_version(connection, path), len(MIGRATIONS)):
-            for statement in MIGRATIONS[version]:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {version + 1}")
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-
-
-def _lifted_copy(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    copy = sqlite3.connect(":memory:", isolation_level=None)
-    connection.backup(copy)
-    connection.close()
-    _lift(copy, path)
-    return copy
-
-
-def _hash_number(digits: str) -> int:
-    return int.from_bytes(bytes.fromhex(digits), "big", signed=True)
-
-
-@contextmanager
-def faults(path: Path) -> Iterator[None]:
-    """Say what went wrong with a store's file, in place of SQLite's own errors."""
-    try:
-        yield
-    except UnicodeDecodeError as error:  # SQLite quotes what a damaged file holds, and Python cannot read it
-        raise _fault(path, error) from error
-    except sqlite3.Error as error:
-        if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
-            raise  # a mistake of ours, such as a wrong number of values
-        raise _fault(path, error, getattr(error, "sqlite_errorcode", 0) & 0xFF) from error
-
-
-def _fault(path: Path, error: Exception, code: int = 0) -> PairNormError:
-    if code == sqlite3.SQLITE_NOTADB:
-        return _foreign(path)
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        problem = f"{path} has been locked by another process for {BUSY_SECONDS} seconds"
-        hint = "Wait until that one ends, or end it; the same command then goes on."
-        return PairNormError(problem, code="store-locked", value=path, hint=hint)
-    journal = path.with_name(f"{path.name}-journal")
-    if code in _NOT_WRITABLE:
-        hint = "Make room, or choose a place where you may write."
-        if journal.exists():
-            hint = f"Make room, or copy it with {journal.name} to where you may write."
-        return PairNormError(
-            f"{path} cannot be opened or written ({error})", code="not-writable", value=path, hint=hint
-        )
-    problem = f"{path} is damaged ({' '.join(str(error).split())[:200]})"
-    hint = "Restore a copy; `sqlite3 FILE .recover` saves what can be read."
-    return PairNormError(problem, code="store-damaged", value=path, hint=hint)
-
-
-_NOT_WRITABLE = (
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_PERM,
-)
-
-
-def _no_store(path: Path, code: str, what: str, hint: str) -> PairNormError:
-    return PairNormError(f"{what} {path}", code=code, value=path, hint=hint)
-
-
-def _foreign(path: Path) -> PairNormError:
-    return _no_store(path, "not-a-store", "neither a store nor any SQLite file:", "Choose another path.")
-
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
@@ -207,17 +54,25 @@ _SPECS = "specs JOIN protocols ON protocols.id = specs.protocol"
 _TRIALS = f"trials JOIN ({_SPECS}) USING (hash) JOIN origins ON origins.id = trials.origin"
 
 
+_RECORD = ("collection", "key", "value")
+_RECORDS = f"SELECT {_names(_RECORD)} FROM records"
+_CREATE_RECORDS = (
+    "CREATE TABLE IF NOT EXISTS records (collection TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, "
+    "PRIMARY KEY (collection, key)) WITHOUT ROWID"
+)
+
+
 def _insert(table: str, columns: Sequence[str]) -> str:
     return f"INSERT INTO {table} ({_names(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
 class Merged(NamedTuple):
-    """What a merge found.
+    """Counts of the trials that a merge read.
 
     Args:
-        added: how many trials were new here.
-        same: how many were here already with the same result.
-        different: how many were here with another one, which is kept.
+        added: trials that this store did not have.
+        same: trials that this store had with the same result.
+        different: trials that this store had with another result, which it keeps.
     """
 
     added: int
@@ -228,13 +83,16 @@ class Merged(NamedTuple):
 class Store:
     """Results in one SQLite file.
 
-    Several processes may write at once, each through a ``Store`` of its own. A cell is written in full or not
-    at all, whatever happens meanwhile, and a trial that is there is never overwritten. The file can be copied
-    to another machine, added to there and merged back. Its view ``results`` has a row per trial.
+    Several processes may write at once, each through a ``Store`` of its own. Trials that are added together
+    are written atomically, and a stored trial is never overwritten. The file can be copied to another
+    machine, extended there and merged back. Its view ``results`` has one row per trial. Other results of an
+    experiment, as JSON, are its ``records``.
+
+    Opening a store imports no code: see ``pairnorm.train.import_method``.
 
     Args:
-        path: the file; if there is none it is made, with its folder, when something is first written.
-        read_only: refuse to write or to create; also so for a file that may not be written.
+        path: the file. A new file, and its folder, are created by the first write.
+        read_only: refuse to write or create the file. Default: whether the file is write-protected.
 
     >>> import tempfile
     >>> spec = Spec("cora", "SGC", 2)
@@ -254,17 +112,17 @@ class Store:
         self._connect(create=self.read_only)
 
     def _connect(self, *, create: bool) -> sqlite3.Connection | None:
-        """Open the file; one that is not there is made, or refused, only where ``create`` asks for it."""
+        """Open the file if it exists or ``create`` is set."""
         if self._connection is None and (create or self.path.exists()):
             self._connection = connect(self.path, read_only=self.read_only)
         return self._connection
 
     def _query(self, query: str, condition: str = "", values: Sequence[Any] = ()) -> list[Any]:
         connection = self._connect(create=False)
-        with faults(self.path):
-            # Fetched at once: an open query would hold up the writers.
-            found = connection.execute(query.replace("%s", condition), values) if connection else None
-            return found.fetchall() if found else []
+        with translate_errors(self.path):
+            # Fetch all rows at once: an open query would block writers.
+            rows = connection.execute(query.replace("%s", condition), values) if connection else None
+            return rows.fetchall() if rows else []
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -274,13 +132,13 @@ class Store:
             raise PairNormError(problem, code="read-only", value=self.path, hint=hint)
         connection = self._connect(create=True)
         assert connection is not None
-        with faults(self.path), transaction(connection):
+        with translate_errors(self.path), transaction(connection):
             yield connection
 
     def check_writable(self) -> None:
-        """Write the file as it is, made if there is none: what cannot be written is better known early."""
+        """Raise an error now, and not after the first training, if the file cannot be written."""
         with self._transaction() as connection:
-            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def close(self) -> None:
         """Close the file."""
@@ -303,70 +161,73 @@ class Store:
         return sum(count for (count,) in self._query("SELECT count(*) FROM trials"))
 
     def missing(self, spec: Spec, seeds: Iterable[int]) -> list[int]:
-        """Return the seeds for which there is no trial of this spec yet, in the order given."""
-        found = self._query("SELECT seed FROM trials WHERE %s", *_condition({"hash": spec.hash}))
-        present = {seed for (seed,) in found}
+        """Return the seeds without a trial of this spec, in the order given."""
+        rows = self._query("SELECT seed FROM trials WHERE %s", *_condition({"hash": spec.hash}))
+        present = {seed for (seed,) in rows}
         return [seed for seed in dict.fromkeys(seeds) if seed not in present]
 
     def add(
         self, spec: Spec, trials: Iterable[Trial], *, seconds: float, device: "torch.device | str" = "cpu"
     ) -> int:
-        """Write a cell, all of it or nothing, and return how many of its trials are new."""
-        return self.add_cells({spec: trials}, seconds=seconds, device=device)
+        """Write the trials of a spec atomically and return how many of them are new."""
+        return self.add_trials({spec: trials}, seconds=seconds, device=device)
 
-    def add_cells(
-        self, cells: Mapping[Spec, Iterable[Trial]], *, seconds: float, device: "torch.device | str" = "cpu"
+    def add_trials(
+        self, trials: Mapping[Spec, Iterable[Trial]], *, seconds: float, device: "torch.device | str" = "cpu"
     ) -> int:
-        """Write cells that this process computed together, and return how many trials are new.
+        """Write trials that this process computed together, atomically, and return how many are new.
 
         Args:
-            cells: the trials of each spec.
-            seconds: the time all of them took together.
-            device: where they were computed.
+            trials: of each spec.
+            seconds: time that all of them took together.
+            device: on which they were computed.
         """
-        pairs = [(spec, trial) for spec, trials in cells.items() for trial in trials]
+        pairs = [(spec, trial) for spec, some in trials.items() for trial in some]
         origin = Origin.here(seconds=seconds, shared_by=len(pairs), device=device)
         return self.add_results(Result(spec, trial, origin) for spec, trial in pairs)
 
     def add_results(self, results: Iterable[Result]) -> int:
-        """Write results, all or nothing, and return how many are new."""
+        """Write results atomically and return how many are new."""
         given = list(results)
         with self._transaction() as connection:
             return _add(connection, given)
 
     def trials(self, spec: Spec) -> list[Trial]:
         """Return the trials of a spec by seed."""
-        return self.cells(hash=spec.hash).get(spec, [])
+        return self.trials_by_spec(hash=spec.hash).get(spec, [])
 
-    def cells(self, **where: Any) -> dict[Spec, list[Trial]]:
-        """Return the trials of every spec, sorted; ``where`` narrows a field to a value or a list."""
-        return {spec: [trial for trial, _ in found] for spec, found in self._read(where)}
+    def trials_by_spec(self, **where: Any) -> dict[Spec, list[Trial]]:
+        """Return the trials of every spec, sorted. ``where`` restricts a field to a value or several."""
+        trials: dict[Spec, list[Trial]] = defaultdict(list)
+        for spec, some in self._read(where):
+            trials[spec] += [trial for trial, _ in some]
+        return dict(trials)
 
     def results(self, **where: Any) -> list[Result]:
-        """Return all results, sorted by spec and seed; ``where`` as in ``cells``."""
+        """Return all results, sorted by spec and seed. ``where`` as in ``trials_by_spec``."""
         return [result for some in self.results_by_spec(**where).values() for result in some]
 
     def results_by_spec(self, **where: Any) -> dict[Spec, list[Result]]:
-        """Return the results of every spec, sorted; ``where`` as in ``cells``."""
-        cells = list(self._read(where))
+        """Return the results of every spec, sorted. ``where`` as in ``trials_by_spec``."""
+        trials_by_spec = list(self._read(where))
         found = self._query(f"SELECT id, {_names(ORIGIN)} FROM origins")
         try:
             origins = {number: Origin(**dict(zip(ORIGIN, values, strict=True))) for number, *values in found}
             results: dict[Spec, list[Result]] = defaultdict(list)
-            for spec, trials in cells:  # of an older store, several may be the same spec by now
+            for spec, trials in trials_by_spec:  # several hashes of an older store may be one spec
                 results[spec] += [Result(spec, trial, origins[key]) for trial, key in trials]
             return results
         except UNEXPECTED as error:
-            raise _fault(self.path, error) from error
+            raise file_error(self.path, error) from error
 
     def frame(self, **where: Any) -> "pandas.DataFrame":
-        """Return the trials as a data frame, a column for each measure; ``where`` as in ``cells``."""
+        """Return the trials as a data frame with a column per measure. ``where`` as in ``trials_by_spec``."""
         return frame(self.results(**where))
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write all trials as ``.csv``, which ``merge`` reads, or as ``.parquet``, without curves.
+        """Write all trials to a ``.csv`` file, which ``merge`` reads, or to ``.parquet`` without curves.
 
-        The same trials always give the same file: rows are sorted, numbers have all their digits.
+        The same trials give the same file: rows are sorted, and numbers have all their digits.
         """
         target = Path(path)
         suffix = one_of("suffix of the export", target.suffix, (".csv", ".parquet"))
@@ -378,31 +239,64 @@ class Store:
         return target
 
     def merge(self, other: str | os.PathLike[str]) -> Merged:
-        """Add the trials of another store, or of a store's CSV export, that are not here yet."""
-        source = Path(other)
+        """Add the trials and records of another store, or the trials of a CSV export, that are new here."""
+        source, records = Path(other), list[tuple[str, str, str]]()
         if source.suffix == ".csv":
             theirs = read_csv(source)
         else:
             with Store(source, read_only=True) as store:
-                theirs = store.results()
+                theirs, records = store.results(), store._query(_RECORDS) if store._has_records else []
         with self._transaction() as connection:
             ours = {
                 (spec, trial.seed): _outcome(trial)
-                for spec, trials in self.cells().items()
+                for spec, trials in self.trials_by_spec().items()
                 for trial in trials
             }
             added = _add(connection, theirs)
             same = sum(ours.get((spec, trial.seed)) == _outcome(trial) for spec, trial, _ in theirs)
+            if records:
+                connection.execute(_CREATE_RECORDS)
+                connection.executemany(f"{_insert('records', _RECORD)} ON CONFLICT DO NOTHING", records)
         return Merged(added, same, len(theirs) - added - same)
 
-    def _read(self, where: Mapping[str, Any]) -> Iterator[tuple[Spec, list[tuple[Trial, int]]]]:
-        """Yield the specs, sorted, with their trials by seed and the numbers of these trials' origins.
+    def records(self, collection: str) -> dict[str, Any]:
+        """Return the JSON values of a collection by key, sorted by key.
 
-        A spec is made once, however many trials it has.
+        Args:
+            collection: name under which ``write_records`` wrote them, such as ``"case-study"``.
         """
+        if not self._has_records:
+            return {}
+        rows = self._query(
+            "SELECT key, value FROM records WHERE collection = ? ORDER BY key", "", [collection]
+        )
+        try:
+            return {key: json.loads(value) for key, value in rows}
+        except UNEXPECTED as error:
+            raise file_error(self.path, error) from error
+
+    def write_records(self, collection: str, records: Mapping[str, Any]) -> None:
+        """Write JSON values of a collection atomically, in place of values with the same keys.
+
+        Args:
+            collection: name of what belongs together.
+            records: values that ``json`` can write, by key.
+        """
+        rows = [(collection, key, json.dumps(value)) for key, value in records.items()]
+        replace = "ON CONFLICT DO UPDATE SET value = excluded.value"
+        with self._transaction() as connection:
+            connection.execute(_CREATE_RECORDS)
+            connection.executemany(f"{_insert('records', _RECORD)} {replace}", rows)
+
+    @property
+    def _has_records(self) -> bool:
+        return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'records'"))
+
+    def _read(self, where: Mapping[str, Any]) -> Iterator[tuple[Spec, list[tuple[Trial, int]]]]:
+        """Yield the specs, sorted, with their trials by seed and the row ids of the trials' origins."""
         where = {STORED_NAMES.get(name, name): value for name, value in where.items()}
         of_spec = {name: value for name, value in where.items() if name in ("hash", *SPEC)}
-        # In the order of the file: nothing is sorted, and nothing joined where all are requested.
+        # The order of the file needs no sorting, and without a condition nothing is joined.
         tables = _TRIALS if where else "trials"
         trial_query = f"SELECT hash, origin, {_names(TRIAL)} FROM {tables} WHERE %s ORDER BY hash, seed"
         trial_rows = self._query(trial_query, *_condition(where))
@@ -425,23 +319,25 @@ class Store:
                 if number in trials:
                     yield shallow(protocol, *others).at(depth), trials[number]
         except UNEXPECTED as error:
-            raise _fault(self.path, error) from error
+            if isinstance(error, PairNormError) and error.code == "not-imported":
+                raise
+            raise file_error(self.path, error) from error
 
 
 def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """Return what SQL asks of a row, and the values for its question marks."""
+    """Return the SQL condition on a row, and the values of its question marks."""
     parts = ["1"]
     values: list[Any] = []
     for name, requested in where.items():
         several = isinstance(requested, list | tuple | set | range)
         choices = list(requested) if several else [requested]
         parts.append(f'"{one_of("column", name, tuple(TYPES))}" IN ({", ".join("?" * len(choices))})')
-        values += map(_hash_number, choices) if name == "hash" else choices
+        values += map(hash_number, choices) if name == "hash" else choices
     return " AND ".join(parts), values
 
 
 def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
-    """Insert the trials that are new, and what of their protocols, specs and origins is; return how many."""
+    """Insert the new trials with their protocols, specs and origins; return how many were new."""
     protocols, origins = (
         _Rows(connection, *table) for table in (("protocols", _PROTOCOL), ("origins", ORIGIN))
     )
@@ -449,7 +345,7 @@ def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
     added = 0
     for spec, trial, origin in results:
         if spec not in numbers:
-            numbers[spec] = _hash_number(spec.hash)
+            numbers[spec] = hash_number(spec.hash)
         key = [numbers[spec], trial.seed]
         if connection.execute("SELECT 1 FROM trials WHERE hash = ? AND seed = ?", key).fetchone():
             continue
@@ -467,7 +363,7 @@ def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
 
 
 class _Rows:
-    """The rows of a table that many others refer to by number."""
+    """The rows of a table that rows of other tables refer to by id."""
 
     def __init__(self, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> None:
         self._connection, self._columns, self._insert = connection, columns, _insert(table, columns)
@@ -475,7 +371,7 @@ class _Rows:
         self._numbers: dict[tuple[Any, ...], int] = {tuple(values): number for number, *values in found}
 
     def number(self, part: Spec | Origin) -> int:
-        """Return the number of the row with the values of ``part``, which is added if there is none."""
+        """Return the id of the row with the values of ``part``; insert it if there is none."""
         values = tuple(getattr(part, SPEC.get(name, name)) for name in self._columns)
         if values not in self._numbers:
             number = self._connection.execute(self._insert, values).lastrowid

@@ -27,7 +27,7 @@ from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
 from pairnorm.nn.ops.dropout.plain import dropout
 from pairnorm.nn.propagate import degrees
 from pairnorm.train.loop import Loop
-from pairnorm.train.methods import Model, find
+from pairnorm.train.methods import Model, find_method
 from pairnorm.train.problem import Problem, accuracies
 from pairnorm.train.spec import Spec
 
@@ -44,7 +44,7 @@ def build(
         seeds: one for each trial.
         device: where the model goes.
     """
-    method = find(spec.method)
+    method = find_method(spec.method)
     shared = {
         "num_layers": spec.depth,
         "hidden_channels": spec.hidden,
@@ -74,7 +74,7 @@ def build(
 
 def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
     """Return what makes the norm of an SGC that is not PairNorm, None where there is none."""
-    method = find(spec.method)
+    method = find_method(spec.method)
     return None if method.norm is None else partial(method.norm, 0, trials, spec.strength)
 
 
