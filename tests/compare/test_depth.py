@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pairnorm.compare import depth
-from pairnorm.compare.depth import COLUMNS, DepthComparison, Place, Table, count_pending, reproduce
+from pairnorm.compare.depth import COLUMNS, DepthCell, DepthComparison, DepthTable, count_pending, reproduce
 from pairnorm.train import METHODS, Spec, Store, Trial
 from pairnorm.train.schedule import Running
 
@@ -30,49 +30,49 @@ def a_trial(seed: int, validation: float, test: float = 0.5, **more: Any) -> Tri
 
 def test_all_methods_have_the_same_budget() -> None:
     whole = DepthComparison()
-    for place in whole.places():
-        candidates = whole.candidates(place)
-        assert len(set(candidates)) == 4, place
+    for cell in whole.cells():
+        candidates = whole.candidates(cell)
+        assert len(set(candidates)) == 4, cell
         for spec in candidates:
-            assert (spec.dataset, spec.model, spec.depth) == (place.dataset, place.model, place.depth)
-            assert spec.missing_rate == place.missing_percent / 100
+            assert (spec.dataset, spec.model, spec.depth) == (cell.dataset, cell.model, cell.depth)
+            assert spec.missing_rate == cell.missing_percent / 100
             assert spec.epochs == 500
-    assert {place.method for place in whole.places() if place.model == "GCN"} == set(METHODS)
+    assert {cell.method for cell in whole.cells() if cell.model == "GCN"} == set(METHODS)
 
 
-def test_slices_are_whole_graphs_and_what_is_quadratic_comes_last() -> None:
-    slices = [
-        (places[0].dataset, places[0].model, {p.method for p in places})
-        for places in DepthComparison().slices()
+def test_groups_are_whole_graphs_and_what_is_quadratic_comes_last() -> None:
+    groups = [
+        (cells[0].dataset, cells[0].model, {p.method for p in cells}) for cells in DepthComparison().groups()
     ]
-    assert [dataset for dataset, _, names in slices if "ContraNorm" not in names] == [
+    assert [dataset for dataset, _, names in groups if "ContraNorm" not in names] == [
         name for name in ("cora", "citeseer", "pubmed", "coauthor-cs") for _ in range(3)
     ]
-    assert slices[12:] == [
+    assert groups[12:] == [
         ("cora", "GCN", {"ContraNorm"}),
         ("citeseer", "GCN", {"ContraNorm"}),
     ]
-    for places in DepthComparison().slices():
-        assert {place.missing_percent for place in places} == {0, 100}
+    for cells in DepthComparison().groups():
+        assert {cell.missing_percent for cell in cells} == {0, 100}
 
 
 def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
-    place = Place("cora", "GCN", "none", 100, 2)
-    candidates = TINY.candidates(place)
+    cell = DepthCell("cora", "GCN", "none", 100, 2)
+    candidates = TINY.candidates(cell)
     with Store(tmp_path / "s.sqlite") as store:
         assert count_pending(TINY, store) == 4 * (4 + 1)
         for spec, validation in zip(candidates[:3], (0.5, 0.7, 0.7), strict=True):
             loss = 1.0 if spec is candidates[2] else 2.0
             store.add(spec, [a_trial(0, validation, 0.6, validation_loss=loss)], seconds=8)
-        assert Table.read(TINY, store).chosen(place) is None
+        assert DepthTable.read(TINY, store).index.chosen(TINY, cell) is None
         store.add(candidates[3], [a_trial(0, float("nan"))], seconds=1)
-        table = Table.read(TINY, store)
-        assert table.chosen(place) == candidates[2]  # of equals, the one with the lower loss
-        assert table.lacking(place) == 1
-        assert list(table.rows()) == []
+        table = DepthTable.read(TINY, store)
+        # Of equals, the one with the lower loss.
+        assert table.index.pending(TINY, [cell]) == [(candidates[2], 1)]
+        assert table.is_pending(cell)
+        assert table.rows == []
         measures = dict.fromkeys(depth.MEASURES, 3.0)
         store.add(candidates[2], [a_trial(1, 0.1, 0.8, measures=measures)], seconds=4)
-        (row,) = Table.read(TINY, store).rows()
+        (row,) = DepthTable.read(TINY, store).rows
     assert row["accuracy"] == pytest.approx(0.7)
     assert row["accuracy_std"] == pytest.approx(0.2 / 2**0.5)
     assert row["learning_rate"] == candidates[2].learning_rate
@@ -87,8 +87,8 @@ def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
         done = reproduce(TINY, store, Running("cpu", workers=1))
         assert (done.trained, done.left) == (20, 0)
         assert reproduce(TINY, store, Running("cpu", workers=1)).trained == 0
-        rows = list(csv.DictReader(Table.read(TINY, store).csv().splitlines()))
-    assert tuple(rows[0]) == COLUMNS
+        rows = list(csv.DictReader(DepthTable.read(TINY, store).csv().splitlines()))
+    assert tuple(rows[0]) == tuple("remedy" if name == "method" else name for name in COLUMNS)
     assert [(row["remedy"], row["depth"]) for row in rows] == [
         ("none", "2"), ("none", "3"), ("DropEdge", "2"), ("DropEdge", "3")
     ]  # fmt: skip
@@ -98,10 +98,10 @@ def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
 def test_strengths_that_are_fields_of_their_own(tmp_path: Path) -> None:
     wanted = DepthComparison(["cora"], ["GCN"], ["Skip", "PN", "GCNII"], depths=[4], missing=[0], runs=1)
     with Store(tmp_path / "s.sqlite") as store:
-        for place in wanted.places():
-            for number, spec in enumerate(wanted.candidates(place)):
+        for cell in wanted.cells():
+            for number, spec in enumerate(wanted.candidates(cell)):
                 store.add(spec, [a_trial(0, number / 10)], seconds=1)
-        strengths = {row["remedy"]: row["strength"] for row in Table.read(wanted, store).rows()}
+        strengths = {row["method"]: row["strength"] for row in DepthTable.read(wanted, store).rows}
     assert strengths == {"Skip": 1, "PN": 1.0, "GCNII": 0.1}
 
 
@@ -115,16 +115,16 @@ def test_a_choice_is_checked(raises: Any) -> None:
 
 
 def test_grid_points_are_those_of_the_table() -> None:
-    place = Place("pubmed", "SGC", "PN", 100, 8)
+    cell = DepthCell("pubmed", "SGC", "PN", 100, 8)
     assert Spec("pubmed", "SGC", 8, norm="PN", scale=10, missing_rate=1, epochs=500, learning_rate=0.1,
-                scaling="none") in DepthComparison().candidates(place)  # fmt: skip
+                scaling="none") in DepthComparison().candidates(cell)  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["GCNII", "PN-SI", "Skip", "BatchNorm", "none"])
 def test_every_method_has_as_many_settings_and_each_value_meets_every_other(method: str) -> None:
     """A half of 2 x 2 x 2: of two settings all four pairs are there."""
     wanted = DepthComparison(["cora"], ["GCN"], [method], depths=[4], missing=[0])
-    specs = wanted.candidates(Place("cora", "GCN", method, 0, 4))
+    specs = wanted.candidates(DepthCell("cora", "GCN", method, 0, 4))
     assert len({*specs}) == 4
     columns = [
         [spec.learning_rate for spec in specs],

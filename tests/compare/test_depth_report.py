@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from depth_table import ORIGIN, a_table, line
 
-from pairnorm.compare.depth import DepthComparison, Place, Table
+from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable, ranked
 from pairnorm.compare.depth_report import _best_at_each_depth, advice, draw, report, tables
-from pairnorm.compare.depth_rows import ranked
 from pairnorm.data import csbm
 from pairnorm.train import Trial
 from pairnorm.train.result import Result
@@ -29,26 +28,29 @@ def test_who_is_best_and_where_pairnorm_stands() -> None:
     text = report(a_table(), "reproduce depth")
     assert line(text, "| all features | 2 ")[2:] == ["none", "0.805", "APPNP", "0.705 (PN-SI)", "0.805"]
     assert "in 2 of 4 situations (2, 16 layers with training nodes' features alone)" in text
-    assert "Ahead of it most often: APPNP (2)." in text
-    assert "Worse than no remedy: 2 layers with all features." in text
+    assert "Most often significantly more accurate: APPNP (2)." in text
+    assert "Significantly worse than no method: 2 layers with all features." in text
 
 
 def test_equals_ahead_of_pairnorm_come_in_the_order_of_the_table() -> None:
     accuracies = {"PN": 0.5, "GCNII": 0.8, "Skip": 0.8, "JK-max": 0.8, "APPNP": 0.8, "DropEdge": 0.8}
     rows = [
-        {"remedy": method, "missing_percent": 0, "depth": 2, "validation_accuracy": accuracy,
-         "accuracies": [accuracy, accuracy + 0.01]}
+        {"method": method, "missing_percent": 0, "depth": 2, "validation_accuracy": accuracy,
+         "accuracies": {seed: accuracy + 0.01 * seed for seed in range(4)}}
         for method, accuracy in accuracies.items()
     ]  # fmt: skip
     text = _best_at_each_depth(rows)
-    assert "Ahead of it most often: GCNII (1), Skip (1), JK-max (1), APPNP (1), DropEdge (1)." in text
+    assert (
+        "Most often significantly more accurate: GCNII (1), Skip (1), JK-max (1), APPNP (1), DropEdge (1)."
+        in text
+    )
 
 
 def test_ranks_are_of_what_all_situations_have() -> None:
-    standings, situations = ranked(list(a_table().rows()))
+    standings, situations = ranked(a_table().rows)
     assert len(situations) == 4
     assert {one.method: one.rank for one in standings} == {"none": 2.5, "PN-SI": 1.75, "APPNP": 1.75}
-    fewer, situations = ranked(list(a_table(without=("APPNP", 16)).rows()))
+    fewer, situations = ranked(a_table(without=("APPNP", 16)).rows)
     assert len(situations) == 4
     assert {one.method: one.rank for one in fewer} == {"none": 1.75, "PN-SI": 1.25}
 
@@ -56,7 +58,7 @@ def test_ranks_are_of_what_all_situations_have() -> None:
 def test_what_was_not_run_is_said() -> None:
     text = report(a_table(without=("APPNP", 16)), "reproduce depth")
     assert text.endswith("## What was not run\n\n- Cora, GCN: 16 layers of APPNP\n")
-    nothing = report(Table(DepthComparison(["cora", "pubmed"], ["SGC"]), []), "reproduce depth")
+    nothing = report(DepthTable(DepthComparison(["cora", "pubmed"], ["SGC"]), []), "reproduce depth")
     assert nothing.endswith("- All of Cora, SGC; Pubmed, SGC\n")
 
 
@@ -66,10 +68,10 @@ def test_published_numbers_stand_beside_the_same_protocol_only() -> None:
     accuracies = {f"{part}_accuracy": 0.8364 for part in ("train", "validation", "test")}
 
     def written(wanted: DepthComparison) -> str:
-        (place,) = wanted.places()
+        (cell,) = wanted.cells()
         trial = Trial(seed=0, best_epoch=1, **accuracies, **losses)
-        results = [Result(spec, trial, ORIGIN) for spec in wanted.candidates(place)]
-        return report(Table(wanted, results), "x")
+        results = [Result(spec, trial, ORIGIN) for spec in wanted.candidates(cell)]
+        return report(DepthTable(wanted, results), "x")
 
     text = written(wanted)
     assert line(text, "| GCNII, 32 ")[1:] == ["0.853", "0.836"]
@@ -78,29 +80,36 @@ def test_published_numbers_stand_beside_the_same_protocol_only() -> None:
     assert "Published" not in written(shorter)
 
 
-def test_one_line_of_advice() -> None:
+def test_advice_follows_validation_and_states_an_interval() -> None:
     table = a_table()
-    with_all, without = sorted(advice(table.wanted, list(table.rows())))
+    with_all, without = sorted(advice(table.comparison, table.rows))
     assert with_all == (
-        "Cora, GCN, all features: Take APPNP, 16 layers: 90.5% of the test nodes right, against 80.5% with "
-        "none, 2 layers."
+        "Cora, GCN, all features: Use APPNP, 16 layers: 90.5% of the test nodes correct, 80.5% without a "
+        "method at 2 layers; a significant difference (95% interval +8.2 to +11.8 points)."
     )
-    assert "Take PN-SI, 16 layers: 75.5%" in without
-    some = [row for row in table.rows() if row["missing_percent"] == 0 and row["depth"] == 2]
-    (alone,) = advice(table.wanted, some)
-    assert alone == "Take no remedy, and 2 layers: 80.5% of the test nodes right. Validation prefers none."
-    close = [{**row, "validation_accuracy": 0.9} if row["remedy"] == "APPNP" else row for row in some]
-    (equal,) = advice(table.wanted, close)
-    assert equal.startswith("Validation prefers APPNP, 2 layers: 79.5%")
-    assert equal.endswith("these runs do not tell it apart from none. More runs may.")
+    assert "Use PN-SI, 16 layers: 75.5%" in without
+    some = [row for row in table.rows if row["missing_percent"] == 0 and row["depth"] == 2]
+    (alone,) = advice(table.comparison, some)
+    assert alone.startswith("Use no method and 2 layers: 80.5% of the test nodes correct.")
+
+    def preferring(method: str) -> str:
+        rows = [{**row, "validation_accuracy": 0.9} if row["method"] == method else row for row in some]
+        (sentence,) = advice(table.comparison, rows)
+        return sentence
+
+    assert preferring("APPNP").startswith("Use APPNP, 2 layers: 79.5%")
+    assert "no significant difference (95% interval -2.8 to +0.8 points)" in preferring("APPNP")
+    # Test accuracy never overrides validation accuracy.
+    assert preferring("PN-SI").startswith("Use PN-SI, 2 layers: 70.5%")
+    assert preferring("PN-SI").endswith("although it is worse on these nodes.")
 
 
 def test_tables_for_a_terminal() -> None:
     table = a_table(missing=[0])
-    ((heading, (headings, lines)),) = tables(table.wanted, list(table.rows()))
+    ((heading, (headings, lines)),) = tables(table.comparison, table.rows)
     assert heading == "Cora, GCN, all features"
-    assert headings == ["Remedy", "2 layers", "16 layers"]
-    assert lines[0] == ["none", "0.805 ± 0.007 (8.0)", "0.305 ± 0.007 (3.0)"]
+    assert headings == ["Method", "2 layers", "16 layers"]
+    assert lines[0] == ["none", "0.805 ± 0.006 (8.0)", "0.305 ± 0.006 (3.0)"]
 
 
 @pytest.mark.parametrize("missing", [[0], [0, 100]])
@@ -112,7 +121,7 @@ def test_figures_have_accuracy_and_rank_of_all(
     drawn = []
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append((name, figure)) or [])
     table = a_table(missing=missing)
-    draw(table.wanted, list(table.rows()), tmp_path, "depth")
+    draw(table.comparison, table.rows, tmp_path, "depth")
     ((name, figure),) = drawn
     assert name == "depth"
     assert len(figure.axes) == 2 * len(missing)
@@ -130,25 +139,33 @@ def test_a_users_graph_keeps_its_name() -> None:
     wanted = DepthComparison(
         ["graph@1"], ["SGC"], ["none"], depths=[2], missing=[0], graphs={"graph@1": graph}
     )
-    assert "my\\|graph, SGC" in report(Table(wanted, []), "compare")
+    assert "my\\|graph, SGC" in report(DepthTable(wanted, []), "compare")
 
 
 def test_a_depth_of_which_little_was_run_is_not_advised() -> None:
     """Bug: the report left it out, and the last line of ``compare`` recommended it."""
     table = a_table(missing=[0])
-    rows = [row for row in table.rows() if row["depth"] == 2 or row["remedy"] == "APPNP"]
+    rows = [row for row in table.rows if row["depth"] == 2 or row["method"] == "APPNP"]
     assert {row["depth"] for row in rows} == {2, 16}
-    (sentence,) = advice(table.wanted, rows)
+    (sentence,) = advice(table.comparison, rows)
     assert "2 layers" in sentence
     assert "16 layers" not in sentence
 
 
+def diverge(table: DepthTable, depth: int, **changes: float) -> None:
+    cell = DepthCell("cora", "GCN", "none", 0, depth)
+    chosen = table.index.chosen(table.comparison, cell)
+    assert chosen is not None
+    for trial in chosen.best.trials:
+        for name, value in {"diverged": True, **changes}.items():
+            object.__setattr__(trial, name, value)
+
+
 def test_runs_that_diverged_are_counted_in_the_table() -> None:
     table = a_table(missing=[0])
-    for result in table._found[table.chosen(Place("cora", "GCN", "none", 0, 2))].values():
-        object.__setattr__(result.trial, "diverged", True)
-    assert "| none | **0.805 ± 0.007 (2 diverged)** |" in report(table, "x")
-    assert table.csv().splitlines()[1].endswith(",2")
+    diverge(table, 2)
+    assert "| none | **0.805 ± 0.006 (4 diverged)** |" in report(table, "x")
+    assert table.csv().splitlines()[1].endswith(",4")
 
 
 def test_where_no_run_could_be_trained_there_is_neither_a_number_nor_a_point(
@@ -159,11 +176,9 @@ def test_where_no_run_could_be_trained_there_is_neither_a_number_nor_a_point(
     drawn: list[Any] = []
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append(figure) or [])
     table = a_table(missing=[0])
-    for result in table._found[table.chosen(Place("cora", "GCN", "none", 0, 16))].values():
-        object.__setattr__(result.trial, "diverged", True)
-        object.__setattr__(result.trial, "test_accuracy", 0.0)
-    assert "| none | **0.805 ± 0.007** | diverged |" in report(table, "x")
-    draw(table.wanted, list(table.rows()), tmp_path, "depth")
+    diverge(table, 16, test_accuracy=0.0)
+    assert "| none | **0.805 ± 0.006** | diverged |" in report(table, "x")
+    draw(table.comparison, table.rows, tmp_path, "depth")
     for axis in drawn[0].axes:
         (line,) = [line for line in axis.lines if line.get_label() == "none"]
         assert [isnan(value) for value in line.get_ydata()] == [False, True]

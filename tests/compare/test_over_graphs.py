@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -5,11 +6,17 @@ import pytest
 from depth_table import a_table, line
 
 from pairnorm.base import plotting
+from pairnorm.compare.depth import Choice, DepthTable, ranked
 from pairnorm.compare.depth_report import draw, report
-from pairnorm.compare.depth_rows import Choice, ranked
 from pairnorm.compare.over_graphs import Contender, draw_ranking
+from pairnorm.train import Spec
 
 TWO = ["cora", "pubmed"]
+
+
+def remove(table: DepthTable, applies: Callable[[Spec], bool]) -> None:
+    for spec in [spec for spec in table.index._trials if applies(spec)]:
+        del table.index._trials[spec]
 
 
 def test_situations_are_means_over_graphs() -> None:
@@ -27,8 +34,7 @@ def test_situations_are_means_over_graphs() -> None:
 def test_what_a_graph_lacks_is_not_recommended() -> None:
     """With three graphs, of which one has no APPNP."""
     table = a_table(datasets=[*TWO, "coauthor-cs"])
-    for spec in [spec for spec in table._found if spec.dataset == "coauthor-cs" and spec.method == "APPNP"]:
-        del table._found[spec]
+    remove(table, lambda spec: spec.dataset == "coauthor-cs" and spec.method == "APPNP")
     text = report(table, "reproduce depth")
     assert line(text, "| few labels | all features ")[2:4] == ["3", "GCN, none, 2 layers"]
     assert line(text, "| a larger graph | all features ")[2:4] == ["2", "GCN, none, 2 layers"]
@@ -36,36 +42,30 @@ def test_what_a_graph_lacks_is_not_recommended() -> None:
 
 def test_intervals_are_those_of_other_graphs() -> None:
     """Where two graphs say the opposite, another may be like either."""
-    rows = list(a_table(datasets=TWO, missing=[100]).rows())
+    rows = a_table(datasets=TWO, missing=[100]).rows
     deep: list[dict[str, Any]] = [row for row in rows if row["depth"] == 16]
     assert [(one.low, one.rank, one.high) for one in ranked(deep)[0]] == [(n, n, n) for n in (1, 2, 3)]
     for row in deep:
         if row["dataset"] == "pubmed":
-            row["accuracies"] = [1 - one for one in row["accuracies"]]
+            row["accuracies"] = {seed: 1 - one for seed, one in row["accuracies"].items()}
     found = {one.method: (one.low, one.rank, one.high) for one in ranked(deep)[0]}
     assert found == {"PN-SI": (1, 2, 3), "APPNP": (2, 2, 2), "none": (1, 2, 3)}
 
 
-def test_told_apart_by_the_error_of_the_mean_over_graphs() -> None:
-    def one(*accuracies: tuple[float, ...]) -> Contender:
-        return Contender("GCN", "x", 0.5, [Choice("x", 2, some) for some in accuracies])
-
-    # Each mean has the variance (0.0002 / 2 + 0.0002 / 2) / 4; of a difference twice that: 2 errors are 0.02.
-    first = one((0.50, 0.52), (0.70, 0.72))
-    assert first.told_apart(one((0.521, 0.541), (0.721, 0.741)))
-    assert not first.told_apart(one((0.519, 0.539), (0.719, 0.739)))
-    assert not one((0.5,)).told_apart(one((0.9,)))
+def test_runs_are_averaged_over_graphs_before_they_are_paired() -> None:
+    choices = [Choice("x", 2, {0: 0.5, 1: 0.52}), Choice("x", 4, {1: 0.72, 2: 0.9})]
+    assert Contender("GCN", "x", 0.5, choices).runs == {1: pytest.approx(0.62)}
 
 
 def test_the_ranking_is_drawn_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = a_table(datasets=TWO)
-    rows = list(table.rows())
+    rows = table.rows
     figure = draw_ranking(rows, "GCN")
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
         one.method for one in ranked(rows)[0]
     ]
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: [folder / f"{name}.png"])
-    files = draw(table.wanted, rows, tmp_path, "depth")
+    files = draw(table.comparison, rows, tmp_path, "depth")
     assert files["", "GCN"] == [tmp_path / "depth-ranking-gcn.png"]
     text = report(table, "x", {key: paths[0].name for key, paths in files.items()})
     assert "](depth-ranking-gcn.png)" in text
@@ -74,11 +74,10 @@ def test_the_ranking_is_drawn_and_shown(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_where_most_methods_were_not_run_nothing_is_chosen(tmp_path: Path) -> None:
     table = a_table(datasets=TWO)
-    for spec in [spec for spec in table._found if spec.dataset == "pubmed" and spec.method != "APPNP"]:
-        del table._found[spec]
+    remove(table, lambda spec: spec.dataset == "pubmed" and spec.method != "APPNP")
     text = report(table, "reproduce depth")
     assert "| Cora, GCN | all features | any |" in text
     assert "| Pubmed, GCN | all features | any |" not in text
     assert "too little to compare" in text[text.index("## Pubmed, GCN") :]
-    draw(table.wanted, list(table.rows()), tmp_path, "depth")
+    draw(table.comparison, table.rows, tmp_path, "depth")
     assert {path.stem for path in tmp_path.glob("*")} == {"depth-cora-gcn"}

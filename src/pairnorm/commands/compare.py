@@ -101,7 +101,7 @@ def run(options: Namespace) -> int | None:
     if outcome is None:
         return 130
     with Store(path) as store:
-        rows = list(depth.Table.read(comparison, store).rows())
+        rows = depth.DepthTable.read(comparison, store).rows
     for heading, table in tables(comparison, rows):
         console.show(f"\n{safe(heading)}: test accuracy, and effective rank in brackets")
         console.table(*table)

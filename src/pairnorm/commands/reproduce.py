@@ -231,13 +231,13 @@ def write_depths(wanted: "DepthComparison", path: Path, out: Path, name: str, co
         name: of the files, without an ending.
         command: that the report names.
     """
-    from pairnorm.compare.depth import Table
+    from pairnorm.compare.depth import DepthTable
     from pairnorm.compare.depth_report import draw, report
     from pairnorm.train import Store
 
     with Store(path) as store:
-        table = Table.read(wanted, store)
-    figures = _drawn(lambda: draw(wanted, list(table.rows()), out / "figures", name)) or {}
+        table = DepthTable.read(wanted, store)
+    figures = _drawn(lambda: draw(wanted, table.rows, out / "figures", name)) or {}
     pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
     texts = {out / f"{name}.csv": table.csv(), out / f"{name}.md": report(table, command, pictures)}
     for target, text in texts.items():

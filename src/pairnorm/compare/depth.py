@@ -1,21 +1,27 @@
 """Every method against oversmoothing at every depth, tuned with the same budget: ``reproduce depth``."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, cached_property
 from itertools import product
 from math import isnan, nan
-from statistics import fmean, stdev
+from operator import itemgetter
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from pairnorm.base.errors import one_of, whole_number
 from pairnorm.base.files import csv_text
 from pairnorm.data import Graph
 from pairnorm.paper.experiments import DATASETS
-from pairnorm.sweep.runner import OnProgress, Outcome
-from pairnorm.train import Spec, Store, run
+from pairnorm.sweep.grid import Grid, SelectionRule, Summary
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.runner import Batch, OnProgress, Outcome, ignore_progress, train_batches
+from pairnorm.sweep.significance import MeanRank, Runs, mean_ranks
+from pairnorm.sweep.tables import TITLES
+from pairnorm.train import Spec, Store
 from pairnorm.train.methods import METHODS, find_method, import_method
-from pairnorm.train.result import Result
+from pairnorm.train.result import Origin, Result
 from pairnorm.train.schedule import Running
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
@@ -23,29 +29,35 @@ MISSING = (100, 0)
 RUNS, EPOCHS = 5, 500
 MODELS = ("GCN", "SGC", "GAT")
 GAT_METHODS = ("none", "PN", "PN-SI", "BatchNorm", "NodeNorm", "Skip", "Residual", "JK-max")
-"""GAT takes three times as long as GCN: it gets one method of each sort."""
-SMALL = ("cora", "citeseer")
-"""Graphs on which what is quadratic in the nodes can be trained."""
+"""One method of each kind: GAT takes three times as long as GCN."""
+SMALL_GRAPHS = ("cora", "citeseer")
+"""Graphs on which methods with a cost quadratic in the nodes are trained."""
+NO_METHOD = "none"
+PAIR_NORM = ("PN", "PN-SI", "PN-SCS", "PN-degree", "PN-SI-degree")
+DEEP_LAYERS = 16
+MAX_NAMED = 5
 
-# Four grid points each. For GCN and GAT two learning rates and two of dropout, of which deep models stand
-# little, since it falls on every layer; of the method's two values each meets either rate of both once. SGC
-# drops nothing between its layers: two learning rates and two values, or four learning rates.
+# Four grid points each. GCN and GAT: two learning rates x two dropout rates, since dropout falls on every
+# layer and deep models tolerate little; each of the method's two values meets every rate once. SGC has no
+# dropout between its layers: two learning rates x two values, or four learning rates.
 RATES = {"GCN": (0.01, 0.002), "GAT": (0.01, 0.002), "SGC": (0.01, 0.1)}
 SGC_RATES = (0.005, 0.02, 0.05, 0.2)
 DROPOUTS = (0.6, 0.2)
-# As in the paper's own tables: SGC is given features as they are.
+# As in the paper's tables: SGC gets raw features.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {"GCN": {}, "GAT": {}, "SGC": {"scaling": "none"}}
 
 MEASURES = ("effective_rank", "numerical_rank", "relative_energy", "gradient_first", "gradient_last",
             "parameters")  # fmt: skip
-COLUMNS = ("dataset", "model", "remedy", "missing_percent", "depth", "accuracy", "accuracy_std",
+COLUMNS = ("dataset", "model", "method", "missing_percent", "depth", "accuracy", "accuracy_std",
            "validation_accuracy", "train_accuracy", "runs", "learning_rate", "strength", "dropout", *MEASURES,
            "seconds_per_epoch", "diverged")  # fmt: skip
-"""Of ``depth.csv``. Time is that of one trial's epoch, with others side by side, as it was trained; of the
-runs so many diverged, that is, had a loss that was not finite."""
+"""Of a row. Seconds are those of one trial's epoch, trained next to others; ``diverged`` counts runs with a
+loss that is not finite."""
+Row = Mapping[str, Any]
+"""``COLUMNS``, and ``accuracies``: the test accuracy of every run, by seed."""
 
 
-class Place(NamedTuple):
+class DepthCell(NamedTuple):
     """A row of the table."""
 
     dataset: str
@@ -55,29 +67,29 @@ class Place(NamedTuple):
     depth: int
 
 
-@dataclass(frozen=True)
-class DepthComparison:
-    """What to compare, and how much of it.
+@dataclass(frozen=True, eq=False)
+class DepthComparison(Grid[DepthCell]):
+    """The methods, graphs and depths of a comparison; each cell has four candidates.
 
     Args:
         datasets: names of graphs.
         models: among ``"GCN"``, ``"SGC"`` and ``"GAT"``.
-        methods: by name; None for all of the package's, of which GAT gets a few.
+        methods: by name. Default: all of the package, a few of them for GAT.
         depths: numbers of graph convolutions.
         missing: percentages of missing vectors.
-        runs: seeds; the first decides among the grid points, by validation accuracy.
-        epochs: of each.
-        graphs: those among ``datasets`` that are not the package's; their features are scaled already.
-        shallow_first: finish a depth before a greater one begins, for time may be up.
+        runs: number of seeds.
+        epochs: of each trial.
+        graphs: the graphs among ``datasets`` that are not the package's; their features are scaled already.
+        shallow_first: finish a depth before a larger one begins, in case time runs out.
 
     >>> small = DepthComparison(["cora"], ["GCN"], ["PN-SI", "GCNII"], depths=[2, 64], missing=[100])
-    >>> for place in small.places():
-    ...     print(*place)
+    >>> for cell in small.cells():
+    ...     print(*cell)
     cora GCN PN-SI 100 2
     cora GCN PN-SI 100 64
     cora GCN GCNII 100 2
     cora GCN GCNII 100 64
-    >>> for spec in small.candidates(place):
+    >>> for spec in small.candidates(cell):
     ...     print(str(spec).replace(" adjacency=sym missing_rate=1.0", ""))
     cora GCN depth=64 learning_rate=0.01 epochs=500 method=GCNII strength=0.1
     cora GCN depth=64 dropout=0.2 learning_rate=0.01 epochs=500 method=GCNII strength=0.5
@@ -108,185 +120,275 @@ class DepthComparison:
             for name in self.methods:
                 import_method(name)
 
-    def slices(self) -> Iterator[list[Place]]:
-        """Yield what is trained one after the other: a graph and a model each; what is quadratic comes last.
+    @property
+    def rule(self) -> SelectionRule:
+        """The first run selects; between equal accuracies, by the lower validation loss."""
+        return SelectionRule(search_runs=1, loss_breaks_ties=True)
 
-        Both missing rates are in a slice, for they train side by side.
+    def groups(self) -> Iterator[list[DepthCell]]:
+        """Yield the cells that are trained together: of one graph and model, with both missing rates.
+
+        Methods with a cost quadratic in the nodes come last.
         """
         together = [[depth] for depth in sorted(self.depths)] if self.shallow_first else [self.depths]
         sorts = product((False, True), self.datasets, self.models)
         for depths, (quadratic, dataset, model) in product(together, sorts):
             names = self._methods(dataset, model, quadratic)
-            places = [Place(dataset, model, *rest) for rest in product(names, self.missing, depths)]
-            if places:
-                yield places
+            cells = [DepthCell(dataset, model, *rest) for rest in product(names, self.missing, depths)]
+            if cells:
+                yield cells
 
-    def places(self) -> Iterator[Place]:
+    def batches(self) -> Iterator[Batch]:
+        """Yield the groups of cells as batches for the runner."""
+        for cells in self.groups():
+            dataset, model = cells[0].dataset, cells[0].model
+            yield Batch(
+                f"{dataset}, {model}",
+                [(self, cells)],
+                () if model == "SGC" else MEASURES,  # the states of SGC are as wide as the features
+                {"dataset": dataset, "model": model},
+                lambda: dict(self.graphs),
+            )
+
+    def cells(self) -> Iterator[DepthCell]:
         """Yield every row of the table."""
-        for places in self.slices():
-            yield from places
+        for cells in self.groups():
+            yield from cells
+
+    def seeds(self, cell: DepthCell) -> range:
+        """Return the seeds of a cell."""
+        return range(self.runs)
 
     def _methods(self, dataset: str, model: str, quadratic: bool) -> list[str]:
         if self.methods is not None:
             names = [import_method(name) for name in self.methods]
         else:
             names = [*(GAT_METHODS if model == "GAT" else METHODS)]
-            names = [name for name in names if not find_method(name).quadratic or dataset in SMALL]
-        return [
-            name
-            for name in names
-            if model in find_method(name).models and find_method(name).quadratic == quadratic
-        ]
+            names = [name for name in names if not find_method(name).quadratic or dataset in SMALL_GRAPHS]
+        return [name for name in names if model in find_method(name).models and find_method(name).quadratic == quadratic]
 
-    def candidates(self, place: Place) -> list[Spec]:
-        """Return the four grid points of a place."""
-        method = find_method(place.method)
+    def candidates(self, cell: DepthCell, seed: int = 0) -> list[Spec]:
+        """Return the four grid points of a cell."""
+        return self._candidates(cell)
+
+    @cached_property
+    def _candidates(self) -> Callable[[DepthCell], list[Spec]]:
+        return cache(self._grid_points)
+
+    def _grid_points(self, cell: DepthCell) -> list[Spec]:
+        method = find_method(cell.method)
         strengths = method.grid[:2] if len(method.grid) > 1 else ()
-        rates = RATES[place.model]
-        tried: list[dict[str, float]]
-        if place.model != "SGC":
-            tried = [
+        rates = RATES[cell.model]
+        options: list[dict[str, float]]
+        if cell.model != "SGC":
+            options = [
                 {"learning_rate": rate, "dropout": dropout}
                 | ({"strength": strengths[(row + column) % 2]} if strengths else {})
                 for row, rate in enumerate(rates)
                 for column, dropout in enumerate(DROPOUTS)
             ]
         elif strengths:
-            tried = [{"learning_rate": rate, "strength": value} for rate, value in product(rates, strengths)]
+            options = [
+                {"learning_rate": rate, "strength": value} for rate, value in product(rates, strengths)
+            ]
         else:
-            tried = [{"learning_rate": rate} for rate in SGC_RATES]
-        settings = {"scaling": "none"} if place.dataset in self.graphs else SETTINGS[place.model]
+            options = [{"learning_rate": rate} for rate in SGC_RATES]
+        settings = {"scaling": "none"} if cell.dataset in self.graphs else SETTINGS[cell.model]
         return [
             Spec(
-                place.dataset,
-                place.model,
-                place.depth,
-                missing_rate=place.missing_percent / 100,
+                cell.dataset,
+                cell.model,
+                cell.depth,
+                missing_rate=cell.missing_percent / 100,
                 epochs=self.epochs,
-                method=place.method,
+                method=cell.method,
                 **some,  # type: ignore[arg-type]
                 **settings,
                 **method.settings,
             )
-            for some in tried
+            for some in options
         ]
 
 
-class Table:
-    """What a store says of a comparison."""
+class DepthTable:
+    """The complete rows of a comparison.
 
-    def __init__(self, wanted: DepthComparison, results: Iterable[Result]) -> None:
-        self.wanted = wanted
-        self._found: dict[Spec, dict[int, Result]] = {}
+    Args:
+        comparison: what was requested.
+        results: of a store.
+    """
+
+    def __init__(self, comparison: DepthComparison, results: Iterable[Result]) -> None:
+        self.comparison = comparison
+        trials: dict[Spec, list[Any]] = defaultdict(list)
+        self._origins: dict[tuple[Spec, int], Origin] = {}
         for result in results:
-            self._found.setdefault(result.spec, {})[result.trial.seed] = result
+            trials[result.spec].append(result.trial)
+            self._origins[result.spec, result.trial.seed] = result.origin
+        self.index = ResultIndex(trials)
 
     @classmethod
-    def read(cls, wanted: DepthComparison, store: Store, **where: Any) -> "Table":
-        """Read a store; ``where`` narrows what is read, as in ``Store.results``."""
-        return cls(wanted, store.results(**where))
+    def read(cls, comparison: DepthComparison, store: Store) -> "DepthTable":
+        """Read a store."""
+        return cls(comparison, store.results())
 
-    def chosen(self, place: Place) -> Spec | None:
-        """Return the grid point with the best validation accuracy of the first run; None while some lack it.
+    def is_pending(self, cell: DepthCell) -> bool:
+        """Tell whether trials of a cell are still to be trained."""
+        return bool(self.index.pending(self.comparison, [cell]))
 
-        Of equals, the one with the lower validation loss.
-        """
-        candidates = self.wanted.candidates(place)
-        if any(0 not in self._found.get(spec, {}) for spec in candidates):
-            return None
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows that are complete."""
+        chosen = ((cell, self.index.chosen(self.comparison, cell)) for cell in self.comparison.cells())
+        return [
+            {**cell._asdict(), **self._summarize(one.best)} for cell, one in chosen if one and one.complete
+        ]
 
-        def merit(spec: Spec) -> tuple[float, float]:
-            trial = self._found[spec][0].trial
-            loss = trial.validation_loss
-            return round(trial.validation_accuracy, 6), -loss if loss == loss else -float("inf")
-
-        return max(candidates, key=merit)
-
-    def lacking(self, place: Place) -> int:
-        """Return how many trials of a place are still to be trained."""
-        candidates = self.wanted.candidates(place)
-        first = sum(0 not in self._found.get(spec, {}) for spec in candidates)
-        chosen = self.chosen(place)
-        found = self._found[chosen] if chosen is not None else {0: None}
-        return first + sum(seed not in found for seed in range(self.wanted.runs))
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows that are complete: ``COLUMNS``, and the ``accuracies`` of the runs."""
-        for place in self.wanted.places():
-            if self.lacking(place) or (spec := self.chosen(place)) is None:
-                continue
-            results = [self._found[spec][seed] for seed in range(self.wanted.runs)]
-            yield {**dict(zip(COLUMNS, place, strict=False)), **_summary(spec, results)}
+    def _summarize(self, runs: Summary) -> dict[str, Any]:
+        spec, trials = runs.spec, runs.trials
+        measured = [name for name in MEASURES if all(name in trial.measures for trial in trials)]
+        origins = [self._origins[spec, trial.seed] for trial in trials]
+        return {
+            "accuracies": runs.values("test_accuracy"),
+            "accuracy": runs.mean("test_accuracy"),
+            "accuracy_std": runs.std("test_accuracy"),
+            "validation_accuracy": runs.mean("validation_accuracy"),
+            "train_accuracy": runs.mean("train_accuracy"),
+            "runs": len(trials),
+            "learning_rate": spec.learning_rate,
+            "strength": spec.skip or (spec.scale if spec.norm != "none" else spec.strength),
+            "dropout": spec.dropout,
+            "diverged": sum(trial.diverged for trial in trials),
+            **{name: runs.mean(name) if name in measured else nan for name in MEASURES},
+            "seconds_per_epoch": fmean(one.seconds / one.shared_by / spec.epochs for one in origins),
+        }
 
     def csv(self) -> str:
-        """Return the complete rows as text."""
-        return csv_text(COLUMNS, ([_written(row[name]) for name in COLUMNS] for row in self.rows()))
+        """Return the complete rows as CSV. The column of the method is called ``remedy``."""
+        header = ["remedy" if name == "method" else name for name in COLUMNS]
+        return csv_text(header, ([_format(row[name]) for name in COLUMNS] for row in self.rows))
 
 
-def _summary(spec: Spec, results: Sequence[Result]) -> dict[str, Any]:
-    trials = [result.trial for result in results]
-    accuracies = [trial.test_accuracy for trial in trials]
-    measures = {}
-    for name in MEASURES:
-        values = [trial.measures[name] for trial in trials if name in trial.measures]
-        measures[name] = fmean(values) if len(values) == len(trials) else nan
-    return {
-        "accuracies": accuracies,
-        "accuracy": fmean(accuracies),
-        "accuracy_std": stdev(accuracies) if len(accuracies) > 1 else nan,
-        "validation_accuracy": fmean(trial.validation_accuracy for trial in trials),
-        "train_accuracy": fmean(trial.train_accuracy for trial in trials),
-        "runs": len(trials),
-        "learning_rate": spec.learning_rate,
-        "strength": spec.skip or (spec.scale if spec.norm != "none" else spec.strength),
-        "dropout": spec.dropout,
-        "diverged": sum(trial.diverged for trial in trials),
-        **measures,
-        "seconds_per_epoch": fmean(
-            result.origin.seconds / result.origin.shared_by / spec.epochs for result in results
-        ),
-    }
-
-
-def _written(value: Any) -> str:
+def _format(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return "" if isnan(value) else f"{value:.6g}"
 
 
 def reproduce(
-    wanted: DepthComparison,
-    store: Store,
-    running: Running,
-    progress: OnProgress = lambda stage, progress: None,
+    comparison: DepthComparison, store: Store, running: Running, on_progress: OnProgress = ignore_progress
 ) -> Outcome:
-    """Train whatever of a comparison the store lacks, a slice after the other.
+    """Train what is pending of a comparison, batch by batch.
 
     Args:
-        wanted: what is compared.
+        comparison: what is requested.
         store: where results are and go.
-        running: where, and for how long.
-        progress: is told the stage and how far it is.
+        running: where to train, and for how long.
+        on_progress: called now and then.
     """
-    should_stop, trained = running.clock(), 0
-    train = partial(run, store=store, graphs=dict(wanted.graphs), should_stop=should_stop, **running.where)
-    for places in wanted.slices():
-        if should_stop():
-            break
-        dataset, model = places[0].dataset, places[0].model
-        measures = () if model == "SGC" else MEASURES  # whose states are as wide as the features
-        first = [(spec, 0) for place in places for spec in wanted.candidates(place)]
-        tell = partial(progress, f"{dataset}, {model}: four settings each")
-        trained += train(pairs=first, measures=measures, progress=tell)
-        table = Table.read(wanted, store, dataset=dataset, model=model)
-        chosen = [spec for place in places if (spec := table.chosen(place)) is not None]
-        rest = [(spec, seed) for spec in chosen for seed in range(1, wanted.runs)]
-        tell = partial(progress, f"{dataset}, {model}: the best again")
-        trained += train(pairs=rest, measures=measures, progress=tell)
-    return Outcome(trained, count_pending(wanted, store))
+    trained = train_batches(comparison.batches(), store, running, running.clock(), on_progress)
+    return Outcome(trained, count_pending(comparison, store))
 
 
-def count_pending(wanted: DepthComparison, store: Store) -> int:
+def count_pending(comparison: DepthComparison, store: Store) -> int:
     """Return how many trials of a comparison are not in the store."""
-    table = Table.read(wanted, store)
-    return sum(map(table.lacking, wanted.places()))
+    return ResultIndex(store.trials_by_spec()).count_pending([comparison])
+
+
+class Choice(NamedTuple):
+    """The row with the highest validation accuracy among some."""
+
+    method: str
+    depth: int
+    accuracies: Runs
+
+    @classmethod
+    def among(cls, rows: Iterable[Row]) -> "Choice | None":
+        """Select by validation accuracy; None where there are no rows."""
+        best = max(rows, key=itemgetter("validation_accuracy"), default=None)
+        return None if best is None else cls(best["method"], best["depth"], best["accuracies"])
+
+    def __str__(self) -> str:
+        return f"{short(self.method)}, {self.depth} layers"
+
+    @property
+    def accuracy(self) -> float:
+        """The mean test accuracy."""
+        return fmean(self.accuracies.values())
+
+
+def short(method: str) -> str:
+    """Return a method's name without its module.
+
+    >>> short("own_method:Whiten@1")
+    'Whiten@1'
+    """
+    return method.rpartition(":")[2]
+
+
+def comparable(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of situations in which at least half of their model's methods were run.
+
+    With fewer methods there is too little to select from, or to rank.
+    """
+    rows, situation = list(rows), itemgetter("model", "dataset", "missing_percent", "depth")
+    counts = Counter(map(situation, rows))
+    most: dict[str, int] = {}
+    for (model, *_), count in counts.items():
+        most[model] = max(count, most.get(model, 0))
+    return [row for row in rows if 2 * counts[situation(row)] >= most[row["model"]]]
+
+
+Situation = tuple[str, int, int]
+"""A graph, the percentage of missing vectors, a depth."""
+
+
+def ranked(rows: Sequence[Row]) -> tuple[list[MeanRank], list[Situation]]:
+    """Rank the methods of a model over graphs, depths and missing rates; also return these situations.
+
+    Only ``comparable`` rows count, and methods that were not run in some situation are left out. With several
+    graphs, the interval is over graphs.
+    """
+    situations: dict[Situation, dict[str, Sequence[float]]] = defaultdict(dict)
+    for row in comparable(rows):
+        where = row["dataset"], row["missing_percent"], row["depth"]
+        situations[where][row["method"]] = [*row["accuracies"].values()]
+    full = list(situations.values())
+    methods = [method for method in (full[0] if full else ()) if all(method in scores for scores in full)]
+    if len(methods) < 2:
+        return [], []
+    graphs = [graph for graph, *_ in situations]
+    scores = [{method: scores[method] for method in methods} for scores in full]
+    return mean_ranks(scores, graphs if len({*graphs}) > 1 else None), list(situations)
+
+
+def title(comparison: DepthComparison, dataset: str) -> str:
+    """Return the title of a graph."""
+    graph = comparison.graphs.get(dataset)
+    return TITLES.get(dataset, dataset) if graph is None else graph.name
+
+
+def describe_missing(percent: int) -> str:
+    """Describe a missing rate in words."""
+    words = {0: "all features", 100: "training nodes' features alone"}
+    return words.get(percent, f"{percent}% of vectors missing")
+
+
+def group_by(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Group rows by some of their columns."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in columns)].append(row)
+    return dict(groups)
+
+
+def list_methods(methods: Sequence[str]) -> str:
+    """Name a few methods, and say how many more there are."""
+    more = len(methods) - MAX_NAMED
+    named = ", ".join(map(short, methods[:MAX_NAMED]))
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def of_methods(rows: Iterable[Row], methods: Sequence[str]) -> list[Row]:
+    """Return the rows of some methods."""
+    return [row for row in rows if row["method"] in methods]

@@ -1,4 +1,4 @@
-"""The comparison by depth for people: who is ahead where, what to use, what was not run, and figures."""
+"""The report of the comparison by depth: which method to use where, what was not run, and figures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,25 +10,28 @@ from typing import TYPE_CHECKING, Any
 from pairnorm.base import plotting
 from pairnorm.base.escaping import markdown
 from pairnorm.base.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
-from pairnorm.compare.depth import EPOCHS, DepthComparison, Place, Table
-from pairnorm.compare.depth_rows import (
-    DEEP,
-    MOST_NAMED,
-    NONE,
+from pairnorm.compare.depth import (
+    DEEP_LAYERS,
+    EPOCHS,
+    MAX_NAMED,
+    NO_METHOD,
     PAIR_NORM,
     Choice,
+    DepthCell,
+    DepthComparison,
+    DepthTable,
     Row,
-    by,
-    compared,
-    features,
-    names,
-    only,
+    comparable,
+    describe_missing,
+    group_by,
+    list_methods,
+    of_methods,
     ranked,
     short,
     title,
 )
 from pairnorm.compare.over_graphs import draw_ranking, over_graphs
-from pairnorm.compare.ranking import critical_difference, leaders, told_apart
+from pairnorm.sweep.significance import ERROR_RATE, Runs, compare_with, paired_difference
 from pairnorm.sweep.tables import markdown_table
 
 if TYPE_CHECKING:
@@ -39,36 +42,34 @@ COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, "#56B4E9")
 OTHERS = "others"
 
 INTRODUCTION = """\
-# Depth: which remedy where
+# Methods against oversmoothing, by depth
 
 Written by `pairnorm {command}` from the runs in the store. Mean test accuracy ± standard deviation over
-{runs} runs of {epochs} epochs. Every remedy had four settings at every depth, of learning rate, dropout and
-its own parameter, of which the first run's validation accuracy chose. At 100% missing only training nodes
-have features. Two means are told apart where they differ by more than two standard errors over the runs, pair
-by pair; a run draws weights, dropout and missing features, but never another split, and other splits differ
-by more.
+{runs} runs of {epochs} epochs. Every method had four settings at every depth, of learning rate, dropout and
+its own parameter; the validation accuracy of the first run selected one. At 100% missing only training nodes
+have features. Differences are tested with Student's t, paired over the runs, which share seeds and masks, at
+an error rate of {rate:.0%} for all comparisons with one method (Holm). All runs have one split; other splits
+differ by more.
 """
 CHOSEN = """\
-Remedy and depth by validation accuracy, among all of a situation; beside it those that are as good or not
-told apart from it, each at the depth that validation chooses for it.
+Validation accuracy selects the method and its depth. Next to it are the methods that are not significantly
+worse on the test nodes, each at the depth that validation accuracy selects for it.
 """
 RANKING = """\
 Mean rank by test accuracy over {situations} situations (depths and missing rates of one graph), 1 is best.
-The interval is what 95% of the draws give when situations and runs are drawn again; it does not speak of
-other graphs. Nemenyi's test, which compares all pairs at once and takes situations for independent, tells
-apart ranks that differ by {difference:.1f}.
+The interval holds 95% of the mean ranks when situations and runs are resampled; it does not hold for other
+graphs.
 """
 BEST = """\
-By test accuracy, so that luck is on its side. PairNorm is the mode that validation prefers, those that are
-centerd by degrees among them.
+Validation accuracy selects the method at each depth, and the mode of PairNorm.
 """
 FIGURE = """\
 The effective rank is that of the last hidden state: 1 where all nodes share one direction, 0 where all are
-zero. Jumping knowledge need not use that state. Where a line ends before the others, all runs diverged.
+zero. Jumping knowledge need not use that state. A line ends before the others where all runs diverged.
 """
-TOO_LITTLE = "At every depth less than half of the remedies have been run: too little to compare."
+TOO_LITTLE = "At every depth less than half of the methods have been run: too little to compare."
 PUBLISHED = """\
-## Published numbers beside ours
+## Published numbers next to ours
 
 | on Cora, all features | published | ours |
 |---|---|---|
@@ -83,69 +84,87 @@ rate and α at every depth; the published numbers were tuned for the model.
 """
 
 
-def advice(wanted: DepthComparison, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a sentence for each graph, model and missing rate: what validation chooses, whether it pays.
+def advice(comparison: DepthComparison, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a sentence per graph, model and missing rate: what validation accuracy selects, and its gain.
 
-    As in ``report``, among depths of which enough was run.
+    As in ``report``, among depths at which enough methods were run.
     """
-    groups = by(compared(rows), "dataset", "model", "missing_percent")
+    groups = group_by(comparable(rows), "dataset", "model", "missing_percent")
     for (dataset, model, percent), some in groups.items():
-        where = f"{title(wanted, dataset)}, {model}, {features(percent)}: " if len(groups) > 1 else ""
+        several = len(groups) > 1
+        where = f"{title(comparison, dataset)}, {model}, {describe_missing(percent)}: " if several else ""
         yield where + _advice(some)
 
 
 def _advice(rows: Sequence[Row]) -> str:
-    best, plain = Choice.among(rows), Choice.among(only(rows, [NONE]))
+    best, plain = Choice.among(rows), Choice.among(of_methods(rows, [NO_METHOD]))
     assert best is not None
-    text = f"{best}: {best.accuracy:.1%} of the test nodes right"
-    if best.method == NONE:
-        return f"Take no remedy, and {best.depth} layers{text[len(str(best)) :]}. Validation prefers none."
+    correct = f"{best.accuracy:.1%} of the test nodes correct"
+    if best.method == NO_METHOD:
+        return (
+            f"Use no method and {best.depth} layers: {correct}. Validation accuracy is highest without one."
+        )
+    text = f"Use {best}: {correct}"
     if plain is None:
-        return f"Take {text}."
-    text += f", against {plain.accuracy:.1%} with {plain}"
-    if not told_apart(best.accuracies, plain.accuracies):
-        return f"Validation prefers {text}; these runs do not tell it apart from none. More runs may."
-    if best.accuracy < plain.accuracy:
-        return f"Take no remedy, and {plain.depth} layers: validation prefers {text}."
-    return f"Take {text}."
+        return f"{text}."
+    difference = paired_difference(best.accuracies, plain.accuracies)
+    text += f", {plain.accuracy:.1%} without a method at {plain.depth} layers"
+    if difference.runs < 2:
+        return f"{text}. A single run does not show whether they differ."
+    interval = f"95% interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f} points"
+    if difference.p > ERROR_RATE:
+        return f"{text}; no significant difference ({interval})."
+    worse = (
+        "" if difference.mean > 0 else " Validation accuracy prefers it although it is worse on these nodes."
+    )
+    return f"{text}; a significant difference ({interval}).{worse}"
+
+
+def _not_worse(reference: str, scores: Mapping[str, Runs]) -> list[str]:
+    """Return the methods that are not significantly worse than the reference, the most accurate first."""
+    compared = compare_with(reference, scores)
+    found = [method for method, (gap, differs) in compared.items() if not differs or gap.mean > 0]
+    return sorted(found, key=lambda method: -fmean(scores[method].values()))
 
 
 def tables(
-    wanted: DepthComparison, rows: Sequence[Row]
+    comparison: DepthComparison, rows: Sequence[Row]
 ) -> Iterator[tuple[str, tuple[list[str], list[list[str]]]]]:
     """Yield for each graph, model and missing rate what it is, headings, and a row for each method."""
-    for (dataset, model, percent), some in by(rows, "dataset", "model", "missing_percent").items():
+    for (dataset, model, percent), some in group_by(rows, "dataset", "model", "missing_percent").items():
         depths = sorted({row["depth"] for row in some})
         lines = []
-        for (method,), of in by(some, "remedy").items():
+        for (method,), of in group_by(some, "method").items():
             cells = {
                 row["depth"]: _number(row)
                 + ("" if isnan(row["effective_rank"]) else f" ({row['effective_rank']:.1f})")
                 for row in of
             }
             lines.append([short(method), *(cells.get(depth, "") for depth in depths)])
-        headings = ["Remedy", *(f"{depth} layers" for depth in depths)]
-        yield f"{title(wanted, dataset)}, {model}, {features(percent)}", (headings, lines)
+        headings = ["Method", *(f"{depth} layers" for depth in depths)]
+        yield f"{title(comparison, dataset)}, {model}, {describe_missing(percent)}", (headings, lines)
 
 
-def report(table: Table, command: str, figures: Mapping[tuple[str, str], str] | None = None) -> str:
+def report(table: DepthTable, command: str, figures: Mapping[tuple[str, str], str] | None = None) -> str:
     """Return the comparison in Markdown.
 
     Args:
-        table: what a store says.
-        command: that writes it.
+        table: the rows of a store.
+        command: the command that writes it.
         figures: files of the figures, relative to the report, by graph and model; of a ranking over graphs,
             by an empty name and the model.
     """
-    wanted, rows = table.wanted, list(table.rows())
-    parts = [INTRODUCTION.format(command=command, runs=wanted.runs, epochs=wanted.epochs)]
+    comparison, rows = table.comparison, table.rows
+    parts = [
+        INTRODUCTION.format(command=command, runs=comparison.runs, epochs=comparison.epochs, rate=ERROR_RATE)
+    ]
     figures = figures or {}
-    enough = compared(rows)
+    enough = comparable(rows)
     parts += over_graphs(enough, {model: file for (dataset, model), file in figures.items() if not dataset})
     if enough:
-        parts.append(_what_to_use(wanted, enough))
-    for (dataset, model), some in by(rows, "dataset", "model").items():
-        parts.append(f"## {markdown(title(wanted, dataset))}, {model}")
+        parts.append(_what_to_use(comparison, enough))
+    for (dataset, model), some in group_by(rows, "dataset", "model").items():
+        parts.append(f"## {markdown(title(comparison, dataset))}, {model}")
         if (dataset, model) in figures:
             parts.append(f"![Accuracy and effective rank against depth]({figures[dataset, model]})")
             parts.append("" if model == "SGC" else FIGURE)
@@ -153,12 +172,12 @@ def report(table: Table, command: str, figures: Mapping[tuple[str, str], str] | 
             parts += [_ranking(here), _best_at_each_depth(here)]
         else:
             parts.append(TOO_LITTLE)
-        for (percent,), here in sorted(by(some, "missing_percent").items()):
+        for (percent,), here in sorted(group_by(some, "missing_percent").items()):
             parts.append(_accuracies(percent, here))
-    ours = by(rows, "dataset", "model", "missing_percent", "remedy", "depth")
+    ours = group_by(rows, "dataset", "model", "missing_percent", "method", "depth")
     anchors = {"gcnii_64": ("GCNII", 64), "gcnii_32": ("GCNII", 32), "appnp_32": ("APPNP", 32)}
     found = {name: ours.get(("cora", "GCN", 0, *at)) for name, at in anchors.items()}
-    if any(found.values()) and wanted.epochs == EPOCHS:
+    if any(found.values()) and comparison.epochs == EPOCHS:
         parts.append(PUBLISHED.format(**{name: _number(*(of or [])) for name, of in found.items()}))
     parts.append(_not_run(table))
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -179,152 +198,155 @@ def _never_trained(row: Row) -> bool:
     return row["accuracy"] == 0 and row["diverged"] == row["runs"]  # type: ignore[no-any-return]
 
 
-def _what_to_use(wanted: DepthComparison, rows: Sequence[Row]) -> str:
-    """Say by situation what validation chooses among all methods and depths, and what it is worth."""
+def _what_to_use(comparison: DepthComparison, rows: Sequence[Row]) -> str:
+    """Show per graph, model and missing rate what validation accuracy selects, and its test accuracy."""
 
-    def chosen(choice: Choice | None) -> str:
+    def show(choice: Choice | None) -> str:
         return "not run" if choice is None else f"{choice.accuracy:.3f} ({choice})"
 
     lines = []
-    for (dataset, model, percent), some in sorted(by(rows, "dataset", "model", "missing_percent").items()):
-        for kind, least in (("any", 0), (f"{DEEP} or more", DEEP)):
+    groups = group_by(rows, "dataset", "model", "missing_percent")
+    for (dataset, model, percent), some in sorted(groups.items()):
+        for kind, least in (("any", 0), (f"{DEEP_LAYERS} or more", DEEP_LAYERS)):
             here = [row for row in some if row["depth"] >= least]
-            each = [choice for of in by(here, "remedy").values() if (choice := Choice.among(of))]
+            each = [choice for of in group_by(here, "method").values() if (choice := Choice.among(of))]
             if (best := Choice.among(here)) is None:
                 continue
-            equal = [
-                one.method
-                for one in sorted(each, key=lambda one: -one.accuracy)
-                if one.method != best.method
-                and (one.accuracy >= best.accuracy or not told_apart(one.accuracies, best.accuracies))
-            ]
-            others = (Choice.among(only(here, [NONE])), Choice.among(only(here, PAIR_NORM)))
-            where = f"{markdown(title(wanted, dataset))}, {model}"
-            words = (where, features(percent), kind, str(best), f"{best.accuracy:.3f}", names(equal))
-            lines.append((*words, *map(chosen, others)))
-    headings = ("graph, model", "features", "layers", "chosen", "accuracy", "as good, or not told apart",
-                "without a remedy", "PairNorm")  # fmt: skip
+            equal = _not_worse(best.method, {one.method: one.accuracies for one in each})
+            others = (
+                Choice.among(of_methods(here, [NO_METHOD])),
+                Choice.among(of_methods(here, PAIR_NORM)),
+            )
+            where = f"{markdown(title(comparison, dataset))}, {model}"
+            words = (where, describe_missing(percent), kind, str(best), f"{best.accuracy:.3f}")
+            lines.append((*words, list_methods(equal), *map(show, others)))
+    headings = ("graph, model", "features", "layers", "selected", "accuracy", "not significantly worse",
+                "without a method", "PairNorm")  # fmt: skip
     return f"## What to use on each graph\n\n{CHOSEN}\n{markdown_table(headings, lines)}"
 
 
 def _ranking(rows: Sequence[Row]) -> str:
-    standings, situations = ranked(rows)
-    if not standings:
+    ranking, situations = ranked(rows)
+    if not ranking:
         return ""
     parts = {
         "all features": [row for row in rows if row["missing_percent"] == 0],
         "100% missing": [row for row in rows if row["missing_percent"] == 100],
-        f"{DEEP} layers or more": [row for row in rows if row["depth"] >= DEEP],
+        f"{DEEP_LAYERS} layers or more": [row for row in rows if row["depth"] >= DEEP_LAYERS],
     }
     ranks = {name: {one.method: one.rank for one in ranked(some)[0]} for name, some in parts.items()}
     ranks = {name: of for name, of in ranks.items() if of}
     lines = [
         (short(one.method), f"{one.rank:.1f}", f"{one.low:.1f} to {one.high:.1f}",
          *(f"{of[one.method]:.1f}" if one.method in of else "" for of in ranks.values()))
-        for one in standings
+        for one in ranking
     ]  # fmt: skip
-    difference = critical_difference(len(standings), len(situations))
-    text = RANKING.format(situations=len(situations), difference=difference)
+    text = RANKING.format(situations=len(situations))
     return f"### Ranking\n\n{text}\n{markdown_table(('method', 'mean rank', '95% interval', *ranks), lines)}"
 
 
 def _best_at_each_depth(rows: Sequence[Row]) -> str:
     lines, total = [], 0
     led, worse = (defaultdict[str, list[str]](list) for _ in range(2))
-    beaten: Counter[str] = Counter()
-    for (percent, depth), here in sorted(by(rows, "missing_percent", "depth").items()):
-        scores = {row["remedy"]: row["accuracies"] for row in here}
-        best, *equal = leaders(scores)
-        plain, ours = Choice.among(only(here, [NONE])), Choice.among(only(here, PAIR_NORM))
+    ahead_of: Counter[str] = Counter()
+    for (percent, depth), here in sorted(group_by(rows, "missing_percent", "depth").items()):
+        scores = {row["method"]: row["accuracies"] for row in here}
+        best = Choice.among(here)
+        assert best is not None
+        plain, ours = Choice.among(of_methods(here, [NO_METHOD])), Choice.among(of_methods(here, PAIR_NORM))
         if ours is not None:
             total += 1
-            # In the order of the table, which decides between those that are ahead as often.
             ahead = [
                 method
-                for method, accuracies in scores.items()
-                if method not in PAIR_NORM
-                and told_apart(accuracies, ours.accuracies)
-                and fmean(accuracies) > ours.accuracy
+                for method, (gap, differs) in compare_with(ours.method, scores).items()
+                if differs and gap.mean > 0 and method not in PAIR_NORM
             ]
-            beaten.update(method for method in ahead if method != NONE)
+            ahead_of.update(method for method in ahead if method != NO_METHOD)
             if not ahead:
-                led[features(percent)].append(str(depth))
-            if NONE in ahead:
-                worse[features(percent)].append(str(depth))
-        lines.append((features(percent), str(depth), short(best), f"{fmean(scores[best]):.3f}", names(equal),
+                led[describe_missing(percent)].append(str(depth))
+            if NO_METHOD in ahead:
+                worse[describe_missing(percent)].append(str(depth))
+        lines.append((describe_missing(percent), str(depth), short(best.method), f"{best.accuracy:.3f}",
+                      list_methods(_not_worse(best.method, scores)),
                       f"{ours.accuracy:.3f} ({ours.method})" if ours else "not run",
                       f"{plain.accuracy:.3f}" if plain else "not run"))  # fmt: skip
-    headings = ("features", "layers", "best", "accuracy", "not told apart", "PairNorm", "without a remedy")
-    parts = ["### The best at each depth", f"{BEST}\n{markdown_table(headings, lines)}"]
+    headings = ("features", "layers", "selected", "accuracy", "not significantly worse", "PairNorm",
+                "without a method")  # fmt: skip
+    parts = ["### Selected at each depth", f"{BEST}\n{markdown_table(headings, lines)}"]
 
-    def places(found: Mapping[str, Sequence[str]]) -> str:
+    def situations(found: Mapping[str, Sequence[str]]) -> str:
         return "; ".join(f"{', '.join(depths)} layers with {given}" for given, depths in found.items())
 
     if total:
         count = sum(map(len, led.values()))
-        often = ", ".join(f"{short(method)} ({count})" for method, count in beaten.most_common(MOST_NAMED))
+        often = ", ".join(f"{short(method)} ({count})" for method, count in ahead_of.most_common(MAX_NAMED))
         parts.append(
-            f"**PairNorm** is behind nothing that is told apart from it in {count} of {total} situations"
-            f"{f' ({places(led)})' if led else ''}. Ahead of it most often: {often or 'nobody'}. Worse "
-            f"than no remedy: {places(worse) or 'nowhere'}."
+            f"No method is significantly more accurate than **PairNorm** in {count} of {total} situations"
+            f"{f' ({situations(led)})' if led else ''}. Most often significantly more accurate: "
+            f"{often or 'none'}. Significantly worse than no method: {situations(worse) or 'nowhere'}."
         )
     return "\n\n".join(parts)
 
 
 def _accuracies(percent: int, rows: Sequence[Row]) -> str:
-    top = {depth: max(row["accuracy"] for row in of) for (depth,), of in sorted(by(rows, "depth").items())}
+    top = {
+        depth: max(row["accuracy"] for row in of) for (depth,), of in sorted(group_by(rows, "depth").items())
+    }
     lines = []
-    for (method,), of in by(rows, "remedy").items():
+    for (method,), of in group_by(rows, "method").items():
         cells = {
             row["depth"]: f"**{_number(row)}**" if row["accuracy"] == top[row["depth"]] else _number(row)
             for row in of
         }
         lines.append((short(method), *(cells.get(depth, "") for depth in top)))
-    table = markdown_table(("remedy", *(f"{depth} layers" for depth in top)), lines)
-    return f"### Accuracy, {features(percent)}\n\n{table}"
+    table = markdown_table(("method", *(f"{depth} layers" for depth in top)), lines)
+    return f"### Accuracy, {describe_missing(percent)}\n\n{table}"
 
 
-def _not_run(table: Table) -> str:
-    """Say which parts of what was asked for have no row."""
-    wanted = table.wanted
-    groups: dict[tuple[str, str], dict[int, list[Place]]] = defaultdict(lambda: defaultdict(list))
-    for place in wanted.places():
-        groups[place.dataset, place.model][place.depth].append(place)
+def _not_run(table: DepthTable) -> str:
+    """List the requested cells that have no row."""
+    comparison = table.comparison
+    groups: dict[tuple[str, str], dict[int, list[DepthCell]]] = defaultdict(lambda: defaultdict(list))
+    for cell in comparison.cells():
+        groups[cell.dataset, cell.model][cell.depth].append(cell)
     nowhere, lines = list[str](), list[str]()
     for (dataset, model), depths in groups.items():
-        name = f"{markdown(title(wanted, dataset))}, {model}"
-        said: dict[str, list[str]] = defaultdict(list)
-        for depth, places in sorted(depths.items()):
-            lacking = [place for place in places if table.lacking(place)]
-            there = [place for place in places if place not in lacking]
-            which = "all" if not there else f"all but {_listed(wanted, there)}"
-            if lacking:
-                said[which if len(there) < len(lacking) else _listed(wanted, lacking)].append(str(depth))
-        if len(said["all"]) == len(depths):
+        name = f"{markdown(title(comparison, dataset))}, {model}"
+        listed: dict[str, list[str]] = defaultdict(list)
+        for depth, cells in sorted(depths.items()):
+            pending = [cell for cell in cells if table.is_pending(cell)]
+            present = [cell for cell in cells if cell not in pending]
+            which = "all" if not present else f"all but {_list_cells(comparison, present)}"
+            if pending:
+                fewer = which if len(present) < len(pending) else _list_cells(comparison, pending)
+                listed[fewer].append(str(depth))
+        if len(listed["all"]) == len(depths):
             nowhere.append(name)
-        elif any(said.values()):
-            parts = (f"{', '.join(of)} layers of {which}" for which, of in said.items() if of)
+        elif any(listed.values()):
+            parts = (f"{', '.join(of)} layers of {which}" for which, of in listed.items() if of)
             lines.append(f"- {name}: {'; '.join(parts)}")
     if nowhere:
         lines.append(f"- All of {'; '.join(nowhere)}")
     return "## What was not run\n\n" + "\n".join(lines) if lines else ""
 
 
-def _listed(wanted: DepthComparison, places: Sequence[Place]) -> str:
-    """Name the methods of some places of one depth, with the missing rate where it is not all of them."""
+def _list_cells(comparison: DepthComparison, cells: Sequence[DepthCell]) -> str:
+    """Name the methods of some cells of one depth, with the missing rate where it is not all of them."""
     rates: dict[str, list[int]] = defaultdict(list)
-    for place in places:
-        rates[place.method].append(place.missing_percent)
-    return names(
+    for cell in cells:
+        rates[cell.method].append(cell.missing_percent)
+    return list_methods(
         [
-            method if len(of) == len(wanted.missing) else f"{method} with {' or '.join(map(features, of))}"
+            method
+            if len(of) == len(comparison.missing)
+            else f"{method} with {' or '.join(map(describe_missing, of))}"
             for method, of in rates.items()
         ]
     )
 
 
 def draw(
-    wanted: DepthComparison, rows: Sequence[Row], folder: Path, name: str
+    comparison: DepthComparison, rows: Sequence[Row], folder: Path, name: str
 ) -> dict[tuple[str, str], list[Path]]:
     """Draw accuracy and effective rank against depth for every graph and model, and rankings over graphs.
 
@@ -332,19 +354,19 @@ def draw(
     the others by mean rank. None is black, and what remains is gray.
 
     Args:
-        wanted: the comparison.
+        comparison: the comparison.
         rows: its complete rows.
         folder: for the files.
         name: what they are called; graph and model follow where there are several.
     """
-    files, rows = {}, compared(rows)
-    for (dataset, model), some in by(rows, "dataset", "model").items():
-        alone = len(wanted.datasets) * len(wanted.models) == 1
+    files, rows = {}, comparable(rows)
+    for (dataset, model), some in group_by(rows, "dataset", "model").items():
+        alone = len(comparison.datasets) * len(comparison.models) == 1
         with plotting.style():
-            figure = _figure(some, f"{title(wanted, dataset)}, {model}")
+            figure = _figure(some, f"{title(comparison, dataset)}, {model}")
             file = name if alone else f"{name}-{dataset.partition('@')[0]}-{model}".lower()
             files[dataset, model] = plotting.save(figure, folder, file)
-    for (model,), some in by(rows, "model").items():
+    for (model,), some in group_by(rows, "model").items():
         with plotting.style():
             several = len({row["dataset"] for row in some}) > 1
             if several and (ranks := draw_ranking(some, model)) is not None:
@@ -357,16 +379,16 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
     measures = {"accuracy": "test accuracy"}
     if any(not isnan(row["effective_rank"]) for row in rows):
         measures["effective_rank"] = "effective rank of the last state"
-    best = [one.method for one in ranked(rows)[0]] or list(dict.fromkeys(row["remedy"] for row in rows))
-    panels = by(rows, "missing_percent").values()
+    best = [one.method for one in ranked(rows)[0]] or list(dict.fromkeys(row["method"] for row in rows))
+    panels = group_by(rows, "missing_percent").values()
     chosen = {choice.method for some in panels if (choice := Choice.among(some))}
     first = [method for method in best if "@" in method] + [method for method in best if method in chosen]
     if not {*first} & {*PAIR_NORM}:
         first += [method for method in best if method in PAIR_NORM][:1]
-    shown = [method for method in dict.fromkeys([*first, *best]) if method != NONE][: len(COLORS)]
+    shown = [method for method in dict.fromkeys([*first, *best]) if method != NO_METHOD][: len(COLORS)]
     styles = dict(zip(sorted(shown, key=best.index), ({"color": color} for color in COLORS), strict=False))
-    styles[NONE] = {"color": "black", "linestyle": plotting.PLAIN}
-    if len(remaining := {row["remedy"] for row in rows} - {*styles}) == 1:
+    styles[NO_METHOD] = {"color": "black", "linestyle": plotting.PLAIN}
+    if len(remaining := {row["method"] for row in rows} - {*styles}) == 1:
         styles[remaining.pop()] = {"color": plotting.GRAY}
     if len(percents) > 1:
         figure = plotting.new_figure(3.6 * len(percents) + 2, 2.8 * len(measures) + 0.4)
@@ -379,7 +401,7 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
         line[0].set_ylabel(label)
         for axis, percent in zip(line, percents, strict=True):
             some = [row for row in rows if row["missing_percent"] == percent]
-            _curves(axis, by(some, "remedy"), measure, styles)
+            _curves(axis, group_by(some, "method"), measure, styles)
             axis.set_xscale("log", base=2)
             axis.set_xticks(depths, [str(depth) for depth in depths])
             axis.minorticks_off()
@@ -387,7 +409,7 @@ def _figure(rows: Sequence[Row], name: str) -> "Figure":
                 axis.set_xlabel("layers")
     for axis, percent in zip(axes[0], percents, strict=True):
         if len(percents) > 1 or percent:
-            axis.set_title(features(percent))
+            axis.set_title(describe_missing(percent))
     handles, labels = axes[0, 0].get_legend_handles_labels()
     found = dict(zip(labels, handles, strict=True))
     order = [text for text in (*map(short, styles), OTHERS) if text in found]

@@ -1,13 +1,23 @@
-"""The comparison by depth over several graphs: what to use in which situation, and who is ahead."""
+"""The comparison by depth over several graphs: what to use in which situation, and mean ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from math import sqrt
-from statistics import fmean, variance
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from pairnorm.base import plotting
-from pairnorm.compare.depth_rows import DEEP, NONE, PAIR_NORM, Choice, Row, by, features, names, ranked, short
-from pairnorm.compare.ranking import Standing, critical_difference
+from pairnorm.compare.depth import (
+    DEEP_LAYERS,
+    NO_METHOD,
+    PAIR_NORM,
+    Choice,
+    Row,
+    describe_missing,
+    group_by,
+    list_methods,
+    ranked,
+    short,
+)
+from pairnorm.sweep.significance import MeanRank, Runs, compare_with
 from pairnorm.sweep.tables import markdown_table
 
 if TYPE_CHECKING:
@@ -18,25 +28,23 @@ LARGE = ("pubmed", "coauthor-cs")
 
 SITUATIONS: dict[str, Callable[[Row], bool]] = {
     "few labels": lambda row: True,
-    f"very deep: {DEEP} layers or more": lambda row: row["depth"] >= DEEP,
+    f"very deep: {DEEP_LAYERS} layers or more": lambda row: row["depth"] >= DEEP_LAYERS,
     "a larger graph": lambda row: row["dataset"] in LARGE,
 }
 CHOSEN = """\
-Means over graphs, of each model by itself, for not every one was run on the same graphs. On every graph
-validation chooses the depth of each remedy; of those that were run on all, it then chooses by its mean.
-Beside it are those that are as good or not told apart from it over the runs of these graphs. All have few
-labels: 20 to 40 a class. The larger graphs have some 19,000 nodes.
+Means over graphs, for each model by itself, since not every model was run on the same graphs. On every graph
+validation accuracy selects the depth of each method; its mean over graphs then selects a method among those
+that were run on all. Differences are tested as above, paired over runs, each run averaged over the graphs.
+All graphs have few labels: 20 to 40 a class. The larger graphs have some 19,000 nodes.
 """
 RANKING = """\
 Mean rank by test accuracy over {situations} situations (depths and missing rates of {graphs} graphs), 1 is
-best. The interval is what 95% of the draws give when graphs and runs are drawn again; {graphs} graphs are
-few. Nemenyi's test, which compares all pairs at once and takes situations for independent, tells apart ranks
-that differ by {difference:.1f}: the gray band, from the best on.
+best. The interval holds 95% of the mean ranks when graphs and runs are resampled; {graphs} graphs are few.
 """
 
 
 class Contender(NamedTuple):
-    """A model with a method, at the depth that validation chooses on each graph."""
+    """A model with a method, at the depth that validation accuracy selects on each graph."""
 
     model: str
     method: str
@@ -53,17 +61,15 @@ class Contender(NamedTuple):
         """The mean test accuracy over graphs."""
         return fmean(choice.accuracy for choice in self.choices)
 
-    def told_apart(self, other: "Contender") -> bool:
-        """Say whether the means differ by more than two standard errors over the runs of these graphs."""
-        runs = [choice.accuracies for choice in (*self.choices, *other.choices)]
-        if min(map(len, runs)) < 2:
-            return False
-        error = sqrt(sum(variance(some) / len(some) for some in runs)) / len(self.choices)
-        return abs(self.accuracy - other.accuracy) > 2 * error
+    @property
+    def runs(self) -> Runs:
+        """The test accuracy of every run, averaged over the graphs."""
+        seeds = set.intersection(*({*choice.accuracies} for choice in self.choices))
+        return {seed: fmean(choice.accuracies[seed] for choice in self.choices) for seed in sorted(seeds)}
 
 
 def over_graphs(rows: Sequence[Row], figures: dict[str, str]) -> Iterator[str]:
-    """Yield what is to be said of all graphs together, in Markdown; nothing where there is one.
+    """Yield the sections over all graphs, in Markdown; nothing for a single graph.
 
     Args:
         rows: of the table.
@@ -73,40 +79,48 @@ def over_graphs(rows: Sequence[Row], figures: dict[str, str]) -> Iterator[str]:
         return
     yield f"## By situation, over graphs\n\n{CHOSEN}"
     yield _by_situation(rows)
-    for (model,), some in by(rows, "model").items():
-        standings, situations = ranked(some)
+    for (model,), some in group_by(rows, "model").items():
+        ranking, situations = ranked(some)
         graphs = len({graph for graph, *_ in situations})
-        if not standings or graphs < 2:
+        if not ranking or graphs < 2:
             continue
         yield f"### Ranking of {model} over {graphs} graphs"
         if model in figures:
-            yield f"![Mean rank of every remedy, with intervals over graphs]({figures[model]})"
-        difference = critical_difference(len(standings), len(situations))
-        yield RANKING.format(situations=len(situations), graphs=graphs, difference=difference)
+            yield f"![Mean rank of every method, with intervals over graphs]({figures[model]})"
+        yield RANKING.format(situations=len(situations), graphs=graphs)
         lines = [
-            (short(one.method), f"{one.rank:.1f}", f"{one.low:.1f} to {one.high:.1f}") for one in standings
+            (short(one.method), f"{one.rank:.1f}", f"{one.low:.1f} to {one.high:.1f}") for one in ranking
         ]
-        yield markdown_table(("remedy", "mean rank", "95% interval over graphs"), lines)
+        yield markdown_table(("method", "mean rank", "95% interval over graphs"), lines)
 
 
 def _by_situation(rows: Sequence[Row]) -> str:
     lines = []
     for situation, applies in SITUATIONS.items():
-        groups = by(filter(applies, rows), "missing_percent", "model")
+        groups = group_by(filter(applies, rows), "missing_percent", "model")
         for (percent, _), some in sorted(groups.items()):
             every = _contenders(some)
             if not every:
                 continue
             best = max(every, key=lambda one: one.validation)
+            compared = compare_with(best.method, {one.method: one.runs for one in every})
             equal = [
                 one.method
                 for one in sorted(every, key=lambda one: -one.accuracy)
-                if one is not best and (one.accuracy >= best.accuracy or not one.told_apart(best))
+                if one is not best
+                for gap, differs in [compared[one.method]]
+                if not differs or gap.mean > 0
             ]
-            words = (situation, features(percent), str(len(best.choices)), str(best), f"{best.accuracy:.3f}")
-            lines.append((*words, names(equal), _best(every, (NONE,)), _best(every, PAIR_NORM)))
-    headings = ("situation", "features", "graphs", "chosen", "accuracy", "as good, or not told apart",
-                "without a remedy", "PairNorm")  # fmt: skip
+            words = (
+                situation,
+                describe_missing(percent),
+                str(len(best.choices)),
+                str(best),
+                f"{best.accuracy:.3f}",
+            )
+            lines.append((*words, list_methods(equal), _best(every, (NO_METHOD,)), _best(every, PAIR_NORM)))
+    headings = ("situation", "features", "graphs", "selected", "accuracy", "not significantly worse",
+                "without a method", "PairNorm")  # fmt: skip
     return markdown_table(headings, lines)
 
 
@@ -114,10 +128,10 @@ def _contenders(rows: Sequence[Row]) -> list[Contender]:
     """Return the methods of a model that all its graphs have, where there are several."""
     graphs = {row["dataset"] for row in rows}
     found = []
-    for (model, method), some in by(rows, "model", "remedy").items():
+    for (model, method), some in group_by(rows, "model", "method").items():
         best = {
             graph: max(here, key=lambda row: row["validation_accuracy"])
-            for (graph,), here in by(some, "dataset").items()
+            for (graph,), here in group_by(some, "dataset").items()
         }
         if len(graphs) > 1 and len(best) == len(graphs):
             choices = [Choice(method, row["depth"], row["accuracies"]) for row in best.values()]
@@ -136,27 +150,25 @@ def _best(every: Sequence[Contender], methods: Sequence[str]) -> str:
 
 def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
     """Draw the mean ranks of a model's methods with their intervals; None for fewer than two graphs."""
-    standings, situations = ranked(rows)
+    ranking, situations = ranked(rows)
     if len({graph for graph, *_ in situations}) < 2:
         return None
-    return _figure(standings, critical_difference(len(standings), len(situations)), model)
+    return _figure(ranking, model)
 
 
-def _figure(standings: Sequence[Standing], difference: float, model: str) -> "Figure":
-    figure = plotting.new_figure(6.4, 1.1 + 0.24 * len(standings))
+def _figure(ranking: Sequence[MeanRank], model: str) -> "Figure":
+    figure = plotting.new_figure(6.4, 1.1 + 0.24 * len(ranking))
     axis = figure.subplots()
-    best = standings[0].rank
-    axis.axvspan(best, best + difference, color="#e8e8e8", linewidth=0)
-    for place, one in enumerate(standings):
+    for row, one in enumerate(ranking):
         ours = one.method in PAIR_NORM
-        color = plotting.VERMILLION if ours else "black" if one.method == NONE else plotting.BLUE
-        axis.plot([one.low, one.high], [place, place], color=color, linewidth=1.5)
-        axis.plot([one.rank], [place], marker="o", markersize=5, color=color)
-    axis.set_yticks(range(len(standings)), [short(one.method) for one in standings])
-    axis.set_ylim(len(standings) - 0.4, -0.6)
+        color = plotting.VERMILLION if ours else "black" if one.method == NO_METHOD else plotting.BLUE
+        axis.plot([one.low, one.high], [row, row], color=color, linewidth=1.5)
+        axis.plot([one.rank], [row], marker="o", markersize=5, color=color)
+    axis.set_yticks(range(len(ranking)), [short(one.method) for one in ranking])
+    axis.set_ylim(len(ranking) - 0.4, -0.6)
     axis.set_xlim(left=0.5)
     axis.grid(visible=False, axis="y")
     axis.grid(visible=True, axis="x")
     axis.set_xlabel("mean rank, 1 is best, with intervals over graphs")
-    axis.set_title(f"{model}; gray: not told apart from the best")
+    axis.set_title(model)
     return figure
