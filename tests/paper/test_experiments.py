@@ -212,7 +212,7 @@ def test_all_is_everything() -> None:
 def test_paper_is_what_the_paper_shows_and_its_models_tuned() -> None:
     names = Selection(["paper"]).names()
     assert {"table1", "table2", "table3", "figure1", "figure2", "figure3", "figure4", "bars"} < set(names)
-    assert set(Selection(["all"]).names()) - set(names) == {"scaling", "claims"}
+    assert set(Selection(["all"]).names()) - set(names) == {"scaling", "splits", "claims"}
     assert Selection(["claims", "paper", "table1"]).names() == ["claims", *names]  # each once
 
 
@@ -268,6 +268,7 @@ RAW, ROWS = "none", "rows"
         ("tuned", {"SGC": {RAW}}),
         ("ablation", {"GCN": {ROWS}, "GAT": {ROWS}}),
         ("scaling", {"SGC": {RAW, ROWS}, "GCN": {RAW, ROWS}}),
+        ("splits", {"SGC": {RAW}, "GCN": {ROWS}, "GAT": {ROWS}}),
         ("claims", {}),
     ],
 )

@@ -38,8 +38,8 @@ def add(commands: Any) -> None:
         nargs="+",
         metavar="WHAT",
         help="table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, "
-        "deep-gcn, sgc-modes, tuned, ablation; or all of these: paper; or scaling, claims (more runs where "
-        "the verdict on one hangs on noise); or all. Several may be named. Or depth: every remedy against "
+        "deep-gcn, sgc-modes, tuned, ablation; or all of these: paper; or scaling, splits, claims (more runs "
+        "where a verdict is within noise); or all. Several may be named. Or depth: every method against "
         "oversmoothing at every depth; or missing: every method where features are missing.",
     )
     parser.group(

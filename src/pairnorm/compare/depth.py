@@ -165,7 +165,11 @@ class DepthComparison(Grid[DepthCell]):
         else:
             names = [*(GAT_METHODS if model == "GAT" else METHODS)]
             names = [name for name in names if not find_method(name).quadratic or dataset in SMALL_GRAPHS]
-        return [name for name in names if model in find_method(name).models and find_method(name).quadratic == quadratic]
+        return [
+            name
+            for name in names
+            if model in find_method(name).models and find_method(name).quadratic == quadratic
+        ]
 
     def candidates(self, cell: DepthCell, seed: int = 0) -> list[Spec]:
         """Return the four grid points of a cell."""
