@@ -1,5 +1,6 @@
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -17,20 +18,20 @@ from pairnorm.data import GraphWarning
 
 NAMES = ["demo", "datasets", "reproduce", "report", "fit", "predict", "diagnose"]
 COLUMNS = ["id", "source", "target", "weight", "ignore"]
-SELECTION = ["dataset", "runs", "epochs", "depths", "missing"]
+SELECTION = ["dataset", "runs", "epochs", "depth", "missing"]
 OPTIONS = {
     "demo": ["out", "workers"],
     "datasets": ["root"],
-    "reproduce": [*SELECTION, "device", "out", "store", "minutes", "workers", "root"],
+    "reproduce": [*SELECTION, "device", "out", "store", "time-limit", "workers", "root"],
     "report": [*SELECTION, "store", "out", "tensorboard"],
     "fit": [
         "nodes", "edges", "out", "delimiter", "label", "split", "categorical", *COLUMNS, "model", "depth",
-        "norm", "scale", "scaling", "budget", "seeds", "epochs", "device", "seed",
+        "norm", "scale", "feature-scaling", "time-limit", "seeds", "epochs", "device", "seed",
     ],
-    "predict": ["model", "nodes", "edges", "out", "delimiter", *COLUMNS, "device"],
-    "diagnose": ["nodes", "edges", "out", "delimiter", "label", "categorical", *COLUMNS, "scaling"],
+    "predict": ["run", "nodes", "edges", "out", "delimiter", *COLUMNS, "device"],
+    "diagnose": ["nodes", "edges", "out", "delimiter", "label", "categorical", *COLUMNS, "feature-scaling"],
 }  # fmt: skip
-"""The options that were there when the command line was made with typer: none may go."""
+"""Options that scripts of users may have; the old spellings of some are in ``OLD_NAMES``."""
 
 Added = Callable[[Callable[[Namespace], int | None]], None]
 
@@ -41,7 +42,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Added:
 
     def add(act: Callable[[Namespace], int | None]) -> None:
         module = SimpleNamespace(add=lambda commands: add_command(commands, "act", act, "pairnorm act"))
-        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, module))
+        monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "Test": (module,)})
 
     return add
 
@@ -191,7 +192,7 @@ def test_a_full_disk_is_one_line(rich: bool) -> None:
             [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: what is to be printed cannot be written: [Errno 28] No space left")
+    assert done.stderr.startswith("Error: cannot write to standard output: [Errno 28] No space left")
     assert done.stderr.count("\n") == 1
 
 
@@ -237,37 +238,110 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", ["fit", "compare", "diagnose", "predict", "pack"])
 def test_nodes_come_before_edges_in_the_help_too(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert cli.main([name, "--help"]) == 0
+    assert cli.main([name, "--help-all"]) == 0
     options = capsys.readouterr().out.partition("Files:")[2]
     assert -1 < options.find("--nodes ") < options.find("--edges ") < options.find("--delimiter ")
 
 
 @pytest.mark.parametrize("rich", [True, False])
 @pytest.mark.parametrize("name", ["", *NAMES])
-@pytest.mark.parametrize("word", ["-h", "--help"])
+@pytest.mark.parametrize("word", ["-h", "--help", "--help-all"])
 def test_every_command_has_help_in_eighty_columns_with_an_example(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, word: str, rich: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     if not rich:
         monkeypatch.setitem(sys.modules, "rich_argparse", None)
+    if word == "--help-all" and not name:
+        return
     assert cli.main([*name.split(), word]) == 0
     printed = capsys.readouterr().out
     assert re.search(rf"Examples?:\n  pairnorm {name}", printed)
     assert max(map(len, printed.splitlines())) <= 80
-    for option in OPTIONS.get(name, []):
+    for option in OPTIONS.get(name, []) if word == "--help-all" else ():
         assert re.search(rf"^  --{option} [A-Z]", printed, re.MULTILINE), option
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_option_of_before_is_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Namespace] = []
-    module = next(module for module in cli.COMMANDS if module.__name__.endswith(f".{name}"))
-    monkeypatch.setattr(module, "run", lambda options: asked.append(options))
+def test_every_option_is_accepted(name: str) -> None:
+    command = cli.build_parser()[1][name]
     words = [word for option in OPTIONS[name] for word in (f"--{option}", "7")]
-    assert cli.main([name, *words, *(["table1"] if name == "reproduce" else [])]) == 0
-    given = {option: getattr(asked[0], option) for option in OPTIONS[name]}
+    parsed = command.parse_args([*words, *(["table1"] if name == "reproduce" else [])])
+    given = {option: getattr(parsed, option.replace("-", "_")) for option in OPTIONS[name]}
     assert all(value in (7, Path("7"), "7", ["7"]) for value in given.values()), given
+
+
+def test_help_of_options_starts_with_a_verb_and_ends_with_a_period() -> None:
+    for command in cli.build_parser()[1].values():
+        for action in command._actions:
+            if action.help and action.help != "==SUPPRESS==" and action.option_strings:
+                assert re.match(r"[A-Z][a-z]+ ", action.help), action.help
+                assert action.help.endswith((".", "…")), action.help
+
+
+def test_commands_are_grouped_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    group = capsys.readouterr().out.partition("Reproduce the paper:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in group.splitlines()] == ["reproduce", "report", "datasets"]
+
+
+def test_a_working_directory_that_was_deleted_is_an_error(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; os.makedirs('gone'); os.chdir('gone'); os.rmdir(os.getcwd());"
+        "from pairnorm.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for words in (["fit", "--nodes", "n.csv", "--label", "x"], ["diagnose", "--nodes", "n.csv"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "the working directory no longer exists" in done.stderr
+
+
+def test_standard_input_that_is_closed_is_an_error() -> None:
+    program = "import os; os.close(0); os.execv(__import__('sys').argv[1], __import__('sys').argv[1:])"
+    words = [sys.executable, "-m", "pairnorm", "fit", "--nodes", "-", "--edges", "-", "--label", "x"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "standard input is closed" in done.stderr
+
+
+def test_sigterm_stops_as_ctrl_c_does(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    added(lambda options: os.kill(os.getpid(), signal.SIGTERM))
+    assert cli.main(["act"]) == 143
+    assert capsys.readouterr().err.split() == ["Stopped."]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_password_appears_in_no_message_and_no_log(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for url in (
+        "postgresql://ann:MARKER77@127.0.0.1:notaport/bank",
+        "postgresql://ann:MARKER77@[bad/bank",
+        "postgresql://ann:MARKER77@127.0.0.1:1/bank?connect_timeout=1",
+        "nosuch://ann:MARKER77 x@host/bank",
+        "sqlite:////nowhere/x.db?password=MARKER77",
+    ):
+        monkeypatch.setattr(sys, "argv", ["pairnorm", "fit", "--database", url])
+        words = ["--database", url, "--nodes", "select 1", "--edges", "select 1", "--label", "x"]
+        assert cli.main(["fit", *words, "--out", str(tmp_path / "run")]) == 1, url
+        printed = capsys.readouterr()
+        assert "MARKER77" not in printed.out + printed.err
+        for log in tmp_path.glob("*.log"):
+            assert "MARKER77" not in log.read_text(encoding="utf-8")
+
+
+def test_a_password_is_hidden_in_the_log_of_a_bug(
+    added: Added, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    added(raising(KeyError("postgresql://ann:MARKER77@host/bank")))
+    assert cli.main(["act"]) == 70
+    [log] = tmp_path.iterdir()
+    assert "MARKER77" not in capsys.readouterr().err + log.read_text(encoding="utf-8")
 
 
 def test_it_runs_as_a_module() -> None:

@@ -78,7 +78,7 @@ def walk(nodes: int, folder: Path, killed_after: float | None = None) -> Run:
         folder: that holds it.
         killed_after: seconds after which the command is killed; the next call goes on.
     """
-    chosen = ("--norm=PN", "--depth=16", "--fill=zero", "--memory=8GB")
+    chosen = ("--norm=PN", "--depth=16", "--impute=zero", "--memory=8GB")
     graph, out = folder / "graph", folder / "walked"
     return _call(
         packed_ring(nodes), "fit", f"--graph={graph}", f"--out={out}", *chosen, killed_after=killed_after

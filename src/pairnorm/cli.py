@@ -1,136 +1,197 @@
-"""The command line: parse, call, say what went wrong; each command is a module of ``pairnorm.commands``."""
+"""Run the command line: parse it, call a command, explain errors. Commands are in ``pairnorm.commands``."""
 
+import json
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any, NoReturn
 
 from pairnorm.base.errors import PairNormError, closest, is_out_of_memory, quoted
+from pairnorm.base.escaping import hide_password, redact
 from pairnorm.base.files import check_path
-from pairnorm.commands import (
-    compare,
-    console,
-    datasets,
-    demo,
-    diagnose,
-    fit,
-    pack,
-    predict,
-    report,
-    reproduce,
-)
-from pairnorm.commands.options import Command, Parser
+from pairnorm.commands import compare, console, datasets, demo, diagnose, fit, pack, predict, reproduce
+from pairnorm.commands.options import PYTHON_NAMES, Command, Parser
 from pairnorm.version import __version__
 
-COMMANDS = (demo, datasets, fit, predict, diagnose, compare, pack, reproduce, report)
-DONE, UNUSABLE, WRONG, FAULT, INTERRUPTED, UNREAD = 0, 1, 2, 70, 130, 141
+COMMANDS = {
+    "Label the nodes of a graph": (fit, predict, diagnose, pack),
+    "Compare methods": (demo, compare),
+    "Reproduce the paper": (reproduce, datasets),
+}
+EXIT_CODES = {
+    0: "Success.",
+    1: "The input cannot be used, or a library is missing. The message says what to change.",
+    2: "The command line is wrong.",
+    70: "pairnorm has a bug. The message names a log file for a report.",
+    130: "Interrupted by Ctrl-C. Finished results are kept.",
+    141: "The reader of the output closed it, as `| head` does.",
+    143: "Terminated by SIGTERM. Finished results are kept.",
+}
+DONE, UNUSABLE, WRONG_USAGE, BUG, INTERRUPTED, OUTPUT_CLOSED, TERMINATED = EXIT_CODES
+OPTION_NAMES = {argument: option for option, argument in PYTHON_NAMES.items()} | {"minutes": "time_limit"}
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: clean up as after Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code.
-
-    0: done; 1: an input that cannot be used, or a library that is lacking; 2: a wrong command line; 70: a
-    fault of this package; 130: interrupted; 141: nobody reads what is printed.
+    """Run a command and return its exit code, one of ``EXIT_CODES``.
 
     Args:
         arguments: the command line without the program's name. Default: that of the process.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter is no reason to fail
+        if isinstance(stream, TextIOWrapper):  # show what a terminal cannot display in escaped form
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    received: list[int] = []
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _sigterm_interrupts(received):
             warnings.showwarning = console.show_warning
             code = _run([word for word in words if word != "--debug"])
         console.flush()
-        return code
     except KeyboardInterrupt:
         console.show("\nStopped.", error=True)
-        return INTERRUPTED
+        code = INTERRUPTED
     except console.OutputClosed as closed:
-        # What is still to be written at exit would fail again.
+        # Whatever the interpreter still writes at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(closed.args[0], BrokenPipeError):
-            return UNREAD
-        console.complain(f"what is to be printed cannot be written: {closed}")
+            return OUTPUT_CLOSED
+        console.complain(f"cannot write to standard output: {closed}")
         return UNUSABLE
     except Exception as error:
         if debug:
             raise
         return _explain(error)
+    return TERMINATED if received and code == INTERRUPTED else code
 
 
-def _run(words: list[str]) -> int:
+@contextmanager
+def _sigterm_interrupts(received: list[int]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        received.append(number)
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def build_parser() -> tuple[Parser, dict[str, Command]]:
+    """Return the parser of the whole command line, and those of the commands by name."""
     parser = Parser(
         prog="pairnorm",
         usage="pairnorm COMMAND [options]",
-        description="Deep graph neural networks that do not oversmooth, and labels for nodes that\n"
-        "have no features.",
-        epilog="Examples:\n  pairnorm demo\n  pairnorm fit --help",
+        description="Deep graph neural networks that do not oversmooth, and node classification\n"
+        "where many nodes have no features.",
     )
     commands = parser.add_subparsers(
-        title="Commands", metavar="COMMAND ...", prog="pairnorm", parser_class=Command
+        metavar="COMMAND ...", prog="pairnorm", parser_class=Command, help="See below."
     )
-    for module in COMMANDS:
-        module.add(commands)
+    sections = []
+    for title, modules in COMMANDS.items():
+        before = set(commands.choices)
+        for module in modules:
+            module.add(commands)
+        new = [action for action in commands._choices_actions if action.dest not in before]
+        sections.append("\n".join([f"{title}:", *(f"  {one.dest:<10} {one.help}" for one in new)]))
+    commands.help = " "
+    commands._choices_actions.clear()
+    parser.epilog = "\n\n".join([*sections, "Examples:\n  pairnorm demo\n  pairnorm fit --help"])
     general = parser.add_argument_group("Options")
     general.add_argument("-h", "--help", action="help", help="Show this, or the help of a command.")
     general.add_argument(
         "--version", action="version", version=f"pairnorm {__version__}", help="Show the version."
     )
     general.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    return parser, dict(commands.choices)
+
+
+def _run(words: list[str]) -> int:
+    parser, commands = build_parser()
     if not words:
         parser.print_help()
-        return WRONG
+        return WRONG_USAGE
     name = next((word for word in words if not word.startswith("-")), None)
     try:
-        if name is not None and name not in commands.choices:
-            parser.error(
-                f"there is no command {quoted(name)}. {closest(name, list(commands.choices))}".rstrip()
-            )
+        if name is not None and name not in commands:
+            parser.error(f"there is no command {quoted(name)}. {closest(name, list(commands))}".rstrip())
         options = parser.parse_args(words)
-    except SystemExit as leaving:  # the help or the version was shown, or the command line is wrong
+    except SystemExit as leaving:  # after the help, the version or an error
         return int(leaving.code or 0)
+    if not hasattr(options, "handler"):
+        parser.print_help()
+        return WRONG_USAGE
+    return _call(options)
+
+
+def _call(options: Namespace) -> int:
+    try:
+        Path.cwd()
+    except OSError as error:
+        problem, hint = "the working directory no longer exists", "Change to another folder with cd."
+        raise PairNormError(problem, code="unusable-path", hint=hint) from error
     for value in vars(options).values():
         if isinstance(value, Path):
             check_path(value)
-    return options.run(options) or DONE
+        elif isinstance(value, str):
+            hide_password(value)
+    with console.output(quiet=getattr(options, "quiet", False), to_stderr=getattr(options, "json", False)):
+        result: Any = options.handler(options)
+    if isinstance(result, dict):
+        if options.json:
+            print(json.dumps(result, indent=2, default=str), flush=True)
+        return DONE
+    return result or DONE
 
 
 def _explain(error: Exception) -> int:
-    """Print what went wrong and what to do about it, and return the exit code."""
+    """Print what went wrong and how to fix it, and return the exit code."""
     if isinstance(error, PairNormError):
-        console.complain(error.typed())
+        console.complain(error.typed(OPTION_NAMES))
         return UNUSABLE
-    # pandas says which library it lacks in what its error was raised from.
+    # pandas names the missing library in the error that caused its own.
     library, *_ = str(getattr(error, "name", None) or getattr(error.__cause__, "name", "")).split(".")
     if isinstance(error, ImportError) and library not in ("", "None", "pairnorm"):
         console.complain(
-            f"this needs {library}, which is not installed.\nInstall all that commands need: "
+            f"this needs {library}, which is not installed.\nInstall everything that commands need: "
             "pip install 'pairnorm[all]'"
         )
         return UNUSABLE
     if is_out_of_memory(error):
-        console.complain("there is not enough memory for this. Take a smaller graph, or fewer at once.")
+        console.complain("there is not enough memory for this. Use a smaller graph or fewer workers.")
         return UNUSABLE
-    what = "".join(traceback.format_exception_only(error)).strip()
-    console.complain(f"{what}\nThis is a fault of pairnorm, not of what you gave it. {_log(error)}")
-    return FAULT
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    console.complain(f"{summary}\nThis is a bug of pairnorm, not a mistake of yours. {_log(error)}")
+    return BUG
 
 
 def _log(error: Exception) -> str:
     lines = "".join(traceback.format_exception(error))
+    text = redact(f"pairnorm {__version__}, Python {sys.version}\n{sys.argv}\n{lines}")
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="pairnorm-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:
-            file.write(f"pairnorm {__version__}, Python {sys.version}\n{sys.argv}\n{lines}")
+            file.write(text)
     except OSError:
         return "Please open an issue with what --debug shows."
     return f"Please open an issue with this file: {file.name}"

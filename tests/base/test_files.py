@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import multiprocessing
 import os
 import random
@@ -8,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pairnorm.base.files import CHANGE, change_folder, reserved, steady_folder, whole_file, writable
+from pairnorm.base.files import (
+    CHANGE,
+    atomic_file,
+    atomic_folder,
+    check_not_file,
+    locked_folder,
+    reserved,
+    writable,
+)
 
 NAMES = tuple(f"{letter}.txt" for letter in "abcdef")
 
@@ -16,7 +25,7 @@ NAMES = tuple(f"{letter}.txt" for letter in "abcdef")
 def test_a_file_comes_with_its_folders_and_replaces_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "table.csv"
     for text in ("old", "new"):
-        with whole_file(path) as draft:
+        with atomic_file(path) as draft:
             draft.write_text(text)
             assert draft.suffix == path.suffix
         assert path.read_text() == text
@@ -26,7 +35,7 @@ def test_a_file_comes_with_its_folders_and_replaces_an_older_one(tmp_path: Path)
 def test_an_error_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
-    with pytest.raises(KeyError), whole_file(path) as draft:  # noqa: PT012
+    with pytest.raises(KeyError), atomic_file(path) as draft:  # noqa: PT012
         draft.write_text("half")
         raise KeyError
     assert path.read_text() == "old"
@@ -34,24 +43,24 @@ def test_an_error_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path, raises) -> None:
-    with raises("is-a-folder", value=str(tmp_path)), whole_file(tmp_path):
+    with raises("is-a-folder", value=str(tmp_path)), atomic_file(tmp_path):
         pass
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path, raises) -> None:
     (tmp_path / "file").touch()
-    with raises("not-writable"), whole_file(tmp_path / "file" / "out.csv"):
+    with raises("not-writable"), atomic_file(tmp_path / "file" / "out.csv"):
         pass
     with raises("not-writable", value="out") as caught, writable(Path("out")):
         raise OSError(28, os.strerror(28))
-    assert str(caught.value) == "out: cannot be written (No space left on device). Choose another place."
+    assert str(caught.value) == "out: cannot be written (No space left on device). Choose another path."
     with raises("not-writable") as caught, writable(Path("out")):
         raise OSError("no reason")
     assert "(no reason)" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "write", [whole_file, lambda path: change_folder(path, NAMES)], ids=["file", "folder"]
+    "write", [atomic_file, lambda path: atomic_folder(path, NAMES)], ids=["file", "folder"]
 )
 def test_only_what_is_wrong_with_the_disk_or_the_draft_is_said_of_the_file(
     tmp_path: Path, raises, write
@@ -74,7 +83,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def write_run(folder: Path, text: str, names: tuple[str, ...] = NAMES, pause: float = 0.0) -> None:
-    with change_folder(folder, NAMES) as drafts:
+    with atomic_folder(folder, NAMES) as drafts:
         for name in names:
             (drafts / name).write_text(text)
             time.sleep(pause)
@@ -95,7 +104,7 @@ def test_an_interrupted_move_goes_on_where_it_stopped(tmp_path: Path, done: int)
         (tmp_path / name if place < done else tmp_path / CHANGE / name).write_text("new")
     (tmp_path / CHANGE / f"{NAMES[-1]}.gone").touch()
     if done % 2:
-        with steady_folder(tmp_path):
+        with locked_folder(tmp_path):
             assert content(tmp_path) == dict.fromkeys(NAMES[:-1], "new")
     else:
         write_run(tmp_path, "new", NAMES[:-1])
@@ -124,9 +133,9 @@ def test_processes_killed_at_random_moments_never_mix_their_files(tmp_path: Path
         for writer in writers:
             os.kill(writer.pid, signal.SIGKILL)
             writer.join()
-        with steady_folder(out):
+        with locked_folder(out):
             pass
-        with change_folder(out, NAMES) as drafts:
+        with atomic_folder(out, NAMES) as drafts:
             visible = [path for path in out.glob("*") if path.is_file()]
             assert len({path.read_text() for path in visible}) <= 1
             assert {path.name for path in visible} in (set(), set(NAMES[:3]), set(NAMES))
@@ -146,7 +155,7 @@ def test_a_reader_never_sees_two_runs(tmp_path: Path) -> None:
     try:
         end = time.monotonic() + 2
         while time.monotonic() < end:
-            with steady_folder(tmp_path):
+            with locked_folder(tmp_path):
                 found = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
             assert len(set(found.values())) == 1
             assert set(found) in (set(NAMES[:3]), set(NAMES))
@@ -157,7 +166,7 @@ def test_a_reader_never_sees_two_runs(tmp_path: Path) -> None:
 
 
 def test_drafts_of_a_process_that_is_alive_are_left_alone(tmp_path: Path) -> None:
-    with change_folder(tmp_path / "run", NAMES) as first:
+    with atomic_folder(tmp_path / "run", NAMES) as first:
         (first / "a.txt").write_text("first")
         write_run(tmp_path / "run", "second")
         assert (first / "a.txt").exists()
@@ -167,7 +176,7 @@ def test_drafts_of_a_process_that_is_alive_are_left_alone(tmp_path: Path) -> Non
 def test_a_reserved_folder_is_ours_alone_and_stays_while_there_is_work(tmp_path: Path, raises) -> None:
     folder = tmp_path / "work"
     with pytest.raises(KeyError), reserved(folder):  # noqa: PT012
-        with whole_file(folder / "done") as draft:  # which locks the folder too
+        with atomic_file(folder / "done") as draft:  # which locks the folder too
             draft.touch()
         with raises("in-use", value=str(folder)), reserved(folder):
             pass
@@ -184,3 +193,26 @@ def test_a_reserved_folder_is_ours_alone_and_stays_while_there_is_work(tmp_path:
 def test_numpy_on_a_full_disk_is_told_as_one(tmp_path: Path, raises) -> None:
     with raises("not-writable", value="out"), writable(Path("out"), tmp_path):
         raise OSError("250 requested and 0 written")
+
+
+def test_a_lock_that_another_process_holds_is_waited_for_a_limited_time(
+    tmp_path: Path, raises, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pairnorm.base.files.LOCK_SECONDS", 0.1)
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        for use in (locked_folder(tmp_path), atomic_folder(tmp_path, NAMES), atomic_file(tmp_path / "a.csv")):
+            with raises("in-use", value=str(tmp_path)), use:
+                pass
+    finally:
+        os.close(held)
+
+
+def test_pipes_and_devices_are_refused_at_once(tmp_path: Path, raises) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with raises("not-a-file", value=str(path)), atomic_file(path):
+            pass
+    with raises("is-a-file"):
+        check_not_file(tmp_path / "pipe")

@@ -165,7 +165,7 @@ def baseline(findings: Findings, wrong: float) -> Findings:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "opening"), [(0.9, "**It earns its keep.**"), (0.0, "**A simpler method does better.**")]
+    ("wrong", "opening"), [(0.9, "**It beats the baselines.**"), (0.0, "**A simpler method does better.**")]
 )
 def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, opening: str) -> None:
     verdict = baseline(findings, wrong).verdict()

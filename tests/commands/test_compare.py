@@ -8,7 +8,7 @@ from pairnorm import cli
 from pairnorm.commands.compare import REMEDIES
 from pairnorm.train import Store
 
-SMALL = ["--depths", "2,3", "--runs", "2", "--epochs", "3", "--workers", "1", "--device", "cpu"]
+SMALL = ["--depth", "2,3", "--runs", "2", "--epochs", "3", "--workers", "1", "--device", "cpu"]
 OWN = """
 from torch import nn
 
@@ -38,7 +38,7 @@ class Perceptron(nn.Linear):
 )
 def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files, out = write_customers(tmp_path), tmp_path / "out"
-    words = ["compare", *files.options, "--label", "risk", "--remedy", "none,PN-SI,GCNII", *SMALL]
+    words = ["compare", *files.options, "--label", "risk", "--method", "none,PN-SI,GCNII", *SMALL]
     assert cli.main([*words, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "Training 30 trials" in printed
@@ -53,7 +53,7 @@ def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.Cap
     assert len((out / "compare.csv").read_text().splitlines()) == 1 + 3 * 2
     assert cli.main([*words, "--out", str(out)]) == 0
     assert "Training" not in capsys.readouterr().out  # all of it is in the store
-    again = [*words, "--scaling", "none", "--minutes", "0", "--out", str(out)]
+    again = [*words, "--feature-scaling", "none", "--time-limit", "0", "--out", str(out)]
     assert cli.main(again) == 0
     assert "Time is up: 30 trials are left" in capsys.readouterr().out  # other features are another graph
 
@@ -64,8 +64,8 @@ def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(
     (tmp_path / "halved_for_a_test.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    own = ["--remedy", "halved_for_a_test:Halved,halved_for_a_test:Perceptron"]
-    words = ["compare", "--dataset", "cora", *own, "--depths", "2"]
+    own = ["--method", "halved_for_a_test:Halved,halved_for_a_test:Perceptron"]
+    words = ["compare", "--dataset", "cora", *own, "--depth", "2"]
     assert cli.main([*words, "--runs", "1", "--epochs", "1", "--workers", "1", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     named = [line.split()[0] for line in printed.splitlines() if "(" in line and line.split()]
@@ -79,10 +79,10 @@ def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dataset", "cora", "--remedy", "Whiten"], "method is 'Whiten'"),
-        (["--dataset", "cora", "--remedy", "nowhere_at_all:Whiten"], "cannot be imported"),
+        (["--dataset", "cora", "--method", "Whiten"], "method is 'Whiten'"),
+        (["--dataset", "cora", "--method", "nowhere_at_all:Whiten"], "cannot be imported"),
         (["--dataset", "coral"], "dataset is 'coral'"),
-        (["--dataset", "cora", "--depths", "1"], "depths is 1; expected"),
+        (["--dataset", "cora", "--depth", "1"], "depth is 1; expected"),
         (["--dataset", "cora", "--model", "GIN"], "model is 'GIN'"),
     ],
 )

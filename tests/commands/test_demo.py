@@ -23,7 +23,7 @@ def test_it_shows_a_table_against_the_paper_and_a_figure(
     }  # fmt: skip
     assert "trained in" in printed
     assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
-    assert "by an earlier call" in capsys.readouterr().out
+    assert "by an earlier run" in capsys.readouterr().out
 
 
 def test_without_matplotlib_there_is_no_figure(
@@ -33,10 +33,10 @@ def test_without_matplotlib_there_is_no_figure(
         monkeypatch.setattr(demo, name, value)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
-    assert "Note: there is no figure" in capsys.readouterr().err
+    assert "Note: no figure was drawn" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["demo.sqlite"]
 
 
 def test_help_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--help"]) == 0
-    assert "no network" in capsys.readouterr().out
+    assert "without a network" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from written import Files, write_customers, write_papers
 from pairnorm import cli
 from pairnorm.classify import classifier, complete_split
 from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors
-from pairnorm.report.fit_report import OUTCOME
+from pairnorm.report.fit_report import OUTPUT_FILES
 
 QUICK = ["--label", "risk", "--depth", "2,4", "--scale", "10,100"]
 
@@ -45,7 +45,7 @@ def test_everything_is_written(run: tuple[Files, Path]) -> None:
         "depth.png",
         "smoothing.png",
     }
-    assert written == OUTCOME, "a later run would not know these as its own"
+    assert written == OUTPUT_FILES, "a later run would not know these as its own"
 
 
 def test_predictions_are_a_row_per_node_with_chances_that_sum_to_one(run: tuple[Files, Path]) -> None:
@@ -170,7 +170,7 @@ def test_directions_of_edges_that_are_listed_once_count_where_it_is_said(tmp_pat
     assert cli.main(["fit", *files.options, *quick, "--out", str(out)]) == 0
     assert ("edges are directed" in (out / "report.md").read_text(encoding="utf-8")) == (told == "yes")
     predictions = tmp_path / "predictions.csv"
-    assert cli.main(["predict", "--model", str(out), *files.options, "--out", str(predictions)]) == 0
+    assert cli.main(["predict", "--run", str(out), *files.options, "--out", str(predictions)]) == 0
     found, before = (pandas.read_csv(one)["p_high"] for one in (predictions, out / "predictions.csv"))
     np.testing.assert_allclose(found, before, atol=1e-6)
 
@@ -230,10 +230,10 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
     "odd split": (lambda f: write(f.nodes, *LATER), {"--split": "part"}, "'later' in column 'part'"),
     "bad model": (lambda f: None, {"--model": "GNN"}, "model is 'GNN'"),
     "bad depth": (lambda f: None, {"--depth": "2,x"}, "depth is 'x'"),
-    "bad budget": (lambda f: None, {"--budget": "later"}, "budget is 'later'"),
+    "bad budget": (lambda f: None, {"--time-limit": "later"}, "time-limit is 'later'"),
     "bad device": (lambda f: None, {"--device": "gpu7"}, "device is 'gpu7'"),
     "bad direction": (lambda f: None, {"--directed": "true"}, "directed is 'true'"),
-    "bad scaling": (lambda f: None, {"--scaling": "row"}, "Did you mean 'rows'"),
+    "bad scaling": (lambda f: None, {"--feature-scaling": "row"}, "Did you mean 'rows'"),
 }
 
 
@@ -358,9 +358,9 @@ def _rank(launcher: int, rank: int) -> int:
 @pytest.mark.parametrize(
     ("words", "ranks", "message"),
     [
-        (["--model", "SGC"], "2", "Leave torchrun out, and pass --on ray"),
-        (["--model", "GCN", "--on", "ray"], "1", "torchrun -m pairnorm fit"),
-        (["--on", "rya"], "1", "Did you mean 'ray'?"),
+        (["--model", "SGC"], "2", "Leave torchrun out, and pass --backend ray"),
+        (["--model", "GCN", "--backend", "ray"], "1", "torchrun -m pairnorm fit"),
+        (["--backend", "rya"], "1", "Did you mean 'ray'?"),
     ],
 )
 def test_every_engine_has_its_models(

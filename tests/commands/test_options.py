@@ -8,6 +8,7 @@ import pytest
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.commands.options import (
+    OLD_NAMES,
     Command,
     add_command,
     columns_of,
@@ -38,7 +39,7 @@ def parser() -> Command:
 def test_the_help_is_made_of_the_docstring_the_options_and_the_example(parser: Command) -> None:
     words = re.sub(r"\s+", " ", parser.format_help())
     assert "pairnorm do WHAT... [options] Do it. And more." in words
-    assert "Columns: --ignore COLUMN Column to leave out. May be repeated." in words
+    assert "Columns: --ignore COLUMN Leave out this column. May be repeated." in words
     assert "--depth N Depth. Default: 3." in words
     assert words.endswith("Example: pairnorm do a ")
 
@@ -116,9 +117,9 @@ def test_values_with_commas_may_be_repeated() -> None:
     """``--dataset cora --dataset citeseer`` are both: the last one alone would go unnoticed."""
     parser = Command(usage="", prog="")
     parser.group("Some", "dataset", "device", missing=option("NUMBERS", "Percent.", "0"))
-    words = "--missing 0 --dataset cora,pubmed --device cpu --missing=50 --dataset=citeseer --device cuda"
+    words = "--missing 0 --dataset cora,pubmed --device cpu --missing=50 --dataset=citeseer"
     found = parser.parse_args(words.split())
-    assert (found.dataset, found.missing, found.device) == ("cora,pubmed,citeseer", "0,50", "cuda")
+    assert (found.dataset, found.missing, found.device) == ("cora,pubmed,citeseer", "0,50", "cpu")
     assert parser.parse_args(["--missing", "90"]).missing == "90"
 
 
@@ -140,11 +141,11 @@ def test_classes_are_a_number_or_each(parser: Command, text: str, value: object)
 
 
 def test_names_and_numbers_of_an_option(raises: Callable) -> None:
-    assert names_in("dataset", None) is names_in("dataset", "all") is numbers_in("depths", None) is None
+    assert names_in("dataset", None) is names_in("dataset", "all") is numbers_in("depth", None) is None
     assert numbers_in("missing", "0%, 100%") == [0, 100]
     assert numbers_in("missing", "99.5", float) == [99.5]
     with raises("not-a-number", value="2;4"):
-        numbers_in("depths", "2;4")
+        numbers_in("depth", "2;4")
     with raises("unknown-choice", value="corra"):
         names_in("dataset", "cora,corra", ("cora", "pubmed"))
 
@@ -154,9 +155,54 @@ def test_a_second_value_of_an_option_is_to_be_said_again(capsys: pytest.CaptureF
     parser = add_command(commands, "do", run, "pairnorm do")
     parser.group("Columns", "ignore")
     for words, again in (
-        (["--ignore", "a", "b"], " --ignore has one value: say it again for another."),
+        (["--ignore", "a", "b"], " --ignore takes one value: repeat the option for another."),
         (["b"], ""),
     ):
         with pytest.raises(SystemExit, match="2"):
             parser.parse_args(words)
         assert capsys.readouterr().err.endswith(f"Error: there is no argument 'b'.{again}\n")
+
+
+def test_an_option_with_one_value_is_refused_when_it_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--label winner --label state`` would silently make a feature of ``winner``."""
+    parser = Command(usage="", prog="")
+    parser.group("Columns", "label")
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--label", "winner", "--label", "state"])
+    assert "--label takes one value, but has 'winner' and 'state'." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_old_names_of_options_are_accepted_with_a_note(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    new = OLD_NAMES[old]
+    parser = Command(usage="", prog="")
+    parser.group("Some", **{new[2:]: option("TEXT", "Do it.")})
+    parsed = parser.parse_args([old, "7"])
+    assert getattr(parsed, new[2:].replace("-", "_")) == ("7m" if old == "--minutes" else "7")
+    assert f"{old} is now called {new}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["--task", "--multilabel", "--link-prediction", "--edge-type"])
+def test_what_is_out_of_scope_is_explained(
+    parser: Command, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args([name, "x"])
+    error = capsys.readouterr().err
+    assert "Did you mean" not in error
+    assert len(error) > 150
+
+
+def test_help_shows_the_essential_options_and_help_all_every_one(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for word in ("--help", "--help-all"):
+        parser = Command(usage="", prog="pairnorm do", epilog="Example:")
+        parser.essential = ("id",)
+        parser.group("Columns", "id", "label")
+        with pytest.raises(SystemExit):
+            parser.parse_args([word])
+        shown[word] = capsys.readouterr().out
+    assert "--id" in shown["--help"]
+    assert "--label" not in shown["--help"]
+    assert "1 more options: pairnorm do --help-all" in shown["--help"]
+    assert "--label" in shown["--help-all"]

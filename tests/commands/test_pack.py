@@ -29,9 +29,9 @@ def test_what_is_packed_is_said(packed: Path, capsys: pytest.CaptureFixture[str]
     assert Graph.open(packed).facts.nodes == 400
     files = write_customers(tmp_path)
     assert cli.main(["pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph")]) == 0
-    told = capsys.readouterr().out
-    assert "400" in told
-    assert "pairnorm fit --graph" in told
+    printed = capsys.readouterr().out
+    assert "400" in printed
+    assert "pairnorm fit --graph" in printed
     assert cli.main(["pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph")]) == 1
     assert "there is something of that name" in capsys.readouterr().err.replace("\n", " ")
 
@@ -39,9 +39,9 @@ def test_what_is_packed_is_said(packed: Path, capsys: pytest.CaptureFixture[str]
 def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--memory", "2GB", "--depth", "1,4", "--out", str(tmp_path / "run")]
     assert cli.main(["fit", "--graph", str(packed), *options]) == 0
-    told = capsys.readouterr().out
-    assert told.index("Memory: at most") < told.index("Walking")  # the plan comes before the work
-    assert "GCN, GAT" in told
+    printed = capsys.readouterr().out
+    assert printed.index("Memory: at most") < printed.index("Propagating")  # the plan comes before the work
+    assert "GCN, GAT" in printed
     frame = pandas.read_csv(tmp_path / "run" / "predictions.csv")
     assert frame["id"].tolist() == [f"c{number:04}" for number in range(400)]
     np.testing.assert_allclose(frame[["p_high", "p_low"]].sum(axis=1), 1, atol=1e-5)
@@ -77,21 +77,21 @@ def test_a_packed_graph_is_fitted_again_into_the_same_folder(packed: Path, tmp_p
 
 def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "run")]
-    for words, told in (
+    for words, printed in (
         (["--graph", str(packed), "--memory", "10MB"], "--memory"),
         (["--graph", str(packed), "--model", "GAN"], "model is 'GAN'"),
-        (["--graph", str(packed), "--nodes", "n.csv"], "tables beside"),
-        (["--graph", str(packed), "--features", "f.csv"], "tables beside"),
-        (["--graph", str(packed), "--database", "sqlite:///x"], "tables beside"),
+        (["--graph", str(packed), "--nodes", "n.csv"], "are both given"),
+        (["--graph", str(packed), "--features", "f.csv"], "are both given"),
+        (["--graph", str(packed), "--database", "sqlite:///x"], "are both given"),
         (["--graph", str(packed), "--depth", "0"], "depth is 0"),
         (["--graph", str(packed), "--norm", "PN-SCS"], "norm is 'PN-SCS'"),
         (["--graph", str(packed), "--metric", "recall"], "metric is 'recall'"),
         (["--graph", str(packed), "--label", "class"], "--label is about tables"),
-        (["--graph", str(packed), "--unknown-edges", "drop"], "--unknown-edges is about tables"),
+        (["--graph", str(packed), "--on-unknown-node", "drop"], "--on-unknown-node is about tables"),
         (["--graph", str(packed), "--class-weight", "balanced"], "--class-weight is for models in memory"),
-        (["--graph", str(packed), "--time", "day"], "--time is for models in memory"),
+        (["--graph", str(packed), "--time-column", "day"], "--time-column is for models in memory"),
         (["--graph", str(tmp_path)], "no packed graph"),
     ):
         assert cli.main(["fit", *words, *out]) == 1
-        assert told in capsys.readouterr().err.replace("\n", " ")
+        assert printed in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "run").exists()

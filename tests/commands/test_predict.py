@@ -1,4 +1,6 @@
+import json
 import os
+import sqlite3
 from pathlib import Path
 
 import pandas
@@ -6,8 +8,7 @@ import pytest
 from written import Files, write_customers
 
 from pairnorm import cli
-from pairnorm.commands import console
-from pairnorm.commands import predict as module
+from pairnorm.classify.predictions import write_table
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, Path]:
 
 def predict(run: tuple[Files, Path], nodes: Path, out: Path, *more: str) -> int:
     files = ["--nodes", str(nodes), "--edges", str(run[0].edges), "--out", str(out)]
-    return cli.main(["predict", "--model", str(run[1]), *files, *more])
+    return cli.main(["predict", "--run", str(run[1]), *files, *more])
 
 
 def changed(run: tuple[Files, Path], folder: Path, **columns: object) -> Path:
@@ -86,7 +87,7 @@ def test_columns_may_come_in_any_order_and_categories_may_be_absent(
     assert predict(run, tmp_path / "new.csv", tmp_path / "p.csv") == 0
     found, before = (pandas.read_csv(path) for path in (tmp_path / "p.csv", run[1] / "predictions.csv"))
     assert (found["predicted"] == before["predicted"]).mean() > 0.9
-    assert f"Wrote {tmp_path / 'p.csv'}: a row for each of 400 nodes." in capsys.readouterr().out
+    assert f"Wrote {tmp_path / 'p.csv'}: 400 rows, one per node." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -130,23 +131,77 @@ def test_what_is_read_is_not_written_over(
     out = paths.get(what, tmp_path / "link.csv")
     before = out.read_bytes()
     assert predict(run, files.nodes, out) == 1
-    assert "which is read. Choose another place: --out …" in capsys.readouterr().err
+    assert "which is read. Choose another path: --out …" in capsys.readouterr().err
     assert out.read_bytes() == before
 
 
-def test_predictions_that_go_to_a_pipe_do_not_meet_what_is_said(
-    run: tuple[Files, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_predictions_on_standard_output_are_not_mixed_with_messages(
+    run: tuple[Files, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(module, "_predict", lambda options: console.show("said"))
-    assert predict(run, run[0].nodes, tmp_path / "pipe") == 0
-    assert predict(run, run[0].nodes, Path("/dev/stdout")) == 0
-    assert capsys.readouterr() == ("", "said\nsaid\n")
-    assert predict(run, run[0].nodes, tmp_path / "p.csv") == 0
-    assert capsys.readouterr() == ("said\n", "")
+    assert cli.main(["predict", "--run", str(run[1]), *run[0].options, "--out", "-"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == (run[1] / "predictions.csv").read_text(encoding="utf-8")
+    assert "Predicted: " in printed.err
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.jsonl", "p.parquet", "sqlite:///{}/p.db"])
+def test_the_name_of_the_output_sets_its_format(run: tuple[Files, Path], tmp_path: Path, name: str) -> None:
+    out = name.format(tmp_path) if "://" in name else str(tmp_path / name)
+    assert cli.main(["predict", "--run", str(run[1]), *run[0].options, "--out", out, "--quiet"]) == 0
+    if "://" in name:
+        with sqlite3.connect(tmp_path / "p.db") as database:
+            frame = pandas.read_sql("select * from predictions", database)
+    else:
+        readers = {".json": pandas.read_json, ".parquet": pandas.read_parquet}
+        suffix = Path(name).suffix
+        frame = readers[suffix](out) if suffix in readers else pandas.read_json(out, lines=True)
+    before = pandas.read_csv(run[1] / "predictions.csv")
+    assert list(frame) == list(before)
+    assert frame["predicted"].tolist() == before["predicted"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("p.xlsx", "cannot be written as .xlsx. Use .csv, .parquet"),
+        ("p", "a file without an ending"),
+        ("nosuch://host/db", "nosuch"),
+        ("postgresql://ann:hunter22@127.0.0.1:notaport/db", "cannot be written"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, out, message
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["predict", "--run", str(run[1]), *run[0].options, "--out", out]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "hunter22" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_as_output_is_refused(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert predict(run, run[0].nodes, tmp_path / "pipe.csv") == 1
+    assert "this is a pipe or a device" in capsys.readouterr().err
+
+
+def test_classes_that_are_integers_stay_integers_in_parquet(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"id": ["a", "b"], "predicted": ["1", "20"]})
+    write_table(frame, tmp_path / "p.parquet")
+    assert pandas.read_parquet(tmp_path / "p.parquet")["predicted"].tolist() == [1, 20]
+
+
+def test_json_is_a_summary_on_standard_output(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(run, run[0].nodes, tmp_path / "p.csv", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["nodes"] == 400
+    assert sum(summary["predicted"].values()) == 400
+    assert summary["files"] == [str(tmp_path / "p.csv")]
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
@@ -166,7 +221,7 @@ def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_folder_without_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["predict", "--model", str(tmp_path), "--nodes", "nodes.csv"]) == 1
+    assert cli.main(["predict", "--run", str(tmp_path), "--nodes", "nodes.csv"]) == 1
     assert (
         "there is no model.json. Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote"
         in capsys.readouterr().err
@@ -191,7 +246,7 @@ def test_every_format_is_read_by_predict_as_it_was_by_fit(tmp_path: Path) -> Non
     fit = ["--label", "risk", "--delimiter", ";", "--norm", "PN", "--depth", "2", "--scale", "30"]
     assert cli.main(["fit", *given, *fit, "--out", str(tmp_path / "run")]) == 0
     out = tmp_path / "p.csv"
-    assert cli.main(["predict", "--model", str(tmp_path / "run"), *given, "--out", str(out)]) == 0
+    assert cli.main(["predict", "--run", str(tmp_path / "run"), *given, "--out", str(out)]) == 0
     assert out.read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
 
 

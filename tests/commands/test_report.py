@@ -23,7 +23,7 @@ def test_it_writes_from_the_store_alone(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = store.read_bytes()
-    words = ["--runs", "1", "--depths", "1", "--dataset", "cora"]
+    words = ["--runs", "1", "--depth", "1", "--dataset", "cora"]
     assert cli.main(["report", "--store", str(store), "--out", str(tmp_path / "out"), *words]) == 0
     printed = capsys.readouterr().out
     assert "table1-rows: 1 of 12 cells filled" in printed
@@ -83,4 +83,4 @@ def test_there_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", "--help"]) == 0
-    assert "pairnorm report --store results/paper.sqlite --out results" in capsys.readouterr().out
+    assert "pairnorm report --store results/store.sqlite --out reproduction" in capsys.readouterr().out

@@ -13,13 +13,13 @@ from pairnorm.paper import runner as module
 from pairnorm.paper.runner import Outcome
 from pairnorm.train import Spec, Store
 
-TINY = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1", "--workers", "1"]
+TINY = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depth", "1", "--workers", "1"]
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["reproduce", "--help"]) == 0
     printed = capsys.readouterr().out
-    assert "pairnorm reproduce table2 --dataset cora --runs 1 --depths 2,4,8,12" in printed
+    assert "pairnorm reproduce table2 --dataset cora --runs 1 --depth 2,4,8,12" in printed
     assert "case-study" in printed
 
 
@@ -42,9 +42,12 @@ def test_it_ends_with_the_table_against_the_paper_files_and_what_next(
 
 def test_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = tmp_path / "s.sqlite"
-    words = ["table1", *TINY, "--minutes", "0", "--out", str(tmp_path), "--store", str(store)]
+    words = ["table1", *TINY, "--time-limit", "0", "--out", str(tmp_path), "--store", str(store)]
     assert cli.main(["reproduce", *words]) == 0
-    assert "Time is up: 36 trials are left. Go on with: pairnorm reproduce table1" in capsys.readouterr().out
+    assert (
+        "Time limit reached: 36 trials remain. Resume with: pairnorm reproduce table1"
+        in capsys.readouterr().out
+    )
 
 
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
@@ -58,8 +61,8 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
     assert cli.main(["reproduce", "table1", *TINY, *words, "--out", folder]) == 130
     printed = capsys.readouterr().out
     assert "0 of 6 trials are kept" in printed
-    wanted = "pairnorm reproduce table1 --dataset cora --runs 1 --epochs 2 --depths 1 --missing 0"
-    assert f"Go on with: {wanted} --out '{folder}' --device cpu --workers 1" in printed
+    wanted = "pairnorm reproduce table1 --dataset cora --runs 1 --epochs 2 --depth 1 --missing 0"
+    assert f"Resume with: {wanted} --out '{folder}' --device cpu --workers 1" in printed
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,10 +77,10 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
         (["tabel1"], "what to reproduce is 'tabel1'"),
         (["table1", "--missing", "30"], "missing is 30; "),
         (["table1", "--runs", "0"], "runs is 0; expected"),
-        (["table1", "--depths", "a"], "depths is 'a'"),
+        (["table1", "--depth", "a"], "depth is 'a'"),
         (["table1", "--workers", "0"], "workers is 0; expected a whole number, 1 or more"),
         (["table1", "--device", "gpu7"], "device is 'gpu7'"),
-        (["table1", "--minutes", "nan"], "minutes is nan"),
+        (["table1", "--time-limit", "nan"], "time-limit is 'nan'"),
         (["table1", "--model", "GCN"], "--model is for depth and missing"),
     ],
 )
@@ -116,7 +119,7 @@ def test_a_store_that_cannot_be_written_is_found_before_training(
 
 
 def test_options_may_stand_between_what_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["table1", *TINY, "table2", "--minutes", "0", "--missing", "0", "--out", str(tmp_path)]
+    words = ["table1", *TINY, "table2", "--time-limit", "0", "--missing", "0", "--out", str(tmp_path)]
     assert cli.main(["reproduce", *words]) == 0
     assert "pairnorm reproduce table1 table2 --dataset cora" in capsys.readouterr().out
 
@@ -147,7 +150,7 @@ def test_the_core_shows_the_graphs(tmp_path: Path) -> None:
 
 def test_the_core_reproduces(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1,2", "--missing", "100"]
+    words = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depth", "1,2", "--missing", "100"]
     done = run_bare("reproduce", "table1", *words, "--workers", "1", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "table1: 12 trials to train" in done.stdout
@@ -171,12 +174,14 @@ def test_nothing_named_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str
 
 
 def test_depth_has_a_store_and_a_table_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["reproduce", "depth", *TINY[:-4], "--depths", "2", "--missing", "100", "--workers", "1"]
-    words += ["--model", "GCN", "--remedy", "none,Skip", "--out", str(tmp_path)]
-    assert cli.main([*words, "--minutes", "0"]) == 0
+    words = ["reproduce", "depth", *TINY[:-4], "--depth", "2", "--missing", "100", "--workers", "1"]
+    words += ["--model", "GCN", "--method", "none,Skip", "--out", str(tmp_path)]
+    assert cli.main([*words, "--time-limit", "0"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Time is up: 8 trials are left. Go on with: pairnorm reproduce depth --dataset cora" in printed
-    assert "--model GCN --remedy none,Skip" in printed
+    assert (
+        "Time limit reached: 8 trials remain. Resume with: pairnorm reproduce depth --dataset cora" in printed
+    )
+    assert "--model GCN --method none,Skip" in printed
     assert cli.main(words) == 0
     assert f"Wrote {tmp_path / 'depth.csv'}" in capsys.readouterr().out
     rows = (tmp_path / "depth.csv").read_text().splitlines()
@@ -198,8 +203,11 @@ def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*MISSING, "--out", str(tmp_path)]
-    assert cli.main([*words, "--minutes", "0"]) == 0
-    assert "Time is up: 13 runs are left. Go on with: pairnorm reproduce missing" in capsys.readouterr().out
+    assert cli.main([*words, "--time-limit", "0"]) == 0
+    assert (
+        "Time limit reached: 13 runs remain. Resume with: pairnorm reproduce missing"
+        in capsys.readouterr().out
+    )
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert "SGC, zero" in printed
@@ -215,11 +223,11 @@ def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
     ("words", "says"),
     [
         (["reproduce", "missing", "table1"], "a command of its own"),
-        (["reproduce", "missing", "--depths", "2"], "Leave out --depths"),
+        (["reproduce", "missing", "--depth", "2"], "Leave out --depth"),
         (["reproduce", "missing", "--missing", "many"], "missing is 'many'"),
         (["reproduce", "missing", "--protocol", "pcfi"], "protocol is 'pcfi'"),
         (["reproduce", "missing", "--workers", "0"], "workers is 0"),
-        (["reproduce", "missing", "--remedy", "GCNII"], "--remedy is for depth"),
+        (["reproduce", "missing", "--method", "GCNII"], "--method is for depth"),
         (["reproduce", "depth", "--protocol", "ssnc-mv"], "--protocol is for missing"),
         (["reproduce", "table1", "--protocol", "ssnc-mv"], "--protocol is for depth and missing"),
     ],

@@ -188,7 +188,8 @@ import sys
 sys.modules.update(dict.fromkeys({blocked!r}))
 from pairnorm.cli import main
 sys.argv = ["pairnorm", "reproduce", "missing", "--dataset", "cora", "--protocol", "ssnc-mv",
-    "--missing", "100", "--model", "SGC", "--runs", "1", "--minutes", "0", "--out", {str(tmp_path / "out")!r}]
+    "--missing", "100", "--model", "SGC", "--runs", "1", "--time-limit", "0",
+    "--out", {str(tmp_path / "out")!r}]
 sys.exit(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

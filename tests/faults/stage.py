@@ -21,11 +21,11 @@ import pandas
 from corpus import NODES
 
 from pairnorm import cli
-from pairnorm.base.files import steady_folder
+from pairnorm.base.files import locked_folder
 from pairnorm.classify import NodeClassifier
 from pairnorm.classify.predictions import prediction_table, write_table
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.report.fit_report import OUTCOME
+from pairnorm.report.fit_report import OUTPUT_FILES
 from pairnorm.train import Store
 
 LONGEST = 300.0
@@ -90,11 +90,11 @@ def fit(corpus: Path, place: Path, number: int) -> list[str]:
 def check_fit(corpus: Path, place: Path) -> None:
     """Model and predictions must be of one run, whichever; and nothing of it may be lacking."""
     out = place / "run"
-    with steady_folder(out):
+    with locked_folder(out):
         names = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.exists() else ()
     if not names:
         return
-    if not set(names) <= OUTCOME or not {"report.md", "model.json", "predictions.csv"} <= set(names):
+    if not set(names) <= OUTPUT_FILES or not {"report.md", "model.json", "predictions.csv"} <= set(names):
         raise Lost(f"{sorted(names)}")
     classifier = NodeClassifier.load(out)
     graph = Graph.from_files(corpus / "nodes.csv", corpus / "edges.csv", encoder=classifier.encoder_)
@@ -106,7 +106,7 @@ def check_fit(corpus: Path, place: Path) -> None:
 
 
 def predict(corpus: Path, place: Path, number: int) -> list[str]:
-    words = ["predict", "--model", str(corpus / "run"), *graph_of(corpus)]
+    words = ["predict", "--run", str(corpus / "run"), *graph_of(corpus)]
     return [*words, "--out", str(place / "predictions.csv")]
 
 
@@ -116,7 +116,7 @@ def check_predict(corpus: Path, place: Path) -> None:
         raise Lost("half of the predictions")
 
 
-SMALL = ["--dataset", "cora", "--runs", "2", "--epochs", "5", "--depths", "1,2,3", "--missing", "0,100"]
+SMALL = ["--dataset", "cora", "--runs", "2", "--epochs", "5", "--depth", "1,2,3", "--missing", "0,100"]
 
 
 def reproduce(corpus: Path, place: Path, number: int) -> list[str]:
@@ -179,7 +179,7 @@ def check_fit_packed(corpus: Path, place: Path) -> None:
     out = place / "run"
     if not out.exists():
         return
-    with steady_folder(out):
+    with locked_folder(out):
         names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
         found = [pandas.read_csv(out / "predictions.csv"), pandas.read_parquet(out / "predictions.parquet")]
     if names != {"report.md", "predictions.csv", "predictions.parquet"} or {*map(len, found)} != {NODES}:

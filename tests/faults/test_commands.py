@@ -20,7 +20,7 @@ def folder(corpus: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def predict(folder: Path) -> list[str]:
-    return ["predict", "--model", str(folder / "run"), *graph_of(folder)]
+    return ["predict", "--run", str(folder / "run"), *graph_of(folder)]
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -89,7 +89,7 @@ def test_a_device_that_is_full(fails, predict: list[str]) -> None:
         ["--device", "mps"],
         ["--device", "cuda:99"],
         ["--device", "\x1b[31m"],
-        ["--budget", "1e400h"],
+        ["--time-limit", "1e400h"],
         ["--seeds", "0"],
         ["--norm", "PNSI"],
         ["--delimiter", "ab"],
@@ -139,10 +139,10 @@ def test_names_as_long_as_they_may_be(folder: Path, predict: list[str], name: st
         ["--device", "mps"],
         ["--workers", "0"],
         ["--workers", "-3"],
-        ["--minutes", "nan"],
+        ["--time-limit", "nan"],
         ["--runs", "0"],
         ["--epochs", "-1"],
-        ["--depths", "0"],
+        ["--depth", "0"],
         ["--missing", "101"],
         ["--dataset", "coral"],
     ],
@@ -150,7 +150,7 @@ def test_names_as_long_as_they_may_be(folder: Path, predict: list[str], name: st
 )
 def test_no_store_is_left_by_options_that_cannot_be(fails, tmp_path: Path, options: list[str]) -> None:
     out = tmp_path / "out"
-    fails("reproduce", "table1", "--dataset", "cora", "--runs", "1", "--depths", "2", "--out", out, *options)
+    fails("reproduce", "table1", "--dataset", "cora", "--runs", "1", "--depth", "2", "--out", out, *options)
     assert not out.exists()
 
 
@@ -162,7 +162,7 @@ def test_no_store_is_left_by_a_failed_download(
     monkeypatch.setattr(named, "SECONDS", 0.2)
     monkeypatch.setattr(named, "urlopen", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
     out = tmp_path / "out"
-    words = ["reproduce", "table1", "--dataset", "citeseer", "--runs", "1", "--depths", "2", "--out", out]
+    words = ["reproduce", "table1", "--dataset", "citeseer", "--runs", "1", "--depth", "2", "--out", out]
     fails(*words, "--root", tmp_path / "data")
     assert not out.exists()
 

@@ -41,11 +41,11 @@ def full(place: Path) -> Iterator[Path]:
 
 def words(name: str, files: Path, out: Path) -> list[str]:
     graph = ["--nodes", str(files / "nodes.csv"), "--edges", str(files / "edges.csv")]
-    small = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depths", "1"]
+    small = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depth", "1"]
     return {
         "fit": ["fit", *graph, "--label", "risk", "--depth", "1", "--norm", "none", "--out", f"{out}/run"],
-        "predict": ["predict", "--model", f"{files}/run", *graph, "--out", f"{out}/p.csv"],
-        "parquet": ["predict", "--model", f"{files}/run", *graph, "--out", f"{out}/p.parquet"],
+        "predict": ["predict", "--run", f"{files}/run", *graph, "--out", f"{out}/p.csv"],
+        "parquet": ["predict", "--run", f"{files}/run", *graph, "--out", f"{out}/p.parquet"],
         "diagnose": ["diagnose", *graph, "--label", "risk", "--out", f"{out}/d.png"],
         "reproduce": ["reproduce", "table1", *small, "--workers", "1", "--out", f"{out}/out"],
         "pack": ["pack", *graph, "--label", "risk", "--memory", "300MB", "--out", f"{out}/packed"],

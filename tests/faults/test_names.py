@@ -42,7 +42,7 @@ def test_nothing_that_is_named_in_the_files_does_anything(
 
 
 def test_predictions_are_exact_unless_asked(corpus: Path, tmp_path: Path) -> None:
-    words = ["predict", "--model", str(corpus / "run"), "--nodes", str(corpus / "nodes.csv")]
+    words = ["predict", "--run", str(corpus / "run"), "--nodes", str(corpus / "nodes.csv")]
     words += ["--edges", str(corpus / "edges.csv"), "--out"]
     assert cli.main([*words, str(tmp_path / "exact.csv")]) == 0
     assert cli.main([*words, str(tmp_path / "safe.csv"), "--spreadsheet-safe"]) == 0

@@ -37,6 +37,6 @@ def test_a_command_without_memory_is_no_fault_of_ours(
 
     monkeypatch.setattr(NodeClassifier, "predict_proba", lambda *_: (_ for _ in ()).throw(MemoryError()))
     graph = ["--nodes", corpus / "nodes.csv", "--edges", corpus / "edges.csv"]
-    said = fails("predict", "--model", corpus / "run", *graph, "--out", tmp_path / "p.csv")
+    said = fails("predict", "--run", corpus / "run", *graph, "--out", tmp_path / "p.csv")
     assert "memory" in said
     assert not list(tmp_path.iterdir())

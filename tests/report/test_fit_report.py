@@ -12,7 +12,7 @@ from pairnorm.classify.candidates import base
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.predictions import prediction_table, write_table
 from pairnorm.data import Graph
-from pairnorm.report.fit_report import check_folder, whole_folder, write_report
+from pairnorm.report.fit_report import check_folder, result_folder, write_report
 
 pytestmark = pytest.mark.usefixtures("brief_baselines")
 
@@ -97,7 +97,7 @@ def content(folder: Path) -> dict[str, str]:
 
 def test_a_folder_appears_as_a_whole(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "run"
-    with whole_folder(out) as folder:
+    with result_folder(out) as folder:
         (folder / "model.json").write_text("new")
         assert not out.exists()
     assert content(tmp_path) == {"deep/run/model.json": "new"}
@@ -118,7 +118,7 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path: Path) -> None
     (out / "src").mkdir()
     (out / "src" / "thesis.tex").write_text("theirs")
     (out / "march.csv").write_text("theirs")
-    with whole_folder(out) as folder:
+    with result_folder(out) as folder:
         (folder / "model.json").write_text("new")
         (folder / "report.md").write_text("new")
         assert {name: (out / name).read_text() for name in old} == old
@@ -135,12 +135,12 @@ def test_a_folder_may_be_reached_by_a_link_or_be_the_current_one(
     link.symlink_to(real)
     if there:
         earlier_run(real)
-    with whole_folder(link) as folder:
+    with result_folder(link) as folder:
         (folder / "model.json").write_text('{"format": 1, "pairnorm": "0.1"}')
     assert list(content(real)) == ["model.json"]
     assert link.is_symlink()
     monkeypatch.chdir(real)
-    with whole_folder(Path()) as folder:
+    with result_folder(Path()) as folder:
         (folder / "report.md").write_text("new")
     assert content(real) == {"report.md": "new"}
 
@@ -150,7 +150,7 @@ def test_a_folder_may_be_reached_by_a_link_or_be_the_current_one(
 def test_after_an_error_nothing_has_changed(tmp_path: Path, error: BaseException, before: bool) -> None:
     out = tmp_path / "deep" / "run"
     old = earlier_run(out) if before else {}
-    with pytest.raises(type(error)), whole_folder(out) as folder:  # noqa: PT012
+    with pytest.raises(type(error)), result_folder(out) as folder:  # noqa: PT012
         (folder / "model.json").write_text("new")
         raise error
     assert content(tmp_path) == {f"deep/run/{name}": text for name, text in old.items()}
@@ -161,7 +161,7 @@ def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path, raises) 
     (tmp_path / "thesis.tex").write_text("x")
     with (
         raises("not-writable", value=str(tmp_path / "thesis.tex" / "run")),
-        whole_folder(tmp_path / "thesis.tex" / "run"),
+        result_folder(tmp_path / "thesis.tex" / "run"),
     ):
         pytest.fail("nothing can be written there")
 
@@ -182,7 +182,7 @@ def test_other_peoples_folders_are_refused(tmp_path: Path, raises, model: str | 
 def test_what_a_killed_run_left_is_cleared_and_its_folder_is_still_empty(tmp_path: Path) -> None:
     (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial").mkdir()
     (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial" / "model.json").write_text("half")
-    with whole_folder(tmp_path) as folder:
+    with result_folder(tmp_path) as folder:
         (folder / "model.json").write_text("new")
     assert content(tmp_path) == {"model.json": "new"}
     assert [path.name for path in tmp_path.iterdir()] == ["model.json"]

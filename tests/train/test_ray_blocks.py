@@ -97,7 +97,7 @@ def test_fit_on_a_cluster_labels_as_at_home(
 ) -> None:
     fit = ["fit", "--graph", str(packed.folder), "--depth", "1,2", "--out"]
     assert cli.main([*fit, str(tmp_path / "here")]) == 0
-    assert cli.main([*fit, str(tmp_path / "there"), "--on", "ray"]) == 0
+    assert cli.main([*fit, str(tmp_path / "there"), "--backend", "ray"]) == 0
     assert "Blocks go to 2 cores" in capsys.readouterr().out
     here, there = ((tmp_path / name / "predictions.csv") for name in ("here", "there"))
     pandas.testing.assert_frame_equal(pandas.read_csv(here), pandas.read_csv(there), atol=1e-5)

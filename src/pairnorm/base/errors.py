@@ -68,8 +68,11 @@ class PairNormError(ValueError):
         Args:
             names: options by the name of the Python argument, where the two differ.
         """
-        named = {name: (names or {}).get(name, name) for name in self.options}
-        return self._text({name: _as_option(named[name], value) for name, value in self.options.items()})
+        renamed = names or {}
+        argument, is_, rest = self.problem.partition(" is ")
+        problem = f"{renamed[argument].replace('_', '-')}{is_}{rest}" if argument in renamed else None
+        options = {name: _as_option(renamed.get(name, name), value) for name, value in self.options.items()}
+        return self._text(options, problem)
 
     def within(self, place: str) -> Self:
         """Return the same error with a prefix such as a file name, unless it has that prefix already."""
@@ -80,8 +83,8 @@ class PairNormError(ValueError):
         error.args = (error.problem,)
         return error
 
-    def _text(self, options: dict[str, str]) -> str:
-        text = self.problem + (f"; expected {self.expected}" if self.expected else "")
+    def _text(self, options: dict[str, str], problem: str | None = None) -> str:
+        text = (problem or self.problem) + (f"; expected {self.expected}" if self.expected else "")
         # In one pass: a value may have braces of its own.
         hint = re.sub(r"\{(\w+)\}", lambda name: options.get(name[1], name[0]), self.hint)
         if not text.endswith((".", "!", "?", "…")) and (self.expected or self.hint):
@@ -199,14 +202,14 @@ def real_number(
     raise PairNormError(problem, code="not-a-number", value=value, expected=f"a finite number{bounds}")
 
 
-def parse_duration(what: str, value: float | str) -> float:
+def parse_duration(what: str, value: float | str, allow_zero: bool = False) -> float:
     """Return seconds, from a number or a text such as ``'90s'``, ``'5m'`` or ``'1.5h'``.
 
     >>> parse_duration("time_limit", "5m")
     300.0
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip())
-    if not match or float(match[1]) == 0:
+    if not match or float(match[1]) == inf or (float(match[1]) == 0 and not allow_zero):
         expected = "a time such as '90s', '5m' or '1h'"
         raise PairNormError(f"{what} is {quoted(value)}", code="not-a-time", value=value, expected=expected)
     return float(match[1]) * SECONDS[match[2]]

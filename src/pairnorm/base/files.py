@@ -1,88 +1,80 @@
-"""Files and folders that are written whole or not at all, and a message where they cannot be."""
+"""Write files and folders atomically, lock folders, and explain what cannot be written."""
 
 import csv
 import errno
 import io
 import os
 import shutil
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 from pairnorm.base.errors import PairNormError
 
-# What a full disk and its like say; these errors name no file.
-DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
-CHANGE, GONE = ".pairnorm-change", ".gone"
+# Errors of a full or failing disk, which name no file.
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+CHANGE, REMOVED = ".pairnorm-change", ".gone"
+MAX_PATH_LENGTH = 300
+LOCK_SECONDS = 30.0
+"""How long to wait for another process that holds a lock."""
 
 
 def check_path(path: Path) -> Path:
-    """Return a path, or raise an error if nothing can be there: too long, circular, in a closed folder."""
+    """Return a path, or raise an error if no file can be there: too long, circular, in a closed folder."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        pass  # what is to be there is for others to say
+        pass  # the caller decides whether it must exist
     except (OSError, ValueError) as error:
-        problem = f"{shortened(path)}: cannot be used ({getattr(error, 'strerror', None) or error})"
-        hint = "Choose another name or place."
-        raise PairNormError(problem, code="unusable-path", value=str(path), hint=hint) from error
+        text = str(path)
+        if len(text) > MAX_PATH_LENGTH:
+            text = f"{text[: MAX_PATH_LENGTH // 2]}…{text[-MAX_PATH_LENGTH // 2 :]}"
+        problem = f"{text}: cannot be used ({getattr(error, 'strerror', None) or error})"
+        raise PairNormError(
+            problem, code="unusable-path", value=str(path), hint="Choose another path."
+        ) from error
     return path
 
 
-def shortened(path: Path, most: int = 300) -> str:
-    """Return a path that may be very long, its middle left out."""
-    text = str(path)
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
-
-
-def is_stream(path: Path) -> bool:
-    """Say whether what is written to a path goes through it: a pipe, a device, or ``/dev/stdout``."""
-    return path.exists() and not path.is_dir() and (not path.is_file() or path.is_relative_to("/dev"))
-
-
-def refuse_file(folder: Path) -> None:
-    """Raise an error where there is a file in the place of a folder to write to."""
-    if folder.is_file():
+def check_not_file(folder: Path) -> None:
+    """Raise an error where a file is in the place of a folder to write to."""
+    if folder.exists() and not folder.is_dir():
         problem, hint = f"{folder}: there is a file of that name", "Choose another folder."
         raise PairNormError(problem, code="is-a-file", value=str(folder), hint=hint)
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Give a draft that takes the place of ``path`` at the end; after an error, nothing has changed.
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Give a draft that replaces ``path`` at the end; after an error, nothing has changed.
 
-    A link stays one: what it points to is replaced. What is no regular file is written through.
+    A link stays one: its target is replaced. Pipes and devices are refused: they may block forever.
 
     Args:
-        path: the file; one that is there is replaced, folders that are not there are made.
+        path: the file; an existing one is replaced, missing folders are created.
     """
     if check_path(path).is_dir():
         problem = f"{path}: there is a folder of that name"
         raise PairNormError(problem, code="is-a-folder", value=str(path), hint="Name a file.")
-    place = path.resolve()
+    if path.exists() and not path.is_file():
+        problem = f"{path}: this is a pipe or a device, not a file"
+        raise PairNormError(problem, code="not-a-file", value=str(path), hint="Name a file.")
+    target = path.resolve()
     with ExitStack() as stack:
         with writable(path):
-            if is_stream(path):
-                drafts = Path(stack.enter_context(TemporaryDirectory()))
-            else:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                drafts = stack.enter_context(_drafts(place))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            drafts = stack.enter_context(_drafts(target))
         draft = drafts / path.name
         with writable(path, drafts):
             yield draft
         with writable(path):
-            if is_stream(path):
-                with draft.open("rb") as source, path.open("wb") as target:
-                    shutil.copyfileobj(source, target)
-            else:
-                draft.replace(place)
+            draft.replace(target)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all, the same bytes on every system; see ``whole_file``."""
-    with whole_file(path) as draft:
+    """Write a text file atomically, with the same bytes on every system."""
+    with atomic_file(path) as draft:
         draft.write_text(text, encoding="utf-8", newline="")
 
 
@@ -99,12 +91,12 @@ def csv_text(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> st
 
 @contextmanager
 def writable(path: Path, draft: Path | None = None) -> Iterator[None]:
-    """Say which path could not be written, and why.
+    """Turn errors of writing into one that names the path and the reason.
 
     Args:
         path: the file or folder.
-        draft: where it is written in the meantime, by code that may also fail for other reasons: only what
-            is wrong with the draft or the disk is then said of ``path``.
+        draft: where it is written in the meantime, by code that may fail for other reasons too: only errors
+            about the draft or the disk are then attributed to ``path``.
     """
     try:
         yield
@@ -112,111 +104,66 @@ def writable(path: Path, draft: Path | None = None) -> Iterator[None]:
         if draft is not None and not _is_about(error, draft):
             raise
         problem = f"{path}: cannot be written ({error.strerror or error})"
-        hint = "Choose another place."
+        hint = "Choose another path."
         raise PairNormError(problem, code="not-writable", value=str(path), hint=hint) from error
 
 
 def _is_about(error: OSError, draft: Path) -> bool:
-    if error.filename is None:  # numpy's tofile gives no number either
-        return error.errno in DISK or "free space" in str(error) or "requested and" in str(error)
+    if error.filename is None:  # numpy's tofile sets no number either
+        return error.errno in DISK_ERRORS or "free space" in str(error) or "requested and" in str(error)
     named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     return named is not None and (named == draft or draft in named.parents)
 
 
 @contextmanager
-def change_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
+def atomic_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
     """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing has changed.
 
-    The change is decided by one rename. Where ``folder`` was not there, that is all. Else the drafts are
-    renamed to a folder in it, from where the files move to their places; who is killed on the way leaves that
-    folder, and whoever comes next goes on. Of several at once, the last one's files are there in the end.
+    One rename commits the change. If ``folder`` did not exist, that is all. Otherwise the drafts are renamed
+    to a folder inside it, and their files then move to their places; after a kill in between, the next
+    process completes the move. Of several processes at once, the last one's files remain.
 
     Args:
         folder: absent, or with files of an earlier change.
-        names: all that a change may write: of these, what it does not write is removed. Other files stay.
+        names: all files that a change may write; those that it does not write are removed. Others stay.
     """
-    place = check_path(folder).resolve()
+    target = check_path(folder).resolve()
     with ExitStack() as stack:
         with writable(folder):
-            drafts = stack.enter_context(_drafts(place))
+            drafts = stack.enter_context(_drafts(target))
         with writable(folder, drafts):
             yield drafts
         with writable(folder):
-            _move_in(drafts, place, names)
+            _commit(drafts, target, names)
 
 
 @contextmanager
 def reserved(folder: Path) -> Iterator[None]:
-    """Make a folder for this process alone, say what of it cannot be written, and remove it after success.
+    """Create a folder for this process alone, and remove it after success.
 
     Args:
-        folder: for work under way; after an error it stays, and the next run may go on with it.
+        folder: for unfinished work; after an error it stays, and the next run may resume from it.
     """
     with writable(folder, folder):
         mark = folder / ".reserved"  # the folder itself is locked for every file that is written in it
         mark.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = _lock(mark, wait=False)
-        except BlockingIOError as error:
-            problem = f"{folder}: another run is at work there"
-            hint = "Wait for it, or choose another place: {out}"
-            raise PairNormError(problem, code="in-use", value=str(folder), hint=hint, out=...) from error
+        lock = _lock(mark, seconds=0)
         try:
             yield
             shutil.rmtree(folder)
         finally:
-            with suppress(OSError):  # there may be something to go on with
+            with suppress(OSError):  # keep unfinished work
                 mark.rmdir()
                 folder.rmdir()
             os.close(lock)
 
 
 @contextmanager
-def _drafts(place: Path) -> Iterator[Path]:
-    """Give a new folder for drafts of a file or folder; those of processes that are no more are removed."""
-    # In the folder itself or, while there is none, in the nearest one above: moving is then renaming.
-    above = next(above for above in place.parents if above.exists())
-    if not above.is_dir():  # better now than when all is done
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
-    nearest = place if place.is_dir() else above
-    drafts = nearest / f".{place.name[:40]}.{uuid4().hex[:8]}.partial"
-    _clear(place, above)
-    with _locked(nearest):
-        drafts.mkdir()
-        lock = _lock(drafts)
-    try:
-        yield drafts
-    finally:
-        os.close(lock)
-        shutil.rmtree(drafts, ignore_errors=True)
-
-
-def drafts_in(where: Path, place: Path) -> list[Path]:
-    """Return the drafts of a folder that are under way, or that a killed process left."""
-    opening = f".{place.name[:40]}."
-    return [
-        entry
-        for entry in where.iterdir()
-        if entry.name.startswith(opening) and entry.name.endswith(".partial") and entry.is_dir()
-    ]
-
-
-def _clear(place: Path, above: Path) -> None:
-    """Remove the drafts of processes that are no more."""
-    for where in (place, above):
-        if where.is_dir() and os.access(where, os.R_OK | os.W_OK):
-            with _locked(where):  # nobody is between making drafts and locking them
-                for drafts in drafts_in(where, place):
-                    if not _is_held(drafts):
-                        shutil.rmtree(drafts, ignore_errors=True)
-
-
-@contextmanager
-def steady_folder(folder: Path) -> Iterator[None]:
-    """Keep others from changing a folder while it is read; what a killed process had decided is done first.
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keep others from changing a folder while it is read, after completing a change that was interrupted.
 
     Args:
-        folder: of ``change_folder``.
+        folder: of ``atomic_folder``.
     """
     if not folder.is_dir():
         yield
@@ -234,47 +181,98 @@ def steady_folder(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _move_in(drafts: Path, place: Path, names: Collection[str]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def _drafts(target: Path) -> Iterator[Path]:
+    """Give a new folder for drafts of a file or folder; remove those of processes that have ended."""
+    # In the folder itself or, if it does not exist, in the nearest one above: a move is then a rename.
+    above = next(above for above in target.parents if above.exists())
+    if not above.is_dir():  # fail now, not after the work
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
+    nearest = target if target.is_dir() else above
+    drafts = nearest / f".{target.name[:40]}.{uuid4().hex[:8]}.partial"
+    for where in (target, above):
+        if where.is_dir() and os.access(where, os.R_OK | os.W_OK):
+            with _locked(where):  # nobody is between creating drafts and locking them
+                for old in drafts_in(where, target):
+                    if not _is_held(old):
+                        shutil.rmtree(old, ignore_errors=True)
+    with _locked(nearest):
+        drafts.mkdir()
+        lock = _lock(drafts)
     try:
-        drafts.rename(place)  # one that is absent or empty
+        yield drafts
+    finally:
+        os.close(lock)
+        shutil.rmtree(drafts, ignore_errors=True)
+
+
+def drafts_in(where: Path, target: Path) -> list[Path]:
+    """Return the drafts of a folder that are in progress, or that a killed process left."""
+    prefix = f".{target.name[:40]}."
+    return [
+        entry
+        for entry in where.iterdir()
+        if entry.name.startswith(prefix) and entry.name.endswith(".partial") and entry.is_dir()
+    ]
+
+
+def _commit(drafts: Path, target: Path, names: Collection[str]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        drafts.rename(target)  # absent or empty
     except OSError:
-        if not place.is_dir():
+        if not target.is_dir():
             raise
         for name in set(names) - {draft.name for draft in drafts.iterdir()}:
-            (drafts / f"{name}{GONE}").touch()
-        with _locked(place):
-            _finish(place)
-            drafts.rename(place / CHANGE)
-            _finish(place)
+            (drafts / f"{name}{REMOVED}").touch()
+        with _locked(target):
+            _finish(target)
+            drafts.rename(target / CHANGE)
+            _finish(target)
 
 
-def _finish(place: Path) -> None:
-    """Move the files of a decided change to their places; whoever begins anew comes to the same end."""
-    change = place / CHANGE
+def _finish(target: Path) -> None:
+    """Move the files of a committed change to their places; a second call has the same result."""
+    change = target / CHANGE
     if change.is_dir():
         for draft in change.iterdir():
-            if draft.suffix == GONE:
-                (place / draft.stem).unlink(missing_ok=True)
+            if draft.suffix == REMOVED:
+                (target / draft.stem).unlink(missing_ok=True)
                 draft.unlink()
             else:
-                draft.replace(place / draft.name)
+                draft.replace(target / draft.name)
         change.rmdir()
 
 
-def _lock(folder: Path, wait: bool = True) -> int:
-    """Return an open folder, locked until it is closed, or until the process ends in whatever way."""
+def _lock(folder: Path, seconds: float | None = None) -> int:
+    """Return an open folder, locked until it is closed or the process ends.
+
+    Raises:
+        PairNormError: another process holds the lock for longer than ``seconds``.
+    """
     try:
         import fcntl
-    except ImportError:  # Windows locks no folders
+    except ImportError:  # Windows cannot lock folders
         return os.open(os.devnull, os.O_RDONLY)
     descriptor = os.open(folder, os.O_RDONLY)
+    end = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError as error:
+                if time.monotonic() >= end:
+                    shown = folder.parent if folder.name == ".reserved" else folder
+                    problem = f"{shown}: another process uses this folder"
+                    hint = "Wait for it to end, or choose another folder: {out}"
+                    raise PairNormError(
+                        problem, code="in-use", value=str(shown), hint=hint, out=...
+                    ) from error
+                time.sleep(0.02)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
 
 
 @contextmanager
@@ -288,9 +286,9 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _is_held(folder: Path) -> bool:
     try:
-        os.close(_lock(folder, wait=False))
+        os.close(_lock(folder, seconds=0))
     except FileNotFoundError:
         return False
-    except OSError:  # held, or not ours
+    except (OSError, PairNormError):
         return True
     return False

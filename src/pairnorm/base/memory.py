@@ -1,7 +1,8 @@
-"""Memory: how much is free, how much this process holds, and texts such as ``'8GB'``."""
+"""Measure memory, and parse sizes such as ``'8GB'``."""
 
 import gc
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,24 +10,26 @@ from pathlib import Path
 from pairnorm.base.errors import PairNormError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+ASSUMED_FREE = 4 * 10**9
+"""Free memory where psutil is not installed to measure it."""
 
 
 def parse_memory(memory: int | str) -> int:
-    """Return bytes, of a number or of a text such as ``'8GB'``, ``'500 MB'`` or ``'7.5GiB'``.
+    """Return bytes, from a number or a text such as ``'8GB'``, ``'500 MB'`` or ``'7.5GiB'``.
 
     >>> parse_memory("8GB"), parse_memory("1GiB")
     (8000000000, 1073741824)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(memory).strip(), re.IGNORECASE)
-    if not found or float(found[1]) == 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(memory).strip(), re.IGNORECASE)
+    if not match or float(match[1]) == 0:
         expected = "a size such as '8GB' or '500MB'"
         raise PairNormError(f"memory is {memory!r}", code="not-a-size", value=memory, expected=expected)
-    unit = UNITS[found[2].upper()]
-    return int(float(found[1]) * (2 ** (10 * list(UNITS).index(found[2].upper())) if found[3] else unit))
+    unit = match[2].upper()
+    return int(float(match[1]) * (2 ** (10 * list(UNITS).index(unit)) if match[3] else UNITS[unit]))
 
 
 def size(count: float) -> str:
-    """Return bytes as a person writes them.
+    """Return bytes as a readable text.
 
     >>> size(8.04e9), size(1_500)
     ('8.0GB', '2KB')
@@ -38,8 +41,13 @@ def size(count: float) -> str:
 
 
 def free_memory() -> int:
-    """Return the bytes that can be had without swapping, within the limit of a container."""
-    free = _field(Path("/proc/meminfo"), "MemAvailable") or 4 * 10**9
+    """Return the bytes that can be allocated without swapping, within the limit of a container."""
+    try:
+        import psutil
+
+        free = int(psutil.virtual_memory().available)
+    except ImportError:
+        free = ASSUMED_FREE
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
     try:
         return min(free, int(limit.read_text()) - int(used.read_text()))
@@ -47,26 +55,27 @@ def free_memory() -> int:
         return free
 
 
-def anonymous_memory() -> int:
-    """Return the bytes that are this process's own: pages mapped from files can be dropped at any time."""
-    return _field(Path("/proc/self/status"), "RssAnon")
-
-
-def _field(path: Path, name: str) -> int:
-    """Return a field of a file of the Linux kernel in bytes; 0 where there is none."""
+def peak_memory() -> int | None:
+    """Return the largest memory of this process so far in bytes; None where the system does not say."""
     try:
-        found = re.search(rf"^{name}:\s*(\d+) kB", path.read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else 0
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else 1024 * peak)
+
+
+def anonymous_memory() -> int:
+    """Return the bytes of this process that are not mapped from files; the system can drop mapped pages."""
+    import psutil
+
+    info = psutil.Process().memory_info()
+    return int(info.rss - getattr(info, "shared", 0))
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Let Python not look for garbage meanwhile.
-
-    Among a million objects that are none it takes long, and what it frees may not be freed here.
-    """
+    """Turn off garbage collection, which takes long among a million live objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:

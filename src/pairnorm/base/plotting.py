@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pairnorm.base.files import whole_file
+from pairnorm.base.files import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,10 +136,10 @@ def _write(figure: "Figure", paths: list[Path], digest: str) -> None:
         image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba()).convert("RGB")
         comment, dots = PngInfo(), (DOTS_PER_INCH, DOTS_PER_INCH)
         comment.add_text("Comment", digest)
-        with whole_file(paths[0]) as draft:
+        with atomic_file(paths[0]) as draft:
             image.save(draft, "png", compress_level=3, dpi=dots, pnginfo=comment)
         figure.set_layout_engine("none")  # everything has its place by now, and to find it takes long
-        with whole_file(paths[1]) as draft:
+        with atomic_file(paths[1]) as draft:
             named = {"CreationDate": None, "Creator": None, "Producer": None, "Keywords": digest}
             FigureCanvasPdf(figure).print_pdf(draft, metadata=named)  # type: ignore[no-untyped-call]
 

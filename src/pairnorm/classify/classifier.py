@@ -28,7 +28,7 @@ from pairnorm.classify.holdout import (
     without_features,
 )
 from pairnorm.classify.scaling import Scaling, check_features
-from pairnorm.classify.search import Choice, plan, search
+from pairnorm.classify.search import Choice, parse_search_space, plan, search
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.graph import check_graph
@@ -164,7 +164,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if y is not None:
             problem, hint = "y is given", "Labels are the graph's: pass graph.replace(labels=...)."
             raise PairNormError(problem, code="conflicting-options", hint=hint)
-        self._check_parameters()
+        self.check_parameters()
         graph = graph.with_structure()
         check_features(graph)
         given = graph.split
@@ -324,8 +324,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         probabilities = probabilities[evaluated]
         return Scores.of(labels[evaluated], self.decide(probabilities), len(self.classes_), probabilities)
 
-    def _check_parameters(self) -> None:
-        """Complain of what nothing could be fitted with; ``plan`` looks at what may be several."""
+    def check_parameters(self) -> None:
+        """Raise an error if a parameter is not valid; ``fit`` calls this too."""
         one_of("metric", self.metric, METRICS)
         one_of("class_weight", self.class_weight, ("auto", "balanced"))
         one_of("directed", self.directed, ("auto", "yes", "no"))
@@ -334,6 +334,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         whole_number("hidden", self.hidden)
         whole_number("epochs", self.epochs, least=1)
         real_number("dropout", self.dropout, least=0, below=1)
+        parse_search_space(self)
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):

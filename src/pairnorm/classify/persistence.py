@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.files import refuse_file, steady_folder
+from pairnorm.base.files import check_not_file, locked_folder
 from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
 from pairnorm.classify.candidates.base import KnownLabels, Saved
 from pairnorm.classify.candidates.smooth import Smooth
@@ -171,7 +171,7 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     # Parameters may be numpy's numbers, or an array or a range of them.
     text = facts.model_dump_json(indent=1, fallback=lambda value: np.asarray(value).tolist())
     place = Path(folder)
-    refuse_file(place)
+    check_not_file(place)
     place.mkdir(parents=True, exist_ok=True)
     (place / TENSORS).write_bytes(as_bytes(tensors))
     (place / FACTS).write_text(text + "\n", encoding="utf-8")
@@ -185,7 +185,7 @@ def _plain(scores: dict[str, Any]) -> dict[str, Any]:
 def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     """Read a fitted classifier; see ``NodeClassifier.load``."""
     place = Path(folder)
-    with steady_folder(place):
+    with locked_folder(place):
         facts, tensors = _read(place), _read_tensors(place)
     try:
         state = _checked(facts, tensors)

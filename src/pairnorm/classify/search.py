@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, one_of, quoted, real_number, whole_number
+from pairnorm.base.errors import PairNormError, one_of, parse_duration, real_number, whole_number
 from pairnorm.classify.candidates.average import (
     Average,
     beats_prior,
@@ -69,9 +68,37 @@ LEAST_SCALE, LARGEST_SCALE = 1e-6, 1e6
 GNN_NORM: Norm = "PN-SI"
 # Where nothing is left to choose by.
 USUAL_SCALE = 30.0
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 BASELINE_EPOCHS, BASELINE_SEEDS = 200, 3
 BASELINE_RATES, BASELINE_DROPOUTS = (0.005, 0.02), (0.6, 0.2)
+
+
+class SearchSpace(NamedTuple):
+    """A classifier's parameters, validated; None stands for ``"auto"``."""
+
+    models: list[str] | None
+    fills: list[str] | None
+    norms: list[Any] | None
+    depths: list[int] | None
+    scales: list[float] | None
+    seeds: int
+    seconds: float | None
+
+
+def parse_search_space(classifier: NodeClassifier) -> SearchSpace:
+    """Validate the parameters of a classifier that may have several values."""
+    space = SearchSpace(
+        _several("model", classifier.model, _model),
+        _several("fill", classifier.fill, partial(_choice, FILLS)),
+        _several("norm", classifier.norm, partial(_choice, NORMS)),
+        _several("depth", classifier.depth, partial(whole_number, least=1, most=DEEPEST)),
+        _several("scale", classifier.scale, partial(real_number, least=LEAST_SCALE, most=LARGEST_SCALE)),
+        whole_number("seeds", classifier.seeds, least=1),
+        parse_budget(classifier.budget),
+    )
+    if [] in space:
+        expected = "a model, a norm, a depth and a scale at least, or 'auto'"
+        raise PairNormError("there is nothing to try", code="nothing-to-try", expected=expected)
+    return space
 
 
 def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
@@ -82,16 +109,7 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         graph: with its split. Without validation nodes, one model is planned, by default an SGC whose depth
             is set by rule.
     """
-    models = _several("model", wanted.model, _model)
-    fills = _several("fill", wanted.fill, partial(_choice, FILLS))
-    norms = _several("norm", wanted.norm, partial(_choice, NORMS))
-    depths = _several("depth", wanted.depth, partial(whole_number, least=1, most=DEEPEST))
-    scales = _several("scale", wanted.scale, partial(real_number, least=LEAST_SCALE, most=LARGEST_SCALE))
-    seeds = whole_number("seeds", wanted.seeds, least=1)
-    seconds = parse_budget(wanted.budget)
-    if [] in (models, norms, depths, scales, fills):
-        expected = "a model, a norm, a depth and a scale at least, or 'auto'"
-        raise PairNormError("there is nothing to try", code="nothing-to-try", expected=expected)
+    models, fills, norms, depths, scales, seeds, seconds = parse_search_space(wanted)
     if models is None:
         # One who names a depth or a norm asks for what has them.
         named = any(given is not None for given in (norms, depths, scales, fills))
@@ -343,13 +361,7 @@ def parse_budget(budget: float | str | None) -> float | None:
     Args:
         budget: None for none.
     """
-    if budget is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(budget).strip())
-    if not found or float(found[1]) == 0:
-        expected = "a time such as '90s', '5m' or '1h'"
-        raise PairNormError(f"budget is {quoted(budget)}", code="not-a-time", value=budget, expected=expected)
-    return float(found[1]) * UNITS[found[2]]
+    return None if budget is None else parse_duration("budget", budget)
 
 
 def _choice(allowed: Sequence[str], what: str, value: Any) -> str:

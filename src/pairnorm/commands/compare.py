@@ -1,4 +1,4 @@
-"""``pairnorm compare``: remedies against oversmoothing, and the user's own, on the user's graph by depth."""
+"""``pairnorm compare``: compare methods against oversmoothing on the user's graph, by depth."""
 
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
-    ENDS,
+    EDGE_COLUMNS,
     FILES,
     SHARED,
     add_command,
@@ -20,12 +20,13 @@ from pairnorm.commands.options import (
     read_graph,
     refuse_inputs,
 )
-from pairnorm.commands.reproduce import remedies, running, tell_left, train, write_depths
+from pairnorm.commands.reproduce import methods_in, running, show_remaining, train, write_depths
 
 if TYPE_CHECKING:
     from pairnorm.data import Graph
 
-REMEDIES = ("none", "PN-SI", "GCNII", "APPNP", "Residual", "DropEdge", "Skip")
+METHODS = ("none", "PN-SI", "GCNII", "APPNP", "Residual", "DropEdge", "Skip")
+MODELS = ("GCN", "GAT", "SGC")
 DEPTHS, RUNS, EPOCHS = "2,8,16", 3, 200
 
 
@@ -38,62 +39,63 @@ def add(commands: Any) -> None:
         "Files",
         *FILES,
         nodes=SHARED["nodes"] | {"required": False},
-        dataset=option("NAMES", "Graphs of `pairnorm datasets`, such as cora,citeseer, instead of files."),
+        dataset=option(
+            "NAMES", "Use graphs of `pairnorm datasets`, such as cora,citeseer, instead of files."
+        ),
         root=SHARED["root"],
-        out=option("FOLDER", "Folder for the figure, the table, the report and the results.", "comparison"),
+        out=option("FOLDER", "Write figure, table, report and results to this folder.", "comparison"),
     )
-    parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
+    parser.group("Columns", "id", "label", "classes", "split", *EDGE_COLUMNS, "categorical", "ignore", "keep")
     parser.group(
         "What",
-        "scaling",
-        model=option("NAMES", "GCN, GAT, SGC, or several.", "GCN"),
-        remedy=option(
+        "feature-scaling",
+        model=option("NAMES", "Use these models: GCN, GAT, SGC.", "GCN"),
+        method=option(
             "NAMES",
-            "Only these remedies, or all. Your own, as package.module:attribute, is compared with the "
-            f"usual ones where no others are named. Default: {','.join(REMEDIES)}.",
+            "Compare only these methods, or all. Your own, given as package.module:attribute, is compared "
+            f"with the default ones. Default: {','.join(METHODS)}.",
         ),
-        depths=option("NUMBERS", "Numbers of layers.", DEPTHS),
-        missing=option("NUMBERS", "Erase so many percent of the vectors outside train, as 0,100.", "0"),
-        runs=option("N", "Runs of each; the first chooses its settings.", RUNS),
-        epochs=option("N", "Epochs of each.", EPOCHS),
+        depth=option("NUMBERS", "Use these numbers of layers.", DEPTHS),
+        missing=option("NUMBERS", "Remove these percentages of features outside train, as 0,100.", "0"),
+        runs=option("N", "Train each setting N times; the first run selects the setting.", RUNS),
+        epochs=option("N", "Train for N epochs.", EPOCHS),
     )
-    minutes = option("MINUTES", "Start nothing more after this time; small depths come first.")
-    parser.group("Running", "device", "workers", minutes=minutes)
+    parser.group("Running", "device", "workers", "time-limit", "quiet")
 
 
 def run(options: Namespace) -> int | None:
-    """Compare remedies against oversmoothing on your graph, depth by depth.
+    """Compare methods against oversmoothing on your graph, by depth.
 
-    Each has four settings, of which validation chooses. Shows test accuracy and the
-    effective rank of what nodes have become, draws both against depth, and says in a
-    line what to take. The same command goes on where it stopped.
+    Selects one of four settings of each method on validation nodes. Shows test
+    accuracy and effective rank against depth, and recommends a method. The same
+    command resumes an interrupted run.
     """
     from pairnorm.compare import depth
     from pairnorm.compare.depth_report import advice, tables
     from pairnorm.paper.experiments import DATASETS
     from pairnorm.train import Store
 
-    named = remedies(options.remedy) or []
+    named = methods_in(options.method) or []
     if all(":" in name for name in named):
-        named = [*REMEDIES, *named]
-    wanted: dict[str, Any] = {
-        "models": names_in("model", options.model),
+        named = [*METHODS, *named]
+    settings: dict[str, Any] = {
+        "models": names_in("model", options.model, MODELS),
         "methods": None if named == ["all"] else named,
-        "depths": numbers_in("depths", options.depths),
+        "depths": numbers_in("depth", options.depth),
         "missing": numbers_in("missing", options.missing),
         "runs": options.runs,
         "epochs": options.epochs,
         "shallow_first": True,
     }
-    depth.DepthComparison(["graph"], **wanted)  # what is wrong with it is said before files are read
+    depth.DepthComparison(["graph"], **settings)  # validates the options before files are read
     if options.dataset is None:
         refuse_inputs(options.out, *files_of(options))
         graph = _prepared(options)
         graphs = {f"graph@{graph.fingerprint}": graph}
-        comparison = depth.DepthComparison([*graphs], **wanted, graphs=graphs)
+        comparison = depth.DepthComparison([*graphs], **settings, graphs=graphs)
     else:
         comparison = depth.DepthComparison(
-            names_in("dataset", options.dataset, DATASETS) or DATASETS, **wanted
+            names_in("dataset", options.dataset, DATASETS) or DATASETS, **settings
         )
     path = options.out / "compare.sqlite"
     command = command_line("compare", options)
@@ -105,7 +107,7 @@ def run(options: Namespace) -> int | None:
     for heading, table in tables(comparison, rows):
         console.show(f"\n{safe(heading)}: test accuracy, and effective rank in brackets")
         console.table(*table)
-    tell_left(outcome.left, command)
+    show_remaining(outcome.left, command)
     for line in advice(comparison, rows):
         console.show(f"[bold]{safe(line)}[/]")
     console.show(f"\nResults: {safe(path)}")
@@ -124,10 +126,10 @@ def _prepared(options: Namespace) -> "Graph":
     check_features(graph)
     split = complete_split(graph)
     if not split.validation.any() or not split.test.any():
-        problem = f"{graph.name}: no labeled node is left to choose by, or to test on"
+        problem = f"{graph.name}: too few labeled nodes for validation and test"
         raise PairNormError(problem, code="too-few-labels", hint="Label more nodes of every class.")
-    scaled = Scaling.of(graph, options.scaling)
+    scaled = Scaling.of(graph, options.feature_scaling)
     console.show(f"Features: {safe(scaled.sentence)}.")
-    # What is missing has its stand-in now.
+    # Missing features are imputed by the scaling.
     nothing = graph.missing_vectors.new_zeros(graph.num_nodes)
     return graph.with_split(split).replace(features=scaled(graph), missing=nothing)

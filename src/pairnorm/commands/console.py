@@ -1,5 +1,7 @@
-"""What a command prints: text with a little markup, notes, errors, tables and progress; all of it plainly
-where rich is not installed, and never with a character that steers a terminal."""
+"""Print text with a little markup, notes, errors, tables and progress.
+
+Without rich, all of it is plain. Control characters in names are escaped, passwords hidden.
+"""
 
 import os
 import re
@@ -9,7 +11,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 from unicodedata import combining, east_asian_width
@@ -22,15 +24,16 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 15
 
 _TAG = re.compile(r"\[(/|bold|dim|yellow|red)\]")
-_BRACKET = "\x00"  # stands for a "[" that begins no tag
+_BRACKET = "\x00"  # a "[" that starts no tag
+_quiet = False
 
 
 class OutputClosed(Exception):
-    """What is printed arrives nowhere, as after ``pairnorm datasets | head -1`` or on a full disk."""
+    """Standard output cannot be written, as after ``pairnorm datasets | head -1`` or on a full disk."""
 
 
 def safe(text: object) -> str:
-    r"""Return a name or message as ``show`` prints it unchanged, but for what could steer a terminal.
+    r"""Escape a name or message so that ``show`` prints it unchanged, except for control characters.
 
     >>> show("[bold]Wrote[/] " + safe("[bold]\x1b[31m.csv"))
     Wrote [bold]\x1b[31m.csv
@@ -42,9 +45,11 @@ def show(text: object = "", *, error: bool = False) -> None:
     """Print a text, whose tags ``[bold]``, ``[dim]``, ``[yellow]``, ``[red]`` and ``[/]`` set its style.
 
     Args:
-        text: what is not written here goes through ``safe`` first; other than a text, what rich can print.
-        error: print to the standard error.
+        text: names and messages in it must have gone through ``safe``; or an object that rich can print.
+        error: print to standard error.
     """
+    if _quiet and not error:
+        return
     console = _console(error)
     parts = [part.replace(_BRACKET, "[") for part in _TAG.split(text)] if isinstance(text, str) else []
     try:
@@ -59,12 +64,12 @@ def show(text: object = "", *, error: bool = False) -> None:
         else:
             console.print(text)
     except OSError as why:
-        if not error:  # else there is nobody to tell
+        if not error:  # an error that cannot be printed is lost
             raise OutputClosed(why) from None
 
 
 def flush() -> None:
-    """Have what others printed arrive, or say that it does not."""
+    """Flush standard output, or raise ``OutputClosed``."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -73,25 +78,25 @@ def flush() -> None:
 
 
 def note(text: object) -> None:
-    """Print what a user should know to the standard error."""
+    """Print a note to standard error."""
     show(f"[yellow]Note:[/] {_lines(text)}", error=True)
 
 
 def complain(text: object) -> None:
-    """Print what went wrong to the standard error."""
+    """Print an error to standard error."""
     show(f"[red]Error:[/] {_lines(text)}", error=True)
 
 
-def show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    """Print a warning, as ``warnings.showwarning`` does; one about the user's data is a note."""
+def show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Print a warning, as ``warnings.showwarning`` does; a warning of this package is a note."""
     if category.__module__.startswith("pairnorm."):
         note(message)
     else:
-        show(_lines(warnings.formatwarning(message, category, *place[:2]).rstrip()), error=True)
+        show(_lines(warnings.formatwarning(message, category, *where[:2]).rstrip()), error=True)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> None:
-    """Print a table; columns that are not ``left`` are numbers and stand to the right."""
+    """Print a table; columns that are not in ``left`` are aligned right, as numbers are."""
     cells = [[safe(cell) for cell in row] for row in (headings, *rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
 
@@ -107,9 +112,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence
     show("\n".join(["", line(cells[0]), rule, *map(line, cells[1:]), ""]))
 
 
-def facts(found: Iterable[tuple[str, str]]) -> None:
-    """Print what was found, a name and a text beside it that goes on below itself."""
-    pairs = [(safe(name), safe(text)) for name, text in found]
+def facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Print names and texts in two columns; long texts are wrapped."""
+    pairs = [(safe(name), safe(text)) for name, text in rows]
     margin = " " * (max((_width(name) for name, _ in pairs), default=0) + 2)
     width = max(shutil.get_terminal_size().columns, len(margin) + 20)
     for name, text in pairs:
@@ -117,17 +122,29 @@ def facts(found: Iterable[tuple[str, str]]) -> None:
         show(f"[dim]{name}[/]{filled[_width(name) :]}")
 
 
-class Tell(Protocol):
-    """Is told how far something is; ``total`` is None where nobody knows."""
+class OnProgress(Protocol):
+    """Receives how far a stage is; ``total`` is None where it is unknown."""
 
     def __call__(self, stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
-        """Say that ``done`` of ``total`` units of a stage are done, the latest of them being ``latest``."""
+        """Show that ``done`` of ``total`` units of a stage are done, and the ``latest`` of them."""
 
 
 @contextmanager
-def silent(wanted: bool) -> Iterator[None]:
-    """Print nothing, if wanted: as of the ranks that do the same as the first."""
-    if not wanted:
+def output(quiet: bool = False, to_stderr: bool = False) -> Iterator[None]:
+    """Print notes and errors only if ``quiet``, and everything to standard error if ``to_stderr``."""
+    global _quiet
+    before, _quiet = _quiet, quiet
+    try:
+        with redirect_stdout(sys.stderr) if to_stderr else nullcontext():
+            yield
+    finally:
+        _quiet = before
+
+
+@contextmanager
+def silent(condition: bool) -> Iterator[None]:
+    """Print nothing if ``condition`` holds, as in the ranks that repeat what the first rank does."""
+    if not condition:
         yield
         return
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -135,10 +152,10 @@ def silent(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def progress() -> Iterator[Tell]:
-    """Show a bar for every stage in a terminal, elsewhere a line when it begins and another now and then."""
+def progress() -> Iterator[OnProgress]:
+    """Show a bar for every stage in a terminal, elsewhere a line at its start and one every 15 s."""
     console = _console(False)
-    if console is None or not console.is_terminal:
+    if _quiet or console is None or not console.is_terminal:
         yield _Lines()
         return
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -153,33 +170,33 @@ def progress() -> Iterator[Tell]:
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=console) as bars:
 
-        def tell(stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
+        def update(stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(_shortened(stage), total=total, latest="")
             task = bars.tasks[bars.task_ids.index(tasks[stage])]
             shown = f"{task.speed:,.0f} {unit}/s" if unit and task.speed else _shortened(latest)
             bars.update(tasks[stage], completed=done, total=total, latest=shown)
 
-        yield tell
+        yield update
         for task in [task for task in bars.tasks if not task.total]:
             bars.remove_task(task.id)
 
 
 class _Lines:
-    """Tells in lines: how far, how fast, how much longer."""
+    """Prints progress in lines: share done, rate, time left."""
 
     def __init__(self) -> None:
-        self._stage, self._began, self._first, self._last = "", 0.0, 0, 0.0
+        self._stage, self._start, self._first, self._last = "", 0.0, 0, 0.0
 
     def __call__(self, stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
         now = time.monotonic()
         if stage != self._stage:
-            self._stage, self._began, self._last, self._first = stage, now, now, done
+            self._stage, self._start, self._last, self._first = stage, now, now, done
             show(safe(f"{stage}: {latest}" if latest else f"{stage} …"))
         if not total or now - self._last < SECONDS_BETWEEN_LINES or done == self._first:
             return
         self._last = now
-        rate = (done - self._first) / (now - self._began)
+        rate = (done - self._first) / (now - self._start)
         speed = f", {rate:,.0f} {unit} a second" if unit else ""
         show(safe(f"{stage}: {done / total:.1%}{speed}, {(total - done) / rate / 60:.1f} min left; {latest}"))
 

@@ -1,4 +1,4 @@
-"""``pairnorm datasets``: the graphs of the paper, and where their files are."""
+"""``pairnorm datasets``: list the graphs of the paper, and where their files are."""
 
 from argparse import Namespace
 from typing import Any
@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: Namespace) -> None:
-    """Show the graphs of the paper, and where their files are."""
+    """List the graphs of the paper, and where their files are."""
     from pairnorm.data import datasets
     from pairnorm.data.named import data_folder
 

@@ -1,4 +1,4 @@
-"""``pairnorm demo``: the paper's experiment with missing features, small enough for a laptop."""
+"""``pairnorm demo``: run the paper's experiment with missing features, reduced to a minute or two."""
 
 import shlex
 import time
@@ -17,14 +17,16 @@ RUNS, EPOCHS, DEPTHS = 2, 300, (1, 2, 4, 7, 10, 15, 20, 30, 40, 60)
 def add(commands: Any) -> None:
     """Add the command and its options."""
     parser = add_command(commands, "demo", run, "pairnorm demo")
-    parser.group("Options", "workers", out=option("FOLDER", "Folder for the results.", "demo"))
+    parser.group(
+        "Options", "workers", "quiet", out=option("FOLDER", "Write the results to this folder.", "demo")
+    )
 
 
 def run(options: Namespace) -> int | None:
-    """Show what PairNorm does, in half a minute, with no network.
+    """Show what PairNorm does, without a network connection.
 
-    SGC labels papers of Cora from 140 known ones, with all word vectors there
-    and with those of all other papers missing, once without and once with PairNorm.
+    SGC labels the papers of Cora from 140 labeled ones: with all features, and with
+    the features of all other papers missing; each without and with PairNorm.
     """
     from pairnorm.base.plotting import save
     from pairnorm.paper import runner
@@ -40,12 +42,12 @@ def run(options: Namespace) -> int | None:
     assert experiment is not None
     full = TABLE1.candidates(TableCell("cora", "SGC", 0))
     console.show(
-        "Cora: 2,708 papers, of which 140 have a known field. SGC predicts the field of the others; at 100%\n"
-        "missing, none of them has a word vector, and only propagation can tell them apart.\n"
-        f"Reduced against the paper's protocol: {RUNS} runs instead of 5, {EPOCHS} epochs instead of "
+        "Cora: 2,708 papers, 140 of them labeled. SGC predicts the labels of the others; at 100% missing,\n"
+        "none of them has features, and only propagation distinguishes them.\n"
+        f"Reduced from the paper's protocol: {RUNS} runs instead of 5, {EPOCHS} epochs instead of "
         f"{full[0].epochs},\n{len(DEPTHS)} depths instead of {len(full)}."
     )
-    began, store = time.monotonic(), options.out / "demo.sqlite"
+    start, store = time.monotonic(), options.out / "demo.sqlite"
     command = f"pairnorm demo --out {shlex.quote(str(options.out))}"
     running = Running("cpu", workers=options.workers)
     outcome = train(store, runner, [experiment], {"cora"}, command, running)
@@ -61,16 +63,14 @@ def run(options: Namespace) -> int | None:
     console.show(
         f"With all other vectors missing, SGC gets {plain.accuracy:.0%} of the test papers right; with "
         f"PairNorm it is {normalized.accuracy:.0%},\nat {normalized.layers} layers: deep enough to reach the "
-        "vectors that are there."
+        "features that are known."
     )
     if find_spec("matplotlib") is None:
-        console.note("there is no figure: matplotlib is not installed. pip install 'pairnorm[all]'")
+        console.note("no figure was drawn: matplotlib is not installed. pip install 'pairnorm[all]'")
     elif figure := against_depth(results, experiment, "cora", ("SGC",), 100, mark_best=True):
         for file in save(figure, options.out, "accuracy-against-depth"):
             console.show(f"Wrote {safe(file)}")
-    spent = (
-        f"in {time.monotonic() - began:.0f} s" if outcome.trained else "by an earlier call, now read again"
-    )
+    spent = f"in {time.monotonic() - start:.0f} s" if outcome.trained else "by an earlier run"
     console.show(f"Results: {safe(store)}, trained {spent}")
     console.show(
         "\nNext: [bold]pairnorm reproduce table1 --dataset cora --missing 0,100[/] is the same with the full "

@@ -1,34 +1,45 @@
-"""``pairnorm diagnose``: how quickly propagation washes out a graph's features, without any training."""
+"""``pairnorm diagnose``: measure how quickly propagation smooths a graph's features, without training."""
 
 from argparse import Namespace
 from itertools import count
 from typing import Any
 
 from pairnorm.base.errors import one_of
-from pairnorm.base.files import whole_file
+from pairnorm.base.files import atomic_file
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option, read_graph, refuse_inputs
+from pairnorm.commands.options import (
+    EDGE_COLUMNS,
+    FILES,
+    add_command,
+    command_line,
+    files_of,
+    option,
+    read_graph,
+    refuse_inputs,
+)
 
-FORMS = (".png", ".pdf", ".svg", ".html")
+FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".html")
 
 
 def add(commands: Any) -> None:
     """Add the command and its options."""
     example = "pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk"
     parser = add_command(commands, "diagnose --nodes FILE --edges FILE", run, example)
-    out = option("FILE", "File for the figure: .png, .pdf, .svg, or .html for a page.", "diagnosis.png")
+    out = option(
+        "FILE", "Write the figure to this file: .png, .pdf, .svg, or .html for a page.", "diagnosis.png"
+    )
     parser.group("Files", *FILES, out=out)
-    parser.group("Columns", "id", "label", "classes", *ENDS, "categorical", "ignore", "keep")
-    parser.group("Model", "scaling")
+    parser.group("Columns", "id", "label", "classes", *EDGE_COLUMNS, "categorical", "ignore", "keep")
+    parser.group("Running", "feature-scaling", "quiet")
 
 
 def run(options: Namespace) -> None:
-    """Show how quickly nodes become alike, and suggest a depth.
+    """Measure how quickly a graph oversmooths, and suggest a depth.
 
-    By propagation, with and without PairNorm; nothing is trained. Row-diff is the
-    mean distance between nodes, col-diff that between features; the effective rank
-    counts the directions that are left.
+    Propagates the features with and without PairNorm; nothing is trained. Row-diff
+    is the mean distance between nodes, col-diff that between features; the
+    effective rank counts the directions that remain.
     """
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.candidates.base import check_size
@@ -39,17 +50,19 @@ def run(options: Namespace) -> None:
     from pairnorm.report.fit_page import diagnosis_page
 
     out, step = options.out, count(1)
-    form = one_of("ending of --out", out.suffix.lower(), FORMS).removeprefix(".")
+    form = one_of("ending of --out", out.suffix.lower(), FIGURE_SUFFIXES).removeprefix(".")
     refuse_inputs(out, *files_of(options))
-    with whole_file(out) as file:
+    with atomic_file(out) as file:
         graph = read_graph(options).with_structure()
         check_features(graph)
         check_size(graph)
-        scaled = Scaling.of(graph, options.scaling)
-        with console.progress() as tell:
-            tell("Propagating", 0, len(DEPTHS))
+        scaled = Scaling.of(graph, options.feature_scaling)
+        with console.progress() as on_progress:
+            on_progress("Propagating", 0, len(DEPTHS))
             rows = smoothing(
-                graph, scaled(graph), tick=lambda what: tell("Propagating", next(step), len(DEPTHS), what)
+                graph,
+                scaled(graph),
+                tick=lambda what: on_progress("Propagating", next(step), len(DEPTHS), what),
             )
         suggestion = suggest_depth(graph)
         if form == "html":
@@ -67,6 +80,14 @@ def run(options: Namespace) -> None:
     console.show(f"\n[bold]Suggested depth: {suggestion.depth}.[/] {safe(suggestion.reason)}")
     console.show(f"Wrote {safe(out)}")
     console.show(
-        f"\nNext: [bold]pairnorm fit --nodes {safe(options.nodes[0])} --edges … --label … --out run[/] tries "
-        "all depths and chooses by validation."
+        f"\nNext: [bold]{safe(_fit_command(options))}[/]\ntries all depths and selects one on validation "
+        "nodes; it may differ from this one, which is computed without labels."
     )
+
+
+def _fit_command(options: Namespace) -> str:
+    shared = Namespace(
+        **{name: value for name, value in vars(options).items() if name not in ("out", "quiet")}
+    )
+    label = "" if options.label else " --label COLUMN"
+    return f"{command_line('fit', shared)}{label} --out run"

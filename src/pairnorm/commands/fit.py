@@ -1,25 +1,29 @@
-"""``pairnorm fit``: labels for all nodes of a user's graph, and a report on how far to trust them."""
+"""``pairnorm fit``: label all nodes of a user's graph, and report how far to trust the labels."""
 
 import time
 import warnings
 from argparse import Namespace
+from collections import Counter
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pairnorm.base.errors import PairNormError, one_of, whole_number
+from pairnorm.base.memory import free_memory, parse_memory, peak_memory, size
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
-    ENDS,
+    EDGE_COLUMNS,
     FILES,
     SHARED,
+    Result,
     add_command,
     check_classes,
     columns_of,
     files_of,
     flag,
+    match_name,
     option,
     read_graph,
     refuse,
@@ -28,14 +32,23 @@ from pairnorm.commands.options import (
 
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
+    from pairnorm.classify.evaluation import Scores
     from pairnorm.classify.findings import Findings
 
 HEADINGS = ("On held-out nodes", "nodes", "accuracy", "95% interval", "balanced", "macro F1")
-IN_MEMORY = ("class_weight", "directed", "scaling", "time", "budget", "checkpoint")
-"""Options that only models in memory heed."""
+ESSENTIAL = (
+    *("nodes", "edges", "features", "id", "label", "split", "time-column", "model", "metric"),
+    *("time-limit", "device", "out"),
+)
+IN_MEMORY = (
+    *("class_weight", "directed", "feature_scaling", "time_column", "time_limit", "checkpoint", "seeds"),
+    *("epochs", "no_refit", "no_baselines", "simple"),
+)
+"""Options that apply only to models in memory."""
+SEEDS, EPOCHS = 5, 500
 CONTENTS = {
-    "predictions.csv": "a row for every node: its class, and how probable each is",
-    "predictions.parquet": "the same, for machines",
+    "predictions.csv": "one row per node: its class and the probability of each class",
+    "predictions.parquet": "the same as Parquet",
     "model.json": "with model.safetensors: the model",
     "report.html": "a page to read: which labels to trust, every node and why",
     "report.md": "the same in short, with figures",
@@ -49,183 +62,250 @@ def add(commands: Any) -> None:
         "      --label risk --out run"
     )
     parser = add_command(commands, "fit --nodes FILE --edges FILE --label COLUMN", run, example)
-    out = option("FOLDER", "Folder for predictions, model and report.", "run")
-    nodes = SHARED["nodes"] | {"required": False}
-    graph = option("FOLDER", "Graph that `pairnorm pack` wrote, instead of tables.")
-    memory = option("SIZE", "With --graph: what may be taken, as 8GB. Default: what is free.")
+    parser.essential = ESSENTIAL
     parser.either = ("nodes", "graph")
-    parser.group("Files", *FILES, "spreadsheet-safe", nodes=nodes, graph=graph, memory=memory, out=out)
-    parser.group("Columns", "id", "label", "classes", "split", *ENDS, "categorical", "ignore", "keep")
+    parser.group(
+        "Files",
+        *FILES,
+        "spreadsheet-safe",
+        nodes=SHARED["nodes"] | {"required": False},
+        graph=option("FOLDER", "Read a graph that `pairnorm pack` wrote, instead of tables."),
+        memory=option("SIZE", "Use at most this memory with --graph, such as 8GB. Default: what is free."),
+        out=option("FOLDER", "Write predictions, model and report to this folder.", "run"),
+    )
+    parser.group("Columns", "id", "label", "classes", "split", *EDGE_COLUMNS, "categorical", "ignore", "keep")
     parser.group(
         "Model",
+        "feature-scaling",
         model=option(
             "NAMES",
-            "SGC, label-propagation, logistic-regression, boosted-trees, GCN, GAT, GCNII, APPNP, several, or "
-            "auto: all, the last four only with --budget.",
+            "Try these models: SGC, label-propagation, logistic-regression, boosted-trees, GCN, GAT, GCNII, "
+            "APPNP, or auto: all, the last four only with --time-limit.",
             "auto",
         ),
-        depth=option("NUMBERS", "Graph convolutions: a number, several as 2,8, or auto.", "auto"),
-        norm=option("NAMES", "PN, PN-SI, PN-SCS, none or auto.", "auto"),
-        scale=option("NUMBERS", "PairNorm's s: a number, several as 1,10, or auto.", "auto"),
-        fill=option("NAMES", "For missing features: zero, fp, mass, several, or auto.", "auto"),
-        scaling=SHARED["scaling"],
+        depth=option("NUMBERS", "Try these numbers of layers, such as 2,8, or auto.", "auto"),
+        norm=option("NAMES", "Try these norms: PN, PN-SI, PN-SCS, none or auto.", "auto"),
+        scale=option("NUMBERS", "Try these values of PairNorm's s, such as 1,10, or auto.", "auto"),
+        impute=option("NAMES", "Impute missing features by zero, fp, mass, several, or auto.", "auto"),
         metric=option(
             "NAME",
-            "Choose by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc. Default: loss; "
-            "with --graph, accuracy.",
+            "Select models by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc. "
+            "Default: loss; with --graph, accuracy.",
         ),
-        directed=option("KIND", "yes tells in- from out-neighbors, no does not; auto.", "auto"),
-        time=option("COLUMN", "Test on the latest by this column of numbers or dates, not at random."),
-        simple=flag("One model, the best, instead of an average of several."),
-        budget=option("TIME", "Try GCN, GAT, GCNII and APPNP too, for at most so long: 90s, 5m, 1h."),
-        seeds=option("N", "How many of each of these are averaged.", 5),
-        epochs=option("N", "Epochs of these.", 500),
-        checkpoint=option("FOLDER", "Keep their training there, and go on from what is kept."),
+        directed=option("KIND", "Distinguish in- from out-neighbors: yes, no or auto.", "auto"),
+        simple=flag("Use the single best model. Default: an ensemble of the best."),
+        seeds=option("N", f"Average N networks of each setting. Default: {SEEDS}."),
+        epochs=option("N", f"Train networks for N epochs. Default: {EPOCHS}."),
+        checkpoint=option("FOLDER", "Save the training of networks here, and resume from it."),
         **{
-            "class-weight": option("KIND", "balanced finds rare classes more often; auto.", "auto"),
-            "no-refit": flag("Learn from training nodes only, also after the choice."),
+            "time-column": option("COLUMN", "Test on the latest nodes by this column. Default: at random."),
+            "time-limit": option(
+                "TIME", "Also train GCN, GAT, GCNII and APPNP, for at most 90s, 5m, 1h. Default: do not."
+            ),
+            "class-weight": option("KIND", "Weight classes: balanced finds rare ones more often.", "auto"),
+            "no-refit": flag("Train on training nodes only. Default: refit on all labels in the end."),
+            "no-baselines": flag("Skip the comparison with baselines."),
         },
     )
-    on = option("PLACE", "With --graph: here, or ray, where blocks of SGC's columns go to a cluster.", "here")
-    parser.group("Running", "device", on=on, seed=option("N", "Of the split and of the models.", 0))
+    backend = option("NAME", "With --graph: compute here, or on ray, a cluster.", "here")
+    seed = option("N", "Set the seed of the split and of the models.", 0)
+    parser.group("Running", "device", "quiet", "json", backend=backend, seed=seed)
 
 
-def run(options: Namespace) -> None:
-    """Learn from the labeled nodes of your graph and label all.
+def run(options: Namespace) -> Result:
+    """Label all nodes of your graph, also those without features.
 
-    Also those without features. Validation nodes choose models, whose average
-    labels; the accuracy is that on test nodes, which no choice has seen. Where you
-    give no split, one is drawn, and after the choice all labels are learned from.
+    Learns from the labeled nodes, selects models on validation nodes and averages
+    the best. The reported accuracy is that on test nodes, which played no part in
+    the selection. Without a split of yours, one is drawn at random.
     """
     from pairnorm.nn.distributed import launched_ranks, ranks
     from pairnorm.train.schedule import PLACES
 
-    names = set(options.model.split(","))
-    one_of("on", options.on, PLACES)
+    one_of("backend", options.backend, PLACES)
+    classifier = _classifier(options)
     if options.graph is not None:
         tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
         if tables:
-            problem = f"there are tables beside the packed graph (--{tables[0]})"
+            problem = f"--{tables[0]} and --graph are both given"
             raise PairNormError(problem, code="conflicting-options", hint="Pass {graph} alone.", graph=...)
-        hint = "Leave it out; what is in which column is said to pairnorm pack."
-        refuse(options, columns_of(options), "is about tables, and the graph is packed", hint)
-        if names <= {"auto", "SGC"}:
+        hint = "Leave it out; columns are named when the graph is packed."
+        named = [name for name in vars(options) if name in ("id", "label", *columns_of(options))]
+        refuse(options, [*named, "on_unknown_node"], "is about tables, and the graph is packed", hint)
+        if classifier.model == "auto" or classifier.model == ["SGC"]:
             why = "is for models in memory, and a packed graph is read from disk"
-            hint = "Leave it out; or, where the graph fits memory, name several models: {model}"
+            hint = "Leave it out; or, where the graph fits in memory, name several models: {model}"
             refuse(options, IN_MEMORY, why, hint, model="SGC,label-propagation")
+            if options.device.startswith("cuda"):
+                problem = "--device cuda has no effect on a packed graph, which is read from disk"
+                raise PairNormError(problem, code="conflicting-options", hint="Leave it out.")
             if launched_ranks() > 1:
-                problem = "an SGC over a packed graph is walked by columns, which ranks do not share"
-                hint = "Leave torchrun out, and pass {on} for several machines."
+                problem = "a packed graph is propagated in blocks of columns, which ranks cannot share"
+                hint = "Leave out torchrun, and pass {on} for several machines."
                 raise PairNormError(problem, code="conflicting-options", hint=hint, on="ray")
-            _run_packed(options)
-            return
-    if options.on != "here":
-        problem = f"{options.on!r} is for the columns of an SGC over a packed graph"
+            return _run_packed(options)
+    if options.backend != "here":
+        problem = f"{options.backend!r} propagates the columns of an SGC over a packed graph"
         hint = "Pass {graph} and {model}; for GCN and GAT, torchrun -m pairnorm fit …"
         raise PairNormError(problem, code="conflicting-options", hint=hint, graph=..., model="SGC")
     with ranks() as rank, console.silent(rank > 0), TemporaryDirectory() as elsewhere:
-        if rank > 0:  # the first one writes
+        if rank > 0:  # only the first rank writes to --out
             options.out = Path(elsewhere) / "run"
-        _run_in_memory(options, rank)
+        return _run_in_memory(options, classifier, rank)
 
 
 def _classifier(options: Namespace) -> "NodeClassifier":
+    """Return the classifier that the options describe, its parameters validated."""
     from pairnorm.classify import NodeClassifier
+    from pairnorm.classify.search import FILLS, MODELS
+    from pairnorm.train.engine import find_device
+    from pairnorm.train.spec import NORMS
 
-    return NodeClassifier(
-        model=_listed(options.model, str),
-        depth=_listed(options.depth, int),
-        norm=_listed(options.norm, str),
-        scale=_listed(options.scale, float),
-        fill=_listed(options.fill, str),
+    classifier = NodeClassifier(
+        model=_parse_list(options.model, str, MODELS),
+        depth=_parse_list(options.depth, int),
+        norm=_parse_list(options.norm, str, NORMS),
+        scale=_parse_list(options.scale, float),
+        fill=_parse_list(options.impute, str, FILLS),
         metric=options.metric or "loss",
         class_weight=options.class_weight,
         simple=options.simple,
         refit=not options.no_refit,
         directed=options.directed,
-        time=options.time,
-        scaling=options.scaling,
-        budget=options.budget,
+        time=options.time_column,
+        scaling=options.feature_scaling,
+        budget=options.time_limit,
         checkpoints=options.checkpoint,
-        seeds=options.seeds,
-        epochs=options.epochs,
+        seeds=SEEDS if options.seeds is None else options.seeds,
+        epochs=EPOCHS if options.epochs is None else options.epochs,
         device=options.device,
         random_state=whole_number("seed", options.seed, 0, 2**62),
     )
+    classifier.check_parameters()
+    one_of("feature-scaling", options.feature_scaling, ("auto", "rows", "columns", "none"))
+    find_device(options.device)
+    return classifier
 
 
-def _run_in_memory(options: Namespace, rank: int) -> None:
+def _parse_list(text: str, kind: type, allowed: tuple[str, ...] = ()) -> Any:
+    """Return ``'auto'``, or the values of a list such as ``'2,4'``; the classifier validates them."""
+    if text.strip().lower() == "auto":
+        return "auto"
+    values = []
+    for part in text.split(","):
+        try:
+            values.append(kind(match_name(part.strip(), allowed)))
+        except ValueError:
+            values.append(part.strip())
+    return values
+
+
+def _run_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) -> Result:
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.data import Graph
-    from pairnorm.report.fit_report import whole_folder
+    from pairnorm.report.fit_report import REPORT_FILES, result_folder, write_report
 
-    began, out, step = time.monotonic(), options.out, count(1)
-    classifier = _classifier(options)
+    start, out, step = time.monotonic(), options.out, count(1)
     refuse_inputs(out, *files_of(options))
-    with whole_folder(out) as folder:
-        if options.graph is None:
-            graph = read_graph(options).with_structure()
-        else:
-            graph = Graph.from_packed(Graph.open(options.graph))
-        check_classes(graph, options)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ClassifierWarning)
-            with console.progress() as tell:
-                choosing, comparing = "Choosing a model", "Comparing with simpler methods"
-                tell(choosing, 0, None)
-                classifier.fit(graph, progress=lambda done, total, what: tell(choosing, done, total, what))
-                if rank > 0:  # all that ranks do together is done
-                    return
-                tell(comparing, 0, STEPS)
-                findings = Findings.of(
-                    classifier, graph, lambda what: tell(comparing, next(step), STEPS, what)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ClassifierWarning)
+        with result_folder(out) as folder:  # the model is safe before it is compared with others
+            if options.graph is None:
+                graph = read_graph(options).with_structure()
+            else:
+                graph = Graph.from_packed(Graph.open(options.graph))
+            check_classes(graph, options)
+            with console.progress() as on_progress:
+                stage = "Selecting a model"
+                on_progress(stage, 0, None)
+                classifier.fit(
+                    graph, progress=lambda done, total, what: on_progress(stage, done, total, what)
                 )
-        for warning in caught:  # held back until the bars are done
-            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
-        notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
-        _write(findings, folder, notes, options.spreadsheet_safe)
+            if rank > 0:  # all that ranks do together is done
+                return None
+            _write_model(classifier, folder, options.spreadsheet_safe)
+        try:
+            with console.progress() as on_progress:
+                stage = "Comparing with baselines"
+                on_progress(stage, 0, STEPS)
+                findings = Findings.of(
+                    classifier, graph, lambda what: on_progress(stage, next(step), STEPS, what),
+                    compare=not options.no_baselines,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            console.show(f"\nStopped. The labels and the model are in {safe(out)}/, without a report.")
+            return 130
+    for warning in caught:  # after the progress bars
+        warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
+    with result_folder(out, REPORT_FILES) as folder:
+        write_report(findings, folder, notes)
     _show(findings)
-    console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - began:.0f} s:")
+    console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - start:.0f} s:")
     for name, what in CONTENTS.items():
         if (out / name).exists():
             console.show(f"  {name:<20} {what}")
     page = next(out / name for name in ("report.html", "report.md") if (out / name).exists())
     console.show(
         f"\nNext: read [bold]{safe(page)}[/]; label a graph that has changed with\n"
-        f"[bold]pairnorm predict --model {safe(out)} --nodes … --edges … --out predictions.csv[/]"
+        f"[bold]pairnorm predict --run {safe(out)} --nodes … --edges … --out predictions.csv[/]"
     )
+    counts = Counter(classifier.classes_.astype(str)[classifier.decide(classifier.probabilities_)].tolist())
+    return _summary(out, start, classifier.best_.name, classifier.held_out_) | {
+        "nodes": graph.num_nodes,
+        "labeled": int(graph.labeled.sum()),
+        "predicted": dict(counts),
+        "notes": notes,
+    }
 
 
-def _run_packed(options: Namespace) -> None:
-    """Fit a graph that is larger than memory; what a killed run had finished is taken up."""
+def _summary(out: Path, start: float, model: str, scores: "Scores | None") -> dict[str, Any]:
+    """Return what ``--json`` prints about a run."""
+    known = scores is not None and scores.count > 0
+    return {
+        "command": "fit",
+        "model": model,
+        "accuracy": scores.accuracy if scores is not None and known else None,
+        "accuracy_interval": list(scores.interval) if scores is not None and known else None,
+        "held_out": scores.count if scores is not None else 0,
+        "seconds": round(time.monotonic() - start, 1),
+        "peak_memory_bytes": peak_memory(),
+        "files": sorted(str(path) for path in out.iterdir() if not path.name.startswith(".")),
+    }
+
+
+def _run_packed(options: Namespace) -> Result:
+    """Fit a graph that is larger than memory; finished parts of a killed run are used again."""
     from pairnorm.base.files import reserved
-    from pairnorm.base.memory import free_memory, parse_memory, size
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.predictions import has_parquet
+    from pairnorm.classify.search import FILLS
     from pairnorm.classify.streaming import Streaming
     from pairnorm.data import Graph
-    from pairnorm.report.fit_report import whole_folder
+    from pairnorm.report.fit_report import result_folder
+    from pairnorm.train.spec import NORMS
 
-    began, out, steps = time.monotonic(), options.out, count(1)
+    start, out, steps = time.monotonic(), options.out, count(1)
     chosen: dict[str, Any] = {
-        "depths": _listed(options.depth, int),
-        "norms": _listed(options.norm, str),
-        "scales": _listed(options.scale, float),
-        "fills": _listed(options.fill, str),
+        "depths": _parse_list(options.depth, int),
+        "norms": _parse_list(options.norm, str, NORMS),
+        "scales": _parse_list(options.scale, float),
+        "fills": _parse_list(options.impute, str, FILLS),
         "metric": options.metric or "auto",
     }
     graph = Graph.open(options.graph)
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
     console.facts(graph.describe())
     work = out.absolute().with_name(f".{out.name}.walk")
-    with reserved(work), whole_folder(out) as folder, warnings.catch_warnings():
+    with reserved(work), result_folder(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("always", ClassifierWarning)
         search = Streaming(
             graph, work, free_memory() if options.memory is None else parse_memory(options.memory),
             **{name: value for name, value in chosen.items() if value != "auto"},
-            spreads=options.model == "auto", seed=whole_number("seed", options.seed, 0, 2**62), on=options.on,
-            tell=lambda what: tell("Walking", min(next(steps), search.steps), search.steps, what),
+            spreads=options.model == "auto", seed=whole_number("seed", options.seed, 0, 2**62),
+            on=options.backend,
+            tell=lambda what: on_progress("Propagating", min(next(steps), search.steps), search.steps, what),
         )  # fmt: skip
         plan = search.plan
         console.show(
@@ -233,8 +313,8 @@ def _run_packed(options: Namespace) -> None:
             f"{plan.width} columns.\nNot tried: {safe('; '.join(search.left_out))}."
         )
         if search.cluster is not None:
-            console.show(f"Blocks go to {search.cluster.cores} cores of a Ray cluster.")
-        with console.progress() as tell:
+            console.show(f"Blocks are computed on {search.cluster.cores} cores of a Ray cluster.")
+        with console.progress() as on_progress:
             outcome = search.run()
         outcome.write(folder, has_parquet(), options.spreadsheet_safe)
         scores = outcome.scores
@@ -242,34 +322,19 @@ def _run_packed(options: Namespace) -> None:
     console.show(
         f"\n{safe(outcome.best.name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes "
         f"(95% interval {low:.1%} to {high:.1%}).\n\n"
-        f"Wrote to {safe(out)}/ in {time.monotonic() - began:.0f} s."
+        f"Wrote to {safe(out)}/ in {time.monotonic() - start:.0f} s."
     )
+    return _summary(out, start, outcome.best.name, scores) | {"nodes": graph.facts.nodes}
 
 
-def _listed(text: str, kind: type) -> Any:
-    """Return ``'auto'``, or the values of a list such as ``'2,4'``; what is wrong with them is said later."""
-    if text == "auto":
-        return text
-    values = []
-    for part in text.split(","):
-        try:
-            values.append(kind(part.strip()))
-        except ValueError:
-            values.append(part.strip())
-    return values
-
-
-def _write(findings: "Findings", folder: Path, notes: list[str], spreadsheet_safe: bool) -> None:
+def _write_model(classifier: "NodeClassifier", folder: Path, spreadsheet_safe: bool) -> None:
     from pairnorm.classify.persistence import save
     from pairnorm.classify.predictions import PREDICTION_FILES, has_parquet, prediction_table, write_table
-    from pairnorm.report.fit_report import write_report
 
-    classifier = findings.classifier
-    frame = prediction_table(findings.graph, classifier.probabilities_, classifier)
+    frame = prediction_table(classifier.task_.graph, classifier.probabilities_, classifier)
     for name in PREDICTION_FILES if has_parquet() else PREDICTION_FILES[:1]:
         write_table(frame, folder / name, spreadsheet_safe)
     save(classifier, folder)
-    write_report(findings, folder, notes)
 
 
 def _show(findings: "Findings") -> None:

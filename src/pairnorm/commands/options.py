@@ -1,15 +1,16 @@
-"""How commands take options: the parser, the options that several share, and reading a user's graph."""
+"""Define command-line options: the parser, the options that commands share, and reading a user's graph."""
 
 import argparse
 import inspect
 import shlex
+import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from pairnorm.base.errors import PairNormError, closest, one_of, quoted
+from pairnorm.base.errors import PairNormError, closest, one_of, parse_duration, quoted
 from pairnorm.commands import console
 
 if TYPE_CHECKING:
@@ -17,15 +18,47 @@ if TYPE_CHECKING:
     from pairnorm.data.encoder import Encoder
 
 Number = TypeVar("Number", int, float)
-LONGEST = 400
-KINDS: dict[str, type] = {"FILE": Path, "FOLDER": Path, "N": int, "MINUTES": float}
+Result = int | dict[str, Any] | None
+"""What a command returns: an exit code, a summary for ``--json``, or nothing."""
+MAX_MESSAGE_LENGTH = 400
+TYPES: dict[str, type] = {"FILE": Path, "FOLDER": Path, "N": int}
 LISTS = ("NAMES", "NUMBERS")
-"""Values that are several, with commas."""
+"""Metavars of options that take several values, separated by commas."""
+OLD_NAMES = {
+    "--budget": "--time-limit",
+    "--depths": "--depth",
+    "--fill": "--impute",
+    "--minutes": "--time-limit",
+    "--on": "--backend",
+    "--remedy": "--method",
+    "--scaling": "--feature-scaling",
+    "--time": "--time-column",
+    "--unknown-edges": "--on-unknown-node",
+}
+PYTHON_NAMES = {new[2:].replace("-", "_"): old[2:].replace("-", "_") for old, new in OLD_NAMES.items()} | {
+    "time_limit": "budget"
+}
+"""Arguments in Python by the option that sets them, where the two have different names."""
+OUT_OF_SCOPE = {
+    ("task", "regression", "regress"): "pairnorm predicts classes. To predict a number, cut it into classes "
+    "with --classes 5, or use graph features from `pairnorm.impute` in a regression of your own.",
+    ("multilabel", "multi-label", "labels"): "A node has one label. With several labels per node, run fit "
+    "once per label, with a column of yes and no.",
+    (
+        "link",
+        "links",
+        "link-prediction",
+        "predict-edges",
+    ): "pairnorm labels nodes and does not predict edges. "
+    "For link prediction, use torch_geometric; PairNorm works in its models.",
+    ("node-type", "edge-type", "edge-types", "node-types", "hetero"): "Nodes and edges have one type. Pass "
+    "the type as a feature column, or run fit on the edges of one type.",
+}
 
 
 def option(metavar: str, help: str, default: object = None, **settings: Any) -> dict[str, Any]:
-    """Return how ``argparse`` is told of an option; what its value is made of follows from its metavar."""
-    kind = KINDS.get(metavar, str)
+    """Return the arguments of ``add_argument`` for an option; its type follows from its metavar."""
+    kind = settings.get("type", TYPES.get(metavar, str))
     if default is not None:
         settings["default"] = kind(default)
         help += f" Default: {default}."
@@ -33,7 +66,7 @@ def option(metavar: str, help: str, default: object = None, **settings: Any) -> 
 
 
 def flag(help: str) -> dict[str, Any]:
-    """Return how ``argparse`` is told of an option that takes no value."""
+    """Return the arguments of ``add_argument`` for an option without a value."""
     return {"help": help, "action": "store_true"}
 
 
@@ -41,72 +74,67 @@ def _count(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
+SEVERAL = {"action": "extend", "nargs": 1}
 SHARED = {
     "nodes": option(
         "TABLE",
-        "Table of nodes: .csv, .tsv, .parquet, .xlsx, .json, .jsonl, also .gz, .zst or .zip; - for the "
-        "standard input; or a file of the whole graph. Several are put together by id.",
+        "Read nodes from this table: .csv, .tsv, .parquet, .xlsx, .json, .jsonl, also .gz, .zst or .zip; - "
+        "for standard input; or a file of a whole graph. Several tables are joined by id.",
         required=True,
-        action="extend",
-        nargs=1,
+        **SEVERAL,
     ),
-    "edges": option(
-        "TABLE",
-        "Table of edges: a row for each, with its two ends. May be repeated.",
-        action="extend",
-        nargs=1,
-    ),
+    "edges": option("TABLE", "Read edges from this table, one per row. May be repeated.", **SEVERAL),
     "features": option(
-        "TABLE",
-        "Table of node, feature and value, for features that are mostly 0. May be repeated.",
-        action="extend",
-        nargs=1,
+        "TABLE", "Read features as rows of node, feature and value. May be repeated.", **SEVERAL
     ),
     "database": option(
-        "URL", "Tables are queries of this database: sqlite:///…, duckdb:///…, postgresql://…"
+        "URL",
+        "Read tables from this database; --nodes and --edges are then queries: sqlite:///…, duckdb:///…, "
+        "postgresql://…",
     ),
-    "delimiter": option("TEXT", "What separates cells, or tab. Default: found by the first line."),
-    "encoding": option("NAME", "Of text, as utf-16 or latin-1. Default: found by its bytes."),
-    "decimal": option("SIGN", "Decimal point, . or a comma. Default: found column by column."),
-    "id": option("COLUMN", "Column of nodes with their ids. Default: the first."),
-    "label": option("COLUMN", "Column of nodes with classes; empty = unknown."),
-    "split": option("COLUMN", "Column that says train, validation or test. Default: drawn at random."),
-    "source": option("COLUMN", "Column of edges with one end. Default: source, else the first."),
-    "target": option("COLUMN", "Column with the other end. Default: target, else the second."),
-    "weight": option("COLUMN", "Column of edges with weights."),
+    "delimiter": option("TEXT", "Separate cells by this text, or tab. Default: detected from the file."),
+    "encoding": option("NAME", "Decode text as this, such as latin-1. Default: detected from the file."),
+    "decimal": option("SIGN", "Use this decimal sign, . or a comma. Default: detected for each column."),
+    "id": option("COLUMN", "Take node ids from this column. Default: the first."),
+    "label": option("COLUMN", "Take classes from this column; an empty cell means unknown."),
+    "split": option("COLUMN", "Take train, validation or test from this column. Default: a random split."),
+    "source": option("COLUMN", "Take one end of an edge from this column. Default: source, else the first."),
+    "target": option("COLUMN", "Take the other end from this column. Default: target, else the second."),
+    "weight": option("COLUMN", "Take edge weights from this column. Default: every edge counts 1."),
     "categorical": option(
-        "COLUMN", "Column of numbers that are categories. May be repeated.", action="append"
+        "COLUMN", "Treat numbers in this column as categories. May be repeated.", **SEVERAL
     ),
-    "ignore": option("COLUMN", "Column to leave out. May be repeated.", action="append"),
-    "keep": option(
-        "COLUMN", "Column of very many texts to keep as categories. May be repeated.", action="append"
+    "ignore": option("COLUMN", "Leave out this column. May be repeated.", **SEVERAL),
+    "keep": option("COLUMN", "Keep this column of many different texts. May be repeated.", **SEVERAL),
+    "classes": option("N", "Cut a numeric label into N classes; each makes every value one.", type=_count),
+    "on-unknown-node": option(
+        "ACTION", "Handle edges with unknown endpoints: error stops, drop leaves them out. Default: error."
     ),
-    "classes": option("N", "Cut a label of numbers into so many classes, or each.", type=_count),
-    "unknown-edges": option("WHAT", "Edges whose ends are no nodes: error or drop. Default: error."),
-    "scaling": option(
-        "KIND", "Of features: rows (words, counts), columns (ages, incomes), none or auto.", "auto"
+    "feature-scaling": option(
+        "KIND", "Scale features by rows (words, counts), columns (ages, incomes), none or auto.", "auto"
     ),
-    "spreadsheet-safe": flag("Put ' before names in the .csv that a spreadsheet would take for formulas."),
-    "device": option("DEVICE", "auto, cpu or cuda.", "auto"),
-    "dataset": option("NAMES", "Only these graphs, such as cora,citeseer."),
-    "runs": option("N", "Runs of everything. Default: the paper's (5)."),
-    "epochs": option("N", "Epochs. Default: the paper's (500 for SGC, 1000 else)."),
-    "depths": option("NUMBERS", "Depths, such as 2,4. Default: the paper's."),
-    "missing": option("NUMBERS", "Only these percentages of missing vectors, as 0,100."),
-    "root": option("FOLDER", "Folder of the raw files. Default: $PAIRNORM_DATA, else your cache folder."),
-    "workers": option("N", "Processes on a CPU. Default: one per core."),
-    "on": option("PLACE", "here, or ray: the cluster at $RAY_ADDRESS, else this machine's.", "here"),
+    "spreadsheet-safe": flag("Escape text in .csv files that a spreadsheet would run as a formula."),
+    "device": option("DEVICE", "Compute on auto, cpu or cuda.", "auto"),
+    "dataset": option("NAMES", "Use only these graphs, such as cora,citeseer. Default: all."),
+    "runs": option("N", "Train every setting N times. Default: as in the paper (5)."),
+    "epochs": option("N", "Train for N epochs. Default: as in the paper (500 for SGC, else 1000)."),
+    "depth": option("NUMBERS", "Use these numbers of layers, such as 2,4. Default: as in the paper."),
+    "missing": option("NUMBERS", "Use only these percentages of missing vectors, such as 0,100."),
+    "root": option("FOLDER", "Look for raw files here. Default: $PAIRNORM_DATA, else your cache folder."),
+    "workers": option("N", "Use N processes on a CPU. Default: one per core."),
+    "backend": option("NAME", "Train here, or on ray: the cluster at $RAY_ADDRESS.", "here"),
+    "time-limit": option("TIME", "Start no training after this time: 90s, 5m, 1h. Default: no limit."),
+    "quiet": flag("Print only notes and errors."),
+    "json": flag("Print a summary as JSON to standard output, and messages to standard error."),
 }
 FILES = ("nodes", "edges", "features", "database", "delimiter", "encoding", "decimal")
-ENDS = ("source", "target", "weight", "unknown-edges")
+EDGE_COLUMNS = ("source", "target", "weight", "on-unknown-node")
 COLUMNS = (
     *("features", "database", "delimiter", "encoding", "decimal", "id", "label", "split", "classes"),
-    *("source", "target", "weight", "unknown_edges", "categorical", "ignore", "keep"),
+    *("source", "target", "weight", "on_unknown_node", "categorical", "ignore", "keep"),
 )
-
-
 NOT_GIVEN = (None, False, "auto", "here")
-"""What options are where nobody gives them, as far as these leave the choice to us."""
+"""Values of options that a user did not set."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,10 +144,21 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_formatter, allow_abbrev=False, add_help=False, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the command line, and end with code 2."""
+        """Explain what is wrong with the command line, and exit with code 2."""
         console.show(f"Usage: {self.usage}\nTry '{self.prog} --help'.", error=True)
-        console.complain(message if len(message) <= LONGEST else f"{message[:LONGEST]}…")  # it quotes values
+        short = message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[:MAX_MESSAGE_LENGTH]}…"
+        console.complain(short)
         raise SystemExit(2)
+
+
+class _ShowHelp(argparse.Action):
+    """Print the help: the essential options, or all of them for ``--help-all``."""
+
+    def __call__(self, parser: Any, *rest: Any) -> None:
+        if "--help-all" not in rest:
+            parser.hide_advanced()
+        parser.print_help()
+        parser.exit()
 
 
 class Command(Parser):
@@ -127,12 +166,14 @@ class Command(Parser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._names = {"-h", "--help"}
-        self._several: set[str] = set()
+        self.essential: tuple[str, ...] = ()  # options that --help shows; empty shows all
+        self.either: tuple[str, ...] = ()  # options of which one is required
+        self.old_names = dict(OLD_NAMES)
+        self._flags = {"-h", "--help", "--help-all"}
+        self._names = set(self._flags)
+        self._repeatable: set[str] = set()
         self._lists: set[str] = set()
-        self.either: tuple[str, ...] = ()  # options of which one is needed
-        self._flags = {"-h", "--help"}
-        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+        self.add_argument("-h", "--help", "--help-all", action=_ShowHelp, nargs=0, help=argparse.SUPPRESS)
 
     def group(self, title: str, *shared: str, **own: dict[str, Any]) -> None:
         """Add options that belong together: names among ``SHARED``, and this command's own."""
@@ -141,53 +182,80 @@ class Command(Parser):
             panel.add_argument(f"--{name}", **settings)
             self._names.add(f"--{name}")
             if "nargs" in settings:
-                self._several.add(f"--{name}")
+                self._repeatable.add(f"--{name}")
             if settings.get("metavar") in LISTS:
                 self._lists.add(f"--{name}")
             if settings.get("action") == "store_true":
                 self._flags.add(f"--{name}")
+
+    def hide_advanced(self) -> None:
+        """Leave only the essential options in the help, and say how to see the others."""
+        hidden = 0
+        for action in self._actions:
+            shown = action.option_strings and action.help != argparse.SUPPRESS
+            if shown and self.essential and action.option_strings[0][2:] not in self.essential:
+                action.help = argparse.SUPPRESS
+                hidden += 1
+        if hidden:
+            self.epilog = f"{self.epilog}\n\n{hidden} more options: {self.prog} --help-all"
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
         """Parse what follows the command's name: options joined with their values, then arguments."""
         words, options, arguments = list(args or ()), list[str](), list[str]()
-        behind: dict[str, str] = {}
+        previous: dict[str, str] = {}
         while words:
-            word = words.pop(0)
-            name, equals, _ = word.partition("=")
-            if not word.startswith("-"):
-                arguments.append(word)
-                behind[word] = options[-1].partition("=")[0] if options else ""
-            elif name not in self._names:
-                self.error(
-                    f"there is no option {quoted(name)}. {closest(name, sorted(self._names))}".rstrip()
-                )
-            elif equals or name in self._flags or not words or words[0] in self._names:
-                options.append(word)
-            else:
-                options.append(f"{word}={words.pop(0)}")
-                while name in self._several and words and not words[0].startswith("-"):
-                    options.append(f"{word}={words.pop(0)}")  # what a shell made of a pattern
-        found, unknown = super().parse_known_args(self._joined(options) + arguments, namespace)
+            name, equals, value = words.pop(0).partition("=")
+            if not name.startswith("-"):
+                arguments.append(name + equals + value)
+                previous[arguments[-1]] = options[-1].partition("=")[0] if options else ""
+                continue
+            given, name = name, self._current_name(name)
+            if name in self._flags or (not equals and (not words or words[0] in self._names)):
+                options.append(name + equals + value)
+                continue
+            value = value if equals else words.pop(0)
+            options.append(f"{name}={value}m" if given == "--minutes" else f"{name}={value}")
+            while name in self._repeatable - {"--categorical", "--ignore", "--keep"} and not equals:
+                if not words or words[0].startswith("-"):
+                    break
+                options.append(f"{name}={words.pop(0)}")  # a shell expanded a pattern
+        parsed, unknown = super().parse_known_args([*self._merged(options), *arguments], namespace)
         if unknown:
-            option = behind.get(unknown[0])
-            again = f" {option} has one value: say it again for another." if option else ""
+            option = previous.get(unknown[0])
+            again = f" {option} takes one value: repeat the option for another." if option else ""
             self.error(f"there is no argument {quoted(unknown[0])}.{again}")
-        if self.either and all(getattr(found, name) is None for name in self.either):
+        if self.either and all(getattr(parsed, name) is None for name in self.either):
             self.error(f"{' or '.join(f'--{name}' for name in self.either)} is needed.")
-        return found, []
+        return parsed, []
 
-    def _joined(self, options: Iterable[str]) -> list[str]:
-        """Give an option of several values that is repeated all of them; ``argparse`` would keep the last."""
-        joined: dict[str, str] = {}
+    def _current_name(self, name: str) -> str:
+        """Return the name of an option, also by an old spelling; exit where there is no such option."""
+        if name in self._names:
+            return name
+        if (new := self.old_names.get(name)) in self._names:
+            console.note(f"{name} is now called {new}; the old name will go in the next release.")
+            return str(new)
+        advice = [text for names, text in OUT_OF_SCOPE.items() if name.removeprefix("--") in names]
+        suggestion = advice[0] if advice else closest(name, sorted(self._names))
+        return self.error(f"there is no option {quoted(name)}. {suggestion}".rstrip())
+
+    def _merged(self, options: Iterable[str]) -> list[str]:
+        """Join repeated lists by commas, and refuse other options that are repeated."""
+        merged: dict[str, str] = {}
         for number, word in enumerate(options):
             name, equals, value = word.partition("=")
-            if equals and name in self._lists:
-                joined[name] = f"{joined[name]},{value}" if name in joined else word
+            if name in self._repeatable or name in self._flags or not equals:
+                merged[f"{number} {word}"] = word
+            elif name not in merged:
+                merged[name] = word
+            elif name in self._lists:
+                merged[name] += f",{value}"
             else:
-                joined[f"{number} {word}"] = word
-        return list(joined.values())
+                first = merged[name].partition("=")[2]
+                self.error(f"{name} takes one value, but has {quoted(first)} and {quoted(value)}.")
+        return list(merged.values())
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -199,35 +267,49 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return Formatter(prog, max_help_position=26)
 
 
-def add_command(commands: Any, usage: str, run: Callable[[Namespace], int | None], example: str) -> Command:
+def add_command(commands: Any, usage: str, run: Callable[[Namespace], Result], example: str) -> Command:
     """Return the parser of a new command.
 
     Args:
         commands: what ``add_subparsers`` returned.
-        usage: the command's name, and what it cannot do without.
-        run: is called with the options and returns an exit code or None; its docstring is the help.
+        usage: the command's name, and its required options.
+        run: called with the options; its docstring is the help.
         example: a command line.
     """
-    words, name = inspect.cleandoc(run.__doc__ or ""), usage.split()[0]
+    text, name = inspect.cleandoc(run.__doc__ or ""), usage.split()[0]
     parser: Command = commands.add_parser(
         name,
         usage=f"pairnorm {usage} [options]",
         prog=f"pairnorm {name}",
-        help=words.partition("\n")[0],
-        description=words,
+        help=text.partition("\n")[0],
+        description=text,
         epilog=f"Example:\n  {example}",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(handler=run)
     return parser
 
 
 def columns_of(options: Namespace) -> dict[str, Any]:
-    """Return what a user says of tables, by name."""
-    return {name: value for name in COLUMNS if (value := getattr(options, name, None))}
+    """Return the options about tables, by the names of the Python arguments."""
+    given = ((name, getattr(options, name, None)) for name in COLUMNS)
+    return {PYTHON_NAMES.get(name, name): value for name, value in given if value}
+
+
+def _key(name: str) -> str:
+    return name.lower().replace(" ", "").replace("-", "").replace("_", "")
+
+
+def match_name(name: str, allowed: Iterable[str]) -> str:
+    """Return the allowed name that equals a name except for case, spaces and hyphens, else the name.
+
+    >>> match_name("Logistic-Regression", ["SGC", "logistic regression"])
+    'logistic regression'
+    """
+    return next((one for one in allowed if _key(one) == _key(name)), name)
 
 
 def names_in(option: str, text: str | None, allowed: Sequence[str] = ()) -> list[str] | None:
-    """Read ``cora,citeseer``; None and ``all`` stand for no choice.
+    """Parse ``cora,citeseer``; None and ``all`` stand for no choice.
 
     >>> names_in("dataset", "Cora, pubmed", ("cora", "pubmed"))
     ['cora', 'pubmed']
@@ -235,11 +317,11 @@ def names_in(option: str, text: str | None, allowed: Sequence[str] = ()) -> list
     if text is None or text == "all":
         return None
     names = [name.strip() for name in text.split(",")]
-    return [one_of(option, name.lower(), allowed) for name in names] if allowed else names
+    return [one_of(option, match_name(name, allowed), allowed) for name in names] if allowed else names
 
 
 def numbers_in(option: str, text: str | None, kind: type[Number] = int) -> list[Number] | None:  # type: ignore[assignment]
-    """Read ``2,4,8`` or ``0%,100%``; None and ``all`` stand for no choice.
+    """Parse ``2,4,8`` or ``0%,100%``; None and ``all`` stand for no choice.
 
     >>> numbers_in("missing", "50, 99.5%", float)
     [50.0, 99.5]
@@ -253,22 +335,27 @@ def numbers_in(option: str, text: str | None, kind: type[Number] = int) -> list[
         raise PairNormError(problem, code="not-a-number", value=text, expected=expected) from None
 
 
+def minutes_in(text: str | None) -> float | None:
+    """Return the minutes of a time limit such as ``90s``, ``5m`` or ``1h``."""
+    return None if text is None else parse_duration("time-limit", text, allow_zero=True) / 60
+
+
 def command_line(name: str, options: Namespace, *arguments: str) -> str:
-    """Return the command that goes on where this one stops, with the options that were given."""
+    """Return the command that continues where this one stops, with the options that were given."""
     words = ["pairnorm", name, *arguments]
     for one, value in vars(options).items():
-        if one not in ("run", "what") and value not in NOT_GIVEN:
+        if one not in ("handler", "what") and value not in NOT_GIVEN:
             for each in value if isinstance(value, list) else [value]:
-                words += [f"--{one.replace('_', '-')}", str(each)]
+                words += [f"--{one.replace('_', '-')}", *([] if each is True else [str(each)])]
     return shlex.join(words)
 
 
 def refuse(options: Namespace, names: Iterable[str], why: str, hint: str, **more: Any) -> None:
-    """Refuse options that would not be heeded, rather than let someone believe they are.
+    """Refuse options that would have no effect.
 
     Args:
         options: what was given.
-        names: of those that are not heeded here.
+        names: of the options without effect here.
         why: the rest of a sentence that begins with the option's name.
         hint: as of ``PairNormError``.
         more: options that the hint names.
@@ -279,14 +366,18 @@ def refuse(options: Namespace, names: Iterable[str], why: str, hint: str, **more
             raise PairNormError(problem, code="conflicting-options", hint=hint, **more)
 
 
+def _table_options(options: Namespace) -> Iterator[str]:
+    for name in ("nodes", "edges", "features"):
+        yield from getattr(options, name, None) or ()
+
+
 def files_of(options: Namespace) -> list[Path]:
     """Return the files that the options name, none where they are queries of a database."""
     from pairnorm.data.readers import STDIN, find_files
 
     if getattr(options, "database", None):
         return []
-    given = (place for name in ("nodes", "edges", "features") for place in getattr(options, name, None) or ())
-    return [path for path in find_files(given) if path != STDIN]
+    return [path for path in find_files(_table_options(options)) if path != STDIN]
 
 
 def refuse_inputs(out: Path, *inputs: Path | None) -> None:
@@ -294,23 +385,25 @@ def refuse_inputs(out: Path, *inputs: Path | None) -> None:
     for path in (path for path in inputs if path is not None and path.exists() and out.exists()):
         if out.samefile(path.parent if out.is_dir() else path):
             problem = f"{out}: writing there would replace {path}, which is read"
-            hint = "Choose another place: {out}"
+            hint = "Choose another path: {out}"
             raise PairNormError(problem, code="would-overwrite", value=str(out), hint=hint, out=...)
 
 
 def check_classes(graph: "Graph", options: Namespace) -> None:
-    """Refuse a graph without classes where no column of them was named."""
+    """Refuse a graph without classes where no label column was named."""
     if options.label is None and not graph.num_classes:
         problem, hint = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
         raise PairNormError(problem, code="no-labels", hint=hint, label=...)
 
 
 def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
-    """Read the graph that the options name, as an ``encoder`` read one before, and say what is in it."""
+    """Read the graph that the options name, as an ``encoder`` read one before, and print what is in it."""
     from pairnorm.data import Graph, GraphWarning
 
+    if sys.stdin is None and "-" in map(str, _table_options(options)):
+        raise PairNormError("standard input is closed", code="unreadable-file", hint="Name a file.")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GraphWarning)  # shown with the rest of what was found
+        warnings.simplefilter("ignore", GraphWarning)  # the description has the same notes
         graph = Graph.from_files(options.nodes, options.edges, encoder=encoder, **columns_of(options))
     console.show(f"[bold]Graph {console.safe(repr(graph.name))}[/]")
     if len(files := files_of(options)) > 2:

@@ -1,4 +1,4 @@
-"""``pairnorm pack``: tables of any size become a folder of arrays, for ``fit --graph``."""
+"""``pairnorm pack``: convert tables of any size to a folder of arrays, for ``fit --graph``."""
 
 import time
 from argparse import Namespace
@@ -8,7 +8,7 @@ from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import SHARED, add_command, columns_of, option
 
-FILES = {"metavar": "FILE", "action": "append", "required": True}
+TABLES = {"metavar": "FILE", "action": "extend", "nargs": 1, "required": True}
 
 
 def add(commands: Any) -> None:
@@ -20,35 +20,36 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "pack --nodes FILE --edges FILE --out FOLDER", run, example)
     parser.group(
         "Files",
-        nodes=FILES | {"help": "Table of nodes (.csv, .tsv, .parquet). May be repeated, or hold a *."},
-        edges=FILES | {"help": "Table of edges. May be repeated, or hold a *."},
+        nodes=TABLES
+        | {"help": "Read nodes from this table (.csv, .tsv, .parquet). May be repeated, or hold a *."},
+        edges=TABLES | {"help": "Read edges from this table. May be repeated, or hold a *."},
         delimiter=SHARED["delimiter"],
-        out=option("FOLDER", "Folder to make.", required=True),
+        out=option("FOLDER", "Write the graph to this new folder.", required=True),
     )
     parser.group(
         "Columns", "id", "label", "split", "source", "target", "weight", "categorical", "ignore", "keep"
     )
     parser.group(
         "Packing",
-        memory=option("SIZE", "What it may take: 4GB, 500MB.", "4GB"),
-        dtype=option("TYPE", "Of features on disk: float32 or float16.", "float32"),
-        block=option("N", "Columns of features that lie together.", 32),
+        memory=option("SIZE", "Use at most this memory, such as 500MB.", "4GB"),
+        dtype=option("TYPE", "Store features as float32 or float16.", "float32"),
+        block=option("N", "Store N feature columns together.", 32),
+        quiet=SHARED["quiet"],
     )
 
 
 def run(options: Namespace) -> None:
-    """Pack a graph that is larger than memory.
+    """Convert a graph that is larger than memory, for `fit --graph`.
 
-    Its tables are read piece by piece, within --memory, and become arrays in a folder,
-    for `pairnorm fit --graph`.
+    Reads the tables in parts, within --memory, and writes arrays to a folder.
     """
     from pairnorm.data.packing import pack
 
-    began = time.monotonic()
-    with console.progress() as tell:
+    start = time.monotonic()
+    with console.progress() as on_progress:
 
         def tick(stage: str, share: float) -> None:
-            tell(f"Packing {stage}", round(1000 * share), 1000)
+            on_progress(f"Packing {stage}", round(1000 * share), 1000)
 
         settings = columns_of(options) | {
             name: getattr(options, name) for name in ("memory", "dtype", "block")
@@ -56,6 +57,6 @@ def run(options: Namespace) -> None:
         graph = pack(options.nodes, options.edges, options.out, tick=tick, **settings)
     console.facts(graph.describe())
     console.show(
-        f"\nWrote to {safe(options.out)}/ in {time.monotonic() - began:.0f} s.\n\n"
+        f"\nWrote to {safe(options.out)}/ in {time.monotonic() - start:.0f} s.\n\n"
         f"Next: [bold]pairnorm fit --graph {safe(options.out)} --memory 8GB --out run[/]"
     )

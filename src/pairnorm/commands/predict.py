@@ -1,89 +1,124 @@
-"""``pairnorm predict``: labels for a graph that has changed since a model was fitted."""
+"""``pairnorm predict``: label a graph that has changed since a model was fitted."""
 
 import sys
+import time
 from argparse import Namespace
-from contextlib import nullcontext, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.base.files import is_stream, whole_file
+from pairnorm.base.memory import peak_memory
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import ENDS, FILES, add_command, files_of, option, read_graph, refuse_inputs
+from pairnorm.commands.options import (
+    EDGE_COLUMNS,
+    FILES,
+    Result,
+    add_command,
+    files_of,
+    option,
+    read_graph,
+    refuse_inputs,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from pairnorm.classify import NodeClassifier
+    from pairnorm.classify.predictions import Destination
     from pairnorm.data import Graph
 
 
 def add(commands: Any) -> None:
     """Add the command and its options."""
     example = (
-        "pairnorm predict --model run --nodes customers.csv --edges payments.csv \\\n"
+        "pairnorm predict --run run --nodes customers.csv --edges payments.csv \\\n"
         "      --out predictions.csv"
     )
-    parser = add_command(commands, "predict --model FOLDER --nodes FILE --edges FILE", run, example)
-    model = option("FOLDER", "Folder that pairnorm fit wrote.", required=True)
-    out = option("FILE", "File for the predictions, .csv or .parquet.", "predictions.csv")
-    parser.group("Files", *FILES, "spreadsheet-safe", out=out)
-    parser.group("Columns", "id", *ENDS, "ignore")
-    parser.group("Model", "device", model=model)
+    parser = add_command(commands, "predict --run FOLDER --nodes FILE --edges FILE", run, example)
+    parser.old_names["--model"] = "--run"
+    out = option(
+        "FILE",
+        "Write predictions to this file (.csv, .parquet, .json, .jsonl), to - (CSV on standard output), or "
+        "to a database: sqlite:///….",
+        "predictions.csv",
+        type=str,
+    )
+    table = option("NAME", "Replace this table of a database given by --out.", "predictions")
+    parser.group("Files", *FILES, "spreadsheet-safe", out=out, table=table)
+    parser.group("Columns", "id", *EDGE_COLUMNS, "ignore")
+    model = option("FOLDER", "Use the model in this folder, which `pairnorm fit` wrote.", required=True)
+    parser.group("Running", "device", "quiet", "json", run=model)
 
 
-def run(options: Namespace) -> None:
-    """Label the nodes of a graph with a model fitted before.
+def run(options: Namespace) -> Result:
+    """Label the nodes of a graph with a fitted model.
 
-    Columns are read as they were then, unless options say otherwise, and matched by
-    name. The column of classes may be absent or empty.
+    Columns are read as for the fit, unless options say otherwise, and matched by
+    name. The label column may be absent or empty.
     """
-    out = options.out
-    refuse_inputs(out, *files_of(options), *options.model.glob("model.*"))
-    # Predictions that go to a pipe, or to /dev/stdout, must not meet what is said about them.
-    with redirect_stdout(sys.stderr) if is_stream(out) else nullcontext():
-        _predict(options)
+    from pairnorm.classify.predictions import Destination
+
+    destination = Destination.parse(options.out, options.table)
+    if destination.path is not None:
+        refuse_inputs(destination.path, *files_of(options), *options.run.glob("model.*"))
+    if destination.is_stdout and options.json:
+        problem = "--out - and --json both write to standard output"
+        raise PairNormError(problem, code="conflicting-options", hint="Pass a file to {out}.", out=...)
+    stdout = sys.stdout
+    with console.output(options.quiet, to_stderr=options.json or destination.is_stdout):
+        return _predict(options, destination, stdout)
 
 
-def _predict(options: Namespace) -> None:
+def _predict(options: Namespace, destination: "Destination", stdout: TextIO) -> Result:
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.predictions import prediction_table, write_table
+    from pairnorm.classify.predictions import prediction_table
 
-    model, out = options.model, options.out
-    classifier = NodeClassifier.load(model).set_params(device=options.device)
-    with whole_file(out) as file:
+    start = time.monotonic()
+    classifier = NodeClassifier.load(options.run).set_params(device=options.device)
+    with destination.opened(stdout) as write:
         graph = read_graph(options, classifier.encoder_)
-        with console.progress() as tell:
-            tell(f"Predicting with {classifier.best_.name}", 0, None)
+        with console.progress() as on_progress:
+            on_progress(f"Predicting with {classifier.best_.name}", 0, None)
             probabilities = classifier.predict_proba(graph)
             frame = prediction_table(graph, probabilities, classifier)
-        write_table(frame, file, options.spreadsheet_safe)
+        write(frame, options.spreadsheet_safe)
     counts = frame["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
-    _judge(classifier, graph, classifier.decide(probabilities))
-    console.show(f"Wrote {safe(out)}: a row for each of {len(frame):,} nodes.")
+    _show_accuracy(classifier, graph, classifier.decide(probabilities))
+    console.show(f"Wrote {safe(options.out)}: {len(frame):,} rows, one per node.")
     if (held_out := classifier.held_out_) is not None:
         low, high = held_out.interval
         console.show(
-            f"When it was fitted, {held_out.accuracy:.1%} of {held_out.count:,} held-out nodes were right "
+            f"At the fit, {held_out.accuracy:.1%} of {held_out.count:,} held-out nodes were right "
             f"(95% interval {low:.1%} to {high:.1%})."
         )
-    console.show(f"\nNext: [bold]{safe(model / 'report.md')}[/] says how far to trust these labels.")
+    if (report := options.run / "report.md").exists():
+        console.show(f"\nNext: [bold]{safe(report)}[/] says how far to trust these labels.")
+    return {
+        "command": "predict",
+        "nodes": len(frame),
+        "predicted": {str(name): int(count) for name, count in counts.items()},
+        "accuracy_at_fit": None if held_out is None else held_out.accuracy,
+        "accuracy_at_fit_interval": None if held_out is None else list(held_out.interval),
+        "seconds": round(time.monotonic() - start, 1),
+        "peak_memory_bytes": peak_memory(),
+        "files": [console.safe(options.out)],
+    }
 
 
-def _judge(classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]") -> None:
-    """Say how often predictions are right where the class is known, on nodes learned from and on others."""
+def _show_accuracy(classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]") -> None:
+    """Print the accuracy where the class is known, on nodes of the fit and on new ones."""
     from pairnorm.classify.evaluation import Scores
 
     try:
         labels = graph.labels_among(classifier.classes_.tolist()).cpu().numpy()
-    except PairNormError as strange:  # a class that came up since: nothing that labels need
-        console.note(f"{strange.problem}: how often predictions are right is not told.")
+    except PairNormError as error:  # a class that is new since the fit
+        console.note(f"{error.problem}: the accuracy on known labels is not computed.")
         return
     new = classifier.unseen(graph)
-    for judged, what in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it has learned from")):
-        scores = Scores.of(labels[judged], predicted[judged], len(classifier.classes_))
+    for nodes, what in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it was trained on")):
+        scores = Scores.of(labels[nodes], predicted[nodes], len(classifier.classes_))
         if scores.count:
             low, high = scores.interval
             console.show(

@@ -1,4 +1,4 @@
-"""``pairnorm reproduce``: train what a table or figure lacks, then show it against the paper."""
+"""``pairnorm reproduce`` and ``report``: run the experiments of the paper, and write tables and figures."""
 
 import os
 import sys
@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.files import write_text
+from pairnorm.base.memory import without_collection
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import add_command, command_line, names_in, numbers_in, option, refuse
+from pairnorm.commands.options import (
+    SHARED,
+    add_command,
+    command_line,
+    match_name,
+    minutes_in,
+    names_in,
+    numbers_in,
+    option,
+    refuse,
+)
 
 if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison
@@ -24,14 +35,14 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 COMPARISONS = ("depth", "missing")
-"""What is no experiment of the paper: methods side by side, each with a store of its own."""
-SELECTION = ("dataset", "runs", "epochs", "depths", "missing")
+"""Comparisons of methods beyond the paper; each has a store of its own."""
+SELECTION = ("dataset", "runs", "epochs", "depth", "missing")
 WRITING = "Writing tables and figures"
 
 
 def add(commands: Any) -> None:
     """Add the command and its options."""
-    example = "pairnorm reproduce table2 --dataset cora --runs 1 --depths 2,4,8,12"
+    example = "pairnorm reproduce table2 --dataset cora --runs 1 --depth 2,4,8,12"
     parser = add_command(commands, "reproduce WHAT...", run, example)
     parser.add_argument_group("What").add_argument(
         "what",
@@ -45,33 +56,45 @@ def add(commands: Any) -> None:
     parser.group(
         "Selection",
         *SELECTION,
-        model=option("NAMES", "Of depth and missing, only these models, such as GCN,GAT; or fit."),
-        remedy=option("NAMES", "Of depth, only these remedies, or your own as package.module:attribute."),
-        protocol=option("NAMES", "Of missing, only these protocols, such as ssnc-mv,fp-vectors."),
+        model=option("NAMES", "For depth and missing: use only these models, such as GCN,GAT; or fit."),
+        method=option("NAMES", "For depth: use only these methods, or yours as package.module:attribute."),
+        protocol=option("NAMES", "For missing: use only these protocols, such as ssnc-mv,fp-vectors."),
     )
     parser.group(
         "Files",
         "root",
-        out=option("FOLDER", "Folder for tables and figures.", "reproduction"),
+        out=option("FOLDER", "Write tables and figures to this folder.", "reproduction"),
         store=option(
             "FILE",
-            "File of the results. Default: results.sqlite in the folder, or depth.sqlite, missing.sqlite.",
+            "Keep results in this file. Default: results.sqlite in --out, or depth.sqlite, missing.sqlite.",
         ),
     )
-    minutes = option("MINUTES", "Start nothing more after this time.")
-    parser.group("Running", "device", "workers", "on", minutes=minutes)
+    parser.group("Running", "device", "workers", "backend", "time-limit", "quiet")
+    _add_report(commands)
+
+
+def _add_report(commands: Any) -> None:
+    example = "pairnorm report --store results/store.sqlite --out reproduction"
+    parser = add_command(commands, "report --store FILE", run_report, example)
+    parser.group(
+        "Files",
+        store=option("FILE", "Read results from this file, or its export as .csv or .csv.gz.", required=True),
+        out=option("FOLDER", "Write the report to this folder.", "reproduction"),
+        tensorboard=option("FOLDER", "Write the case study's histograms for TensorBoard here."),
+    )
+    parser.group("Selection", *SELECTION, quiet=SHARED["quiet"])
 
 
 def run(options: Namespace) -> int | None:
-    """Run experiments of the paper; show our numbers beside its own.
+    """Run experiments of the paper, and compare results with its numbers.
 
-    What the store already has is not trained again, so an interrupted run goes on
-    where it stopped.
+    Results in the store are not computed again, so the same command resumes an
+    interrupted run.
     """
     if set(options.what) & set(COMPARISONS):
         return _compare(options)
     why = f"is for depth and missing, and {', '.join(options.what)} is of the paper"
-    refuse(options, ("model", "remedy", "protocol"), why, "Leave it out.")
+    refuse(options, ("model", "method", "protocol"), why, "Leave it out.")
     from pairnorm.paper import runner
     from pairnorm.paper.case_study import file_beside, read_layers
     from pairnorm.paper.experiments import GROUPS
@@ -86,8 +109,8 @@ def run(options: Namespace) -> int | None:
     outcome = train(path, runner, experiments, graphs, _command(options), running(options))
     if outcome is None:
         return 130
-    with console.progress() as tell:
-        tell(WRITING, 0, None)
+    with console.progress() as on_progress:
+        on_progress(WRITING, 0, None)
         if set(options.what) & set(GROUPS):
             outputs = write_report(path, out, chosen, workers=drawers())
             following = f"read [bold]{safe(outputs.files[-1])}[/]"
@@ -100,9 +123,9 @@ def run(options: Namespace) -> int | None:
             )
     for table in outputs.tables.values():
         console.show(terminal(table))
-    tell_left(outcome.left, _command(options))
+    show_remaining(outcome.left, _command(options))
     console.show(f"Results: {safe(path)}")
-    tell_written(outputs.files)
+    show_written(outputs.files)
     console.show(f"\nNext: {following}")
     return None
 
@@ -131,7 +154,7 @@ def _depth(options: Namespace, path: Path) -> int | None:
     given: dict[str, Any] = {
         "datasets": chosen.datasets,
         "models": names_in("model", options.model),
-        "methods": remedies(options.remedy),
+        "methods": methods_in(options.method),
         "depths": chosen.depths,
         "missing": chosen.missing,
         "runs": chosen.runs,
@@ -141,7 +164,7 @@ def _depth(options: Namespace, path: Path) -> int | None:
     outcome = train(path, depth, wanted, set(wanted.datasets), _command(options), running(options))
     if outcome is None:
         return 130
-    tell_left(outcome.left, _command(options))
+    show_remaining(outcome.left, _command(options))
     console.show(f"Results: {safe(path)}")
     files = write_depths(wanted, path, options.out, "depth", "reproduce depth")
     console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
@@ -152,8 +175,8 @@ def _missing(options: Namespace, path: Path) -> int | None:
     from pairnorm.compare.missing import Selection
     from pairnorm.compare.missing_runs import Found, compare, count_pending
 
-    refuse(options, ("remedy",), "is for depth, and this is missing", "Leave it out.")
-    if options.depths is not None or options.on != "here":
+    refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
+    if options.depth is not None or options.backend != "here":
         problem = "'missing' runs on this machine, with depths of its own"
         hint = "Leave out {depths} and {on}."
         raise PairNormError(problem, code="wrong-option", value=options.what, hint=hint, depths=..., on=...)
@@ -172,18 +195,18 @@ def _missing(options: Namespace, path: Path) -> int | None:
 
     def progress(stage: str, now: "Progress") -> None:
         if now.trials:
-            tell(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
+            on_progress(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
 
     try:
-        with console.progress() as tell:
+        with console.progress() as on_progress:
             left = compare(chosen, path, how, progress) if lacking else 0
     except KeyboardInterrupt:
-        console.show(f"\n[yellow]Stopped.[/] Go on with: [bold]{safe(_command(options))}[/]")
+        console.show(f"\n[yellow]Stopped.[/] Resume with: [bold]{safe(_command(options))}[/]")
         return 130
     files = _write_missing(chosen, path, options.out)
-    tell_left(left, _command(options), "runs")
+    show_remaining(left, _command(options), "runs")
     console.show(f"Results: {safe(path)}")
-    tell_written(files)
+    show_written(files)
     console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
     return None
 
@@ -212,13 +235,15 @@ def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path
     return files
 
 
-def remedies(text: str | None) -> list[str] | None:
-    """Return the remedies that an option names; modules in the working directory can be imported then."""
+def methods_in(text: str | None) -> list[str] | None:
+    """Return the methods that an option names; ``module:attribute`` may be in the working directory."""
+    from pairnorm.train import METHODS
+
     if text is None:
         return None
     if ":" in text and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    return [name.strip() for name in text.split(",")]
+    return [match_name(name.strip(), METHODS) for name in text.split(",")]
 
 
 def write_depths(wanted: "DepthComparison", path: Path, out: Path, name: str, command: str) -> list[Path]:
@@ -244,37 +269,41 @@ def write_depths(wanted: "DepthComparison", path: Path, out: Path, name: str, co
         write_text(target, text)
     table_file, report_file = texts
     files = [table_file, *(path for paths in figures.values() for path in paths), report_file]
-    tell_written(files)
+    show_written(files)
     return files
 
 
 def _drawn(draw: Callable[[], Value]) -> Value | None:
-    """Draw figures; where matplotlib is not installed, say so instead."""
+    """Draw figures; without matplotlib, print a note instead."""
     try:
         return draw()
     except ImportError as error:
-        console.note(f"there is no figure: it needs {error.name}.")
+        console.note(f"no figure was drawn: it needs {error.name}.")
         return None
 
 
-def tell_left(left: int, command: str, what: str = "trials") -> None:
-    """Say how much is left because time was up, and the command that goes on, if any is."""
+def show_remaining(left: int, command: str, what: str = "trials") -> None:
+    """Print how much remains after the time limit, and the command that resumes it."""
     if left:
-        console.show(f"Time is up: {left:,} {what} are left. Go on with: [bold]{safe(command)}[/]")
+        console.show(f"Time limit reached: {left:,} {what} remain. Resume with: [bold]{safe(command)}[/]")
 
 
-def tell_written(files: Iterable[Path]) -> None:
-    """Name the files that have been written."""
+def show_written(files: Iterable[Path]) -> None:
+    """Print the names of files that were written."""
     for file in files:
         console.show(f"Wrote {safe(file)}")
 
 
 def running(options: Namespace) -> "Running":
-    """Return where the options say that trials are to be run, and for how long."""
+    """Return where and for how long the options ask to train."""
     from pairnorm.train.schedule import Running
 
     return Running(
-        options.device, options.root, options.workers, getattr(options, "on", "here"), options.minutes
+        options.device,
+        options.root,
+        options.workers,
+        getattr(options, "backend", "here"),
+        minutes_in(options.time_limit),
     )
 
 
@@ -287,7 +316,7 @@ def selection(options: Namespace, *what: str) -> "Selection":
     from pairnorm.paper.experiments import DATASETS, Selection
 
     graphs = names_in("dataset", options.dataset, DATASETS)
-    depths, missing = (numbers_in(name, getattr(options, name)) for name in ("depths", "missing"))
+    depths, missing = (numbers_in(name, getattr(options, name)) for name in ("depth", "missing"))
     return Selection(what, graphs, options.runs, options.epochs, depths, missing)
 
 
@@ -314,7 +343,7 @@ def train(
     def progress(stage: str, now: "Progress") -> None:
         if now.trials:
             latest = now.label if now.done else f"{now.trials:,} trials to train"
-            tell(stage, now.done, now.total, latest, "layer-epochs")
+            on_progress(stage, now.done, now.total, latest, "layer-epochs")
 
     with Store(path) as store:
         lacking = runner.count_pending(wanted, store)
@@ -325,13 +354,48 @@ def train(
         if lacking:
             console.show(f"Training {lacking:,} trials; what is in {safe(path)} is not trained again.")
         try:
-            with console.progress() as tell:
+            with console.progress() as on_progress:
                 outcome: Outcome = runner.reproduce(wanted, store, running, progress)
                 return outcome
         except KeyboardInterrupt:
             left = runner.count_pending(wanted, store)
             console.show(
                 f"\n[yellow]Stopped.[/] {max(0, lacking - left):,} of {lacking:,} trials are kept in "
-                f"{safe(path)}; {left:,} are left.\nGo on with: [bold]{safe(command)}[/]"
+                f"{safe(path)}; {left:,} are left.\nResume with: [bold]{safe(command)}[/]"
             )
             return None
+
+
+@without_collection()
+def run_report(options: Namespace) -> None:
+    """Write all tables, figures, report.md and report.html from results.
+
+    Nothing is trained. Give the same selection options as to `pairnorm reproduce`.
+    """
+    from pairnorm.report.paper_report import write_report
+
+    chosen = selection(options, "all")
+    if options.tensorboard is not None:
+        _write_tensorboard(options.store, options.tensorboard, chosen)
+    with console.progress() as on_progress:
+        on_progress(WRITING, 0, None)
+        outputs = write_report(options.store, options.out, chosen, workers=drawers())
+    for table in outputs.tables.values():
+        console.show(f"{table.name}: {table.filled} of {len(table.entries)} cells filled")
+    console.show(f"{len(outputs.files)} files in {safe(options.out)}")
+    console.show(f"\nNext: read [bold]{safe(outputs.files[-1])}[/]")
+
+
+def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
+    from pairnorm.paper.case_study import file_beside, read_layers, studied, write_tensorboard
+    from pairnorm.paper.experiments import CASE_STUDY
+
+    layers, experiment = read_layers(file_beside(store)), chosen.narrow(CASE_STUDY)
+    found = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}
+    if not any(found.values()):
+        problem = f"{file_beside(store)} has no layers of the case study as these options ask for it"
+        hint = f"Run pairnorm reproduce case-study{chosen.options} --store {store} first."
+        raise PairNormError(problem, code="not-run", value=str(store), hint=hint)
+    for model, studies in found.items():
+        write_tensorboard(studies, model, folder)
+    console.show(f"TensorBoard: [bold]tensorboard --logdir {safe(folder)}[/]")

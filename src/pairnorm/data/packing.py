@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
-from pairnorm.base.files import change_folder
+from pairnorm.base.files import atomic_folder
 from pairnorm.base.memory import parse_memory
 from pairnorm.data.adjacency import EdgeCounts
 from pairnorm.data.encoder import AGAIN, Encoder, Options
@@ -84,7 +84,7 @@ def pack(
         hint = "Choose another folder, or remove it."
         raise PairNormError(problem, code="exists-already", value=str(place), hint=hint)
     told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore, keep)
-    with change_folder(place, ()) as draft, _workplace(draft, limit) as base:
+    with atomic_folder(place, ()) as draft, _workplace(draft, limit) as base:
         links = _Links.opened(base, edges, told)  # better now than when all nodes have been packed
         packer = NodePacker(base, draft, nodes, told, tick)
         features = packer.write(dtype, block)

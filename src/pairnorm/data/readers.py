@@ -433,6 +433,9 @@ def _query(database: str, query: str, role: str) -> Source:
     name = f"the query for {role}"
     try:
         url = sqlalchemy.make_url(database)
+    except (ValueError, sqlalchemy.exc.SQLAlchemyError) as error:  # such as a port that is no number
+        raise _no_database(f"the URL of the database is not valid: {error}", error) from error
+    try:
         if url.drivername in ("postgres", "postgresql"):
             url = url.set(drivername="postgresql+psycopg")
         local = url.get_backend_name() in ("sqlite", "duckdb") and url.database

@@ -344,7 +344,7 @@ class Selection:
             "dataset": self.datasets,
             "runs": self.runs and [self.runs],
             "epochs": self.epochs and [self.epochs],
-            "depths": self.depths,
+            "depth": self.depths,
             "missing": self.missing,
         }
         return "".join(f" --{name} {','.join(map(str, value))}" for name, value in values.items() if value)

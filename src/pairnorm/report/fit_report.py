@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.escaping import markdown
-from pairnorm.base.files import change_folder, drafts_in, refuse_file, steady_folder
+from pairnorm.base.files import atomic_folder, check_not_file, drafts_in, locked_folder
 from pairnorm.classify.candidates.base import Candidate
 from pairnorm.classify.diagnosis import HEADINGS, measured
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
@@ -216,21 +216,21 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-# All that a run may write.
-OUTCOME = {*PREDICTION_FILES, FACTS, TENSORS, REPORT, PAGE, *FIGURES}
+REPORT_FILES = {REPORT, PAGE, *FIGURES}
+OUTPUT_FILES = {*PREDICTION_FILES, FACTS, TENSORS, *REPORT_FILES}
+"""All that a run may write."""
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing changed.
-
-    What an earlier run wrote is replaced or, where this one has no such file, removed. Other files stay.
+def result_folder(folder: Path, names: Collection[str] = OUTPUT_FILES) -> Iterator[Path]:
+    """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing has changed.
 
     Args:
-        folder: absent, empty, or with the outcome of an earlier run.
+        folder: absent, empty, or with the output of an earlier run.
+        names: files to replace or, where the drafts have no such file, to remove. Other files stay.
     """
     check_folder(folder)
-    with change_folder(folder, OUTCOME) as drafts:
+    with atomic_folder(folder, names) as drafts:
         yield drafts
 
 
@@ -240,8 +240,8 @@ def check_folder(folder: Path) -> None:
     Args:
         folder: where results are to go.
     """
-    refuse_file(folder)
-    with steady_folder(folder):
+    check_not_file(folder)
+    with locked_folder(folder):
         pass
     if not folder.is_dir() or holds_model(folder):
         return

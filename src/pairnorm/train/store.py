@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.base.files import whole_file
+from pairnorm.base.files import atomic_file
 from pairnorm.train.database import (
     SCHEMA_VERSION,
     connect,
@@ -231,7 +231,7 @@ class Store:
         """
         target = Path(path)
         suffix = one_of("suffix of the export", target.suffix, (".csv", ".parquet"))
-        with whole_file(target) as draft:
+        with atomic_file(target) as draft:
             if suffix == ".csv":
                 write_csv(self.results(), draft)
             else:

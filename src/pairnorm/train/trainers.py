@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pairnorm.base.errors import one_of
-from pairnorm.base.files import whole_file
+from pairnorm.base.files import atomic_file
 from pairnorm.data import Graph
 from pairnorm.nn import GAT, GCN, PairNorm, sgc_iterates
 from pairnorm.nn.distributed import Shards
@@ -164,7 +164,7 @@ class GNNTrainer:
 
         def tell(epochs: int) -> None:
             if checkpoint is not None and epochs and first:
-                with whole_file(checkpoint) as draft:
+                with atomic_file(checkpoint) as draft:
                     torch.save(self.loop.state(), draft)
             tick(epochs)
 

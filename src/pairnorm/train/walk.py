@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.base.files import whole_file
+from pairnorm.base.files import atomic_file
 from pairnorm.base.memory import size
 from pairnorm.data.packed import PackedGraph, blocks
 from pairnorm.nn.ops.hop import cpu
@@ -194,7 +194,7 @@ class Walk:
         if isinstance(told, str):
             self.tick(told)
             return
-        with whole_file(self._block_path(number)) as draft, open(draft, "wb") as file:
+        with atomic_file(self._block_path(number)) as draft, open(draft, "wb") as file:
             np.savez(file, **told)
 
     def columns(self, number: int) -> range:
@@ -350,7 +350,7 @@ class Walk:
                 for number in range(len(self._blocks)):
                     kept = self._mapped(depth, number)[self.rows] * found[self.rows, None]
                     np.save(self._path(f"{number:04d}-{depth}.npy"), kept)
-            with whole_file(self._path(f"rows-{depth}")) as draft:  # with it, the depth is whole
+            with atomic_file(self._path(f"rows-{depth}")) as draft:  # with it, the depth is whole
                 found.tofile(draft)
         for path in (
             self._path(f"state-{k}-{number:04d}") for k in (0, 1) for number in range(len(self._blocks))
