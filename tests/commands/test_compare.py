@@ -5,7 +5,7 @@ import pytest
 from written import write_customers
 
 from pairnorm import cli
-from pairnorm.commands.compare import REMEDIES
+from pairnorm.commands.compare import METHODS
 from pairnorm.train import Store
 
 SMALL = ["--depth", "2,3", "--runs", "2", "--epochs", "3", "--workers", "1", "--device", "cpu"]
@@ -69,7 +69,7 @@ def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(
     assert cli.main([*words, "--runs", "1", "--epochs", "1", "--workers", "1", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     named = [line.split()[0] for line in printed.splitlines() if "(" in line and line.split()]
-    assert [*REMEDIES, "Halved@4", "Perceptron@1"] == named
+    assert [*METHODS, "Halved@4", "Perceptron@1"] == named
     assert (tmp_path / "comparison" / "figures" / "compare.png").is_file()
     with Store(tmp_path / "comparison" / "compare.sqlite") as store:
         tried = {result.spec.strength for result in store.results(remedy="halved_for_a_test:Halved@4")}
