@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pairnorm import cli
-from pairnorm.paper.case_study import BINS, Layers, file_beside, write_layers
+from pairnorm.paper.case_study import BINS, Layers, write_layers
 from pairnorm.paper.experiments import CASE_STUDY
 from pairnorm.train import Spec, Store, Trial
 
@@ -38,7 +38,8 @@ def write_study(store: Path) -> None:
     counts = {kind: [[1] * BINS] for kind in both}
     edges = {kind: [float(edge) for edge in range(BINS + 1)] for kind in both}
     layers = Layers(None, both, both, edges, counts)
-    write_layers(file_beside(store), {spec: layers})
+    with Store(store) as results:
+        write_layers(results, {spec: layers})
 
 
 def test_histograms_for_tensorboard(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,25 +10,25 @@ from pairnorm.compare.missing import (
     PROTOCOLS,
     SSNC,
     TRAINED,
-    Cell,
+    MissingCell,
     Selection,
-    hidden_labels,
-    hide,
+    hold_out_labels,
     largest_component,
+    mask_features,
     reached,
 )
 from pairnorm.data import Graph, csbm, missing_entries, missing_vectors
 
 
 def test_every_method_has_the_same_budget() -> None:
-    counts = {len(SSNC.candidates(cell, 0)) for cell in SSNC.trained_cells() if cell.dataset == "cora"}
+    counts = {len(SSNC.candidates(cell, 0)) for cell in SSNC.cells() if cell.dataset == "cora"}
     assert counts == {12}
-    assert {len(FP_VECTORS.candidates(cell, 0)) for cell in FP_VECTORS.trained_cells()} == {1}
+    assert {len(FP_VECTORS.candidates(cell, 0)) for cell in FP_VECTORS.cells()} == {1}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
 def test_no_run_is_there_twice_and_a_candidate_keeps_its_place_in_every_run(protocol) -> None:
-    cells = [cell for cell in protocol.trained_cells() if cell.dataset == protocol.datasets[0]]
+    cells = [cell for cell in protocol.cells() if cell.dataset == protocol.datasets[0]]
     specs = [spec for cell in cells for spec in protocol.candidates(cell, 0)]
     assert len(specs) == len(set(specs))
     for cell in cells[:5]:
@@ -37,16 +37,16 @@ def test_no_run_is_there_twice_and_a_candidate_keeps_its_place_in_every_run(prot
             assert [one.replace(split="x") for one in others] == [
                 one.replace(split="x") for one in protocol.candidates(cell, 0)
             ]
-    assert len(set(protocol.judged_cells())) == len(list(protocol.judged_cells()))
+    assert len(set(protocol.evaluated_cells())) == len(list(protocol.evaluated_cells()))
 
 
 def test_where_nothing_is_missing_nothing_is_filled() -> None:
-    fills = {cell.fill for cell in SSNC.trained_cells() if cell.missing_percent == 0}
-    assert fills == {"zero"}
+    imputations = {cell.imputation for cell in SSNC.cells() if cell.missing_percent == 0}
+    assert imputations == {"zero"}
 
 
 def test_fsd_cap_is_judged_where_whole_vectors_are_missing() -> None:
-    cells = [cell for protocol in PROTOCOLS.values() for cell in protocol.judged_cells()]
+    cells = [cell for protocol in PROTOCOLS.values() for cell in protocol.evaluated_cells()]
     own = {cell[:2] + cell[3:] for cell in cells if cell.model in (FSD_CAP, FSD_CAP_RELEASED)}
     assert own == {
         ("fp-vectors", dataset, model, percent)
@@ -57,16 +57,16 @@ def test_fsd_cap_is_judged_where_whole_vectors_are_missing() -> None:
 
 
 def test_what_has_no_seed_is_run_once_where_all_masks_are_alike() -> None:
-    assert len(SSNC.seeds(Cell("ssnc-mv", "cora", "auto", FIT, 100))) == 1
-    assert len(SSNC.seeds(Cell("ssnc-mv", "cora", "auto", FIT, 80))) == 5
-    assert len(SSNC.seeds(Cell("ssnc-mv", "cora", "zero", "GCN", 100))) == 5
-    assert len(FP_VECTORS.seeds(Cell("fp-vectors", "cora", "auto", FIT, 0))) == 10
+    assert len(SSNC.seeds(MissingCell("ssnc-mv", "cora", "auto", FIT, 100))) == 1
+    assert len(SSNC.seeds(MissingCell("ssnc-mv", "cora", "auto", FIT, 80))) == 5
+    assert len(SSNC.seeds(MissingCell("ssnc-mv", "cora", "zero", "GCN", 100))) == 5
+    assert len(FP_VECTORS.seeds(MissingCell("fp-vectors", "cora", "auto", FIT, 0))) == 10
 
 
 def test_a_selection_is_part_of_the_comparison() -> None:
-    whole = {cell for protocol in PROTOCOLS.values() for cell in protocol.trained_cells()}
+    whole = {cell for protocol in PROTOCOLS.values() for cell in protocol.cells()}
     chosen = Selection(["ssnc-mv", "fp-vectors"], ["cora"], ["GCN", FIT], [99.5, 100], runs=2).chosen()
-    some = {cell for protocol in chosen for cell in protocol.trained_cells()}
+    some = {cell for protocol in chosen for cell in protocol.cells()}
     assert some < whole
     assert {cell.model for cell in some} == {"GCN"}
     assert {cell.missing_percent for cell in some} == {99.5, 100}
@@ -78,7 +78,7 @@ def test_a_selection_is_part_of_the_comparison() -> None:
         "tables-95",
     ]
     few = Selection(["ssnc-mv"], models=["SGC"], epochs=3).chosen()[0]
-    assert {spec.epochs for cell in few.trained_cells() for spec in few.candidates(cell, 0)} == {3}
+    assert {spec.epochs for cell in few.cells() for spec in few.candidates(cell, 0)} == {3}
     assert set(few.trained) == {"SGC"} < set(TRAINED)
 
 
@@ -103,13 +103,13 @@ def test_hidden_features_are_those_drawn_and_those_the_data_lacks() -> None:
     graph = graph.replace(missing=torch.arange(100) % 7 == 0)
     whole = graph.features.to_dense()
     drawn = missing_vectors(graph, 0.5, seed=3)
-    found = hide(graph, drawn)
+    found = mask_features(graph, drawn)
     assert torch.equal(found.missing, drawn.mask[:, 0] | graph.missing)
     assert torch.equal(found.features.to_dense(), whole * ~drawn.mask)
 
     dense = graph.replace(features=whole)
     drawn = missing_entries(dense, 0.5, seed=3)
-    found = hide(dense, drawn)
+    found = mask_features(dense, drawn)
     mask = drawn.mask[:, 0].view(100, 6)
     assert torch.equal(found.missing, mask | graph.missing[:, None])
     assert torch.equal(found.features, whole * ~mask)
@@ -118,13 +118,13 @@ def test_hidden_features_are_those_drawn_and_those_the_data_lacks() -> None:
 @pytest.mark.parametrize("share", [0.8, 0.95])
 def test_labels_are_hidden_class_by_class(share: float) -> None:
     labels = torch.tensor([0] * 200 + [1] * 60 + [-1] * 40)
-    split = hidden_labels(labels, share, seed=4)
+    split = hold_out_labels(labels, share, seed=4)
     assert torch.equal(torch.stack(split).sum(0), (labels >= 0).long())
     for number, size in ((0, 200), (1, 60)):
         train, validation, _ = (int(mask[labels == number].sum()) for mask in split)
         assert abs(train - (1 - share) * size) < 1
         assert (train >= 1, validation) == (True, 0)
-    assert not torch.equal(split.train, hidden_labels(labels, share, seed=5).train)
+    assert not torch.equal(split.train, hold_out_labels(labels, share, seed=5).train)
 
 
 def test_of_components_the_largest_is_kept_and_those_with_training_nodes_are_reached() -> None:

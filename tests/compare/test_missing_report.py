@@ -11,10 +11,10 @@ from pairnorm.compare.missing import (
     REFITTED,
     SSNC,
     TABLES_80,
-    Cell,
+    MissingCell,
 )
 from pairnorm.compare.missing_report import Line, draw, lines, report, write_csv
-from pairnorm.compare.missing_runs import Found, Judged
+from pairnorm.compare.missing_runs import Evaluation, MissingResults
 from pairnorm.train import Spec, Trial
 
 ONE = replace(
@@ -22,7 +22,7 @@ ONE = replace(
     datasets=("cora",),
     missing=(100, 0),
     runs=2,
-    fills=("zero", "fp"),
+    imputations=("zero", "fp"),
     trained={"SGC-PN": {"model": "SGC", "depth": 2, "norm": "PN"}},
 )
 
@@ -32,21 +32,21 @@ def a_trial(seed: int, test: float) -> Trial:
     return Trial(seed=seed, best_epoch=1, test_loss=1.0, test_accuracy=test, **parts)
 
 
-def judged(model: str, accuracy: float, percent: float = 100, **changes: object) -> Judged:
-    fill = "auto" if model in (FIT, REFITTED) else ""
-    row = Judged("ssnc-mv", "cora", fill, model, percent, 0, accuracy, 0.4, 0.9, 1.0, "", "2026")
+def evaluated(model: str, accuracy: float, percent: float = 100, **changes: object) -> Evaluation:
+    imputation = "auto" if model in (FIT, REFITTED) else ""
+    row = Evaluation("ssnc-mv", "cora", imputation, model, percent, 0, accuracy, 0.4, 0.9, 1.0, "", "2026")
     return row._replace(**changes)  # type: ignore[arg-type]
 
 
-def found() -> Found:
+def found() -> MissingResults:
     zero = Spec("cora", "SGC", 2, norm="PN", missing_rate=1)
-    return Found(
+    return MissingResults(
         {
             zero: [a_trial(0, 0.5), a_trial(1, 0.7)],
             zero.replace(imputation="fp"): [a_trial(0, 0.75)],
             zero.replace(missing_rate=0): [a_trial(0, 0.8), a_trial(1, 0.8)],
         },
-        [judged(FIT, 0.8), judged(REFITTED, 0.81), judged("label propagation", 0.7)],
+        [evaluated(FIT, 0.8), evaluated(REFITTED, 0.81), evaluated("label propagation", 0.7)],
     )
 
 
@@ -71,53 +71,57 @@ def test_the_report_says_who_is_ahead_and_what_is_not_whole() -> None:
     assert "| SGC-PN, feature propagation | 0.750 [1] |" in text
     assert f"| {FIT} | **0.800** |" in text
     assert f"| {REFITTED} | 0.810 |" in text  # is no rival
-    assert "Ahead, or level, in 1 of 1 places" in text
+    assert "0 places have 5 or more other methods" in text
     assert "| ssnc-mv | Cora | 100% | 0.800 | SGC-PN, feature propagation | 0.750 | 3 | +0.050 |" in text
 
 
-def test_where_fit_is_behind_the_report_says_so() -> None:
-    some = [
-        Line(Cell("ssnc-mv", "cora", "auto", FIT, 100), (0.7,)),
-        Line(Cell("ssnc-mv", "cora", "fp", "GCN", 100), (0.75,)),
+def place(percent: float, others: int, gap: float) -> list[Line]:
+    """`fit` and some others, all ahead of it or behind it by a gap, over five runs."""
+    ours = {seed: 0.7 + 0.01 * seed for seed in range(5)}
+    theirs = {seed: value - gap + 0.002 * (-1) ** seed for seed, value in ours.items()}
+    lines = [Line(MissingCell("ssnc-mv", "cora", "auto", FIT, percent), tuple(ours.values()), scores=ours)]
+    return lines + [
+        Line(MissingCell("ssnc-mv", "cora", "fp", f"M{k}", percent), tuple(theirs.values()), scores=theirs)
+        for k in range(others)
     ]
-    assert "in 0 of 1 places" in report([ONE], some)
-    assert "-0.050 |" in report([ONE], some)
 
 
-def test_what_is_behind_by_less_than_two_standard_errors_is_within_the_noise() -> None:
-    """Differences of -0.03, -0.01 and +0.01: a mean of -0.01 with a standard error of 0.02 / √3."""
-    ours, theirs = {0: 0.70, 1: 0.72, 2: 0.71, 3: 0.9}, {0: 0.73, 1: 0.73, 2: 0.70}
-    some = [
-        Line(Cell("ssnc-mv", "cora", fill, model, 80), tuple(runs.values())[:3], decisive=runs)
-        for fill, model, runs in (("auto", FIT, ours), ("fp", "GCN", theirs))
-    ]
-    text = report([ONE], some)
-    assert "in 0 of 1 places, and behind by less\nthan the noise in 1 more" in text
-    assert "| GCN, feature propagation | 0.720 | 1 | -0.010 ± 0.023 |" in text
+def test_only_places_with_enough_other_methods_are_counted() -> None:
+    """Bug: "ahead, or level, in 54 of 70" counted 41 places with one or two weak others."""
+    text = report([ONE], [*place(100, 5, 0.05), *place(80, 5, -0.05), *place(40, 2, 0.05)])
+    assert "2 places have 5 or more other methods. In 1 of them `fit` has the highest mean" in text
+    assert "in 1 it is significantly behind" in text
+    assert "The other 1 places have fewer methods" in text
+
+
+def test_a_difference_within_the_noise_is_not_significant() -> None:
+    text = report([ONE], place(100, 5, -0.001))
+    assert "in 0 it is significantly behind" in text
+    assert "| 5 | -0.001 (-0.004 to +0.001) |" in text
 
 
 def test_what_is_published_is_a_rival_too() -> None:
     some = [
-        Line(Cell("fp-vectors", "cora", "auto", FIT, 99.5), (0.74,)),
-        Line(Cell("fp-vectors", "cora", "pcfi", "GCN", 99.5), (0.736,), published=0.754),
+        Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), (0.74,)),
+        Line(MissingCell("fp-vectors", "cora", "pcfi", "GCN", 99.5), (0.736,), published=0.754),
     ]
     expected = "| fp-vectors | Cora | 99.5% | 0.740 | GCN, PCFI, as published | 0.754 | 1 | -0.014 |"
     assert expected in report([FP_VECTORS], some)
 
 
-def test_published_numbers_stand_beside_ours() -> None:
-    text = report([FP_VECTORS], lines([FP_VECTORS], Found({})))
+def test_published_numbers_are_shown_next_to_ours() -> None:
+    text = report([FP_VECTORS], lines([FP_VECTORS], MissingResults({})))
     assert "| GCN, PCFI | not run, published 0.754 | not run, published 0.661 |" in text
-    assert "sees the true labels of the validation nodes" in text.replace("\n", " ")
+    assert "uses the true labels of the validation nodes" in text.replace("\n", " ")
     assert f"| {FSD_CAP_RELEASED} | not run, published 0.806 |" in text
     assert f"| {FSD_CAP} |" not in text
 
 
 def test_who_sees_labels_of_validation_nodes_is_no_rival_but_shown() -> None:
     some = [
-        Line(Cell("fp-vectors", "cora", "auto", FIT, 99.5), (0.78,)),
-        Line(Cell("fp-vectors", "cora", "fsd-cap", FSD_CAP, 99.5), (0.75,)),
-        Line(Cell("fp-vectors", "cora", "fsd-cap", FSD_CAP_RELEASED, 99.5), (0.79,), published=0.806),
+        Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), (0.78,)),
+        Line(MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP, 99.5), (0.75,)),
+        Line(MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP_RELEASED, 99.5), (0.79,), published=0.806),
     ]
     text = report([replace(FP_VECTORS, runs=1)], some)
     assert f"| fp-vectors | Cora | 99.5% | 0.780 | {FSD_CAP} | 0.750 | 1 | +0.030 |" in text
@@ -127,7 +131,7 @@ def test_who_sees_labels_of_validation_nodes_is_no_rival_but_shown() -> None:
 
 def test_tables_go_by_auc_or_macro_f1() -> None:
     cells = [
-        Cell("tables-80", name, "", model, 0)
+        MissingCell("tables-80", name, "", model, 0)
         for name in ("german", "reed98")
         for model in ("logistic regression", "label propagation")
     ]
@@ -143,4 +147,4 @@ def test_the_figure_has_the_same_bytes_every_time(tmp_path: Path) -> None:
     first, again = (draw(some, tmp_path / name) for name in ("one", "two"))
     assert [path.name for path in first] == ["missing.png", "missing.pdf"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
-    assert draw([Line(Cell("fp-vectors", "cora", "fp", "GCN", 50), (), nan)], tmp_path) == []
+    assert draw([Line(MissingCell("fp-vectors", "cora", "fp", "GCN", 50), (), nan)], tmp_path) == []

@@ -25,7 +25,6 @@ from pairnorm.paper.case_study import (
     PAIRS,
     Layers,
     distributions,
-    file_beside,
     mean_distances,
     read_layers,
     write_layers,
@@ -113,7 +112,8 @@ def _store(name: str) -> Callable[[Path], object]:
 
 
 def _case_study(folder: Path) -> object:
-    found = read_layers(file_beside(folder / "store.sqlite"))
+    with Store(folder / "store.sqlite", read_only=True) as store:
+        found = read_layers(store)
     return [draw({"PN": one}, "SGC") for one in found.values() for draw in (mean_distances, distributions)]
 
 
@@ -156,7 +156,7 @@ FORMATS = {
     "average": Format(("average/model.json", "average/model.safetensors"), _model("average")),
     "store": Format("store.sqlite", _store("store.sqlite")),
     "store written to": Format("store.sqlite", _writing),
-    "case study": Format("store.case-study.json", _case_study),
+    "case study": Format("store.sqlite", _case_study),
     "export": Format("export.csv", _store("export.csv")),
     "export packed": Format("export.csv.gz", _store("export.csv.gz")),
 }
@@ -251,7 +251,8 @@ def write_corpus(folder: Path) -> Path:
     edges = {kind: [bin_ / BINS for bin_ in range(BINS + 1)] for kind in PAIRS}
     counts = {kind: [[1] * BINS] * 2 for kind in PAIRS}
     layers = Layers(0.7, distances, distances, edges, counts)
-    write_layers(file_beside(folder / "store.sqlite"), {Spec("cora", "SGC", 2, norm="PN"): layers})
+    with Store(folder / "store.sqlite") as store:
+        write_layers(store, {Spec("cora", "SGC", 2, norm="PN"): layers})
     with (folder / "export.csv").open("rb") as plain, gzip.open(folder / "export.csv.gz", "wb") as packed:
         shutil.copyfileobj(plain, packed)
     return folder

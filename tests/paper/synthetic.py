@@ -3,7 +3,7 @@
 from pathlib import Path
 from random import Random
 
-from pairnorm.paper.case_study import BINS, Layers, file_beside, write_layers
+from pairnorm.paper.case_study import BINS, Layers, write_layers
 from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, Selection
 from pairnorm.sweep.grid import Experiment
 from pairnorm.train import Spec, Store, Trial
@@ -68,12 +68,13 @@ def layers(spec: Spec, contrary: bool = False) -> Layers:
 
 
 def fill(path: Path, experiments: list[Experiment], contrary: bool = False) -> Path:
-    """Write a store, and a case study beside it, with all that the experiments ask for."""
+    """Write a store with all trials, and the case study, of the experiments."""
     cells: dict[Spec, dict[int, Trial]] = {}
     for experiment in experiments:
         if experiment.name == CASE_STUDY.name:
             specs = [spec for cell in experiment.cells() for spec in experiment.candidates(cell)]
-            write_layers(file_beside(path), {spec: layers(spec, contrary) for spec in specs})
+            with Store(path) as store:
+                write_layers(store, {spec: layers(spec, contrary) for spec in specs})
             continue
         for cell in experiment.cells():
             for spec in experiment.candidates(cell):

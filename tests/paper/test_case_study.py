@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +16,6 @@ from pairnorm.paper.case_study import (
     PAIRS,
     Layers,
     distributions,
-    file_beside,
-    lacking,
     mean_distances,
     measure_layers,
     read_layers,
@@ -25,7 +24,7 @@ from pairnorm.paper.case_study import (
     write_tensorboard,
 )
 from pairnorm.paper.experiments import CASE_STUDY
-from pairnorm.train import Spec, train
+from pairnorm.train import Spec, Store, train
 
 CPU = torch.device("cpu")
 
@@ -95,35 +94,25 @@ LAYERS = Layers(
 )
 
 
-def test_the_file_keeps_everything(tmp_path: Path) -> None:
-    path = file_beside(tmp_path / "results.sqlite")
-    assert path.name == "results.case-study.json"
-    assert file_beside(tmp_path / "results.csv.gz") == path
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "results.sqlite") as store:
+        yield store
+
+
+def test_layers_are_read_back_from_the_store(store: Store) -> None:
     first, second = Spec("cora", "SGC", 2), Spec("cora", "GCN", 2)
-    assert read_layers(path) == {}
-    assert lacking([first, second], path) == [first, second]
-    write_layers(path, {first: LAYERS})
-    write_layers(path, {**read_layers(path), second: LAYERS})
-    assert read_layers(path) == {first: LAYERS, second: LAYERS}
-    assert lacking([first, second], path) == []
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert read_layers(store) == {}
+    write_layers(store, {first: LAYERS})
+    write_layers(store, {second: LAYERS})
+    assert read_layers(store) == {first: LAYERS, second: LAYERS}
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[1]", '{"cora SGC depth=2": {"other": 1}}', '{"cora SGC depth=2": 3}']
-)
-def test_a_file_that_is_no_case_study(raises: Any, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.case-study.json"
-    path.write_text(text)
-    with raises("file-damaged", value=path):
-        read_layers(path)
-
-
-def test_stores_whose_names_begin_alike_have_a_file_each(tmp_path: Path) -> None:
-    names = ["r.a.sqlite", "r.b.sqlite", "r.sqlite", "r.a", "r.a.sqlite.csv", ".sqlite"]
-    files = [file_beside(tmp_path / name).name for name in names]
-    assert files[:3] == ["r.a.case-study.json", "r.b.case-study.json", "r.case-study.json"]
-    assert files[3:] == ["r.a.case-study.json", "r.a.case-study.json", ".sqlite.case-study.json"]
+@pytest.mark.parametrize("records", [{"cora SGC depth=2": {"other": 1}}, {"cora SGC depth=2": 3}, {"x": {}}])
+def test_other_records_are_refused(raises: Any, store: Store, records: dict[str, Any]) -> None:
+    store.write_records("case-study", records)
+    with raises("file-damaged", value=store.path):
+        read_layers(store)
 
 
 SPECS = [spec for cell in CASE_STUDY.cells() for spec in CASE_STUDY.candidates(cell)]
@@ -181,8 +170,7 @@ def test_tensorboard_reads_it(found: dict[str, Layers], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"test_accuracy": []}, {"apd": {kind: [float("nan")] for kind in PAIRS}}])
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    path = tmp_path / "r.case-study.json"
-    write_layers(path, {Spec("cora", "SGC", 2): replace(LAYERS, **change)})  # type: ignore[arg-type]
+def test_what_cannot_be_drawn_is_refused(store: Store, change: dict[str, object]) -> None:
+    write_layers(store, {Spec("cora", "SGC", 2): replace(LAYERS, **change)})  # type: ignore[arg-type]
     with pytest.raises(PairNormError):
-        read_layers(path)
+        read_layers(store)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from synthetic import SMALL, fill, small_experiments, trial
 
-from pairnorm.paper.case_study import Layers, file_beside, read_layers
+from pairnorm.paper.case_study import Layers, read_layers
 from pairnorm.paper.claims import (
     CLAIMS,
     compare,
@@ -18,7 +18,7 @@ from pairnorm.paper.evidence import Case, Evidence
 from pairnorm.paper.experiments import BARS, CLAIMS_AGAIN, TABLE3, Selection
 from pairnorm.sweep.grid import Summary, TableCell
 from pairnorm.sweep.index import Chosen, ResultIndex
-from pairnorm.train import Spec
+from pairnorm.train import Spec, Store
 
 
 @pytest.mark.parametrize(("values", "holds"), [([1.0, 0.9, 0.4], True), ([1.0, 0.2, 0.6], False)])
@@ -129,7 +129,8 @@ SKIPPED = ("table1", "table2", "table3", "figure1", "figure3", "bars", "ablation
 def decide(path: Path, contrary: bool) -> dict[str, str]:
     wanted = [experiment for experiment in small_experiments() if experiment.name in SKIPPED]
     fill(path, wanted, contrary)
-    evidence = Evidence(ResultIndex.read(path), read_layers(file_beside(path)), SMALL)
+    with Store(path, read_only=True) as store:
+        evidence = Evidence(ResultIndex(store.trials_by_spec()), read_layers(store), SMALL)
     return {verdict.claim.text: verdict.status for verdict in verdicts(evidence)}
 
 

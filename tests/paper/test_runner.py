@@ -12,7 +12,7 @@ import pytest
 
 from pairnorm.measure import MEASURES
 from pairnorm.paper import runner as module
-from pairnorm.paper.case_study import BINS, PAIRS, Layers, file_beside, read_layers
+from pairnorm.paper.case_study import BINS, PAIRS, Layers, read_layers
 from pairnorm.paper.experiments import CASE_STUDY, TUNED, Selection
 from pairnorm.paper.runner import count_pending, reproduce
 from pairnorm.report.paper_report import write_outputs
@@ -128,7 +128,8 @@ def test_the_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "measure_layers", fake)
     path = tmp_path / "s.sqlite"
     assert [train(path, CASE_STUDY), train(path, CASE_STUDY)] == [Outcome(6, 0), Outcome(0, 0)]
-    assert len(asked) == len(read_layers(file_beside(path))) == 6
+    with Store(path, read_only=True) as store:
+        assert len(asked) == len(read_layers(store)) == 6
 
 
 def test_it_needs_little_but_torch(tmp_path: Path) -> None:

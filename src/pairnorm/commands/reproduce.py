@@ -96,10 +96,10 @@ def run(options: Namespace) -> int | None:
     why = f"is for depth and missing, and {', '.join(options.what)} is of the paper"
     refuse(options, ("model", "method", "protocol"), why, "Leave it out.")
     from pairnorm.paper import runner
-    from pairnorm.paper.case_study import file_beside, read_layers
+    from pairnorm.paper.case_study import read_layers
     from pairnorm.paper.experiments import GROUPS
     from pairnorm.report.paper_report import write_outputs, write_report
-    from pairnorm.sweep.index import ResultIndex
+    from pairnorm.sweep.index import ResultIndex, open_results
     from pairnorm.sweep.tables import terminal
 
     chosen, out = selection(options, *options.what), options.out
@@ -115,7 +115,8 @@ def run(options: Namespace) -> int | None:
             outputs = write_report(path, out, chosen, workers=drawers())
             following = f"read [bold]{safe(outputs.files[-1])}[/]"
         else:
-            results, layers = ResultIndex.read(path), read_layers(file_beside(path))
+            with open_results(path) as store:
+                results, layers = ResultIndex(store.trials_by_spec()), read_layers(store)
             outputs = write_outputs(chosen.names(), results, layers, chosen, out)
             following = (
                 f"[bold]pairnorm report --store {safe(path)} --out {safe(out)}{safe(chosen.options)}[/] "
@@ -173,7 +174,7 @@ def _depth(options: Namespace, path: Path) -> int | None:
 
 def _missing(options: Namespace, path: Path) -> int | None:
     from pairnorm.compare.missing import Selection
-    from pairnorm.compare.missing_runs import Found, compare, count_pending
+    from pairnorm.compare.missing_runs import MissingResults, compare, count_pending
 
     refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
     if options.depth is not None or options.backend != "here":
@@ -189,7 +190,7 @@ def _missing(options: Namespace, path: Path) -> int | None:
         options.runs,
         options.epochs,
     ).chosen()
-    lacking = count_pending(chosen, Found.read(path))
+    lacking = count_pending(chosen, MissingResults.read(path))
     if lacking:
         console.show(f"{lacking:,} runs at least are lacking; what is in {safe(path)} is not run again.")
 
@@ -214,9 +215,9 @@ def _missing(options: Namespace, path: Path) -> int | None:
 def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
     """Show and write what the store says of the comparison where features are missing; return the files."""
     from pairnorm.compare.missing_report import draw, lines, report, write_csv
-    from pairnorm.compare.missing_runs import Found
+    from pairnorm.compare.missing_runs import MissingResults
 
-    found = lines(chosen, Found.read(path))
+    found = lines(chosen, MissingResults.read(path))
     rows = [
         (
             *(line.cell.protocol, line.cell.dataset, f"{line.cell.missing_percent:g}%", line.method),
@@ -387,13 +388,15 @@ def run_report(options: Namespace) -> None:
 
 
 def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
-    from pairnorm.paper.case_study import file_beside, read_layers, studied, write_tensorboard
+    from pairnorm.paper.case_study import read_layers, studied, write_tensorboard
     from pairnorm.paper.experiments import CASE_STUDY
+    from pairnorm.sweep.index import open_results
 
-    layers, experiment = read_layers(file_beside(store)), chosen.narrow(CASE_STUDY)
+    with open_results(store) as results:
+        layers, experiment = read_layers(results), chosen.narrow(CASE_STUDY)
     found = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}
     if not any(found.values()):
-        problem = f"{file_beside(store)} has no layers of the case study as these options ask for it"
+        problem = f"{store} has no layers of the case study with these options"
         hint = f"Run pairnorm reproduce case-study{chosen.options} --store {store} first."
         raise PairNormError(problem, code="not-run", value=str(store), hint=hint)
     for model, studies in found.items():

@@ -1,4 +1,4 @@
-"""The comparison under missing features as data: which methods, on which graphs, under whose protocol."""
+"""Imputations and models under missing features, as data: methods, graphs, masks and protocols."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,11 +17,9 @@ from pairnorm.data.adjacency import components, reachable
 from pairnorm.data.named import data_folder
 from pairnorm.data.random import Stream
 from pairnorm.impute import IMPUTATIONS
+from pairnorm.sweep.grid import Grid, SelectionRule, Settings, expand
 from pairnorm.train import Spec
 from pairnorm.train.problem import DRAW
-
-Settings = Mapping[str, Any]
-"""Fields of a ``Spec``; a tuple lists the values among which validation decides."""
 
 SGC = {"model": "SGC", "depth": (2, 5, 10, 20, 40, 60), "epochs": 500, "learning_rate": 0.2}
 GCN = {
@@ -38,7 +36,7 @@ TRAINED: Mapping[str, Settings] = {
     "GCN": GCN,
     "GCN-PN": {**GCN, "norm": "PN-SI"},
 }
-# As PCFI's released code trains it, but that dropout falls on the input as well.
+# As in the released code of PCFI, with dropout on the input as well.
 PUBLISHED_GCN: Settings = {
     "model": "GCN",
     "depth": 3,
@@ -50,52 +48,55 @@ PUBLISHED_GCN: Settings = {
     "scaling": "none",
     "epochs": 500,
 }
-# As FSD-CAP's released code trains it, with the same exception.
+# As in the released code of FSD-CAP, with the same exception.
 FSD_CAP_GCN: Settings = {**PUBLISHED_GCN, "learning_rate": 0.01}
 FIT, REFITTED = "fit", "fit, refitted on all labels"
 FSD_CAP, FSD_CAP_RELEASED = "FSD-CAP", "FSD-CAP with validation labels"
 MORE_LABELS = (REFITTED, FSD_CAP_RELEASED)
-"""Those that see the labels of validation nodes not only to choose: they are shown, but no rivals."""
-ALONE = ("SGC alone", "label propagation", "logistic regression", "boosted trees", "most frequent class")
+"""Methods that train on the labels of validation nodes: shown, but not compared."""
+MOST_FREQUENT = "most frequent class"
+ALONE = ("SGC alone", "label propagation", "logistic regression", "boosted trees", MOST_FREQUENT)
 TABLES = ("amherst41", "german", "reed98")
-REACHED = "citeseer-reached"
-"""Citeseer, tested on nodes that share a component with a training node: no other hears of a label."""
+REACHED = {"cora-reached": "cora", "citeseer-reached": "citeseer"}
+"""Graphs tested only on nodes in a component with a training node: no feature or label reaches the others."""
 
 
-class Cell(NamedTuple):
+class MissingCell(NamedTuple):
     """A row of the comparison.
 
     Args:
         protocol: name of a ``Protocol``.
         dataset: name of a graph.
-        fill: what stands in for missing features, empty for a model that sees none.
+        imputation: of missing features, empty for a model without features.
         model: name of a method.
         missing_percent: of the features.
     """
 
     protocol: str
     dataset: str
-    fill: str
+    imputation: str
     model: str
     missing_percent: float
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(Grid[MissingCell]):
     """Graphs, splits and masks, and the methods that are compared on them.
+
+    As a grid it has the models that are trained by epochs; the first run selects among their candidates.
 
     Args:
         name: what the command line calls it.
         title: what it is.
         datasets: names of graphs.
-        missing: percentages, what matters most first.
-        runs: how many seeds; of a method that has none, where masks do not differ either, one is enough.
-        kind: of what is missing, as in ``Spec``.
-        fills: what stands in for it before a model that is trained by epochs.
-        trained: these models by name.
-        judged: the models that ``pairnorm fit`` consists of, ``fit`` itself, and others that need no GPU.
-        split: its name, in which ``{seed}`` stands for that of a run.
-        graphs: which graph a dataset's name means: itself, its ``largest`` component, or a ``table``.
+        missing: percentages, the most important first.
+        runs: number of seeds. Methods without randomness get one run where all masks are the same.
+        kind: ``Spec.missing_kind``.
+        imputations: for models that are trained by epochs.
+        trained: settings of models that are trained by epochs, by name.
+        evaluated: methods without epochs: ``fit``, the models it consists of, and others.
+        split: its name; ``{seed}`` stands for the seed of a run.
+        graphs: what a dataset's name stands for: itself, its ``largest`` component, or a ``table``.
     """
 
     name: str
@@ -104,40 +105,45 @@ class Protocol:
     missing: tuple[float, ...]
     runs: int = 5
     kind: str = "vectors"
-    fills: tuple[str, ...] = tuple(IMPUTATIONS)
+    imputations: tuple[str, ...] = tuple(IMPUTATIONS)
     trained: Mapping[str, Settings] = field(default_factory=lambda: TRAINED)
-    judged: tuple[str, ...] = ("label propagation", "Correct & Smooth", FIT)
+    evaluated: tuple[str, ...] = ("label propagation", "Correct & Smooth", FIT)
     split: str = "default"
     graphs: str = "named"
 
-    def trained_cells(self) -> Iterator[Cell]:
-        """Yield the cells of models that are trained by epochs; where nothing is missing, of one fill."""
+    @property
+    def rule(self) -> SelectionRule:
+        """Validation accuracy of the first run selects; of equals, the first candidate."""
+        return SelectionRule(search_runs=1)
+
+    def cells(self) -> Iterator[MissingCell]:
+        """Yield the cells of trained models; with one imputation where nothing is missing."""
         for dataset, percent in product(self.datasets, self.missing):
-            if dataset == REACHED and percent != 100:  # only there do labels alone arrive
+            if dataset in REACHED and percent != 100:  # at other rates features are known everywhere
                 continue
-            for fill, model in product(self.fills, self.trained):
-                if percent or fill == self.fills[0]:
-                    yield Cell(self.name, dataset, fill, model, percent)
+            for imputation, model in product(self.imputations, self.trained):
+                if percent or imputation == self.imputations[0]:
+                    yield MissingCell(self.name, dataset, imputation, model, percent)
 
-    def judged_cells(self) -> Iterator[Cell]:
-        """Yield the cells of the others: those of a percentage on all graphs before those of the next."""
-        for percent, dataset, model in product(self.missing, self.datasets, self.judged):
-            fill = FILL_OF.get(model, "")
-            nothing_to_fill = fill == "fsd-cap" and percent == 0  # it is a GCN then
-            if dataset != REACHED and not nothing_to_fill:  # the former is judged with Citeseer
-                yield Cell(self.name, dataset, fill, model, percent)
+    def evaluated_cells(self) -> Iterator[MissingCell]:
+        """Yield the cells of methods without epochs, percentage by percentage."""
+        for percent, dataset, model in product(self.missing, self.datasets, self.evaluated):
+            imputation = IMPUTATION_OF.get(model, "")
+            is_gcn = imputation == "fsd-cap" and percent == 0  # nothing to impute
+            if dataset not in REACHED and not is_gcn:  # reached nodes are evaluated with the whole graph
+                yield MissingCell(self.name, dataset, imputation, model, percent)
 
-    def seeds(self, cell: Cell) -> range:
+    def seeds(self, cell: MissingCell) -> range:
         """Return the seeds of a cell."""
-        alike = self.split == "default" and cell.missing_percent in (0, 100)
-        return range(1 if cell.model not in self.trained and alike else self.runs)
+        same_mask = self.split == "default" and cell.missing_percent in (0, 100)
+        return range(1 if cell.model not in self.trained and same_mask else self.runs)
 
-    def candidates(self, cell: Cell, seed: int) -> tuple[Spec, ...]:
-        """Return the specs among which validation chooses, as a run with this seed has them."""
+    def candidates(self, cell: MissingCell, seed: int = 0) -> tuple[Spec, ...]:
+        """Return the candidates of a cell, with the split of a seed."""
         return _candidates(self, cell, seed)
 
     def graph(self, dataset: str, root: Path | None = None, seed: int = 0) -> Graph:
-        """Return the graph that a dataset's name means, with the split of a run.
+        """Load the graph of a dataset, with the split of a run.
 
         Args:
             dataset: one of ``datasets``.
@@ -146,24 +152,24 @@ class Protocol:
         """
         if self.graphs == "table":
             graph = _table(dataset, root)
-            return graph.with_split(hidden_labels(graph.labels, int(self.split) / 100, seed))
+            return graph.with_split(hold_out_labels(graph.labels, int(self.split) / 100, seed))
         if self.graphs == "largest":
             return _largest(dataset, root).with_split(self.split.format(seed=seed))
-        return _reached(root) if dataset == REACHED else load(dataset, root)
+        return _reached(dataset, root) if dataset in REACHED else load(dataset, root)
 
     def graph_name(self, dataset: str) -> str:
-        """Return what specs call the graph."""
+        """Return the name of the graph in specs."""
         return f"{dataset}-largest" if self.graphs == "largest" else dataset
 
-    def hidden(self, graph: Graph, percent: float, seed: int) -> Graph:
-        """Return a graph that lacks what a run misses."""
-        return hide(graph, DRAW[self.kind](graph, percent / 100, seed=seed)) if percent else graph
+    def mask(self, graph: Graph, percent: float, seed: int) -> Graph:
+        """Return a graph without the features that are missing in a run."""
+        return mask_features(graph, DRAW[self.kind](graph, percent / 100, seed=seed)) if percent else graph
 
     def __hash__(self) -> int:  # settings are mappings
         return hash((self.name, self.datasets, self.missing, self.runs))
 
 
-FILL_OF = {
+IMPUTATION_OF = {
     "Correct & Smooth": "zero",
     FIT: "auto",
     REFITTED: "auto",
@@ -172,30 +178,25 @@ FILL_OF = {
     "SGC alone": "auto",
     "boosted trees": "none",
 }
-"""What stands in for missing features in the models that are judged; trees need nothing."""
+"""Imputation of the methods without epochs; trees need none."""
 
 
 @cache
-def _candidates(protocol: Protocol, cell: Cell, seed: int) -> tuple[Spec, ...]:
-    settings = protocol.trained[cell.model]
-    choices = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
-    common: dict[str, Any] = {
-        "dataset": protocol.graph_name(cell.dataset),
-        "missing_rate": cell.missing_percent / 100,
-        "missing_kind": protocol.kind,
-        "split": protocol.split.format(seed=seed),
-        "imputation": cell.fill,
-    }
-    specs = (
-        Spec(**common, **dict(zip(choices, values, strict=True))) for values in product(*choices.values())
+def _candidates(protocol: Protocol, cell: MissingCell, seed: int) -> tuple[Spec, ...]:
+    return expand(
+        protocol.trained[cell.model],
+        dataset=protocol.graph_name(cell.dataset),
+        missing_rate=cell.missing_percent / 100,
+        missing_kind=protocol.kind,
+        split=protocol.split.format(seed=seed),
+        imputation=cell.imputation,
     )
-    return tuple(dict.fromkeys(specs))
 
 
 SSNC = Protocol(
     "ssnc-mv",
     "Our task: vectors are missing outside the training set",
-    ("cora", "citeseer", REACHED, "pubmed", "coauthor-cs"),
+    ("cora", "cora-reached", "citeseer", "citeseer-reached", "pubmed", "coauthor-cs"),
     (100, 0, 80, 40),
 )
 BY_CLASS = Protocol(
@@ -220,9 +221,9 @@ FP_VECTORS = Protocol(
     (99.5, 90, 50, 0),
     runs=10,
     kind="nodes",
-    fills=("zero", "fp", "pcfi"),
+    imputations=("zero", "fp", "pcfi"),
     trained={"GCN": PUBLISHED_GCN},
-    judged=("label propagation", FSD_CAP, FSD_CAP_RELEASED, FIT),
+    evaluated=("label propagation", FSD_CAP, FSD_CAP_RELEASED, FIT),
     split="per-class-20-of-1500@{seed}",
     graphs="largest",
 )
@@ -232,7 +233,7 @@ FP_ENTRIES = replace(
     title="The same protocol with single entries missing",
     missing=(99.5, 90, 50),
     kind="entries",
-    judged=("label propagation", FIT),
+    evaluated=("label propagation", FIT),
 )
 TABLES_80 = Protocol(
     "tables-80",
@@ -241,9 +242,9 @@ TABLES_80 = Protocol(
     (0, 50, 90),
     runs=10,
     kind="nodes",
-    fills=(),
+    imputations=(),
     trained={},
-    judged=(*ALONE, FIT),
+    evaluated=(*ALONE, FIT),
     split="80",
     graphs="table",
 )
@@ -266,18 +267,18 @@ MODELS = (*TRAINED, "Correct & Smooth", FSD_CAP, FSD_CAP_RELEASED, *ALONE, FIT)
 
 @dataclass(frozen=True)
 class Selection:
-    """How much of the comparison is wanted.
+    """A part of the comparison.
 
     Args:
         protocols: only these; ``"fp"``, ``"tables"`` and ``"by"`` are all whose names begin so.
         datasets: only these graphs.
         models: only these methods.
         missing: only these percentages.
-        runs: so many runs.
-        epochs: so many epochs.
+        runs: at most this many runs.
+        epochs: of trained models.
 
     >>> [protocol] = Selection(["ssnc-mv"], ["cora"], ["GCN", "fit"], [100]).chosen()
-    >>> [len(list(cells)) for cells in (protocol.trained_cells(), protocol.judged_cells())]
+    >>> [len(list(cells)) for cells in (protocol.cells(), protocol.evaluated_cells())]
     [6, 1]
     """
 
@@ -289,7 +290,7 @@ class Selection:
     epochs: int | None = None
 
     def chosen(self) -> list[Protocol]:
-        """Return the protocols as small as asked for; complain if nothing is left."""
+        """Return the selected part of the protocols; raise an error if nothing is left."""
         for name in self.protocols or ():
             one_of("protocol", name, (*PROTOCOLS, *GROUPS))
         every = dict.fromkeys(name for protocol in PROTOCOLS.values() for name in protocol.datasets)
@@ -331,9 +332,9 @@ class Selection:
         if self.models is not None:
             trained = changes.get("trained", protocol.trained)
             changes["trained"] = {name: trained[name] for name in trained if name in self.models}
-            changes["judged"] = tuple(name for name in protocol.judged if name in self.models)
+            changes["evaluated"] = tuple(name for name in protocol.evaluated if name in self.models)
         small = replace(protocol, **changes)
-        empty = not (small.datasets and small.missing and (small.trained or small.judged))
+        empty = not (small.datasets and small.missing and (small.trained or small.evaluated))
         return None if empty else small
 
 
@@ -341,12 +342,12 @@ def _asked(name: str, protocols: Sequence[str]) -> bool:
     return name in protocols or name.partition("-")[0] in set(protocols).intersection(GROUPS)
 
 
-def hide(graph: Graph, missing: Missing) -> Graph:
-    """Return a graph without the features that are missing in the first trial, beside those it lacks.
+def mask_features(graph: Graph, missing: Missing) -> Graph:
+    """Remove the features that are missing in the first trial, in addition to those missing in the data.
 
     Args:
         graph: the graph; with dense features where single entries are missing.
-        missing: drawn for it.
+        missing: the mask of one or more trials.
     """
     given = graph.missing if graph.missing.dim() == 2 else graph.missing[:, None]
     lost = missing.mask[:, 0].view(graph.num_nodes, -1) | given
@@ -354,21 +355,21 @@ def hide(graph: Graph, missing: Missing) -> Graph:
     return graph.replace(features=features, missing=lost.squeeze(1) if lost.size(1) == 1 else lost)
 
 
-def hidden_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
-    """Hide a share of every class's labels, which test; the others train, and who learns holds some out.
+def hold_out_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
+    """Split labels into test and training nodes, a share of every class each; nothing validates.
 
     Args:
-        labels: int64 [n]; -1 where unknown: such nodes are in no part.
-        share: from 0 to 1.
+        labels: int64 [n]; nodes with -1 are in no part.
+        share: of test nodes, from 0 to 1.
         seed: the same seed gives the same split on every machine.
     """
     given = labels.cpu().numpy()
-    place = np.full(len(given), np.inf)
+    rank = np.full(len(given), np.inf)
     order = Stream(seed, "hidden labels").order(len(given))
     for number in range(int(given.max(initial=-1)) + 1):
         nodes = order[given[order] == number]
-        place[nodes] = np.arange(len(nodes)) / len(nodes)
-    seen = place < 1 - real_number("share", share, least=0, below=1)
+        rank[nodes] = np.arange(len(nodes)) / len(nodes)
+    seen = rank < 1 - real_number("share", share, least=0, below=1)
     masks = (seen, np.zeros_like(seen), ~seen & (given >= 0))
     return Split(*(torch.from_numpy(mask).to(labels.device) for mask in masks))
 
@@ -396,14 +397,14 @@ def _largest(dataset: str, root: Path | None) -> Graph:
     return largest_component(load(dataset, root))
 
 
-def _reached(root: Path | None) -> Graph:
-    graph = load("citeseer", root)
-    return graph.replace(test=graph.test & reached(graph), name=REACHED)
+def _reached(dataset: str, root: Path | None) -> Graph:
+    graph = load(REACHED[dataset], root)
+    return graph.replace(test=graph.test & reached(graph), name=dataset)
 
 
 @cache
 def _table(dataset: str, root: Path | None) -> Graph:
-    """Read a table; years with fewer than 50 students are no classes."""
+    """Read a table; years with fewer than 50 students are not used as classes."""
     folder = data_folder(root) / "tables" / dataset
     if dataset == "german":
         return Graph.from_files(
@@ -422,5 +423,5 @@ def _table(dataset: str, root: Path | None) -> Graph:
     frequent = (counts >= 50).nonzero().squeeze(1)
     number = torch.full((graph.num_classes + 1,), -1)
     number[frequent] = torch.arange(len(frequent))
-    names = tuple(graph.class_names[place] for place in frequent.tolist())
+    names = tuple(graph.class_names[position] for position in frequent.tolist())
     return graph.replace(labels=number[graph.labels], class_names=names)

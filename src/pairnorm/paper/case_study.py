@@ -1,25 +1,21 @@
-"""The case study: distances of node pairs by layer, measured, kept beside the store, and drawn."""
+"""The case study: measure, store and draw the distances of node pairs layer by layer."""
 
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.files import write_text
 from pairnorm.base.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.data import Graph, features_after
 from pairnorm.measure import Probe
 from pairnorm.measure.verdict import Record
 from pairnorm.nn import SGC
 from pairnorm.sweep.grid import Experiment
-from pairnorm.train import Spec
+from pairnorm.train import Spec, Store
 from pairnorm.train.result import UNEXPECTED
 from pairnorm.train.trainers import GNNTrainer, sgc_settings
 
@@ -29,6 +25,8 @@ if TYPE_CHECKING:
 
 
 BINS = 60
+RECORDS = "case-study"
+"""Collection of a store with the measured layers."""
 PAIRS = ("connected", "random")
 
 
@@ -108,32 +106,19 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def file_beside(store: str | os.PathLike[str]) -> Path:
-    """Return where the case study of a store, or of its export, lies.
-
-    >>> file_beside("results/r.a.sqlite").name, file_beside("r.a.csv.gz").name
-    ('r.a.case-study.json', 'r.a.case-study.json')
-    """
-    path = Path(store)
-    stem = path.name.removesuffix(".gz").removesuffix(".csv").removesuffix(".sqlite")
-    return path.with_name(f"{stem or path.name}.case-study.json")
-
-
-def read_layers(path: Path) -> dict[Spec, Layers]:
-    """Read the layers of every spec measured so far; of no file, none."""
-    if not path.exists():
-        return {}
+def read_layers(store: Store) -> dict[Spec, Layers]:
+    """Read the layers of every spec that has been measured."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = store.records(RECORDS)
         return {Spec.parse(text): _checked(Layers(**values)) for text, values in found.items()}
-    except (OSError, *UNEXPECTED) as error:
-        problem = f"{path} is no case study ({quoted(str(error))})"
-        hint = "Remove it and run case-study again."
-        raise PairNormError(problem, code="file-damaged", value=path, hint=hint) from None
+    except UNEXPECTED as error:
+        problem = f"the case study in {store.path} is damaged ({quoted(str(error))})"
+        hint = "Restore a copy of the store."
+        raise PairNormError(problem, code="file-damaged", value=store.path, hint=hint) from None
 
 
 def _checked(layers: Layers) -> Layers:
-    """Return layers that can be drawn: the file may be another's."""
+    """Return layers that can be drawn; raise an error for others."""
     _check_numbers(1, [0 if layers.test_accuracy is None else layers.test_accuracy])
     for kind in PAIRS:
         depth, counts = len(layers.apd[kind]), layers.histograms[kind]
@@ -149,19 +134,12 @@ def _checked(layers: Layers) -> Layers:
 
 def _check_numbers(count: int, values: list[Any]) -> None:
     if len(values) != count or not all(type(value) in (int, float) and isfinite(value) for value in values):
-        raise ValueError(f"{count} finite numbers are wanted")
+        raise ValueError(f"{count} finite numbers are expected")
 
 
-def write_layers(path: Path, layers: dict[Spec, Layers]) -> None:
-    """Write the layers of all specs, whole or not at all."""
-    entries = {spec.text: asdict(layers[spec]) for spec in sorted(layers, key=lambda spec: spec.text)}
-    write_text(path, json.dumps(entries, indent=0) + "\n")
-
-
-def lacking(specs: Sequence[Spec], path: Path) -> list[Spec]:
-    """Return the specs that have not been measured yet."""
-    found = read_layers(path)
-    return [spec for spec in specs if spec not in found]
+def write_layers(store: Store, layers: Mapping[Spec, Layers]) -> None:
+    """Write the layers of some specs atomically."""
+    store.write_records(RECORDS, {spec.text: asdict(found) for spec, found in layers.items()})
 
 
 NORMS = {"none": "without PairNorm", "PN": "PairNorm", "PN-SI": "PairNorm-SI"}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pairnorm.data import load
-from pairnorm.paper.case_study import file_beside, lacking, measure_layers, read_layers, write_layers
+from pairnorm.paper.case_study import measure_layers, read_layers, write_layers
 from pairnorm.paper.claims import requested_runs
 from pairnorm.paper.experiments import CASE_STUDY, CLAIMS_AGAIN
 from pairnorm.sweep.grid import Experiment, Pair
@@ -25,7 +25,7 @@ def reproduce(
 
     Args:
         experiments: the requested ones.
-        store: where results are and go; those of the case study are in a sidecar file.
+        store: where results are and go.
         running: where to train, and for how long; a case study always runs in this process.
         on_progress: called now and then.
     """
@@ -52,7 +52,7 @@ def count_pending(experiments: Sequence[Experiment], store: Store) -> int:
         if experiment.name == CLAIMS_AGAIN.name:
             count += sum(pair not in index for pair in _runs_for_claims(experiment, index))
         elif experiment.name == CASE_STUDY.name:
-            count += len(lacking(_studied(experiment), file_beside(store.path)))
+            count += len(_pending_studies(experiment, store))
     return count
 
 
@@ -76,8 +76,10 @@ def _runs_for_claims(experiment: Experiment, index: ResultIndex) -> list[Pair]:
     return [(spec, seed) for spec, seeds in requested_runs(index, experiment).items() for seed in seeds]
 
 
-def _studied(experiment: Experiment) -> list[Spec]:
-    return [experiment.candidates(cell)[-1] for cell in experiment.cells()]
+def _pending_studies(experiment: Experiment, store: Store) -> list[Spec]:
+    specs = [experiment.candidates(cell)[-1] for cell in experiment.cells()]
+    measured = read_layers(store)
+    return [spec for spec in specs if spec not in measured]
 
 
 def _study(
@@ -87,8 +89,7 @@ def _study(
     on_progress: OnProgress,
     should_stop: Callable[[], bool],
 ) -> int:
-    path, device = file_beside(store.path), find_device(running.device)
-    todo = lacking(_studied(experiment), path)
+    device, todo = find_device(running.device), _pending_studies(experiment, store)
     costs = [1 if spec.model == "SGC" else spec.epochs for spec in todo]
     done = 0
 
@@ -102,6 +103,6 @@ def _study(
             return number
         graph = load(spec.dataset, running.root, split=spec.split)
         found = measure_layers(graph, spec, 0, device, tick)
-        write_layers(path, {**read_layers(path), spec: found})
+        write_layers(store, {spec: found})
         tick(sum(costs[: number + 1]) - done)
     return len(todo)

@@ -16,7 +16,7 @@ from pairnorm.base.escaping import markdown_code
 from pairnorm.base.files import write_text
 from pairnorm.base.memory import without_collection
 from pairnorm.base.plotting import Save, save, saving
-from pairnorm.paper.case_study import Layers, file_beside, read_layers
+from pairnorm.paper.case_study import Layers, read_layers
 from pairnorm.paper.claims import requested_runs, verdicts
 from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
@@ -140,9 +140,9 @@ def write_report(
     """
     selection, folder = selection or Selection(), Path(out)
     with open_results(store) as found:
-        stored = found.results_by_spec()
+        stored, layers = found.results_by_spec(), read_layers(found)
     cells = {spec: [one.trial for one in some] for spec, some in stored.items()}
-    results, layers = ResultIndex(cells), read_layers(file_beside(store))
+    results = ResultIndex(cells)
     own = own_trials(cells, selection)
     alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
     with saving(workers) as save:  # while the rest is written
