@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.compare.fsd_cap import class_aware, fractional, fsd_cap, subgraph_diffusion
-from pairnorm.compare.missing import hide
+from pairnorm.compare.missing import mask_features
 from pairnorm.data import Graph, csbm, missing_nodes
 from pairnorm.nn import normalized_adjacency
 from pairnorm.train import Spec
@@ -98,7 +98,7 @@ def test_class_means_weigh_nodes_by_the_entropy_around_them(graph: Graph) -> Non
 def test_labels_of_test_nodes_are_never_seen_and_of_validation_nodes_where_asked_for(rate: float) -> None:
     graph = csbm(300, classes=3, seed=3).with_split("per-class-10-of-150@0")
     graph = graph.replace(features=graph.features.to_dense())
-    graph = hide(graph, missing_nodes(graph, rate, seed=1))
+    graph = mask_features(graph, missing_nodes(graph, rate, seed=1))
     spec = Spec(graph.name, "GCN", 2, hidden=8, adjacency="sym", scaling="none", epochs=1)
 
     def predicted(given: Graph, validation_labels: bool) -> Tensor:
