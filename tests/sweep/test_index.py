@@ -194,7 +194,7 @@ def test_a_fingerprint_is_left_out_of_the_key_on_request() -> None:
 def test_every_run_may_have_a_split_of_its_own() -> None:
     experiment = replace(EXPERIMENT, settings={"split": "per-class-20@{seed}"})
     by_seed = [experiment.candidates(CELL, seed) for seed in (0, 1)]
-    assert [{one.split for one in specs} for specs in by_seed] == [{"per-class-20@0"}, {"per-class-20@1"}]
+    assert [{one.split for one in specs} for specs in by_seed] == [{"per-class-20"}, {"per-class-20@1"}]
     cells = {one: [trial(seed, one.depth / 10)] for seed in (0, 1) for one in by_seed[seed]}
     chosen = ResultIndex(cells).chosen(experiment, CELL)
     assert chosen is not None

@@ -137,7 +137,7 @@ def test_what_is_built() -> None:
     assert residual.residuals is not None
     assert built("NodeNorm", strength=3).norms[0].p == 3
     assert built("PN-SI", strength=10).norm.scale == 10
-    assert built("Skip", strength=2).skip == 2
+    assert built("Skip", strength=1).skip == 1
     assert set(NORMS) < set(METHODS)
 
 
@@ -265,7 +265,7 @@ class TestOwn:
             assert run([(spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1) == 1
             METHODS.pop("Shrink@1")
             methods._LATEST.clear()
-            assert list(store.trials_by_spec()) == [spec]
+            assert list(store.trials_by_spec()) == [spec.on(graph)]
             with raises("not-imported", value="Shrink@1"):
                 build(spec, 10, 3, [0], CPU)
             register("Shrink", Shrink, version="9")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pairnorm.data import Graph, csbm
+from pairnorm.data import Graph, csbm, load
 from pairnorm.train import Progress, Spec, Store, run, train
 from pairnorm.train.jobs import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
 from pairnorm.train.pools import Workers
@@ -102,7 +102,7 @@ def test_pairs_of_one_architecture_run_side_by_side_whatever_is_missing(
 def test_different_architectures_and_protocols_are_jobs_of_their_own(
     graph: Graph, memory: list[int], change: dict[str, object]
 ) -> None:
-    spec = Spec("csbm", "GCN", 2, norm="PN-SI", hidden=32)
+    spec = Spec("csbm", "GCN", 3, norm="PN-SI", hidden=32)
     jobs = plan(graph, [(spec, 0), (spec.replace(**change), 0)], CUDA)
     assert len(jobs) == 2
 
@@ -260,6 +260,7 @@ def test_a_graph_without_features_is_refused(raises: Any, graph: Graph, model: s
         plan(bare, [(Spec("csbm", model, 2), 0)], CPU)
 
 
+GRAPH = {"nodes": 200, "classes": 4, "features": 60, "seed": 1}  # of runs.py
 GCN = Spec("csbm", "GCN", 2, norm="PN-SI", epochs=30)
 SPECS = [
     GCN,
@@ -298,7 +299,7 @@ def test_only_what_is_missing_is_trained(graph: Graph, store: Store) -> None:
     assert run(pairs_of_run(SPECS, range(2)), store, **options) == 0
     assert run(pairs_of_run([*SPECS, GCN.replace(depth=3)], range(3)), store, **options) == len(SPECS) + 3
     assert all(store.trials(spec)[:2] == trials for spec, trials in before.items())
-    for trial, alone in zip(store.trials(GCN), train(graph, GCN, range(3), "cpu"), strict=True):
+    for trial, alone in zip(store.trials(GCN.on(graph)), train(graph, GCN, range(3), "cpu"), strict=True):
         assert trial.test_loss == pytest.approx(alone.test_loss, rel=1e-4)
 
 
@@ -324,7 +325,7 @@ def test_progress_rises_to_the_total(graph: Graph, store: Store) -> None:
     assert done == sorted(done)
     assert done[-1] == total
     assert {(progress.total, progress.trials) for progress in told} == {(total, len(pairs))}
-    assert {Spec.parse(progress.label) for progress in told[1:]} <= {*SPECS}
+    assert {Spec.parse(progress.label) for progress in told[1:]} <= {spec.on(graph) for spec in SPECS}
 
 
 def test_processes_give_the_numbers_of_this_one_and_their_origin_and_say_nothing(
@@ -349,7 +350,7 @@ def test_processes_give_the_numbers_of_this_one_and_their_origin_and_say_nothing
     with Store(tmp_path / "here.sqlite") as here:
         run(pairs, here, workers=1, **options)
         same_numbers(store, here)
-    assert len(store.trials(GCN)[0].curves["train_loss"]) == 30
+    assert len(store.trials(GCN.on(graph))[0].curves["train_loss"]) == 30
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -361,7 +362,7 @@ def test_a_job_that_fails_fails_the_run_and_what_had_finished_is_kept(
     bad = [(GCN.replace(dataset="broken"), 0)]
     with raises("no-split"):
         run([*good, *bad], store, device="cpu", graphs={"csbm": graph, "broken": broken}, workers=workers)
-    kept = sum(len(trials) for trials in store.trials_by_spec(dataset="csbm").values())
+    kept = sum(len(trials) for trials in store.trials_by_spec(dataset=GCN.on(graph).dataset).values())
     assert kept == len(store) >= (len(good) if workers == 1 else 2)
     assert run(good, store, device="cpu", graphs={"csbm": graph}, workers=1) == len(good) - kept
 
@@ -395,8 +396,8 @@ def test_a_given_graph_is_split_as_the_spec_says(graph: Graph, store: Store) -> 
     spec = GCN.replace(epochs=2, split="per-class-5")
     run([(GCN.replace(epochs=2), 0), (spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1)
     [expected] = train(graph.with_split("per-class-5"), spec, [0], "cpu")
-    assert store.trials(spec) == [expected]
-    assert store.trials(GCN.replace(epochs=2)) != [expected]
+    assert store.trials(spec.on(graph)) == [expected]
+    assert store.trials(GCN.on(graph).replace(epochs=2)) not in ([], [expected])
 
 
 def test_the_path_of_a_store_will_do(graph: Graph, tmp_path: Path) -> None:
@@ -405,6 +406,25 @@ def test_the_path_of_a_store_will_do(graph: Graph, tmp_path: Path) -> None:
     assert run([(SPECS[0], 0)], str(path), **options, workers=1) == 0
     with Store(path, read_only=True) as store:
         assert len(store) == 1
+
+
+def test_two_graphs_of_one_name_have_trials_of_their_own(graph: Graph, store: Store) -> None:
+    other = csbm(**GRAPH | {"seed": 2})
+    for name in ("csbm", "cora", "mine"):
+        spec = Spec(name, "SGC", 2, epochs=3)
+        for one in (graph, other):
+            assert run([(spec, 0)], store, device="cpu", graphs={name: one}, workers=1) == 1
+            assert store.trials(spec.on(one)) == train(one, spec, [0], "cpu")
+        assert store.trials(spec) == []
+
+
+def test_a_named_graph_that_is_passed_keeps_its_plain_name(store: Store) -> None:
+    spec, cora = Spec("cora", "SGC", 2, epochs=2), load("cora")
+    assert run([(spec, 0)], store, device="cpu", graphs={"cora": cora}, workers=1) == 1
+    assert run([(spec, 0)], store, device="cpu", workers=1) == 0
+    assert spec.on(cora) == spec
+    assert spec.on(cora.with_split("random")) != spec
+    assert Spec("csbm", "SGC", 2).on(load("csbm")) == Spec("csbm", "SGC", 2)
 
 
 @pytest.mark.parametrize("pairs", [SPECS[0], SPECS, [("csbm", 0)], 3])
@@ -550,7 +570,7 @@ def test_an_interrupt_stops_a_run_at_once_and_keeps_all_that_finished(
         assert {spec.epochs for spec in store.trials_by_spec()} == {20}
 
 
-def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(graph: Graph, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite"
     with started(path, 2) as process:
         wait_for_long_jobs(process, under_way=True)
@@ -561,9 +581,8 @@ def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(graph: Grap
         specs = list(store.trials_by_spec())
         assert len(store) == 2 * len(specs) == 4
         wanted = [*specs, specs[0].replace(depth=3)]
-        assert (
-            run(pairs_of_run(wanted, range(2)), store, device="cpu", graphs={"csbm": graph}, workers=1) == 2
-        )
+        graphs = {"csbm": csbm(**GRAPH)}
+        assert run(pairs_of_run(wanted, range(2)), store, device="cpu", graphs=graphs, workers=1) == 2
 
 
 def test_workers_of_any_kind_end_with_a_parent_that_is_killed() -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pairnorm.data import load
 from pairnorm.nn.models import ORDERS
 from pairnorm.nn.propagate import NORMALIZATIONS
-from pairnorm.train.spec import HIDDEN, MISSING_KINDS, NORMS, Spec
+from pairnorm.train.spec import FINGERPRINTS, HIDDEN, MISSING_KINDS, NORMS, Spec
 
 names = st.text(st.characters(categories=("L", "N", "P", "S", "Zs")), min_size=1).filter(str.isprintable)
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
@@ -226,3 +227,16 @@ def test_a_spec_that_was_hashed_elsewhere_is_found_here() -> None:
     # Every process hashes texts in its own way.
     sent = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE).stdout
     assert pickle.loads(sent) in {spec}
+
+
+def test_fingerprints_are_those_of_the_named_graphs() -> None:
+    assert {name: load(name).fingerprint for name in FINGERPRINTS} == FINGERPRINTS
+
+
+def test_a_depth_that_is_replaced_is_the_same_as_a_spec_of_that_depth() -> None:
+    deep = Spec("cora", "GCN", 8, skip=2)
+    assert [deep.at(depth).skip for depth in (8, 4, 3, 1)] == [2, 2, 0, 0]
+    assert all(
+        deep.at(depth) == deep.replace(depth=depth) == Spec("cora", "GCN", depth, skip=2)
+        for depth in (1, 3, 4)
+    )

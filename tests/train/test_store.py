@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
+from hashlib import sha256
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 import pairnorm
 from pairnorm.base.errors import PairNormError
 from pairnorm.train import database
-from pairnorm.train.database import APPLICATION, SCHEMA_VERSION, connect, transaction
+from pairnorm.train.database import APPLICATION, SCHEMA_VERSION, connect, hash_number, transaction
 from pairnorm.train.result import TYPES, Trial
 from pairnorm.train.spec import ADDED_FIELDS, STORED_NAMES, Spec
 from pairnorm.train.store import Merged, Store
@@ -324,6 +325,39 @@ def test_trials_come_back_exactly_also_by_way_of_csv(cell: list[Trial]) -> None:
             assert rebuilt.merge(f"{folder}/one.csv") == Merged(added=len(cell), same=0, different=0)
             assert [repr(trial) for trial in rebuilt.trials(SPEC)] == wanted
             assert rebuilt.export(f"{folder}/rebuilt.csv").read_bytes() == exported
+
+
+@pytest.mark.parametrize(
+    ("spec", "columns"),
+    [
+        (Spec("cora", "GCN", 2, norm="PN"), {"skip": 1}),
+        (Spec("cora", "GAT", 3), {"skip": 2}),
+        (Spec("cora", "GCN", 2, split="random"), {"split": "random@0"}),
+        (Spec("mine", "GCN", 2, split="per-class-20"), {"split": "per-class-20@0"}),
+        (Spec("cora", "GCN", 2), {"split": "public"}),
+    ],
+    ids=str,
+)
+def test_trials_under_an_older_hash_are_those_of_the_canonical_spec(
+    store: Store, spec: Spec, columns: dict[str, Any]
+) -> None:
+    assert Spec(**{field.name: getattr(spec, field.name) for field in fields(spec)} | columns) == spec
+    store.add(spec, [a_trial(0), a_trial(1)], seconds=1.0)
+    [(name, value)] = columns.items()
+    text = spec.text.replace(f"{name}={getattr(spec, name)}", f"{name}={value}")
+    older = hash_number(sha256(text.encode()).hexdigest()[:16])
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute(f'UPDATE protocols SET "{name}" = ?', [value])
+        for table in ("specs", "trials"):
+            connection.execute(f"UPDATE {table} SET hash = ?", [older])
+    with Store(store.path) as again:
+        assert again.missing(spec, range(3)) == [2]
+        assert again.add(spec, [a_trial(1), a_trial(2)], seconds=1.0) == 1
+        assert again.trials(spec) == [a_trial(seed) for seed in range(3)]
+        assert again.trials_by_spec() == {spec: [a_trial(seed) for seed in range(3)]}
+        with closing(sqlite3.connect(store.path)) as connection, connection:
+            connection.execute("UPDATE trials SET seed = 0 WHERE seed = 2")
+        assert [trial.seed for trial in again.trials(spec)] == [0, 1], "a seed under two hashes is one trial"
 
 
 def test_only_what_is_missing_is_asked_for(store: Store) -> None:
@@ -633,5 +667,8 @@ def test_specs_of_committed_stores_keep_their_hashes(path: Path) -> None:
         stored = {hash for (hash,) in connection.execute("SELECT printf('%016x', hash) FROM specs")}
     with Store(path, read_only=True) as store:
         specs = list(store.trials_by_spec())
-    assert {spec.hash for spec in specs} == stored
+        older = store._older_hashes
+    assert {spec.hash for spec in specs if spec not in older} <= stored
+    assert {hash for spec in specs for hash in (spec.hash, *older.get(spec, ()))} >= stored
+    assert all(spec.split == "per-class-20-of-1500" or spec.depth == 2 for spec in older)
     assert all(Spec.parse(spec.text) == Spec.parse(str(spec)) == spec for spec in specs[:: len(specs) // 500])

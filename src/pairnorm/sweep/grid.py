@@ -42,11 +42,11 @@ def expand(settings: Settings, **common: Any) -> tuple[Spec, ...]:
     """
     values = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
     depths = sorted(set(values.pop("depth")))
-    shallow = dict.fromkeys(
-        Spec(**common, depth=depths[0], **dict(zip(values, combination, strict=True)))
+    deep = dict.fromkeys(
+        Spec(**common, depth=depths[-1], **dict(zip(values, combination, strict=True)))
         for combination in product(*values.values())
     )
-    return tuple(spec.at(depth) for depth in depths for spec in shallow)
+    return tuple(dict.fromkeys(spec.at(depth) for depth in depths for spec in deep))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
-from pairnorm.data import Graph, datasets, load
+from pairnorm.data import Graph, load
 from pairnorm.data.graph import check_graph
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
@@ -105,8 +105,8 @@ def run(
         store: what is there, and where results go; or the path of its file.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         root: where named graphs are read from.
-        graphs: graphs by the name that specs give as ``dataset``. Trials of one that has not the name of a
-            graph of the package are stored under its fingerprint too: ``store.trials(spec.on(graph))``.
+        graphs: graphs by the name that specs give as ``dataset``. Their trials are stored with the graph's
+            fingerprint: ``store.trials(spec.on(graph))``.
         measures: to take of what is trained now, see ``train``; what the store has stays as it is.
         curves: store learning curves too, likewise.
         workers: processes on a CPU. Default: one for each core.
@@ -187,17 +187,18 @@ def _by_name(graphs: Any) -> dict[str, Graph]:
 
 
 def _fingerprinted(pairs: Iterable[Pair], graphs: dict[str, Graph]) -> tuple[list[Pair], dict[str, Graph]]:
-    """Return pairs and graphs with the fingerprint of each user's graph in its name."""
-    ours = {"csbm", *(dataset.name for dataset in datasets())}
-    own = {name: graph for name, graph in graphs.items() if name not in ours}
+    """Return the pairs with the fingerprints of the given graphs, and these graphs by the new names."""
     specs: dict[Spec, Spec] = {}
-    found = []
+    fingerprinted: list[Pair] = []
+    by_dataset: dict[str, Graph] = {}
     for spec, seed in pairs:
-        graph = own.get(spec.dataset.partition("@")[0])
         if spec not in specs:
+            graph = graphs.get(spec.dataset.partition("@")[0])
             specs[spec] = spec if graph is None else spec.on(graph)
-        found.append((specs[spec], seed))
-    return found, graphs | {f"{name}@{graph.fingerprint}": graph for name, graph in own.items()}
+            if graph is not None:
+                by_dataset[specs[spec].dataset] = graph
+        fingerprinted.append((specs[spec], seed))
+    return fingerprinted, by_dataset
 
 
 def _pending(pairs: Iterable[Pair], store: Store) -> list[Pair]:

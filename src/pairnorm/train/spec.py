@@ -1,9 +1,10 @@
 """A cell of an experiment, written down: everything that decides what is trained, except the seed."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
@@ -35,6 +36,14 @@ ADDED_FIELDS: dict[str, Any] = {
 }
 """Fields that older stores do not have, with the value that their trials were computed with."""
 
+FINGERPRINTS = {
+    "cora": "783d7040302a5768",
+    "citeseer": "f182b3d3f80beeec",
+    "pubmed": "6e93d2f84ac40b87",
+    "coauthor-cs": "0fb0648d0061bfa2",
+}
+"""``Graph.fingerprint`` of the named graphs, whose trials are stored under the plain name."""
+
 STORED_NAMES = {"method": "remedy", "imputation": "fill"}
 """Fields that have another name in ``Spec.text``, in the columns of a store and in its exports."""
 
@@ -60,10 +69,10 @@ _fraction, _probability = partial(real_number, least=0, most=1), partial(real_nu
 class Spec:
     """What a cell trains: dataset, model, normalization and protocol, frozen and hashable.
 
-    A *trial* is a spec and a seed. Seeds are not part of the spec, so that asking for ten runs after five
-    computes only the five that are missing. A field that cannot change the result takes one fixed value
-    (an SGC has no ``hidden``, a model without a norm no ``scale``, attention no weighted ``adjacency``), so
-    that the same work always has the same ``text`` and ``hash``.
+    A *trial* is a spec and a seed. Seeds are not part of the spec, so that a request for ten runs after five
+    computes only five. Specs of the same computation are equal: a field that cannot change the result takes
+    one fixed value. An SGC has no ``hidden``, a model without a norm no ``scale``, attention no weighted
+    ``adjacency``, two layers no ``skip``; the split ``"random@0"`` is ``"random"``.
 
     Args:
         dataset: name of the graph.
@@ -81,7 +90,8 @@ class Spec:
         missing_kind: ``"vectors"`` of nodes outside the training set (the paper), of some a ``"class"`` or
             ``"degree"`` more often, vectors of any ``"nodes"``, single ``"entries"``, the large ``"value"``
             more often, or what is missing in the data as ``"given"`` (then there is no rate).
-        split: name of the split, ``"default"`` for the one the dataset comes with.
+        split: name of the split; ``"default"`` is the one that the dataset comes with, ``"public"`` the same
+            for graphs with a public split.
         learning_rate: of Adam.
         weight_decay: of Adam.
         epochs: number of epochs.
@@ -139,6 +149,12 @@ class Spec:
         plain = self.method == "none" and {*map(type, others)} <= {str, int, float}
         values |= (_settled if plain else _settled.__wrapped__)(*others)
         values["depth"] = _check("depth", self.depth)
+        self._drop_idle_skip()
+
+    def _drop_idle_skip(self) -> None:
+        """Set ``skip`` to 0 if no two hidden layers are that far apart: the model is the same without it."""
+        if self.skip > max(self.depth - 2, 0):
+            vars(self)["skip"] = 0
 
     def __hash__(self) -> int:
         """Return the hash of all fields, computed once: a report looks a million specs up."""
@@ -213,15 +229,18 @@ class Spec:
         return cls(**values)
 
     def on(self, graph: "Graph") -> Self:
-        """Return the spec of a user's graph: its fingerprint follows the name, as in ``mine@01ab…``.
+        """Return the spec with the graph's fingerprint after the dataset's name, as in ``mine@01ab…``.
 
-        ``run`` stores the trials of graphs that are not the package's own under such names, so that another
-        graph of the same name is never taken for the first.
+        ``run`` stores the trials of the graphs it is given under such names, so that the store never returns
+        trials of another graph of the same name. A named graph of the package keeps its plain name, if it is
+        that graph with the split that ``load`` gives it.
 
         Args:
-            graph: the one that the name stands for.
+            graph: the graph that is called ``dataset``.
         """
         name, at, known = self.dataset.partition("@")
+        if not at and graph.fingerprint == _package_fingerprint(name):
+            return self
         if at and known != graph.fingerprint:
             raise PairNormError(
                 f"the spec is of {self.dataset!r}, but that graph has the fingerprint {graph.fingerprint!r}",
@@ -238,12 +257,16 @@ class Spec:
         return replace(self, **changes)
 
     def at(self, depth: int) -> Self:
-        """Return the spec with another depth, soon: nothing else is checked again."""
+        """Return the spec with another depth, quickly: the other fields are not checked again.
+
+        A ``skip`` that this spec has lost since it is too shallow does not come back.
+        """
         spec = object.__new__(type(self))
         values = vars(spec)
         values |= vars(self) | {"depth": _check("depth", depth)}
         for name in ("hash", "_hashed"):
             values.pop(name, None)
+        spec._drop_idle_skip()
         return spec
 
 
@@ -261,6 +284,15 @@ def _check(name: str, value: Any) -> Any:
     return _HINTS[name].__metadata__[0](name, value)
 
 
+@cache
+def _package_fingerprint(name: str) -> str | None:
+    if name == "csbm":
+        from pairnorm.data import load
+
+        return load(name).fingerprint
+    return FINGERPRINTS.get(name)
+
+
 @lru_cache(8192, typed=True)  # a store has tens of thousands of specs, which differ in depth above all
 def _settled(*others: Any) -> dict[str, Any]:
     """Return all fields but the depth, checked, each that cannot change the result with its one value."""
@@ -274,6 +306,8 @@ def _malformed(text: str, problem: str) -> PairNormError:
     return PairNormError(problem, code="malformed-spec", value=text, expected=expected)
 
 
+_SEEDED_SPLIT = re.compile(r"(random|per-class-\d+(?:-of-\d+)?)@(\d{1,18})", re.ASCII)
+_WITH_PUBLIC_SPLIT = ("cora", "citeseer", "pubmed")
 _NEITHER = {"norm": "none", "skip": 0}
 
 
@@ -323,6 +357,11 @@ def _without_meaning(values: dict[str, Any]) -> dict[str, Any]:
         method = METHODS.get(values["method"])
         if method is not None and not method.ordered:
             fixed |= {"order": "after"}
+    if seeded := _SEEDED_SPLIT.fullmatch(values["split"]):
+        name, seed = seeded.groups()
+        fixed |= {"split": f"{name}@{int(seed)}" if int(seed) else name}
+    elif values["split"] == "public" and values["dataset"] in _WITH_PUBLIC_SPLIT:
+        fixed |= {"split": "default"}
     if values["missing_kind"] == "given":
         fixed |= {"missing_rate": 0.0}
     elif values["missing_rate"] == 0:

@@ -6,7 +6,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from math import nan
 from pathlib import Path
 from types import TracebackType
@@ -162,7 +162,7 @@ class Store:
 
     def missing(self, spec: Spec, seeds: Iterable[int]) -> list[int]:
         """Return the seeds without a trial of this spec, in the order given."""
-        rows = self._query("SELECT seed FROM trials WHERE %s", *_condition({"hash": spec.hash}))
+        rows = self._query("SELECT seed FROM trials WHERE %s", *_condition({"hash": self._hashes(spec)}))
         present = {seed for (seed,) in rows}
         return [seed for seed in dict.fromkeys(seeds) if seed not in present]
 
@@ -190,18 +190,15 @@ class Store:
         """Write results atomically and return how many are new."""
         given = list(results)
         with self._transaction() as connection:
-            return _add(connection, given)
+            return _add(connection, given, self._older_hashes)
 
     def trials(self, spec: Spec) -> list[Trial]:
         """Return the trials of a spec by seed."""
-        return self.trials_by_spec(hash=spec.hash).get(spec, [])
+        return self.trials_by_spec(hash=self._hashes(spec)).get(spec, [])
 
     def trials_by_spec(self, **where: Any) -> dict[Spec, list[Trial]]:
         """Return the trials of every spec, sorted. ``where`` restricts a field to a value or several."""
-        trials: dict[Spec, list[Trial]] = defaultdict(list)
-        for spec, some in self._read(where):
-            trials[spec] += [trial for trial, _ in some]
-        return dict(trials)
+        return {spec: [trial for trial, _ in trials] for spec, trials in self._read(where)}
 
     def results(self, **where: Any) -> list[Result]:
         """Return all results, sorted by spec and seed. ``where`` as in ``trials_by_spec``."""
@@ -210,13 +207,13 @@ class Store:
     def results_by_spec(self, **where: Any) -> dict[Spec, list[Result]]:
         """Return the results of every spec, sorted. ``where`` as in ``trials_by_spec``."""
         trials_by_spec = list(self._read(where))
-        found = self._query(f"SELECT id, {_names(ORIGIN)} FROM origins")
+        rows = self._query(f"SELECT id, {_names(ORIGIN)} FROM origins")
         try:
-            origins = {number: Origin(**dict(zip(ORIGIN, values, strict=True))) for number, *values in found}
-            results: dict[Spec, list[Result]] = defaultdict(list)
-            for spec, trials in trials_by_spec:  # several hashes of an older store may be one spec
-                results[spec] += [Result(spec, trial, origins[key]) for trial, key in trials]
-            return results
+            origins = {number: Origin(**dict(zip(ORIGIN, values, strict=True))) for number, *values in rows}
+            return {
+                spec: [Result(spec, trial, origins[origin]) for trial, origin in trials]
+                for spec, trials in trials_by_spec
+            }
         except UNEXPECTED as error:
             raise file_error(self.path, error) from error
 
@@ -252,7 +249,7 @@ class Store:
                 for spec, trials in self.trials_by_spec().items()
                 for trial in trials
             }
-            added = _add(connection, theirs)
+            added = _add(connection, theirs, self._older_hashes)
             same = sum(ours.get((spec, trial.seed)) == _outcome(trial) for spec, trial, _ in theirs)
             if records:
                 connection.execute(_CREATE_RECORDS)
@@ -292,8 +289,28 @@ class Store:
     def _has_records(self) -> bool:
         return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'records'"))
 
-    def _read(self, where: Mapping[str, Any]) -> Iterator[tuple[Spec, list[tuple[Trial, int]]]]:
-        """Yield the specs, sorted, with their trials by seed and the row ids of the trials' origins."""
+    def _hashes(self, spec: Spec) -> list[str]:
+        """Return the hash of a spec and other hashes under which an older version stored it."""
+        return [spec.hash, *self._older_hashes.get(spec, ())]
+
+    @cached_property
+    def _older_hashes(self) -> dict[Spec, list[str]]:
+        """Hashes that older versions computed from fields that change nothing, by spec."""
+        idle = "split GLOB '*@0*' OR split = 'public' OR (skip > 0 AND skip > depth - 2)"
+        columns = f"printf('%016x', hash), {_names(SPEC)}"
+        rows = self._query(f"SELECT {columns} FROM {_SPECS} WHERE {idle}")
+        older: dict[Spec, list[str]] = defaultdict(list)
+        try:
+            for stored, *values in rows:
+                spec = Spec(**dict(zip(SPEC.values(), values, strict=True)))
+                if stored != spec.hash:
+                    older[spec].append(stored)
+        except UNEXPECTED as error:
+            raise file_error(self.path, error) from error
+        return dict(older)
+
+    def _read(self, where: Mapping[str, Any]) -> Iterable[tuple[Spec, list[tuple[Trial, int]]]]:
+        """Return the specs, sorted, with their trials by seed and the row ids of the trials' origins."""
         where = {STORED_NAMES.get(name, name): value for name, value in where.items()}
         of_spec = {name: value for name, value in where.items() if name in ("hash", *SPEC)}
         # The order of the file needs no sorting, and without a condition nothing is joined.
@@ -309,19 +326,35 @@ class Store:
         trials: dict[int, list[tuple[Trial, int]]] = defaultdict(list)
 
         @cache
-        def shallow(protocol: int, scale: float, missing_rate: float) -> Spec:
-            return Spec(depth=1, scale=scale, missing_rate=missing_rate, **protocols[protocol])
+        def deep(protocol: int, scale: float, missing_rate: float) -> Spec:  # deep enough for any skip
+            return Spec(depth=10**9, scale=scale, missing_rate=missing_rate, **protocols[protocol])
 
+        by_spec: dict[Spec, list[tuple[Trial, int]]] = {}
         try:
             for number, origin, *values in trial_rows:
                 trials[number].append((_trial(values), origin))
             for number, protocol, depth, *others in spec_rows:
                 if number in trials:
-                    yield shallow(protocol, *others).at(depth), trials[number]
+                    spec = deep(protocol, *others).at(depth)
+                    by_spec[spec] = (
+                        _union(by_spec[spec], trials[number]) if spec in by_spec else trials[number]
+                    )
+            return by_spec.items()
         except UNEXPECTED as error:
             if isinstance(error, PairNormError) and error.code == "not-imported":
                 raise
             raise file_error(self.path, error) from error
+
+
+def _union(
+    trials: Sequence[tuple[Trial, int]], others: Sequence[tuple[Trial, int]]
+) -> list[tuple[Trial, int]]:
+    """Return the trials of one spec under two hashes by seed; of equal seeds, the one with more measures."""
+    by_seed = {trial.seed: (trial, origin) for trial, origin in trials}
+    for trial, origin in others:
+        if trial.seed not in by_seed or len(trial.measures) > len(by_seed[trial.seed][0].measures):
+            by_seed[trial.seed] = trial, origin
+    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -336,7 +369,9 @@ def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
     return " AND ".join(parts), values
 
 
-def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
+def _add(
+    connection: sqlite3.Connection, results: Iterable[Result], older_hashes: Mapping[Spec, Sequence[str]]
+) -> int:
     """Insert the new trials with their protocols, specs and origins; return how many were new."""
     protocols, origins = (
         _Rows(connection, *table) for table in (("protocols", _PROTOCOL), ("origins", ORIGIN))
@@ -346,8 +381,9 @@ def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
     for spec, trial, origin in results:
         if spec not in numbers:
             numbers[spec] = hash_number(spec.hash)
-        key = [numbers[spec], trial.seed]
-        if connection.execute("SELECT 1 FROM trials WHERE hash = ? AND seed = ?", key).fetchone():
+        stored = [numbers[spec], *map(hash_number, older_hashes.get(spec, ()))]
+        present = f"SELECT 1 FROM trials WHERE hash IN ({', '.join('?' * len(stored))}) AND seed = ?"
+        if connection.execute(present, [*stored, trial.seed]).fetchone():
             continue
         varied = [getattr(spec, name) for name in _VARIED]
         connection.execute(
