@@ -115,7 +115,7 @@ def test_sizes() -> None:
     assert len(pairs("tuned")) == 4 * 6 * 18 * 20 * 6
     # 2 graphs x 2 rates x 5 runs x 4 depths x (GCN: 2 + 12, GAT: 1 + 6)
     assert len(pairs("ablation")) == 2 * 2 * 5 * 4 * 21
-    # 2 graphs x 2 rates x 2 runs x 2 scalings x (SGC: 6 depths x (1 + 5 scales), GCN: 3 depths x 3 less a skip at two layers)
+    # 2 graphs x 2 rates x 2 runs x 2 scalings x (SGC: 6 depths x (1 + 5 scales), GCN: 3 x 3 - 1)
     assert len(pairs("scaling")) == 2 * 2 * 2 * 2 * (36 + 9 - 1)
 
 
