@@ -73,9 +73,9 @@ def test_the_report_has_the_numbers_of_the_predictions(run: tuple[Files, Path]) 
     text = (run[1] / "report.md").read_text(encoding="utf-8")
     for heading in (
         "# Labels for customers",
-        "## How often it is right",
-        "## Against simpler methods",
-        "## How deep",
+        "## Accuracy",
+        "## Comparison with baselines",
+        "## Depth",
     ):
         assert heading in text
     for name in (

@@ -19,7 +19,7 @@ from pairnorm.report import (
     Text,
     Threshold,
     document,
-    render,
+    render_html,
 )
 from pairnorm.report.charts import Line, lines
 
@@ -33,7 +33,7 @@ CHART = lines("A curve", [Line("a", [1, 2, 3], [3, 1, 2], "--blue")], "depth", "
 
 
 def page(*blocks: Any, **options: Any) -> str:
-    return render(
+    return render_html(
         Document("Title", [("Question?", "Answer", "Meaning")], [Section("Part", blocks)], **options)
     )
 
@@ -46,7 +46,7 @@ def test_a_hostile_name_is_shown_as_text(name: str) -> None:
         Details(name, []),
         Choices(name, {name: [Text(name)]}),
     ]
-    text = render(Document(name, [(name,) * 3], [Section(name, blocks)], {name: name}))
+    text = render_html(Document(name, [(name,) * 3], [Section(name, blocks)], {name: name}))
     assert text.count("<script") == page().count("<script")
     assert "<img" not in text
     assert len(re.findall(re.escape(name), unescape(text.split('id="data"')[0]))) > 10

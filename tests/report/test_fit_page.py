@@ -13,8 +13,8 @@ from pairnorm.classify import Candidate, suggest_depth
 from pairnorm.classify.diagnosis import Smoothing
 from pairnorm.classify.findings import Baseline, Findings
 from pairnorm.data import csbm
-from pairnorm.report import Document, Nodes, Threshold, render
-from pairnorm.report import fit_page as module
+from pairnorm.report import Document, Nodes, Threshold, render_html, render_markdown
+from pairnorm.report import node_table as module
 from pairnorm.report.fit_page import diagnosis_page, fit_page
 
 NODES = 600
@@ -54,6 +54,7 @@ def findings() -> Findings:
     classifier.threshold = lambda number: 0.5
     classifier.refit, classifier.probabilities_ = False, probabilities
     classifier.task_ = SimpleNamespace(fold_masks=())
+    classifier.parts_ = [(1, tried[3])]
     baseline = Baseline("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64))
     found = probabilities.astype(np.float32)
     return Findings(classifier, graph, found, [baseline], {}, smoothing, suggest_depth(graph))
@@ -115,15 +116,15 @@ def test_without_held_out_nodes_there_is_no_guarantee(findings: Findings) -> Non
     graph = findings.graph
     document = fit_page(replace(findings, graph=graph.replace(test=torch.zeros_like(graph.test))))
     titles = [section.title for section in document.sections]
-    assert "Labels with a guarantee" not in titles
-    assert "How often it is right" not in titles
-    assert document.cards[1][1] == "Not known"
-    assert len(render(document)) > 1000
+    assert "Prediction sets" not in titles
+    assert "Accuracy" not in titles
+    assert document.cards[0][1] == "Not known"
+    assert len(render_html(document)) > 1000
 
 
 def test_a_diagnosis_marks_the_suggested_depth(findings: Findings) -> None:
     document = diagnosis_page(findings.graph, findings.smoothing, findings.suggestion)
-    assert document.cards[1][1] == f"Depth {findings.suggestion.depth}"
+    assert document.cards[0][1] == f"{findings.suggestion.depth}"
     charts = [one for one in document.sections[0].blocks if one.kind == "chart"]
     assert [chart.layout["shapes"][0]["x0"] for chart in charts] == [findings.suggestion.depth] * 3
     assert charts[0].traces[0]["y"] == pytest.approx([100, 100 / 3])
@@ -132,7 +133,7 @@ def test_a_diagnosis_marks_the_suggested_depth(findings: Findings) -> None:
 @pytest.fixture
 def view(findings: Findings, open_page: Callable[..., Any], tmp_path: Path) -> Any:
     path = tmp_path / "report.html"
-    path.write_text(render(fit_page(findings, [f"no node is of class {CLASSES[1]}"])), encoding="utf-8")
+    path.write_text(render_html(fit_page(findings, [f"no node is of class {CLASSES[1]}"])), encoding="utf-8")
     return open_page(path)
 
 
@@ -175,7 +176,7 @@ def test_thresholds_and_rates_reach_the_table_in_a_browser(findings: Findings, v
         wanted = int((unknown & (findings.probabilities.max(1) < percent / 100)).sum())
         assert view.text_content(".nodes .note") == f"{wanted} of {NODES} nodes"
         assert f"{wanted} to review" in view.text_content(".answer")
-    view.select_option(".filters select >> nth=0", label="guarantee: one label")
+    view.select_option(".filters select >> nth=0", label="prediction set: one label")
     counts = []
     for rate in ("1%", "30%"):
         view.select_option(".control select", label=rate)
@@ -209,14 +210,41 @@ def test_all_columns_of_nodes_are_in_sight_and_whoever_is_chosen_too(view: Any) 
     assert end <= bottom
 
 
-def test_labels_that_are_delivered_may_be_others_and_it_is_said(findings: Findings) -> None:
+def test_the_page_shows_the_labels_of_predictions_csv(findings: Findings) -> None:
+    """Labels are those of the delivered model, accuracies those of the evaluation model."""
     probabilities = findings.probabilities.copy()
     changed = np.flatnonzero(findings.wanted)[:7]
     probabilities[changed] = np.eye(3)[(findings.predicted[changed] + 1) % 3]
     again = SimpleNamespace(**vars(findings.classifier) | {"refit": True, "probabilities_": probabilities})
-    told = f"7 of {int(findings.wanted.sum()):,} labels are others than here"
-    assert told in render(fit_page(replace(findings, classifier=again)))
-    assert "others than here" not in render(fit_page(findings))
+    page = fit_page(replace(findings, classifier=again))
+    columns = block(page, Nodes).columns
+    assert columns["predicted"] == probabilities.argmax(1).tolist()
+    assert columns["evaluated"] == findings.predicted.tolist()
+    assert "Accuracies are those of the evaluation model" in render_html(page)
+    assert page.cards[0] == fit_page(findings).cards[0]
+
+
+def test_markdown_has_the_sections_and_numbers_of_the_page(findings: Findings, tmp_path: Path) -> None:
+    page = fit_page(findings, ["a | note"])
+    text = render_markdown(page, tmp_path)
+    titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert titles == [section.title for section in page.sections]
+    assert page.cards[0][1] in text
+    assert "a \\| note" in text
+    assert "<script>" not in text
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"smoothing.png", "confusion.png", "comparison.png", "depth.png"}
+    assert all(f"({name})" in text for name in names)
+
+
+def test_the_nodes_to_review_are_downloaded_in_a_browser(findings: Findings, view: Any) -> None:
+    with view.expect_download() as started:
+        view.click("#download")
+    lines = Path(started.value.path()).read_text(encoding="utf-8").splitlines()
+    unknown = ~findings.graph.labeled.numpy()
+    review = unknown & (findings.probabilities.max(1) < 0.9)
+    assert lines[0] == "id,predicted,confidence"
+    assert len(lines) == 1 + int(review.sum())
 
 
 def test_a_few_held_out_nodes_are_no_measurement(findings: Findings) -> None:
@@ -224,12 +252,10 @@ def test_a_few_held_out_nodes_are_no_measurement(findings: Findings) -> None:
     one = replace(findings, graph=findings.graph.replace(test=test))
     page = fit_page(one)
     right = int(one.predicted[test.numpy()][0] == int(one.graph.labels[test][0]))
-    assert page.cards[1][1] == f"{right} of 1"
-    text = render(page)
+    assert page.cards[0][1] == f"{right} of 1"
+    text = render_html(page)
     assert "1 held-out nodes" not in text
-    told = (
-        f"Of 1 held-out node on which it is at least so confident, {right} {'is' if right else 'are'} right."
-    )
+    told = f"Of 1 held-out node with at least this confidence, {right} {'is' if right else 'are'} right."
     assert block(page, Threshold).sentences[0].endswith(told)
     assert "too few" in text
-    assert "too few" not in render(fit_page(findings))
+    assert "too few" not in render_html(fit_page(findings))

@@ -212,7 +212,7 @@ class Findings:
             return []
         labels, incomplete = self.graph.labels.cpu().numpy(), lacks_most(self.graph)
         held_out = self.probabilities[self.test], labels[self.test], incomplete[self.test]
-        return prediction_sets(*held_out, self.probabilities, incomplete)
+        return prediction_sets(*held_out, self.classifier.probabilities_, incomplete)
 
     def verdict(self) -> str:
         """Say whether the model beats the baselines, and how it treats rare classes."""

@@ -45,8 +45,8 @@ def run(options: Namespace) -> None:
     from pairnorm.classify.candidates.base import check_size
     from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
     from pairnorm.classify.scaling import check_features
-    from pairnorm.report import render
-    from pairnorm.report.fit_figures import draw_smoothing
+    from pairnorm.report import Chart, render_html
+    from pairnorm.report.figures import save_charts
     from pairnorm.report.fit_page import diagnosis_page
 
     out, step = options.out, count(1)
@@ -65,11 +65,12 @@ def run(options: Namespace) -> None:
                 tick=lambda what: on_progress("Propagating", next(step), len(DEPTHS), what),
             )
         suggestion = suggest_depth(graph)
+        document = diagnosis_page(graph, rows, suggestion)
         if form == "html":
-            page = render(diagnosis_page(graph, rows, suggestion))
-            file.write_text(page, encoding="utf-8")
+            file.write_text(render_html(document), encoding="utf-8")
         else:
-            draw_smoothing(rows, suggestion.depth).savefig(file, format=form, dpi=150)
+            charts = [block for block in document.sections[0].blocks if isinstance(block, Chart)]
+            save_charts(charts, file, format=form)
     console.table(HEADINGS, measured(rows))
     console.show(f"Row-diff and col-diff: share of depth 0. Features: {safe(scaled.sentence)}.")
     if suggestion.unreachable:

@@ -1,4 +1,4 @@
-"""One HTML file that people read: no network, opens from disk. Other rooms say what is on it."""
+"""Reports: one document model, rendered as HTML and Markdown; the reports of ``fit`` and of the paper."""
 
 from pairnorm.report.charts import Chart
 from pairnorm.report.document import (
@@ -11,9 +11,9 @@ from pairnorm.report.document import (
     Table,
     Text,
     Threshold,
-    can_render,
-    render,
+    render_markdown,
 )
+from pairnorm.report.html import can_render_html, render_html
 
 __all__ = [
     "Chart",
@@ -26,6 +26,7 @@ __all__ = [
     "Table",
     "Text",
     "Threshold",
-    "can_render",
-    "render",
+    "can_render_html",
+    "render_html",
+    "render_markdown",
 ]

@@ -1,10 +1,11 @@
-"""Charts for a page, as Plotly reads them; colors are names of the stylesheet, for light and dark."""
+"""Describe charts as Plotly traces; colors are names of the stylesheet, for light and dark."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import floor
 from typing import Any, ClassVar, NamedTuple
 
 from numpy.typing import ArrayLike, NDArray
@@ -17,36 +18,39 @@ BLUE, VERMILLION, GREEN, PURPLE, GRAY, INK = (
 COLORS = {"train": BLUE, "validation": PURPLE, "test": VERMILLION}
 NORMS = {"none": VERMILLION, "PN": BLUE, "PN-SI": GREEN, "PN-SCS": PURPLE}
 SYMBOLS = {"train": "square", "validation": "triangle-up", "test": "circle"}
-LONGEST, ANNOTATED = 22, 15
-# So many characters fit under a chart side by side, also on a narrow screen.
-NARROWEST = 40
+MAX_NAME_LENGTH, MAX_ANNOTATED_CLASSES = 22, 15
+# Characters that fit under a chart side by side on a narrow screen.
+MIN_WIDTH = 40
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart to hover over.
+    """A chart.
 
     Args:
-        title: what it shows, also for those who cannot see it.
+        title: what it shows, also for screen readers.
         traces: of Plotly.
         layout: of Plotly; the script adds fonts, colors and margins.
         height: in pixels.
+        name: of the PNG file next to Markdown, without suffix; charts in a row with one name share a file.
+            Empty: not in Markdown.
     """
 
     title: str
     traces: Sequence[dict[str, Any]]
     layout: dict[str, Any]
     height: int = 340
+    name: str = ""
     kind: ClassVar[str] = "chart"
 
     @property
     def data(self) -> Any:
-        """What the script needs."""
+        """Data for the script."""
         return {"traces": list(self.traces), "layout": self.layout, "height": self.height}
 
 
 class Line(NamedTuple):
-    """A line of a chart: where its points are, what to call it, how it looks, whether the legend names it."""
+    """A line of a chart: name, points, style, and whether the legend lists it."""
 
     name: str
     x: Sequence[float]
@@ -58,7 +62,7 @@ class Line(NamedTuple):
 
 
 def plain(text: str, longest: int | None = None) -> str:
-    """Return a text as Plotly will show it letter by letter: it reads tags, entities and formulas.
+    """Escape a text for Plotly, which interprets tags, entities and formulas.
 
     >>> plain("<b>x</b>")
     '&lt;b&gt;x&lt;/b&gt;'
@@ -70,15 +74,16 @@ def plain(text: str, longest: int | None = None) -> str:
 
 def lines(
     title: str,
-    found: Sequence[Line],
+    curves: Sequence[Line],
     x: str,
     y: str,
     form: str = ".1f",
     marks: Sequence[tuple[float, float, str]] = (),
-    upright: tuple[float, str] | None = None,
+    vertical: tuple[float, str] | None = None,
     from_zero: bool = False,
+    file_name: str = "",
 ) -> Chart:
-    """Draw lines; ``marks`` are points with a name, ``upright`` is a dotted line with one."""
+    """Return a line chart; ``marks`` are named points, ``vertical`` is a named dotted line."""
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -91,43 +96,44 @@ def lines(
             "marker": {"color": line.color, "symbol": line.symbol, "size": 6},
             "hovertemplate": f"%{{y:{form}}}",
         }
-        for line in found
+        for line in curves
     ]
     traces += [
         {
             "type": "scatter",
             "mode": "markers",
             "name": name,
-            "x": [place],
+            "x": [x_value],
             "y": [value],
             "marker": {"color": INK, "symbol": symbol, "size": 13},
             "hoverinfo": "skip",
         }
-        for (place, value, name), symbol in zip(marks, ("star", "diamond-open"), strict=False)
+        for (x_value, value, name), symbol in zip(marks, ("star", "diamond-open"), strict=False)
     ]
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": x}, "rangemode": "tozero", "unifiedhovertitle": {"text": f"{x} %{{x}}"}},
         "yaxis": {"title": {"text": y}, **({"rangemode": "tozero"} if from_zero else {})},
         "hovermode": "x unified",
     }
-    if upright is not None:
-        place, name = upright
+    if vertical is not None:
+        x_value, name = vertical
         layout["shapes"] = [
-            {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "yref": "paper",
+            {"type": "line", "x0": x_value, "x1": x_value, "y0": 0, "y1": 1, "yref": "paper",
              "line": {"color": INK, "dash": "dot", "width": 1}}
         ]  # fmt: skip
         layout["annotations"] = [
-            {"x": place, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "left", "text": name,
+            {"x": x_value, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "left", "text": name,
              "showarrow": False}
         ]  # fmt: skip
-    return Chart(title, traces, layout)
+    return Chart(title, traces, layout, name=file_name)
 
 
 def intervals(
     title: str, names: Sequence[str], values: Sequence[tuple[float, float, float]], x: str
 ) -> Chart:
-    """Draw a value and its interval, all in percent, for each name, the first on top and in color."""
+    """Return a chart of values and intervals in percent, the first on top and in color."""
     rows = list(range(len(names)))
+    start = max(0, 10 * floor(min(low for _, low, _ in values) / 10 - 0.5))
     trace = {
         "type": "scatter",
         "mode": "markers+text",
@@ -154,23 +160,23 @@ def intervals(
         "hovertemplate": "%{customdata}<extra></extra>",
     }
     layout = {
-        "xaxis": {"title": {"text": x}, "range": [0, 103], "showgrid": True},
+        "xaxis": {"title": {"text": x}, "range": [start, 101.5], "showgrid": True},
         "yaxis": {
             "tickvals": rows,
-            "ticktext": [plain(name, 40) for name in names],
+            "ticktext": [plain(name, 30) for name in names],
             "range": [len(names) - 0.5, -0.7],
             "showgrid": False,
         },
         "showlegend": False,
     }
-    return Chart(title, [trace], layout, height=110 + 48 * len(names))
+    return Chart(title, [trace], layout, height=110 + 48 * len(names), name="comparison")
 
 
 def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart:
-    """Draw a confusion matrix, a row for each true class; the shade is the share of that class."""
+    """Return a confusion matrix, a row for each true class; the shade is the share of that class."""
     share = counts / counts.sum(1, keepdims=True).clip(1)
     rows = range(len(classes))
-    names = {"tickvals": list(rows), "ticktext": [plain(name, LONGEST) for name in classes]}
+    names = {"tickvals": list(rows), "ticktext": [plain(name, MAX_NAME_LENGTH) for name in classes]}
     trace = {
         "type": "heatmap",
         "z": share.round(4).tolist(),
@@ -190,7 +196,7 @@ def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart
         ],
         "hovertemplate": "%{customdata}<extra></extra>",
     }
-    if len(classes) <= ANNOTATED:
+    if len(classes) <= MAX_ANNOTATED_CLASSES:
         trace |= {"text": [[f"{count:,}" for count in row] for row in counts], "texttemplate": "%{text}"}
     layout = {
         "xaxis": {"title": {"text": "predicted"}, "showgrid": False, "zeroline": False,
@@ -198,16 +204,16 @@ def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart
         "yaxis": {"title": {"text": "true"}, "showgrid": False, "zeroline": False,
                   "autorange": "reversed", **names},
     }  # fmt: skip
-    return Chart(title, [trace], layout, height=min(900, 200 + 34 * len(classes)))
+    return Chart(title, [trace], layout, height=min(900, 200 + 34 * len(classes)), name="confusion")
 
 
 def _angle(names: Sequence[str]) -> int:
-    """Return 0 where names fit side by side under a chart, else the angle that they are turned by."""
-    return 0 if len(names) * max(map(len, names), default=0) <= NARROWEST else -40
+    """Return 0 if names fit side by side under a chart, else the angle of rotation."""
+    return 0 if len(names) * max(map(len, names), default=0) <= MIN_WIDTH else -40
 
 
 def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int = 10) -> Chart:
-    """Draw how often a model is right against how confident it is; ideal is the diagonal."""
+    """Return a reliability diagram: accuracy against confidence; the diagonal is ideal."""
     import numpy as np
 
     sure, hits = np.asarray(confidence, dtype=float), np.asarray(right, dtype=float)
@@ -228,11 +234,11 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
         "type": "scatter",
         "mode": "lines+markers",
         "name": "this model",
-        "cliponaxis": False,  # the largest points are at the edge: right throughout
+        "cliponaxis": False,  # the largest points are at the edge
         "x": x.round(2).tolist(),
         "y": y.round(2).tolist(),
         "line": {"color": BLUE, "width": 2},
-        # The area of a point is the number of nodes behind it.
+        # The area of a point shows the number of nodes.
         "marker": {
             "color": BLUE,
             "size": (6 + 20 * np.sqrt(counts[filled] / counts.max())).round(1).tolist(),
@@ -249,5 +255,5 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
 
 
 def _finite(values: Sequence[float]) -> list[float | None]:
-    """Return numbers that JSON can hold: what is not finite is a gap."""
+    """Return numbers for JSON; None, a gap, for values that are not finite."""
     return [round(value, 6) if abs(value) < float("inf") else None for value in map(float, values)]

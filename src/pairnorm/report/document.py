@@ -1,31 +1,21 @@
-"""What a page is made of, and how it becomes one file: template, script, stylesheet and Plotly inside."""
+"""Define the parts of a report, and render them as Markdown; ``pairnorm.report.html`` renders HTML."""
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from hashlib import sha256
-from importlib.resources import files
-from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
 from typing import Any, ClassVar
 
-from pairnorm.base.errors import PairNormError
-from pairnorm.base.escaping import terminal
+from pairnorm.base.escaping import markdown
 from pairnorm.report.charts import Chart
-from pairnorm.version import __version__
-
-ASSETS = files("pairnorm.report") / "assets"
-NEEDED = ("jinja2", "plotly", "markdown_it")
 
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, shown as it is."""
+    """A paragraph of plain text."""
 
     text: str
     kind: ClassVar[str] = "text"
@@ -33,7 +23,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Markdown:
-    """Our own words, formatted; what looks like HTML in them is shown as it is."""
+    """Our own text in Markdown; HTML in it is not interpreted."""
 
     text: str
     kind: ClassVar[str] = "markdown"
@@ -41,14 +31,14 @@ class Markdown:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that sorts by a click on a heading; numbers in texts are seen as numbers.
+    """A table; in HTML, a click on a heading sorts it.
 
     Args:
-        headings: of the columns.
+        headings: names of the columns.
         rows: a text for each cell.
         caption: what it shows.
-        search: whether there is a field to search in it.
-        charts: one for each row, drawn when the row is chosen; None where there is none.
+        search: in HTML, add a search field.
+        charts: in HTML, a chart for each row, shown when the row is selected; or None.
     """
 
     headings: Sequence[str]
@@ -60,13 +50,13 @@ class Table:
 
     @property
     def data(self) -> Any:
-        """What the script needs."""
+        """Data for the script."""
         return [chart and chart.data for chart in self.charts] or None
 
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks that are folded away."""
+    """Blocks that are folded in HTML."""
 
     summary: str
     blocks: Sequence[Any]
@@ -84,13 +74,13 @@ class Threshold:
 
     @property
     def data(self) -> Any:
-        """What the script needs."""
+        """Data for the script."""
         return list(self.sentences)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """A list to choose from, and blocks for each choice, of which one is shown."""
+    """Blocks for each of several choices; HTML shows one at a time."""
 
     label: str
     choices: Mapping[str, Sequence[Any]]
@@ -100,9 +90,9 @@ class Choices:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The table of nodes: it sorts, filters, finds an id, and draws only the rows in view.
+    """The table of nodes, in HTML only: it sorts, filters and finds ids.
 
-    Columns are lists that ``assets/page.js`` knows.
+    ``assets/page.js`` describes its columns.
     """
 
     total: int
@@ -111,13 +101,13 @@ class Nodes:
 
     @property
     def data(self) -> Any:
-        """What the script needs."""
+        """Data for the script."""
         return {"total": self.total, **self.columns}
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading; in a wide one charts stand side by side."""
+    """A part with a heading; in a wide one, HTML puts charts side by side."""
 
     title: str
     blocks: Sequence[Any]
@@ -125,96 +115,85 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """What a link to it ends in, as on GitHub."""
+        """The end of a link to it, as on GitHub."""
         return re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A page: on top cards in plain words (question, answer in large letters, meaning), then sections."""
+    """A report.
+
+    Args:
+        title: of the document.
+        cards: on top, each a question, an answer in large letters and an explanation.
+        sections: what follows.
+        glossary: terms and their meanings.
+        lead: a sentence in Markdown below the title.
+        download: the label of a button that downloads the nodes to review.
+    """
 
     title: str
     cards: Sequence[tuple[str, str, str]]
     sections: Sequence[Section]
     glossary: Mapping[str, str] = field(default_factory=dict)
+    lead: str = ""
+    download: str = ""
 
 
-def can_render() -> bool:
-    """Say whether the libraries are there."""
-    return all(find_spec(name) for name in NEEDED)
+def render_markdown(document: Document, folder: Path | None = None) -> str:
+    """Return a document as Markdown, and draw its named charts as PNG files.
+
+    Controls of the HTML page become text: a slider its first sentence, choices one part each.
+
+    Args:
+        document: the document.
+        folder: where to draw charts. Default: no charts.
+    """
+    parts = [f"# {markdown(document.title)}"]
+    parts += [document.lead] if document.lead else []
+    rows = [[f"{question}: {answer}", meaning] for question, answer, meaning in document.cards]
+    parts += [_table(["", ""], rows)] if rows else []
+    for section in document.sections:
+        blocks = list(_blocks(section.blocks, folder))
+        parts += [f"## {markdown(section.title)}", *blocks] if blocks else []
+    return "\n\n".join(parts) + "\n"
 
 
-def render(document: Document) -> str:
-    """Return a page as HTML. The same document gives the same text."""
-    if not can_render():
-        raise PairNormError(
-            "writing HTML needs jinja2, plotly and markdown-it-py",
-            code="library-missing",
-            value=[name for name in NEEDED if not find_spec(name)],
-            hint="pip install 'pairnorm[all]'",
-        )
-    from jinja2 import Environment, StrictUndefined
+def _blocks(blocks: Sequence[Any], folder: Path | None) -> Iterator[str]:
+    for name, group in groupby(blocks, lambda block: block.name if isinstance(block, Chart) else None):
+        if name is None:
+            for block in group:
+                yield from _block(block, folder)
+        elif name and folder is not None:
+            from pairnorm.report.figures import save_charts
 
-    data: list[Any] = []
-
-    def place(block: Any) -> int:
-        data.append(block.data)
-        return len(data) - 1
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["markdown"] = _markdown
-    # What steers a text, or is none, is shown as Python writes it; what is HTML already stays.
-    environment.finalize = lambda value: value if hasattr(value, "__html__") else terminal(value)
-    template = environment.from_string(_asset("page.html"))
-    script, plotly = _asset("page.js"), _plotly()
-    return template.render(
-        document=document,
-        place=place,
-        # Asked for at the end, when all blocks have put their data aside.
-        data=lambda: _packed(json.dumps(data, allow_nan=False, separators=(",", ":"))),
-        plotly=_packed(plotly),
-        script=_safe(script),
-        style=_safe(_asset("page.css")),
-        hashes=[_hash(script), _hash(plotly)],
-        version=__version__,
-    )
+            charts = list(group)
+            save_charts(charts, folder / f"{name}.png")
+            yield f"![{markdown(charts[0].title)}]({name}.png)"
 
 
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
+def _block(block: Any, folder: Path | None) -> Iterator[str]:
+    if isinstance(block, Text):
+        yield markdown(block.text)
+    elif isinstance(block, Markdown):
+        yield block.text
+    elif isinstance(block, Table):
+        if block.caption:
+            yield f"{markdown(block.caption)}:"
+        yield _table(block.headings or [""] * len(block.rows[0]), block.rows)
+    elif isinstance(block, Details):
+        yield f"### {markdown(block.summary)}"
+        yield from _blocks(block.blocks, folder)
+    elif isinstance(block, Threshold):
+        yield f"{markdown(block.label)} {block.start}%: {markdown(block.sentences[block.start])}"
+    elif isinstance(block, Choices):
+        name = list(block.choices)[block.start]
+        yield f"{markdown(block.label)} {markdown(name)}:"
+        yield from _blocks(block.choices[name], folder)
 
 
-def _safe(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)
-
-
-@cache
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
-
-
-@cache
-def _renderer() -> Any:
-    from markdown_it import MarkdownIt
-
-    return MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-
-
-def _markdown(text: str) -> Any:
-    return _safe(_renderer().render(text))
-
-
-def _packed(text: str) -> str:
-    """Return a text compressed, in letters that mean nothing to HTML; the same text gives the same."""
-    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
-
-
-def _hash(script: str) -> str:
-    """Return by what the page's policy knows a script: no other one runs, whatever a name may hold."""
-    return f"sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}"
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; numbers are aligned right."""
+    rule = [":--", *["--:" if len(headings) > 2 else ":--"] * (len(headings) - 1)]
+    lines = [map(markdown, headings), rule, *(map(markdown, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

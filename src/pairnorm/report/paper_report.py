@@ -21,7 +21,7 @@ from pairnorm.paper.claims import requested_runs, verdicts
 from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
-from pairnorm.report import can_render, render
+from pairnorm.report import can_render_html, render_html
 from pairnorm.report.paper_page import paper_page
 from pairnorm.report.paper_sections import (
     OWN_FILE,
@@ -166,7 +166,7 @@ def write_report(
             _figures(outputs),
         ]
         outputs.write("report.md", "\n".join(section for section in sections if section))
-        if can_render():
+        if can_render_html():
             shown = {"takeaway": f"## In short\n{takeaway}" if takeaway else ""}
             shown |= texts(lambda table: "")  # a page has tables apart, and can sort them
             shown |= {
@@ -175,7 +175,7 @@ def write_report(
                 if name in outputs.tables
             }
             page = paper_page(results, selection, outputs.tables, decided, shown | {"run": ran})
-            outputs.write("report.html", render(page))
+            outputs.write("report.html", render_html(page))
     return outputs
 
 

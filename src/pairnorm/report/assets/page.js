@@ -1,5 +1,5 @@
 "use strict";
-// What is alive on the page. Names come from users: they only ever become text nodes, never HTML.
+// The interactive parts of the page. Names come from users: they become text nodes, never HTML.
 
 const make = (tag, properties = {}, ...children) => {
   const element = Object.assign(document.createElement(tag), properties);
@@ -135,7 +135,7 @@ const tableBlock = (place, rowCharts) => {
   if (first) choose(first);
 };
 
-// The slider and the list of choices, which the table of nodes also hears of.
+// The slider and the list of choices; the table of nodes listens to their events.
 
 const thresholdBlock = (place, sentences) => {
   const slider = place.querySelector("input");
@@ -158,7 +158,7 @@ const choicesBlock = (place) => {
   update();
 };
 
-// The table of nodes. Columns are lists: id, predicted, confidence (in thousandths), top (class and thousandths in turn,
+// The table of nodes. Columns are lists: id, predicted, evaluated (the class by the evaluation model), confidence (in thousandths), top (class and thousandths in turn,
 // the likeliest first), label, part, features (0 or 1), featureHops and labelHops (-1: no path), neighbors (class and
 // number in turn), degree, and sets: for each choice of error rate, how many of the likeliest classes are in the set.
 
@@ -166,14 +166,14 @@ const ROW = 34;
 const PARTS = ["", "training", "validation", "held out"];
 
 const nodesBlock = (place, data) => {
-  const { id, classes, predicted, confidence, top, label, part, features, featureHops, labelHops, neighbors, degree, sets } = data;
+  const { id, classes, predicted, evaluated, confidence, top, label, part, features, featureHops, labelHops, neighbors, degree, sets } = data;
   let threshold = 900, choice = 0, shown = [], active = -1, sorted = { column: "confidence", down: false }, ranks = null;
   const pairs = (flat) => flat.filter((_, n) => n % 2 === 0).map((first, n) => [first, flat[2 * n + 1]]);
   const hops = (count) => (count < 0 ? "no path" : String(count));
   const setOf = (row) => {
     const size = sets[choice][row];
     const names = pairs(top[row]).slice(0, size).map(([name]) => classes[name]);
-    return size === 0 ? "none" : names.length < size ? `${size} labels` : names.join(" or ");
+    return names.length < size ? `${size} labels` : names.join(" or ");
   };
   const said = (row) => pairs(neighbors[row]).map(([name, count]) => `${classes[name]} × ${count}`).join(", ");
   const guaranteed = sets.length > 0;
@@ -181,9 +181,9 @@ const nodesBlock = (place, data) => {
     ["id", "Node", (row) => id[row]],
     ["predicted", "Label", (row) => classes[predicted[row]]],
     ["confidence", "Confidence", (row) => percent(confidence[row]), "7.7rem"],
-    ...(guaranteed ? [["set", "With guarantee", setOf]] : []),
+    ...(guaranteed ? [["set", "Prediction set", setOf]] : []),
     ["label", "Known label", (row) => (label[row] < 0 ? "" : `${classes[label[row]]} (${PARTS[part[row]] || "not used"})`)],
-    ["features", "Features", (row) => (features[row] ? "there" : "missing"), "6.5rem"],
+    ["features", "Features", (row) => (features[row] ? "known" : "missing"), "6.5rem"],
     ["featureHops", "Hops to features", (row) => hops(featureHops[row]), "6.5rem"],
     ["labelHops", "Hops to a label", (row) => hops(labelHops[row]), "5.8rem"],
     ["neighbors", "Neighbors' labels", said],
@@ -208,11 +208,10 @@ const nodesBlock = (place, data) => {
     "to trust (no known label, at or above the threshold)": (row) => unknown(row) && confidence[row] >= threshold,
     "to review (no known label, below the threshold)": (row) => unknown(row) && confidence[row] < threshold,
     "features missing": (row) => !features[row],
-    "held out and wrong": (row) => part[row] === 3 && label[row] !== predicted[row],
+    "held out and wrong": (row) => part[row] === 3 && label[row] !== evaluated[row],
     ...(guaranteed && {
-      "guarantee: one label": (row) => sets[choice][row] === 1,
-      "guarantee: several labels": (row) => sets[choice][row] > 1,
-      "guarantee: none": (row) => sets[choice][row] === 0,
+      "prediction set: one label": (row) => sets[choice][row] === 1,
+      "prediction set: several labels": (row) => sets[choice][row] > 1,
     }),
   };
   const options = (names) => names.map((name, value) => make("option", { value }, name));
@@ -265,7 +264,7 @@ const nodesBlock = (place, data) => {
     table.setAttribute("aria-rowcount", shown.length + 1);
     counted.textContent = `${shown.length.toLocaleString("en")} of ${id.length.toLocaleString("en")} nodes`;
     if (id.length < data.total) {
-      counted.textContent += `; those the model is least sure of, of ${data.total.toLocaleString("en")}: predictions.csv has all`;
+      counted.textContent += `; those with the least confidence, of ${data.total.toLocaleString("en")}: predictions.csv has all`;
     }
     active = -1;
     view.scrollTop = 0;
@@ -282,12 +281,13 @@ const nodesBlock = (place, data) => {
       make("span", {}, percent(share))));
     const rest = classes.length - bars.length;
     const sentences = [
-      features[row] ? "Its own features were there."
-        : featureHops[row] < 0 ? "It has no features, and no path leads to a node that has some: a guess."
-        : `It has no features; the nearest node that has some is ${featureHops[row]} ${featureHops[row] === 1 ? "hop" : "hops"} away.`,
-      labelHops[row] < 0 ? "No path leads to a node whose label was learned from."
-        : labelHops[row] === 0 ? "Its own label was learned from."
-        : `The nearest label that was learned from is ${labelHops[row]} ${labelHops[row] === 1 ? "hop" : "hops"} away.`,
+      features[row] ? "Its own features are known."
+        : featureHops[row] < 0 ? "It has no features, and no path to a node with features: its label is a fallback."
+        : `It has no features; the nearest node with features is ${featureHops[row]} ${featureHops[row] === 1 ? "hop" : "hops"} away.`,
+      labelHops[row] < 0 ? "It has no path to a training node."
+        : labelHops[row] === 0 ? "It is a training node."
+        : `The nearest training node is ${labelHops[row]} ${labelHops[row] === 1 ? "hop" : "hops"} away.`,
+      ...(part[row] === 3 && evaluated[row] !== predicted[row] ? [`While it was held out, its label was ${classes[evaluated[row]]}.`] : []),
       degree[row] === 0 ? "It has no neighbors."
         : `Of its ${degree[row]} ${degree[row] === 1 ? "neighbor" : "neighbors"}, ${labeled} ${labeled === 1 ? "has" : "have"} a known label${labeled ? `: ${said(row)}` : ""}.`,
     ];
@@ -321,7 +321,21 @@ const nodesBlock = (place, data) => {
     choice = detail;
     update();
   });
+  const download = document.getElementById("download");
+  if (download) {
+    // A spreadsheet must not run a name as a formula.
+    const cell = (text) => `"${String(text).replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
+    download.hidden = false;
+    download.addEventListener("click", () => {
+      const rows = [...id.keys()].filter((row) => unknown(row) && confidence[row] < threshold);
+      rows.sort((a, b) => confidence[a] - confidence[b]);
+      const lines = rows.map((row) => [cell(id[row]), cell(classes[predicted[row]]), confidence[row] / 1000].join(","));
+      const href = URL.createObjectURL(new Blob([["id,predicted,confidence", ...lines, ""].join("\n")], { type: "text/csv" }));
+      make("a", { href, download: "review.csv" }).click();
+    });
+  }
   place.append(
+    make("p", { className: "note" }, "Click a row, or press the arrow keys in the table, to see the reasons for its label."),
     make("div", { className: "filters" }, make("label", {}, "Find a node", find), make("label", {}, "Show", kind), make("label", {}, "Label", named)),
     counted, view, why);
   update();
@@ -343,7 +357,7 @@ const start = async () => {
   const blocks = { table: tableBlock, threshold: thresholdBlock, choices: choicesBlock, nodes: nodesBlock, chart: chartBlock };
   const places = [...document.querySelectorAll("[data-kind]")];
   const begin = (place) => blocks[place.dataset.kind](place, data[place.dataset.block]);
-  // The table of nodes first: it must hear what the others announce. Plotly is large: what needs no chart is there before it.
+  // The table of nodes first: it listens to the others. Plotly is large: what needs no chart comes before it.
   const needs = (place) => place.dataset.kind === "chart" || (place.dataset.kind === "table" && place.dataset.block);
   places.filter((place) => place.dataset.kind === "nodes").forEach(begin);
   places.filter((place) => place.dataset.kind !== "nodes" && !needs(place)).forEach(begin);
