@@ -335,9 +335,8 @@ const nodesBlock = (place, data) => {
     });
   }
   place.append(
-    make("p", { className: "note" }, "Click a row, or press the arrow keys in the table, to see the reasons for its label."),
     make("div", { className: "filters" }, make("label", {}, "Find a node", find), make("label", {}, "Show", kind), make("label", {}, "Label", named)),
-    counted, view, why);
+    counted, make("p", { className: "note" }, "Click a row, or press the arrow keys in the table, to see the reasons for its label."), view, why);
   update();
 };
 
