@@ -107,4 +107,4 @@ def test_too_few_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
     files = ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
     assert cli.main(["compare", *files, "--label", "risk", "--out", str(tmp_path / "out")]) == 1
-    assert "no labeled node is left" in capsys.readouterr().err
+    assert "too few labeled nodes" in capsys.readouterr().err

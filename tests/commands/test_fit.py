@@ -107,7 +107,7 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr()
     for part in (
         "nodes      400",
-        "labeled   6 (1.5%)",
+        "labeled    6 (1.5%)",
         "Wrote to",
         "Next: read",
         "predictions.csv",
@@ -358,7 +358,7 @@ def _rank(launcher: int, rank: int) -> int:
 @pytest.mark.parametrize(
     ("words", "ranks", "message"),
     [
-        (["--model", "SGC"], "2", "Leave torchrun out, and pass --backend ray"),
+        (["--model", "SGC"], "2", "Leave out torchrun, and pass --backend ray"),
         (["--model", "GCN", "--backend", "ray"], "1", "torchrun -m pairnorm fit"),
         (["--backend", "rya"], "1", "Did you mean 'ray'?"),
     ],

@@ -53,27 +53,13 @@ def test_a_link_is_followed_and_stays(folder: Path, predict: list[str], tmp_path
     assert os.listdir(tmp_path / "elsewhere") == ["real.csv"]
 
 
-def test_a_pipe_is_written_through(folder: Path, predict: list[str]) -> None:
-    from threading import Thread
-
-    pipe, found = folder / "pipe.csv", []
-    os.mkfifo(pipe)
-    reader = Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
-    reader.start()
-    assert cli.main([*predict, "--out", str(pipe)]) == 0
-    reader.join(10)
-    assert found[0].startswith("id,predicted,")
-    assert pipe.is_fifo()
-
-
-def test_a_device_is_written_through(predict: list[str]) -> None:
-    assert cli.main([*predict, "--out", "/dev/null"]) == 0
-    assert Path("/dev/null").is_char_device()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_device_that_is_full(fails, predict: list[str]) -> None:
-    assert "No space left" in fails(*predict, "--out", "/dev/full")
+@pytest.mark.parametrize("name", ["pipe.csv", "/dev/null", "/dev/full"])
+def test_pipes_and_devices_are_refused_as_outputs(fails, folder: Path, predict: list[str], name: str) -> None:
+    """Opening a pipe that nobody reads would wait forever."""
+    if not name.startswith("/"):
+        os.mkfifo(folder / name)
+    error = fails(*predict, "--out", folder / name)
+    assert "a pipe or a device" in error or "without an ending" in error
 
 
 @pytest.mark.parametrize(
@@ -91,7 +77,7 @@ def test_a_device_that_is_full(fails, predict: list[str]) -> None:
         ["--device", "\x1b[31m"],
         ["--time-limit", "1e400h"],
         ["--seeds", "0"],
-        ["--norm", "PNSI"],
+        ["--norm", "PNSX"],
         ["--delimiter", "ab"],
     ],
     ids=" ".join,
@@ -150,7 +136,8 @@ def test_names_as_long_as_they_may_be(folder: Path, predict: list[str], name: st
 )
 def test_no_store_is_left_by_options_that_cannot_be(fails, tmp_path: Path, options: list[str]) -> None:
     out = tmp_path / "out"
-    fails("reproduce", "table1", "--dataset", "cora", "--runs", "1", "--depth", "2", "--out", out, *options)
+    usual = {"--dataset": "cora", "--runs": "1", "--depth": "2", "--out": out} | dict([options])
+    fails("reproduce", "table1", *(word for pair in usual.items() for word in pair))
     assert not out.exists()
 
 

@@ -252,7 +252,7 @@ class Command(Parser):
                 merged[name] = word
             elif name in self._lists:
                 merged[name] += f",{value}"
-            else:
+            elif merged[name] != word:
                 first = merged[name].partition("=")[2]
                 self.error(f"{name} takes one value, but has {quoted(first)} and {quoted(value)}.")
         return list(merged.values())

@@ -3,6 +3,7 @@
 import sys
 import time
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pairnorm.base.errors import PairNormError
@@ -59,9 +60,9 @@ def run(options: Namespace) -> Result:
     """
     from pairnorm.classify.predictions import Destination
 
+    if "://" not in options.out:
+        refuse_inputs(Path(options.out), *files_of(options), *options.run.glob("model.*"))
     destination = Destination.parse(options.out, options.table)
-    if destination.path is not None:
-        refuse_inputs(destination.path, *files_of(options), *options.run.glob("model.*"))
     if destination.is_stdout and options.json:
         problem = "--out - and --json both write to standard output"
         raise PairNormError(problem, code="conflicting-options", hint="Pass a file to {out}.", out=...)

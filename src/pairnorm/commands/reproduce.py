@@ -109,6 +109,9 @@ def run(options: Namespace) -> int | None:
     outcome = train(path, runner, experiments, graphs, _command(options), running(options))
     if outcome is None:
         return 130
+    if not path.exists():  # the time limit came before the first result
+        show_remaining(outcome.left, _command(options))
+        return None
     with console.progress() as on_progress:
         on_progress(WRITING, 0, None)
         if set(options.what) & set(GROUPS):
