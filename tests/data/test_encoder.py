@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter
 
 from pairnorm.data import Column, Encoder, Graph
-from pairnorm.data.encoder import Options
+from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.nodes import read_nodes
 from pairnorm.data.tables import Source
 
@@ -23,10 +23,10 @@ def table(frame: pandas.DataFrame) -> Source:
     return Source("nodes.csv", tuple(frame.columns), frame)
 
 
-def read(frame: pandas.DataFrame, known: Encoder | None = None, **told: Any) -> dict[str, Any]:
+def read(frame: pandas.DataFrame, known: Encoder | None = None, **options: Any) -> dict[str, Any]:
     """Read a frame whose rows get ids of their own."""
     named = frame.assign(id=[f"n{row}" for row in range(len(frame))])
-    return read_nodes([table(named)], Options(id="id", **told), known)
+    return read_nodes([table(named)], ColumnOptions(id="id", **options), known)
 
 
 # A table read before, and others to be read or matched alike.
@@ -57,7 +57,7 @@ def check_both_ways_refuse(
 
 @pytest.mark.parametrize("option", ["categorical", "ignore", "keep"])
 def test_a_text_is_one_column(option: str) -> None:
-    assert Options(**{option: "age"}) == Options(**{option: ("age",)})
+    assert ColumnOptions(**{option: "age"}) == ColumnOptions(**{option: ("age",)})
 
 
 def test_an_encoder_survives_json() -> None:
@@ -176,8 +176,8 @@ def write_graphml(path: Path, risks: list[str | None], label: str = "risk", spli
 def test_labels_are_optional_in_graphml(
     tmp_path: Path, suffix: str, names: tuple[str, str], risks: list[str | None], labels: list[int]
 ) -> None:
-    told = {} if names[0] == "label" else {"label": "risk", "split": "part"}
-    first = Graph.from_files(write_graphml(tmp_path / "a.graphml", ["low", "high"], *names), **told)
+    options = {} if names[0] == "label" else {"label": "risk", "split": "part"}
+    first = Graph.from_files(write_graphml(tmp_path / "a.graphml", ["low", "high"], *names), **options)
     path = write_graphml(tmp_path / f"new{suffix}", risks, *names)
     graph = Graph.from_files(path, encoder=first.encoder)
     assert graph.labels_among(["low", "high"]).tolist() == labels

@@ -89,9 +89,9 @@ def test_a_split_that_does_not_fit_is_named(
     assert problem in caught.value.problem
 
 
-def labels(cells: list[object], **told: object) -> tuple[list[int], tuple[str, ...]]:
+def labels(cells: list[object], **options: object) -> tuple[list[int], tuple[str, ...]]:
     frame = pandas.DataFrame({"y": cells})
-    codes, names = read_labels(table(frame), "y", frame["y"], **told)
+    codes, names = read_labels(table(frame), "y", frame["y"], **options)
     return codes.tolist(), names
 
 

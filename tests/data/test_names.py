@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from pairnorm.data import tables
-from pairnorm.data.names import Ends, alike, node_names, read_edges, read_rows
+from pairnorm.data.names import Ends, near_duplicate_notes, node_names, read_edges, read_rows
 from pairnorm.data.readers import open_table
 from pairnorm.data.tables import Source, read_blocks
 
@@ -131,7 +131,7 @@ def test_tables_that_disagree_are_named(raises: Callable) -> None:
         read_rows([first, second], "id", [])
     assert caught.value.problem == "b.csv, row 2: 'x' has '31' in column 'age', but '30' in another file"
     with raises("duplicate-id"):
-        read_rows([first, rows("b.csv", id=["y", "y"])], "id", [])
+        read_rows([first, rows("b.csv", id=["y", "y"], z=[1, 2])], "id", [])
     with raises("unknown-column", value="id"):
         read_rows([first, rows("b.csv", key=["y"])], "id", [])
 
@@ -173,8 +173,12 @@ def test_other_zeros_are_said(write: Write, node: str, cell: str, raises: Callab
 
 
 def test_names_of_nodes_that_are_all_but_the_same_are_noted() -> None:
-    assert alike(np.array(["Bob", "ann", "Bo  b", "bo b", "BOB"], dtype=object)) == [
+    assert near_duplicate_notes(np.array(["Bob", "ann", "Bo  b", "bo b", "BOB"], dtype=object)) == [
         "2 ids differ from another only in case, spaces, leading zeros, a final .0 or Unicode form, as "
         "'Bo  b' and 'bo b'; they are different nodes"
     ]
-    assert alike(np.array([1, 2])) == alike(np.array(["a", "b"], dtype=object)) == []
+    assert (
+        near_duplicate_notes(np.array([1, 2]))
+        == near_duplicate_notes(np.array(["a", "b"], dtype=object))
+        == []
+    )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pairnorm.data import Encoder, Graph
 from pairnorm.data import nodes as module
-from pairnorm.data.encoder import Column, Options, align_features
+from pairnorm.data.encoder import Column, ColumnOptions, align_features
 from pairnorm.data.nodes import read_nodes
 from pairnorm.data.readers import arrow_frame
 from pairnorm.data.tables import Source
@@ -25,10 +25,10 @@ def table(frame: pandas.DataFrame) -> Source:
     return Source("nodes.csv", tuple(frame.columns), frame)
 
 
-def read(frame: pandas.DataFrame, known: Encoder | None = None, **told: Any) -> dict[str, Any]:
+def read(frame: pandas.DataFrame, known: Encoder | None = None, **options: Any) -> dict[str, Any]:
     """Read a frame whose rows get ids of their own."""
     named = frame.assign(id=[f"n{row}" for row in range(len(frame))])
-    return read_nodes([table(named)], Options(id="id", **told), known)
+    return read_nodes([table(named)], ColumnOptions(id="id", **options), known)
 
 
 @given(st.lists(st.tuples(Cell, Cell, Word), min_size=1, max_size=12), st.booleans())
@@ -37,12 +37,12 @@ def test_features_are_those_written_by_hand_dense_and_sparse(
 ) -> None:
     frame = pandas.DataFrame(rows, columns=["a", "b", "c"]).astype({"a": float, "b": float, "c": object})
     words = sorted({word for *_, word in rows if word is not None})
-    kept = module.SPARSE_BELOW
-    module.SPARSE_BELOW = 2.0 if sparse else 0.0
+    kept = module.MAX_SPARSE_DENSITY
+    module.MAX_SPARSE_DENSITY = 2.0 if sparse else 0.0
     try:
         found = read(frame, categorical=["c"])
     finally:
-        module.SPARSE_BELOW = kept
+        module.MAX_SPARSE_DENSITY = kept
     assert found["encoder"].feature_names == ("a", "b", *(f"c={word}" for word in words))
     expected = [[a or 0, b or 0, *(float(c == word) for word in words)] for a, b, c in rows]
     assert found["features"].to_dense().tolist() == expected
@@ -95,9 +95,9 @@ def test_whole_numbers_with_leading_zeros_are_codes_and_said_so(tmp_path: Path) 
     more = tmp_path / "more.csv"
     more.write_text("id,zip\nd,99999\ne,\n")
     assert Graph.from_files([nodes, more], edges).feature_names[:3] == ("zip=01234", "zip=1234", "zip=99999")
-    told = Graph.from_files(nodes, edges, categorical=["zip"])
-    assert told.feature_names == graph.feature_names
-    assert not any("leading zeros" in note for note in told.notes if "codes" in note)
+    options = Graph.from_files(nodes, edges, categorical=["zip"])
+    assert options.feature_names == graph.feature_names
+    assert not any("leading zeros" in note for note in options.notes if "codes" in note)
     nodes.write_text("id,zip,age,size,born\na,1234,1,1,1990-01-02\nb,01234,02,1,\n")
     again = Graph.from_files(nodes, edges, encoder=graph.encoder)
     assert again.features[:, :3].tolist() == [[0, 1, 1], [1, 0, 2]]
@@ -147,9 +147,9 @@ def test_no_columns_are_no_features() -> None:
     assert found["notes"] == ("there are no feature columns: fit takes degrees and other structure instead",)
 
 
-def column(cells: list[Any], **told: Any) -> tuple[Any, list[float], tuple[str, ...]]:
+def column(cells: list[Any], **options: Any) -> tuple[Any, list[float], tuple[str, ...]]:
     """Return what is made of the only column of a table: its column, its features, and the notes."""
-    found = read(pandas.DataFrame({"x": cells}), **told)
+    found = read(pandas.DataFrame({"x": cells}), **options)
     kind = next(one for one in found["encoder"].columns if one.name == "x")
     return kind, found["features"].to_dense().flatten().tolist(), found["notes"]
 
@@ -165,11 +165,11 @@ def test_names_are_noted_and_left_out_unless_they_are_to_be_kept() -> None:
     kind, values, notes = column(names)
     assert (kind.kind, values) == ("ignored", [])
     assert notes[0] == (
-        "column 'x' of nodes.csv: left out, for nearly all cells differ; "
+        "column 'x' of nodes.csv: left out, because nearly all cells differ; "
         "--keep (in Python, keep=) takes it in"
     )
-    for told in ({"keep": ["x"]}, {"categorical": ["x"]}):
-        assert column(names, **told)[0].width == 100
+    for options in ({"keep": ["x"]}, {"categorical": ["x"]}):
+        assert column(names, **options)[0].width == 100
     assert column(["red", "green"] * 50)[0].categories == ("green", "red")
     again = read(pandas.DataFrame({"x": names}), known=read(pandas.DataFrame({"x": names}))["encoder"])
     assert again["features"].shape == (100, 0)
@@ -241,7 +241,7 @@ def test_what_only_looks_like_a_date_is_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "values", "told"),
+    ("cells", "values", "options"),
     [
         (["3,5", "-1", None], [3.5, -1, 0], {}),
         (["1.234,5", "2", "NA"], [1234.5, 2, 0], {}),
@@ -250,9 +250,9 @@ def test_what_only_looks_like_a_date_is_text() -> None:
     ],
 )
 def test_a_decimal_comma_is_read_and_said(
-    cells: list[Any], values: list[float] | None, told: Any, raises: Callable
+    cells: list[Any], values: list[float] | None, options: Any, raises: Callable
 ) -> None:
-    source = Source("t.csv", ("x",), decimal=told.get("decimal"))
+    source = Source("t.csv", ("x",), decimal=options.get("decimal"))
     if values is None:
         with raises("not-a-number", "t.csv, row 3", value=","):
             source.numbers("x", pandas.Series(cells))
@@ -260,7 +260,7 @@ def test_a_decimal_comma_is_read_and_said(
     found = source.numbers("x", pandas.Series(cells, dtype=object))
     np.testing.assert_allclose(np.nan_to_num(found), values, rtol=1e-6)
     said = ["column 'x' of t.csv: a comma is read as the decimal point"]
-    assert source.remarks() == ([] if told else said)
+    assert source.all_notes() == ([] if options else said)
 
 
 def test_thousands_are_not_guessed_at(raises: Callable) -> None:
@@ -273,20 +273,21 @@ def test_thousands_are_not_guessed_at(raises: Callable) -> None:
     ):
         source = Source("t.csv", ("x",), decimal=decimal)
         np.testing.assert_allclose(source.numbers("x", pandas.Series(cells)), values)
-        assert source.remarks() == ["column 'x' of t.csv: commas are read as separators of thousands"]
+        assert source.all_notes() == ["column 'x' of t.csv: commas are read as separators of thousands"]
     for cells in (["1,23.5", "5,678"], ["1,234.5", "5,67"], ["1,234.5", "red"]):
         assert Source("t.csv", ("x",)).numbers("x", pandas.Series([*cells, "blue", "green"])) is None
 
 
-def column_notes(columns: dict[str, list[str]], **told: Any) -> list[str]:
-    return list(read(pandas.DataFrame(columns), **told)["notes"])
+def column_notes(columns: dict[str, list[str]], **options: Any) -> list[str]:
+    return list(read(pandas.DataFrame(columns), **options)["notes"])
 
 
 def test_texts_that_may_not_be_categories_are_noted() -> None:
     amounts = [f"$ {number},000" for number in range(1, 26)]
-    found = column_notes({"amount": amounts, "job": ["Nurse", "nurse ", "clerk"] * 8 + ["clerk"]})
+    weights = [f"{number} kg" for number in range(1, 26)]
+    found = column_notes({"weight": weights, "job": ["Nurse", "nurse ", "clerk"] * 8 + ["clerk"]})
     assert len(found) == 2
-    assert found[0].startswith("25 texts in column 'amount' are read as categories, though they look like")
+    assert found[0].startswith("25 texts in column 'weight' are read as categories, though they look like")
     assert found[1].startswith("1 texts in column 'job' differ from another only in case")
     streets = [f"{number} Elm Street" for number in range(25)]
     plain = {
@@ -307,7 +308,7 @@ NODES = Source("nodes.csv", ("id", "age"), pandas.DataFrame({"id": ["a", "b", "c
 
 def test_a_long_table_is_features_of_which_most_are_zero() -> None:
     table = long(node=["a", "b", "a", "a"], word=["10", "9", "red", "red"], count=[2, 1, 1, 4])
-    found = read_nodes([NODES], Options(), long=[table])
+    found = read_nodes([NODES], ColumnOptions(), long=[table])
     assert found["encoder"].feature_names == ("age", "9", "10", "red")
     assert found["features"].to_dense().tolist() == [[1, 0, 2, 5], [2, 1, 0, 0], [3, 0, 0, 0]]
     assert found["missing"].tolist() == [[False] * 4, [False] * 4, [False, True, True, True]]
@@ -318,14 +319,14 @@ def test_a_long_table_is_features_of_which_most_are_zero() -> None:
 
 
 def test_a_long_table_read_again_has_the_features_of_the_first(raises: Callable) -> None:
-    known = read_nodes([NODES], Options(), long=[long(node=["a", "b"], word=["x", "y"])])["encoder"]
+    known = read_nodes([NODES], ColumnOptions(), long=[long(node=["a", "b"], word=["x", "y"])])["encoder"]
     later = long(node=["a", "c", "c"], word=["y", "x", "new"])
-    found = read_nodes([NODES], Options(), known, [later])
+    found = read_nodes([NODES], ColumnOptions(), known, [later])
     assert found["features"].to_dense().tolist() == [[1, 0, 1], [2, 0, 0], [3, 1, 0]]
     assert "1 features unknown to the model are left out: 'new'" in found["notes"]
     with raises("option-missing"):
-        read_nodes([NODES], Options(), known)
-    free = Graph.from_edges([[0], [1]], **read_nodes([NODES], Options(), long=[later]))
+        read_nodes([NODES], ColumnOptions(), known)
+    free = Graph.from_edges([[0], [1]], **read_nodes([NODES], ColumnOptions(), long=[later]))
     aligned = free.aligned(known, 3)
     assert torch.equal(aligned.features.to_dense(), found["features"].to_dense())
     assert torch.equal(aligned.missing, found["missing"])
@@ -344,4 +345,4 @@ def test_a_long_table_read_again_has_the_features_of_the_first(raises: Callable)
 )
 def test_a_long_table_that_does_not_fit_is_named(table: Source, code: str, raises: Callable) -> None:
     with raises(code):
-        read_nodes([NODES], Options(), long=[table])
+        read_nodes([NODES], ColumnOptions(), long=[table])

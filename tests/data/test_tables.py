@@ -6,8 +6,9 @@ import pandas
 import pyarrow
 import pytest
 
+from pairnorm.data.profile import MISSING_WORDS
 from pairnorm.data.readers import open_table
-from pairnorm.data.tables import EMPTY, Source, read_blocks
+from pairnorm.data.tables import Source, read_blocks
 
 Write = Callable[[str, str], Path]
 
@@ -88,7 +89,7 @@ def test_what_is_no_number_is_named(
         Source("t", ("x",)).numbers("x", pandas.Series(cells), first=10)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("empty", MISSING_WORDS)
 def test_words_for_nothing_are_empty_among_numbers_only(empty: str) -> None:
     source = Source("t", ("x",))
     np.testing.assert_array_equal(source.numbers("x", pandas.Series(["1.5", empty])), [1.5, np.nan])
@@ -115,7 +116,7 @@ def test_durations_are_days_and_said_so(unit: str) -> None:
     cells = pandas.Series(pandas.to_timedelta(["36h", None, "-1D"])).astype(f"m8[{unit}]")
     for column in (cells, cells.astype(object), cells.astype(pandas.ArrowDtype(pyarrow.duration(unit)))):
         np.testing.assert_array_equal(source.numbers("x", column), [1.5, np.nan, -1])
-    assert "durations are read as days" in source.remarks()[0]
+    assert "durations are read as days" in source.all_notes()[0]
 
 
 def test_bytes_are_to_be_decoded(raises: Callable) -> None:

@@ -1,4 +1,4 @@
-"""What every column of a user's nodes is, so that later ones are read, or matched, as the first were."""
+"""Describe the columns of a table of nodes, so that later tables are read and matched the same way."""
 
 from __future__ import annotations
 
@@ -13,18 +13,29 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, closest, one_of, quoted, whole_number
 from pairnorm.data.features import take_columns
-from pairnorm.data.tables import EMPTY, Source, reject_dates, shown
+from pairnorm.data.profile import MISSING_WORDS
+from pairnorm.data.tables import Source, reject_dates, shown
 
 EACH = "each"
 Kind = Literal["id", "label", "split", "ignored", "number", "category", "date", "sparse", "structure"]
 FEATURES: tuple[Kind, ...] = ("number", "category", "date", "sparse", "structure")
-# What a later file has in common with the first, unless it is said anew.
-AGAIN = ("id", "source", "target", "weight", "delimiter", "encoding", "decimal", "unknown_edges")
+# Options of the first file that also apply to later ones, unless these name others.
+READING_OPTIONS = (
+    "id",
+    "source",
+    "target",
+    "weight",
+    "delimiter",
+    "encoding",
+    "decimal",
+    "unknown_edges",
+    "merge_classes",
+)
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a user says of the columns of two tables; see ``Graph.from_files``."""
+class ColumnOptions:
+    """Options for the columns of tables of nodes and edges; see ``Graph.from_files``."""
 
     id: str | None = None
     label: str | None = None
@@ -40,6 +51,7 @@ class Options:
     decimal: str | None = None
     classes: int | str | None = None
     unknown_edges: str | None = None
+    merge_classes: bool | None = None
 
     def __post_init__(self) -> None:
         for option in ("categorical", "ignore", "keep"):
@@ -57,11 +69,13 @@ class Options:
             for name in (name for name in names if name is not None):
                 nodes.column(option, name)
 
-    def after(self, encoder: Encoder | None) -> Options:
+    def after(self, encoder: Encoder | None) -> ColumnOptions:
         """Return how to read another file: as the first, but for what is said anew."""
         if encoder is None:
             return self
-        return replace(self, **{name: getattr(self, name) or getattr(encoder, name) for name in AGAIN})
+        return replace(
+            self, **{name: getattr(self, name) or getattr(encoder, name) for name in READING_OPTIONS}
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +116,8 @@ class Encoder:
         delimiter: what separates cells.
         encoding: of text files.
         decimal: the decimal point.
-        unknown_edges: what becomes of edges whose ends are no nodes.
+        unknown_edges: ``'drop'`` or ``'error'`` for edges with unknown endpoints.
+        merge_classes: whether classes that differ by case or one letter are one.
         bins: where a numeric label was cut into classes.
     """
 
@@ -115,6 +130,7 @@ class Encoder:
     encoding: str | None = None
     decimal: str | None = None
     unknown_edges: str | None = None
+    merge_classes: bool | None = None
     bins: tuple[float, ...] = ()
 
     @classmethod
@@ -140,7 +156,7 @@ class Encoder:
         """Return the columns of some kinds."""
         return tuple(column for column in self.columns if column.kind in kinds)
 
-    def options(self, changed: Options, columns: Sequence[str]) -> Options:
+    def options(self, changed: ColumnOptions, columns: Sequence[str]) -> ColumnOptions:
         """Return how to read another file: as the first, but for what is said anew and what is not there."""
         for option in ("categorical", "keep", "classes"):
             if value := getattr(changed, option):
@@ -152,48 +168,48 @@ class Encoder:
             [column.name for column in self.named(kind) if column.name in known]
             for kind in ("id", "label", "split", "ignored")
         )
-        told = changed.after(self)
+        merged = changed.after(self)
         return replace(
-            told,
-            id=told.id or (ids[0] if ids else None),
-            label=told.label or (labels[0] if labels else None),
-            ignore=[*ignored, *splits, *labels, *told.ignore],
+            merged,
+            id=merged.id or (ids[0] if ids else None),
+            label=merged.label or (labels[0] if labels else None),
+            ignore=[*ignored, *splits, *labels, *merged.ignore],
         )
 
 
 def check_columns(place: str, found: Sequence[str], known: Encoder) -> None:
     """Raise an error that names the columns that a model lacks, or does not know."""
     there = set(found)
-    wanted = {column.name: column for column in known.named("number", "category", "date")}
-    if lost := [name for name in wanted if name not in there]:
-        problem = f"{place} has no column {shown(lost)}, which the model uses"
-        hint = closest(lost[0], sorted(there - wanted.keys())) or "Add it; its cells may be empty."
-        raise PairNormError(problem, code="column-missing", value=lost[0], hint=hint)
-    if strange := [name for name in found if name not in wanted]:
-        problem = f"{place} has a column {shown(strange)}, unknown to the model"
+    expected = {column.name: column for column in known.named("number", "category", "date")}
+    if absent := [name for name in expected if name not in there]:
+        problem = f"{place} has no column {shown(absent)}, which the model uses"
+        hint = closest(absent[0], sorted(there - expected.keys())) or "Add it; its cells may be empty."
+        raise PairNormError(problem, code="column-missing", value=absent[0], hint=hint)
+    if unknown := [name for name in found if name not in expected]:
+        problem = f"{place} has a column {shown(unknown)}, unknown to the model"
         hint = "Pass {ignore}, or fit again with it."
-        raise PairNormError(problem, code="unknown-column", value=strange[0], hint=hint, ignore=strange[:1])
+        raise PairNormError(problem, code="unknown-column", value=unknown[0], hint=hint, ignore=unknown[:1])
 
 
 def check_categories(place: str, found: Column, known: Column) -> None:
     """Raise an error unless a column is of the kind that a model knows, and has no other categories."""
-    name, strange = quoted(found.name), sorted(set(found.categories) - set(known.categories))
+    name, unknown = quoted(found.name), sorted(set(found.categories) - set(known.categories))
     if found.kind == "number" or (
-        strange and _number(strange[0]) and not any(map(_number, known.categories))
+        unknown and _number(unknown[0]) and not any(map(_number, known.categories))
     ):
         code, what = "numbers-for-categories", f"numbers in column {name}, where the model knows categories"
-    elif not strange:
+    elif not unknown:
         return
     elif known.kind == "number":
         code = "text-for-numbers"
-        what = f"text such as {quoted(strange[0])} in column {name}, where the model knows numbers"
+        what = f"text such as {quoted(unknown[0])} in column {name}, where the model knows numbers"
     else:
-        more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         code = "unknown-category"
-        what = f"a category {quoted(strange[0])} in column {name}{more}, unknown to the model"
+        what = f"a category {quoted(unknown[0])} in column {name}{more}, unknown to the model"
     problem = f"{place} has {what}"
     hint = "Empty those cells, which counts as missing, or fit again with them."
-    raise PairNormError(problem, code=code, value=strange[0] if strange else found.name, hint=hint)
+    raise PairNormError(problem, code=code, value=unknown[0] if unknown else found.name, hint=hint)
 
 
 def _number(text: str) -> bool:
@@ -201,7 +217,7 @@ def _number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return text not in EMPTY
+    return text not in MISSING_WORDS
 
 
 def align_features(
@@ -217,16 +233,16 @@ def align_features(
     starts = dict(zip(found.features, np.cumsum([0, *widths]), strict=False))
     empty = missing.all(0).expand(features.shape[1]).tolist()
     sparse = next((int(starts[column.name]) for column in found.named("sparse")), -1)
-    places, lacking = [], []
+    places, missing_from = [], []
     for column in known.features.values():
         if column.name not in found.features:  # of a long table: a word that no node has
             places.append(-1)
-            lacking.append(sparse)
+            missing_from.append(sparse)
             continue
         here, start = found.features[column.name], int(starts[column.name])
         # A column whose cells are all empty is read as one of numbers, whatever it was before.
         blank = here.kind == "number" and column.kind != "number" and empty[start]
-        if here.form and column.form and here.form != column.form:
+        if column.kind == "date" and here.form and column.form and here.form != column.form:
             reject_dates(name, column.name, column.form)
         if column.kind != "category" and (here.kind == column.kind or blank):
             places.append(start)
@@ -236,7 +252,7 @@ def align_features(
             order = {value: start + place for place, value in enumerate(here.categories)}
             places += [order.get(value, -1) for value in column.categories]
         # Of a column of categories any place will do: all are missing together, and all where it has none.
-        lacking += [start if here.width else -1] * column.width
+        missing_from += [start if here.width else -1] * column.width
     if missing.dim() == 2:
-        missing = torch.cat([missing, missing.new_ones(len(missing), 1)], 1)[:, lacking]
+        missing = torch.cat([missing, missing.new_ones(len(missing), 1)], 1)[:, missing_from]
     return take_columns(features, places), missing

@@ -13,12 +13,12 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, quoted, whole_number
 from pairnorm.data.adjacency import csr_matrix
 from pairnorm.data.arrays import plain_or_csr
-from pairnorm.data.encoder import Encoder, Options
+from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.labels import UNKNOWN, whole_labels
-from pairnorm.data.names import Ends, find_ends, read_edges
+from pairnorm.data.names import Ends, find_ends, note_unused_columns, read_edges
 from pairnorm.data.nodes import read_nodes
 from pairnorm.data.readers import arrow_frame, columns_of
-from pairnorm.data.tables import Source, shown
+from pairnorm.data.tables import Source
 
 if TYPE_CHECKING:
     import networkx
@@ -33,14 +33,16 @@ PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask
 _NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
 
 
-def from_frames(nodes: Any, edges: Any, features: Any, told: Options, encoder: Encoder | None) -> Parts:
+def from_frames(
+    nodes: Any, edges: Any, features: Any, options: ColumnOptions, encoder: Encoder | None
+) -> Parts:
     """Return the parts of a graph in frames of pandas, or of any library that hands its columns over."""
     tables = [
         [] if role == "features" and frame is None else [_frame_source(f"the frame of {role}", frame)]
         for role, frame in (("nodes", nodes), ("edges", edges), ("features", features))
     ]
     try:
-        return from_tables(tables, told.after(encoder), encoder)
+        return from_tables(tables, options.after(encoder), encoder)
     except PairNormError as error:
         if error.code == "unknown-node" and str(error.value) in _unread_index(nodes):
             error.hint += " It is in the index of the nodes; only one with a name, such as 'id', is read."
@@ -80,19 +82,13 @@ def _frame_source(name: str, found: Any) -> Source:
     )
 
 
-def from_tables(tables: Sequence[Sequence[Source]], told: Options, encoder: Encoder | None) -> Parts:
+def from_tables(tables: Sequence[Sequence[Source]], options: ColumnOptions, encoder: Encoder | None) -> Parts:
     """Return the parts of a graph in tables of nodes, of edges, and of features."""
     nodes, edges, features = tables
-    weight = told.weight
-    ends = [find_ends(table, told.source, told.target) for table in edges]
+    ends = [find_ends(table, options.source, options.target) for table in edges]
     for table, two in zip(edges, ends, strict=True):
-        if weight is not None:
-            table.column("weight", weight)
-        if unused := [name for name in table.columns if name not in (*two[:2], weight)]:
-            columns = f"{'column' if len(unused) == 1 else 'columns'} {shown(unused)}"
-            more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
-            table.notes.append(f"{columns} of {table.name}: not used{more}")
-    return _parts(nodes, edges, ends, weight, told, encoder, features)
+        note_unused_columns(table, two, options.weight)
+    return _parts(nodes, edges, ends, options.weight, options, encoder, features)
 
 
 def _parts(
@@ -100,41 +96,45 @@ def _parts(
     edges: Sequence[Source],
     ends: Sequence[Ends],
     weight: str | None,
-    told: Options,
+    options: ColumnOptions,
     encoder: Encoder | None,
     features: Sequence[Source] = (),
 ) -> Parts:
-    parts = read_nodes(nodes, told, encoder, features)
+    parts = read_nodes(nodes, options, encoder, features)
     found = [
-        read_edges(table, two, parts["node_names"], weight, told.unknown_edges == "drop")
+        read_edges(table, two, parts["node_names"], weight, options.unknown_edges == "drop")
         for table, two in zip(edges, ends, strict=True)
     ]
     parts["edge_index"] = np.concatenate([one.edge_index for one in found], 1)
     parts["weights"] = None if weight is None else np.concatenate([one.weights for one in found])
-    parts["notes"] += tuple(remark for table in edges for remark in table.remarks())
+    parts["notes"] += tuple(remark for table in edges for remark in table.all_notes())
     return parts | {"num_nodes": len(parts["node_names"])}
 
 
 def from_networkx(
-    graph: networkx.Graph, told: Options, encoder: Encoder | None, features: str = "x"
+    graph: networkx.Graph, options: ColumnOptions, encoder: Encoder | None, features: str = "x"
 ) -> Parts:
     """Return the parts of a networkx graph; attributes of nodes are read as the columns of a file are."""
     import pandas
 
     nodes = _attributes([attributes for _, attributes in graph.nodes(data=True)])
     edges = _edges(graph)
-    told = told.after(encoder)
+    options = options.after(encoder)
     if encoder is None:
-        wanted = nodes.keys() - set(told.ignore)
-        found = {name: name for name in ("label", "split") if name in wanted and not getattr(told, name)}
-        told = replace(told, **found)
+        wanted = nodes.keys() - set(options.ignore)
+        found: dict[str, Any] = {
+            name: name for name in ("label", "split") if name in wanted and not getattr(options, name)
+        }
+        options = replace(options, **found)
     else:
-        wanted = nodes.keys() - {*told.ignore, *encoder.features}
-        told = replace(told, id=_NODE)
+        wanted = nodes.keys() - {*options.ignore, *encoder.features}
+        options = replace(options, id=_NODE)
     vectors = nodes[features] if features in wanted and any(map(_is_vector, nodes[features])) else None
     if vectors is not None:
-        nodes = {name: nodes[name] for name in nodes if name in (told.label, told.split, *told.ignore)}
-    weight = told.weight
+        nodes = {
+            name: nodes[name] for name in nodes if name in (options.label, options.split, *options.ignore)
+        }
+    weight = options.weight
     if weight is None and "weight" in edges:
         weight = "weight"
         edges[weight] = [1.0 if value is None else value for value in edges[weight]]
@@ -143,7 +143,7 @@ def from_networkx(
         for what, columns in (("nodes", {_NODE: list(graph.nodes)} | nodes), ("edges", edges))
     )
     weight = weight and edge_table.column("weight", weight)
-    parts = _parts([node_table], [edge_table], [Ends(_SOURCE, _TARGET)], weight, told, encoder)
+    parts = _parts([node_table], [edge_table], [Ends(_SOURCE, _TARGET)], weight, options, encoder)
     parts["name"] = graph.name or "graph"
     return parts if vectors is None else parts | _vectors(vectors, features)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import check_csr
-from pairnorm.data.encoder import Encoder, Options
+from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.exchange import Parts, from_networkx, from_pyg, from_scipy, from_tables
 from pairnorm.data.labels import whole_labels
 from pairnorm.data.readers import STDIN, TABLES, Given, existing, kind_of, open_tables
@@ -27,7 +27,7 @@ def read_files(
     edges: Given | None,
     features: Given | None,
     database: str | None,
-    told: Options,
+    options: ColumnOptions,
     encoder: Encoder | None,
 ) -> Parts:
     """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole."""
@@ -38,7 +38,7 @@ def read_files(
             raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, hint=hint)
     if not isinstance(nodes, str | PathLike) and len(nodes) == 1:
         (nodes,) = nodes
-    again = told.after(encoder)
+    again = options.after(encoder)
     if database is not None or not _holds_all(nodes, edges, again.delimiter):
         if edges is None:
             problem = f"{place_name(nodes)}: a table of nodes needs a table of edges beside it"
@@ -65,11 +65,11 @@ def read_files(
             )
     kind = existing(path).suffix.lower()
     with readable(path.name):
-        _check_applies(kind, told)
+        _check_applies(kind, options)
         if kind == ".graphml":
             import networkx
 
-            return from_networkx(networkx.read_graphml(path), told, encoder)
+            return from_networkx(networkx.read_graphml(path), options, encoder)
         return READERS[kind](path)
 
 
@@ -93,14 +93,14 @@ def place_name(given: Given) -> str:
     return Path(first).name
 
 
-def _check_applies(kind: str, told: Options) -> None:
+def _check_applies(kind: str, options: ColumnOptions) -> None:
     """Refuse a kind of file that is not known, and options that mean nothing in it."""
     if kind not in (".graphml", *READERS):
         problem = f"files of type {quoted(kind)} are not known"
         expected = "one of " + ", ".join((*TABLES, ".graphml", *READERS))
         raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
     about_attributes = ("label", "split", "weight", "categorical", "ignore") if kind == ".graphml" else ()
-    for option, value in asdict(told).items():
+    for option, value in asdict(options).items():
         if value and option not in about_attributes:
             raise PairNormError(
                 f"{option} does not apply to {kind} files",

@@ -28,7 +28,7 @@ from pairnorm.data.adjacency import (
     symmetric_adjacency,
 )
 from pairnorm.data.arrays import as_ends, as_tensor
-from pairnorm.data.encoder import Column, Encoder, Options, align_features
+from pairnorm.data.encoder import Column, ColumnOptions, Encoder, align_features
 from pairnorm.data.features import (
     STRUCTURE,
     all_finite,
@@ -382,6 +382,7 @@ class Graph:
         weight: str | None = None,
         split: str | None = None,
         classes: int | str | None = None,
+        merge_classes: bool | None = None,
         categorical: Sequence[str] = (),
         ignore: Sequence[str] = (),
         keep: Sequence[str] = (),
@@ -420,6 +421,7 @@ class Graph:
             split: the column of ``nodes`` that says train, validation or test. Default: no split.
             classes: how many classes of equal size to cut a label of numbers into, or ``'each'`` to take
                 every number for a class. Default: many different numbers are refused.
+            merge_classes: merge classes that differ by case, spaces or one letter. Default: they are noted.
             categorical: columns of ``nodes`` that are categories though they look like numbers.
             ignore: columns of ``nodes`` to leave out.
             keep: columns of ``nodes`` to take as categories though there are very many of them.
@@ -432,11 +434,11 @@ class Graph:
             encoder: that of a graph read before, or of a fitted model (``classifier.encoder_``): this file is
                 read alike, but for what is named anew. Its labels are optional, a split is left out.
         """
-        told = Options(
+        options = ColumnOptions(
             *(id, label, split, source, target, weight, delimiter, categorical, ignore),
-            *(keep, encoding, decimal, classes, unknown_edges),
+            *(keep, encoding, decimal, classes, unknown_edges, merge_classes),
         )
-        parts = files.read_files(nodes, edges, features, database, told, encoder)
+        parts = files.read_files(nodes, edges, features, database, options, encoder)
         place = files.place_name(nodes) if database is None else "graph"
         with readable(place):
             graph = cls._from_read(**(parts | {"name": name or name_of(place)}))
@@ -470,8 +472,8 @@ class Graph:
             **options: what ``from_files`` takes on columns, such as ``id``, ``label`` and ``ignore``.
         """
         for option in options:
-            one_of("an option", option, [field.name for field in fields(Options)])
-        parts = exchange.from_frames(nodes, edges, features, Options(**options), encoder)
+            one_of("an option", option, [field.name for field in fields(ColumnOptions)])
+        parts = exchange.from_frames(nodes, edges, features, ColumnOptions(**options), encoder)
         return _warned(cls._from_read(**(parts | {"name": name})))
 
     @staticmethod
@@ -529,8 +531,10 @@ class Graph:
             ignore: attributes of nodes to leave out.
             encoder: as for ``from_files``.
         """
-        told = Options(label=label, split=split, weight=weight, categorical=categorical, ignore=ignore)
-        return cls._from_read(**exchange.from_networkx(graph, told, encoder, features))
+        options = ColumnOptions(
+            label=label, split=split, weight=weight, categorical=categorical, ignore=ignore
+        )
+        return cls._from_read(**exchange.from_networkx(graph, options, encoder, features))
 
     @classmethod
     def from_pyg(cls, data: Data, **parts: Any) -> Graph:

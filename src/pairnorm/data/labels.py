@@ -1,9 +1,9 @@
-"""Which class each node has: as numbers, by name, or in a column of a table; and the column of parts."""
+"""Labels: classes given as numbers, by name or in a column of a table; and the column of the split."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.arrays import as_array, as_tensor, is_absent
 from pairnorm.data.encoder import EACH
+from pairnorm.data.names import plain_form
 from pairnorm.data.split import Split
 from pairnorm.data.tables import Source, shown
 
@@ -23,52 +24,152 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = -1
-TRUTHS = ("False", "True")
-# More classes than nodes cannot all be meant; so few do no harm.
-MOST_EMPTY_CLASSES = 1000
+BOOLEANS = ("False", "True")
+# A largest label above this, and above the number of nodes, is a mistake.
+MAX_EMPTY_CLASSES = 1000
 PARTS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
-# Classes that are numbers: more than so many, with fewer nodes each than that, are no classes.
-MOST_NUMBERS, FEWEST_NODES_EACH = 100, 20
-MOST_FRACTIONS = 20
+# More different numbers than this, with fewer nodes each, ask for a regression.
+MAX_NUMBERS, MIN_NODES_PER_NUMBER = 100, 20
+MAX_FRACTIONS = 20
 WITHOUT_FRACTION = re.compile(r"-?\d+([.,]0+)?", re.ASCII)
-# Texts of which there are more than so many, and hardly two nodes with the same, are names.
-MOST_TEXTS, FEWEST_NODES_PER_TEXT = 20, 2
+# More different texts than this, with fewer nodes each, are names.
+MAX_TEXT_CLASSES, MIN_NODES_PER_TEXT = 20, 2
+MAX_COMPARED_CLASSES = 300
 
 
 def read_labels(
-    table: Source, name: str, cells: pandas.Series, known: Sequence[str] | None = None, each: bool = False
+    table: Source,
+    name: str,
+    cells: pandas.Series,
+    known: Sequence[str] | None = None,
+    each: bool = False,
+    merge: bool = False,
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return the class of each node, -1 where the cell is empty, and the names of the classes in order.
 
-    Others than the ``known`` classes of a model are refused. With ``each``, every number is a class.
+    Args:
+        table: of the nodes.
+        name: the column.
+        cells: its cells.
+        known: the classes of a model; others are refused.
+        each: take every number as a class.
+        merge: merge classes that differ by case, spaces or one letter.
     """
-    text = table.text(name, cells)
-    if table.delimiter is not None:
-        classes = without_points({value for value in text if value is not None})
-        learned_so = known is not None and {*classes} <= {*known}
-        if not learned_so and {*classes} != {*classes.values()}:
-            text = np.array([classes.get(value) for value in text], dtype=object)
-    codes, found = class_codes(text, known)
-    if known is None and len(found) < 2:
-        only = f"holds one class only, {quoted(found[0])}" if len(found) else "is empty throughout"
-        problem = f"column {quoted(name)} {only}"
-        raise PairNormError(
-            f"{table.name}: {problem}" if len(found) else f"{table.name}: no node has a label: {problem}",
-            code="too-few-classes",
-            value=len(found),
-            hint="Label some of another." if len(found) else "Label some nodes.",
-        )
-    if known is None and not each:
-        _check_classes(table, name, found, int((codes >= 0).sum()))
-    if strange := [place for place, value in enumerate(found) if known and value not in known]:
+    import pandas
+
+    codes, texts = pandas.factorize(table.text(name, cells))
+    counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+    classes = choose_classes(
+        table, name, dict(zip(texts, counts.tolist(), strict=True)), known=known, each=each, merge=merge
+    )
+    text = np.array([*(classes[value] for value in texts), None], dtype=object)[codes]
+    codes, names = class_codes(text, known)
+    if unknown := [place for place, value in enumerate(names) if known and value not in known]:
         table.reject(
-            int((codes == strange[0]).argmax()),
-            f"class {quoted(found[strange[0]])} is unknown to the model, which has {shown(known or (), 7)}",
+            int((codes == unknown[0]).argmax()),
+            f"class {quoted(names[unknown[0]])} is unknown to the model, which has {shown(known or (), 7)}",
             code="unknown-class",
-            value=found[strange[0]],
+            value=names[unknown[0]],
             hint="Empty it or fit again.",
         )
-    return torch.from_numpy(codes), found if known is None else tuple(known)
+    return torch.from_numpy(codes), names if known is None else tuple(known)
+
+
+def choose_classes(
+    table: Source,
+    name: str,
+    counts: Mapping[str, int],
+    *,
+    known: Sequence[str] | None = None,
+    each: bool = False,
+    merge: bool = False,
+) -> dict[str, str]:
+    """Return the class of each text of a label column; what cannot be classes is refused.
+
+    Args:
+        table: of the nodes.
+        name: the column.
+        counts: the distinct texts and how many nodes have each.
+        known: the classes of a model.
+        each: take every number as a class.
+        merge: merge classes that differ by case, spaces or one letter.
+    """
+    classes = {text: text for text in counts}
+    if table.delimiter is not None and not (known is not None and classes.keys() <= {*known}):
+        classes = without_points(counts)
+    totals: dict[str, int] = {}
+    for text, count in counts.items():
+        totals[classes[text]] = totals.get(classes[text], 0) + count
+    if known is not None:
+        return {text: _merged(value, known) if merge else value for text, value in classes.items()}
+    variants = class_variants(totals)
+    if merge and variants:
+        classes = {text: variants.get(value, value) for text, value in classes.items()}
+        totals = {value: count for value, count in totals.items() if value not in variants}
+    if variants:
+        first, second = next(iter(variants.items()))
+        done = "are merged" if merge else "differ by case, spaces or one letter; --merge-classes merges them"
+        table.notes.append(
+            f"{len(variants):,} of {len(totals) + merge * len(variants):,} classes of column {quoted(name)} "
+            f"{done}, as {quoted(first)} and {quoted(second)}"
+        )
+    if len(totals) < 2:
+        only = f"holds one class only, {quoted(next(iter(totals)))}" if totals else "is empty throughout"
+        problem = f"column {quoted(name)} {only}"
+        raise PairNormError(
+            f"{table.name}: {problem}" if totals else f"{table.name}: no node has a label: {problem}",
+            code="too-few-classes",
+            value=len(totals),
+            hint="Label some of another." if totals else "Label some nodes.",
+        )
+    if not each:
+        _check_classes(table, name, list(totals), sum(counts.values()))
+    return classes
+
+
+def class_variants(totals: Mapping[str, int]) -> dict[str, str]:
+    """Return the class that each variant stands for: the most frequent one of the same spelling.
+
+    Spelling ignores case, spaces and Unicode form. A rare class of four letters or more that differs by one
+    letter from one that is ten times as frequent is a variant, too.
+
+    >>> class_variants({"GOP": 900, "Gop": 2, "dem": 700, "low": 5, "lower": 9})
+    {'Gop': 'GOP'}
+    """
+    if len(totals) > MAX_COMPARED_CLASSES:
+        return {}
+    ordered = sorted(totals, key=lambda name: -totals[name])
+    variants: dict[str, str] = {}
+    for place, name in enumerate(ordered):
+        for other in ordered[:place]:
+            similar = plain_form(name) == plain_form(other) or (
+                10 * totals[name] <= totals[other] and _one_letter_apart(name.lower(), other.lower())
+            )
+            if other not in variants and similar:
+                variants[name] = other
+                break
+    return variants
+
+
+def _one_letter_apart(first: str, second: str) -> bool:
+    """Return whether words differ by one letter that is added, left out or replaced."""
+    short, long = sorted((first, second), key=len)
+    if len(short) < 4 or len(long) - len(short) > 1 or any(char.isdecimal() for char in long):
+        return False
+    start = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    return short[start:] == long[start + 1 :] or short[start + 1 :] == long[start + 1 :]
+
+
+def _merged(name: str, known: Sequence[str]) -> str:
+    """Return the known class that a text is a variant of, else the text."""
+    if name in known:
+        return name
+    close = (
+        one
+        for one in known
+        if plain_form(one) == plain_form(name) or _one_letter_apart(one.lower(), name.lower())
+    )
+    return next(close, name)
 
 
 def without_points(texts: Iterable[str]) -> dict[str, str]:
@@ -105,7 +206,7 @@ def _check_classes(table: Source, name: str, found: Sequence[str], labeled: int)
     """Refuse numbers that ask for a regression, and names."""
     values = _as_numbers(found)
     if values is None:
-        if len(found) > MOST_TEXTS and labeled < FEWEST_NODES_PER_TEXT * len(found):
+        if len(found) > MAX_TEXT_CLASSES and labeled < MIN_NODES_PER_TEXT * len(found):
             problem = f"{table.name}: column {quoted(name)} holds {len(found):,} different texts"
             raise PairNormError(
                 f"{problem} on {labeled:,} nodes: names rather than classes",
@@ -116,8 +217,8 @@ def _check_classes(table: Source, name: str, found: Sequence[str], labeled: int)
                 classes=EACH,
             )
         return
-    most = MOST_NUMBERS if (values % 1 == 0).all() else MOST_FRACTIONS
-    if len(found) > most and (most == MOST_FRACTIONS or labeled < FEWEST_NODES_EACH * len(found)):
+    most = MAX_NUMBERS if (values % 1 == 0).all() else MAX_FRACTIONS
+    if len(found) > most and (most == MAX_FRACTIONS or labeled < MIN_NODES_PER_NUMBER * len(found)):
         raise PairNormError(
             f"{table.name}: column {quoted(name)} holds {len(found):,} different numbers: to predict them is "
             "regression, which this is not made for",
@@ -145,8 +246,13 @@ def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> t
         hint = "Leave it out: {classes}"
         raise PairNormError(problem, code="not-a-number", value=name, hint=hint, classes=classes)
     there = values[~np.isnan(values)].astype(np.float64)
-    cuts = {float(f"{cut:.6g}") for cut in np.quantile(there, np.arange(1, classes) / classes)}
-    return tuple(sorted(cut for cut in cuts if cut > there.min()))
+    return cut_points(np.quantile(there, np.arange(1, classes) / classes), there.min())
+
+
+def cut_points(quantiles: Iterable[float], low: float) -> tuple[float, ...]:
+    """Return rounded quantiles, without repetitions and without those that leave a class empty."""
+    cuts = {float(f"{cut:.6g}") for cut in quantiles}
+    return tuple(sorted(cut for cut in cuts if cut > low))
 
 
 def bin_names(bins: Sequence[float]) -> tuple[str, ...]:
@@ -207,10 +313,10 @@ def as_labels(
     labels: Any, class_names: Sequence[str] | None, device: torch.device | str | None = None
 ) -> tuple[Tensor, tuple[str, ...] | None, bool]:
     """Return the class of each node, int64 [n], the names of the classes where there are some, and whether
-    those are the numbers or truths that were given.
+    those are the numbers or booleans that were given.
 
     Args:
-        labels: numbers of classes, -1, NaN, None or ``pandas.NA`` where unknown, or truths, or names, then
+        labels: numbers of classes, -1, NaN, None or ``pandas.NA`` where unknown, or booleans, or names, then
             also ``''``.
         class_names: those that are known.
         device: where labels go that are no tensor yet.
@@ -219,8 +325,8 @@ def as_labels(
         codes, class_names = _named_classes(labels, class_names)
         labels = torch.from_numpy(codes).to(device)
     numbered = class_names is None
-    if numbered and _are_truths(labels):
-        class_names = TRUTHS
+    if numbered and _are_booleans(labels):
+        class_names = BOOLEANS
     labels = whole_labels("labels", as_tensor("labels", labels, device=device))
     return labels, None if class_names is None else tuple(class_names), numbered
 
@@ -232,7 +338,7 @@ def _are_texts(labels: NDArray[Any]) -> bool:
     )
 
 
-def _are_truths(labels: Any) -> bool:
+def _are_booleans(labels: Any) -> bool:
     """Say whether classes are True and False, but for those that are unknown."""
     if isinstance(labels, Tensor):
         return labels.dtype == torch.bool
@@ -271,14 +377,14 @@ def whole_labels(what: str, labels: Tensor) -> Tensor:
 
 
 def as_given(names: Sequence[str], numbered: bool) -> NDArray[Any]:
-    """Return classes by name: integers or truths where they are, all plainly written, else texts.
+    """Return classes by name: integers or booleans where they are, all plainly written, else texts.
 
     >>> as_given(["0", "10"], numbered=True), as_given(["0", "01"], numbered=True)
     (array([ 0, 10]), array(['0', '01'], dtype='<U2'))
     """
     if numbered and all(map(_is_plain, names)):
         return np.array(names, np.int64)
-    if numbered and set(names) <= set(TRUTHS):
+    if numbered and set(names) <= set(BOOLEANS):
         return np.array([name == "True" for name in names])
     return np.array(names, str)
 
@@ -294,7 +400,7 @@ def _is_plain(name: str) -> bool:
 def numbered_classes(labels: Tensor) -> tuple[str, ...]:
     """Return the names of classes that have none: '0', '1', ..."""
     largest = int(labels.max()) if labels.numel() else UNKNOWN
-    if largest >= max(labels.numel(), MOST_EMPTY_CLASSES):
+    if largest >= max(labels.numel(), MAX_EMPTY_CLASSES):
         problem = f"the largest label is {largest:,}, but there are {labels.numel():,} nodes"
         hint = "Number classes from 0 without gaps."
         raise PairNormError(problem, code="out-of-range", value=largest, hint=hint)

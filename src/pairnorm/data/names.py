@@ -1,4 +1,4 @@
-"""What binds tables together: the names of nodes, in one table or several, and the ends of edges."""
+"""Match ids across tables: node ids in one table or several, and the endpoints of edges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 # What becomes of whole numbers where a column of floats is written as text.
 FINAL_ZERO = re.compile(r"([+-]?\d+)\.0")
-ALIKE = "only in case, spaces, leading zeros, a final .0 or Unicode form"
+SPELLING = "only in case, spaces, leading zeros, a final .0 or Unicode form"
 
 
 class Ends(NamedTuple):
@@ -45,6 +45,16 @@ def find_ends(edges: Source, source: str | None = None, target: str | None = Non
         problem = f"{edges.name}: column {quoted(first)} is both source and target"
         raise PairNormError(problem, code="same-column", value=first, hint="Name the two ends.")
     return Ends(first, second, guessed=not titled and source is None and target is None)
+
+
+def note_unused_columns(table: Source, ends: Ends, weight: str | None) -> None:
+    """Check that the column of weights exists, and note the columns of edges that are not used."""
+    if weight is not None:
+        table.column("weight", weight)
+    if unused := [name for name in table.columns if name not in (*ends[:2], weight)]:
+        columns = f"{'column' if len(unused) == 1 else 'columns'} {shown(unused)}"
+        more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
+        table.notes.append(f"{columns} of {table.name}: not used{more}")
 
 
 def header_missing(edges: Source, ends: Ends) -> PairNormError:
@@ -71,6 +81,7 @@ def read_rows(
     for table in tables:
         table.column("id", identity)
         (frame,) = read_blocks(table, [name for name in text if name in table.columns], rows=None)
+        table, frame = _drop_repeated_rows(table, identity, frame)
         if len(tables) == 1:
             return table, frame, node_names(table, identity, frame[identity])
         frames.append(frame.assign(**{identity: _ids(table, identity, frame[identity])}))
@@ -80,15 +91,45 @@ def read_rows(
     columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
     name = " and ".join(table.name for table in tables) if len(tables) < 4 else f"{tables[0].name} and others"
     merged = replace(
-        tables[0], name=name, columns=columns, open=None, load=None, notes=[], parts=(tables, rows), _told={}
+        tables[0],
+        name=name,
+        columns=columns,
+        open=None,
+        load=None,
+        notes=[],
+        parts=(tables, rows),
+        _column_notes={},
     )
     again = frame[identity].duplicated().to_numpy()
     if again.any():
         _check_agreement(merged, identity, frame)
         frame = frame.groupby(identity, sort=False, as_index=False).first()[list(columns)]
         merged = replace(merged, parts=(tables, rows[:, ~again]))
-    merged.notes.extend(remark for table in tables for remark in table.remarks())
+    merged.notes.extend(remark for table in tables for remark in table.all_notes())
     return replace(merged, frame=frame), frame, _whole_numbers(frame[identity].to_numpy(dtype=object))
+
+
+def _drop_repeated_rows(
+    table: Source, identity: str, frame: pandas.DataFrame
+) -> tuple[Source, pandas.DataFrame]:
+    """Return a table without rows that repeat another exactly, which are noted."""
+    if not frame[identity].duplicated().any():
+        return table, frame
+    try:
+        repeated = frame.duplicated().to_numpy()
+    except TypeError:  # cells that are lists, which are refused where they are read
+        return table, frame
+    if not repeated.any():
+        return table, frame
+    table.notes.append(repeated_rows_note(table.name, int(repeated.sum())))
+    rows = np.flatnonzero(~repeated)
+    parts = (table,), np.stack([np.zeros_like(rows), rows])
+    return replace(table, parts=parts), frame[~repeated].reset_index(drop=True)
+
+
+def repeated_rows_note(name: str, count: int) -> str:
+    """Return the note on rows that repeat another exactly."""
+    return f"{count:,} {'row' if count == 1 else 'rows'} of {name} repeat another exactly: kept once"
 
 
 def _check_agreement(merged: Source, identity: str, frame: pandas.DataFrame) -> None:
@@ -159,8 +200,10 @@ def plain_form(name: object) -> str:
     return LEADING_ZEROS.sub("", whole[1] if whole else text)
 
 
-def alike(names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "nodes") -> list[str]:
-    """Return a note where different names are all but the same.
+def near_duplicate_notes(
+    names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "nodes"
+) -> list[str]:
+    """Return a note where different names have nearly the same spelling.
 
     Args:
         names: all different.
@@ -175,7 +218,7 @@ def alike(names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "no
         return []
     first, second = map(quoted, pairs[0])
     return [
-        f"{len(pairs):,} {what} differ from another {ALIKE}, as {first} and {second}; "
+        f"{len(pairs):,} {what} differ from another {SPELLING}, as {first} and {second}; "
         f"they are different {are}"
     ]
 
@@ -210,7 +253,7 @@ def read_edges(
     if dropped := first - whole.shape[1]:
         edges.notes.append(
             f"{dropped:,} of {first:,} edges in {edges.name} were dropped: an end is not a node, such as "
-            f"{index.strange}"
+            f"{index.unknown_example}"
         )
     return Edges(whole, np.concatenate(weights) if weights else None)
 
@@ -220,13 +263,13 @@ class NodeIndex:
 
     Args:
         names: of all nodes.
-        drop: give -1 for what is not a node instead of an error; ``strange`` is the first of those.
+        drop: give -1 for what is not a node instead of an error; ``unknown_example`` is the first of those.
     """
 
     def __init__(self, names: NDArray[Any], drop: bool = False) -> None:
         import pandas
 
-        self._index, self._drop, self.strange = pandas.Index(names), drop, ""
+        self._index, self._drop, self.unknown_example = pandas.Index(names), drop, ""
 
     def places(self, table: Source, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.int64]:
         """Return the number of each named node. ``first`` is the number of the block's first row."""
@@ -245,7 +288,7 @@ class NodeIndex:
             cell = cells.iloc[row].item() if cells is column else cells[row]
             if not self._drop:
                 self._refuse(table, name, cell, first + row, int(unknown.sum()), len(unknown))
-            self.strange = self.strange or quoted(cell) + self._hint(cell)
+            self.unknown_example = self.unknown_example or quoted(cell) + self._hint(cell)
         return places
 
     def _refuse(self, table: Source, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:
@@ -267,7 +310,7 @@ class NodeIndex:
         close = next((node for node in self._index if plain_form(node) == plain), None)
         if close is None:
             return ""
-        return f"; it differs from the node {quoted(close)} {ALIKE}"
+        return f"; it differs from the node {quoted(close)} {SPELLING}"
 
 
 def _weights(edges: Source, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:

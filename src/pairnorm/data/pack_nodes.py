@@ -1,21 +1,37 @@
-"""Packing nodes: names are numbered, every column gets its kind, and features go to disk in blocks."""
+"""Pack tables of nodes: number the ids, decide how to encode each column, write features in blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted, whole_number
-from pairnorm.data.encoder import Column, Encoder, Options
-from pairnorm.data.labels import PARTS, numbers_first, without_points
-from pairnorm.data.nodes import CALLED_ID, FEWEST_NAMES, LEFT_OUT, MOST_CATEGORIES, are_names
+from pairnorm.data.encoder import EACH, Column, ColumnOptions, Encoder
+from pairnorm.data.labels import PARTS, bin_names, choose_classes, cut_points, numbers_first
+from pairnorm.data.names import near_duplicate_notes, repeated_rows_note
+from pairnorm.data.nodes import encoder_notes
 from pairnorm.data.packed import MOST_NODES, ROWS_PER_BATCH
+from pairnorm.data.profile import (
+    DROPPED_NAMES,
+    DURATIONS_NOTE,
+    EMPTY_NOTE,
+    ID_NAME,
+    MAX_CATEGORIES,
+    ColumnProfile,
+    Decision,
+    date_note,
+    decide,
+    is_row_id,
+    parse_dates,
+    parse_numbers,
+)
 from pairnorm.data.queries import (
     DURATION,
     NUMERIC,
@@ -27,27 +43,20 @@ from pairnorm.data.queries import (
     filled_cell,
     sql_list,
     sql_name,
-    sql_row,
     sql_text,
 )
-from pairnorm.data.tables import (
-    BLANK,
-    CODES,
-    DATES,
-    DAY_FIRST,
-    DURATIONS,
-    EITHER,
-    MOSTLY,
-    NO_MONTH,
-    TRUTH,
-    Source,
-)
+from pairnorm.data.tables import Source
 
-MOST_CLASSES = 10_000
+MAX_CLASSES = 10_000
+# Distinct texts of a column from which its encoding is decided.
+MAX_SAMPLED_TEXTS = 100_000
+# Nodes up to which ids are compared for near-duplicates.
+MAX_COMPARED_IDS = 1_000_000
 # DuckDB takes time for the plan of a query with the square of its columns, and memory for each of them.
 COLUMNS_AT_ONCE, BYTES_PER_COLUMN = 64, 2 * 10**7
 
 Tick = Callable[[str, float], None]
+Feature = tuple[str, Callable[[NDArray[Any]], NDArray[np.float64]] | None]
 
 
 class NodePacker:
@@ -57,46 +66,44 @@ class NodePacker:
         base: where their names are numbered, in the table ``names``.
         draft: the folder; what is not to stay goes to ``work`` in it.
         files: the tables.
-        told: what the columns are.
-        tick: is told the stage and what share of it is done.
+        options: what the columns are.
+        tick: is options the stage and what share of it is done.
     """
 
     nodes = 0
     classes: tuple[str, ...] = ()
     numbered = False
 
-    def __init__(self, base: Database, draft: Path, files: Files, told: Options, tick: Tick) -> None:
-        self.base, self.draft, self.told, self.tick = base, draft, told, tick
+    def __init__(self, base: Database, draft: Path, files: Files, options: ColumnOptions, tick: Tick) -> None:
+        self.base, self.draft, self.options, self.tick = base, draft, options, tick
         self.work = draft / "work"
-        self.source, self.table, self.kinds = base.open(files, told.delimiter)
+        self.source, self.table, self.kinds = base.open(files, options.delimiter)
         self.at_once = max(4, min(COLUMNS_AT_ONCE, base.memory // BYTES_PER_COLUMN))
         self.class_of: dict[str, str] = {}
-        self.dates: dict[str, str] = {}
-        self.truths: set[str] = set()
+        self.bins: tuple[float, ...] = ()
+        self.decisions: dict[str, Decision] = {}
         self.columns = self._name_nodes()
 
     def _name_nodes(self) -> list[Column]:
         """Number the nodes in the order of their rows, and find out what every column is."""
-        source, told = self.source, self.told
-        told.check(source)
-        self.name = name = source.columns[0] if told.id is None else source.column("id", told.id)
+        source, options = self.source, self.options
+        options.check(source)
+        self.name = name = source.columns[0] if options.id is None else source.column("id", options.id)
+        self.label = options.label or ""
+        self._reject_nested(source, name)
         self.tick("names", 0.0)
-        cell = as_text(name, self.kinds[name])
-        self.base.run(
-            "CREATE TABLE names AS SELECT (row_number() OVER () - 1)::INTEGER AS number, name "
-            f"FROM (SELECT {cell} AS name FROM {self.table})"
-        )
+        self._number_names()
         self._check_names(source)
-        named = (("label", told.label), ("split", told.split))
-        roles = dict.fromkeys(told.ignore, "ignored") | {name: "id"}
+        named = (("label", options.label), ("split", options.split))
+        roles = dict.fromkeys(options.ignore, "ignored") | {name: "id"}
         roles |= {column: role for role, column in named if column is not None}
         columns = [
             Column(column, roles[column], self._classes(source, column) if roles[column] == "label" else ())  # type: ignore[arg-type]
             for column in source.columns
             if column in roles
         ]
-        if told.split is not None:
-            self._check_split(source, told.split)
+        if options.split is not None:
+            self._check_split(source, options.split)
         chosen = [column for column in source.columns if column not in roles]
         return columns + list(self._features(source, chosen))
 
@@ -117,6 +124,9 @@ class NodePacker:
         if self.whole:
             self.base.run("ALTER TABLE names ALTER name TYPE BIGINT")
         for (name,) in self.base.run("SELECT name FROM names GROUP BY name HAVING count(*) > 1 LIMIT 1"):
+            if self._drop_repeated_rows(source):
+                self._check_names(source)
+                return
             problem = f"{source.name}: two nodes have the id {quoted(name)}"
             hint = "Give every node an id of its own."
             raise PairNormError(problem, code="duplicate-id", value=name, hint=hint)
@@ -128,158 +138,176 @@ class NodePacker:
             ):
                 hashes.tofile(file)
 
-    def _texts(self, column: str, most: int) -> list[str]:
-        """Return the different texts of a column, in order; one more than ``most`` at most."""
-        cell = as_text(column, self.kinds[column])
-        found = self.base.run(
-            f"SELECT DISTINCT {cell} AS c FROM {self.table} WHERE {cell} IS NOT NULL LIMIT {most + 1}"
+    def _drop_repeated_rows(self, source: Source) -> bool:
+        """Read the tables from a copy without exact repetitions of rows; return whether there were some."""
+        names = ", ".join(map(sql_name, source.columns))
+        ((rows, distinct),) = self.base.run(
+            f"SELECT (SELECT count(*) FROM {self.table}), count(*) "
+            f"FROM (SELECT DISTINCT {names} FROM {self.table})"
         )
-        return sorted(text for (text,) in found)
+        if rows == distinct:
+            return False
+        source.notes.append(repeated_rows_note(source.name, rows - distinct))
+        path = sql_text(str(self.work / "nodes.parquet"))
+        self.base.run(
+            f"COPY (SELECT {names} FROM (SELECT *, row_number() OVER () AS row_number_ FROM {self.table}) "
+            f"QUALIFY row_number() OVER (PARTITION BY {names} ORDER BY row_number_) = 1 "
+            f"ORDER BY row_number_) TO {path} (FORMAT parquet)"
+        )
+        self.table = f"read_parquet({path})"
+        self.base.run("DROP TABLE names")
+        self._number_names()
+        return True
+
+    def _number_names(self) -> None:
+        cell = as_text(self.name, self.kinds[self.name])
+        self.base.run(
+            "CREATE TABLE names AS SELECT (row_number() OVER () - 1)::INTEGER AS number, name "
+            f"FROM (SELECT {cell} AS name FROM {self.table})"
+        )
+
+    def _texts(self, column: str, limit: int) -> dict[str, int]:
+        """Return at most ``limit`` distinct texts of a column, sorted, and how many cells hold each."""
+        cell = as_text(column, self.kinds[column])
+        rows = self.base.run(
+            f"SELECT {cell} AS c, count(*) FROM {self.table} WHERE {cell} IS NOT NULL "
+            f"GROUP BY c LIMIT {limit}"
+        )
+        return dict(sorted(rows))
 
     def _classes(self, source: Source, column: str) -> tuple[str, ...]:
-        found = self._texts(column, MOST_CLASSES)
-        if not 2 <= len(found) <= MOST_CLASSES:
-            raise PairNormError(
-                f"{source.name}: column {quoted(column)} holds "
-                f"{'more than ' if len(found) > 1 else ''}{min(len(found), MOST_CLASSES):,} classes",
-                code="too-few-classes" if len(found) < 2 else "too-many-classes",
-                value=column,
-                expected=f"from 2 to {MOST_CLASSES:,}",
-            )
-        texts = source.delimiter is not None
-        self.class_of = without_points(found) if texts else dict(zip(found, found, strict=True))
-        self.classes = tuple(sorted({*self.class_of.values()}, key=numbers_first))
+        options = self.options
+        self._reject_nested(source, column)
         self.numbered = source.delimiter is not None or self.kinds[column] != "VARCHAR"
+        if isinstance(options.classes, int):
+            return self._binned_classes(source, column, options.classes)
+        counts = self._texts(column, MAX_CLASSES + 1)
+        if len(counts) > MAX_CLASSES and options.classes == EACH:
+            raise PairNormError(
+                f"{source.name}: column {quoted(column)} holds more than {MAX_CLASSES:,} classes",
+                code="too-many-classes",
+                value=column,
+                expected=f"from 2 to {MAX_CLASSES:,}",
+            )
+        each, merge = options.classes == EACH, bool(options.merge_classes)
+        self.class_of = choose_classes(source, column, counts, each=each, merge=merge)
+        self.classes = tuple(sorted({*self.class_of.values()}, key=numbers_first))
         return self.classes
 
+    def _binned_classes(self, source: Source, column: str, classes: int) -> tuple[str, ...]:
+        number = f"{self._number(column)}::FLOAT::DOUBLE"  # in the precision of features
+        shares = [part / classes for part in range(1, classes)]
+        ((cuts, low, known, filled),) = self.base.run(
+            f"SELECT quantile_cont({number}, {shares}), min({number}), count({number}), "
+            f"count({as_text(column, self.kinds[column])}) FROM {self.table}"
+        )
+        if not known or known < filled:
+            problem = f"{source.name}: column {quoted(column)} holds no numbers, but classes is {classes}"
+            hint = "Leave it out: {classes}"
+            raise PairNormError(problem, code="not-a-number", value=column, hint=hint, classes=classes)
+        self.bins = cut_points(cuts, low)
+        self.classes = bin_names(self.bins)
+        return self.classes
+
+    def _number(self, column: str) -> str:
+        """Return the SQL of a cell as a plain number."""
+        return as_number(column) if self.kinds[column] == "VARCHAR" else f"{sql_name(column)}::DOUBLE"
+
     def _check_split(self, source: Source, column: str) -> None:
-        for text in self._texts(column, MOST_CLASSES):
+        for text in self._texts(column, MAX_CLASSES):
             if text.lower() not in PARTS:
                 problem = f"{source.name}: {quoted(text)} in column {quoted(column)}"
                 expected = "'train', 'validation', 'test' or an empty cell"
                 raise PairNormError(problem, code="unknown-part", value=text, expected=expected)
 
     def _features(self, source: Source, names: Sequence[str]) -> Iterator[Column]:
-        """Tell numbers, dates, categories and names apart, by the rule of ``pairnorm.data.nodes``."""
-        counts = self._count_kinds([name for name in names if self.kinds[name] == "VARCHAR"])
+        """Decide how to encode columns, by the rules of ``pairnorm.data.profile``."""
+        plain = self._plain_numbers([name for name in names if self.kinds[name] == "VARCHAR"])
         for name in names:
-            kind, free = self.kinds[name], name not in (*self.told.categorical, *self.told.keep)
-            filled, numbers, truths, codes, lettered = counts.get(name, (0, 0, 0, 0, 0))
-            if codes:  # they are texts, of which digits are the letters
-                numbers, lettered = 0, filled
-            if free and self._are_names(name, filled, lettered, numbers):
-                source.tell(LEFT_OUT, name)
-                yield Column(name, "ignored")
-            elif name in self.told.categorical:
-                yield self._category(source, name, free)
-            elif codes:
-                source.tell(CODES, name)
-                yield self._category(source, name, free)
-            elif kind.startswith(NUMERIC) or (kind == "VARCHAR" and filled in (numbers, truths)):
-                if kind == "VARCHAR" and filled > numbers:
-                    self.truths.add(name)
+            kind, options = self.kinds[name], self.options
+            self._reject_nested(source, name)
+            named = "category" if name in options.categorical else None
+            keep = name in options.keep
+            if named is None and (kind.startswith(NUMERIC) or name in plain):
+                if not keep and self._is_row_id(name):
+                    source.note_column(DROPPED_NAMES, name)
+                    yield Column(name, "ignored")
+                else:
+                    yield Column(name, "number")
+            elif named is None and kind == DURATION:
+                source.note_column(DURATIONS_NOTE, name)
                 yield Column(name, "number")
-            elif kind == DURATION:
-                source.tell(DURATIONS, name)
-                yield Column(name, "number")
-            elif kind == "VARCHAR" and filled - numbers <= MOSTLY * filled:
-                raise PairNormError(
-                    f"{source.name}: column {quoted(name)} holds {numbers:,} numbers and "
-                    f"{filled - numbers:,} texts",
-                    code="not-a-number",
-                    value=name,
-                    hint="Correct or empty the cells, or pass {categorical}.",
-                    categorical=[name],
-                )
-            elif dates := self._days(source, name):
-                self.dates[name], form = dates
-                yield Column(name, "date", form=form)
-            elif kind == "VARCHAR":
-                yield self._category(source, name, free)
+            elif named is None and kind.startswith(("DATE", "TIMESTAMP")):
+                source.note_column(date_note(""), name)
+                yield Column(name, "date")
             else:
-                problem = f"{source.name}: column {quoted(name)} holds {kind.lower()}s"
-                hint = "Turn them into numbers, or pass {ignore}."
-                raise PairNormError(problem, code="not-a-cell", value=name, hint=hint, ignore=[name])
+                decision = self._decide(source, name, named, keep)
+                self.decisions[name] = decision
+                texts: tuple[str, ...] = ()
+                if decision.kind == "category":
+                    texts = tuple(self._texts(name, MOST_NODES if named or keep else MAX_CATEGORIES))
+                yield Column(name, decision.kind, texts, decision.form)
 
-    def _are_names(self, name: str, filled: int, lettered: int, numbers: int) -> bool:
-        kind, text = self.kinds[name], self.kinds[name] == "VARCHAR"
-        if text and are_names(filled, filled, lettered, numbers):  # unless too few of them differ
-            cell = filled_cell(name)
-            query = f"SELECT DISTINCT {cell} FROM {self.table} WHERE {cell} IS NOT NULL"
-            ((different,),) = self.base.run(f"SELECT count(*) FROM ({query})")
-            return are_names(filled, different, lettered, numbers)
-        if not CALLED_ID.search(name) or not (kind.startswith(NUMERIC) or (text and filled == numbers)):
-            return False
-        cell = as_number(name) if text else f"{sql_name(name)}::DOUBLE"
-        ((filled, different, fractions),) = self.base.run(
-            "SELECT count(c), count(DISTINCT c), count(*) FILTER (c % 1 <> 0) "
-            f"FROM (SELECT {cell} AS c FROM {self.table})"
-        )
-        return bool(filled == different and not fractions and filled >= FEWEST_NAMES)
+    def _decide(self, source: Source, name: str, kind: str | None, keep: bool) -> Decision:
+        counts = self._texts(name, MAX_SAMPLED_TEXTS)
+        texts, numbers = np.array([*counts, None], dtype=object)[:-1], np.array([*counts.values()], np.int64)
+        profile = ColumnProfile(texts, numbers)
+        if len(counts) == MAX_SAMPLED_TEXTS:
+            cell = as_text(name, self.kinds[name])
+            ((filled, distinct),) = self.base.run(
+                f"SELECT count(c), count(DISTINCT c) FROM (SELECT {cell} AS c FROM {self.table})"
+            )
+            profile = ColumnProfile(texts, numbers, filled, distinct)
 
-    def _category(self, source: Source, name: str, free: bool) -> Column:
-        found = self._texts(name, MOST_CATEGORIES if free else MOST_NODES)
-        if free and len(found) > MOST_CATEGORIES:
-            problem = f"{source.name}: column {quoted(name)} holds more than {MOST_CATEGORIES:,} texts"
-            hint = "Pass {ignore}, or {keep} to have them all."
+        def reject(
+            text: str | None, problem: str, code: str, value: object = name, **fields: Any
+        ) -> NoReturn:
+            raise PairNormError(f"{source.name}: {problem}", code=code, value=value, **fields)
+
+        decision = decide(profile, name, reject, decimal=self.options.decimal, kind=kind, keep=keep)
+        for note in decision.notes:
+            source.note_column(note, name)
+        return decision
+
+    def _reject_nested(self, source: Source, name: str) -> None:
+        """Refuse a column of lists, structures or bytes."""
+        kind = self.kinds[name]
+        if kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION", "BLOB", "BIT", "VARIANT")):
             raise PairNormError(
-                problem, code="too-many-categories", value=name, hint=hint, ignore=[name], keep=[name]
+                f"{source.name}: column {quoted(name)} holds values of type {kind.lower()[:60]}",
+                code="not-a-cell",
+                value=name,
+                expected="a number or a text",
+                hint="Give each of its numbers a column, or pass {ignore}.",
+                ignore=[name],
             )
-        return Column(name, "category", tuple(found))
 
-    def _days(self, source: Source, name: str) -> tuple[str, str] | None:
-        """Return the SQL of dates as days since 1970-01-01, and their form, as ``Source.dates`` does."""
-        if self.kinds[name].startswith(("DATE", "TIMESTAMP")):
-            source.tell_dates(name, "")
-            return f"epoch({sql_name(name)}) / 86400", ""
-        if self.kinds[name] != "VARCHAR":
-            return None
-        cell = filled_cell(name)
-        for pattern, form in DATES:
-            moment = f"try_strptime({cell}, {sql_text(form)})"
-            if form == "ISO8601":
-                moment = (
-                    f"try_cast(regexp_replace(replace({cell}, ',', '.'), ' ([+-])', '\\1') AS TIMESTAMPTZ)"
-                )
-            ((others, swapped),) = self.base.run(
-                f"SELECT count(*) FILTER (NOT regexp_full_match({cell}, {sql_text(pattern)})), "
-                f"count(*) FILTER (regexp_matches({cell}, {sql_text('^' + NO_MONTH)})) FROM {self.table}"
-            )
-            if others:
-                continue
-            if swapped:
-                form, moment = DAY_FIRST, moment.replace(form, DAY_FIRST)
-            ((wrong,),) = self.base.run(f"SELECT count({cell}) - count({moment}) FROM {self.table}")
-            if wrong:
-                return None
-            source.tell_dates(name, form)
-            return f"epoch({moment}) / 86400", form if form in EITHER else ""
-        return None
+    def _is_row_id(self, name: str) -> bool:
+        if not ID_NAME.search(name):
+            return False
+        ((filled, distinct, fractions),) = self.base.run(
+            "SELECT count(c), count(DISTINCT c), count(*) FILTER (c % 1 <> 0) "
+            f"FROM (SELECT {self._number(name)} AS c FROM {self.table})"
+        )
+        return is_row_id(name, filled, distinct, not fractions)
 
-    def _count_kinds(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Return how many cells of each column are filled, numbers, truths, and have a letter.
-
-        The last but one is whether all are codes, by the rule of ``tables.are_codes``.
-        """
+    def _plain_numbers(self, names: Sequence[str]) -> set[str]:
+        """Return the columns of text whose cells are plain numbers, without leading zeros, or missing."""
         cells = [(filled_cell(name), as_number(name)) for name in names]
         counts = self._counts(
             [
-                (
-                    f"count({cell})",
-                    f"count({number})",
-                    f"count(*) FILTER ({cell} IN {sql_row(TRUTH)})",
-                    f"bool_and({cell} NOT GLOB '*[!0-9]*') AND bool_or({cell} GLOB '0[0-9]*')",
-                )
+                (f"count({cell})", f"count({number})", f"coalesce(bool_or({cell} GLOB '0[0-9]*'), false)")
                 for cell, number in cells
             ]
         )
-        # Only of texts: for every column that it is asked of, DuckDB keeps a table of all letters there are.
-        texts = [place for place, (filled, numbers, *_) in enumerate(counts) if numbers < filled]
-        letters = self._counts(
-            [(f"count(*) FILTER (regexp_matches({cells[place][0]}, '\\p{{L}}'))",) for place in texts]
+        dashes = self._counts(
+            [(f"count(*) FILTER (trim({sql_name(name)}) IN ('—', '–', '-'))",) for name in names]
         )
-        lettered = dict(zip(texts, letters, strict=True))
-        return {name: (*counts[place], *lettered.get(place, (0,))) for place, name in enumerate(names)}
+        return {
+            name
+            for name, (filled, numbers, padded), (dashed,) in zip(names, counts, dashes, strict=True)
+            if filled == numbers and not padded and not dashed
+        }
 
     def _counts(self, columns: Sequence[tuple[str, ...]]) -> list[tuple[int, ...]]:
         """Return what is counted of every column, a few columns at a time."""
@@ -290,6 +318,15 @@ class NodePacker:
             numbers = iter(row)
             found += [tuple(islice(numbers, len(one))) for one in some]
         return found
+
+    def notes(self, encoder: Encoder) -> tuple[str, ...]:
+        """Return the notes on the nodes, as ``Graph.from_files`` has them."""
+        similar: list[str] = []
+        if not self.whole and self.nodes <= MAX_COMPARED_IDS:
+            similar = near_duplicate_notes(
+                [name for (name,) in self.base.run("SELECT name FROM names ORDER BY number")]
+            )
+        return (*self.source.all_notes(), *similar, *encoder_notes(encoder, self.classes, self.options))
 
     def write(self, dtype: str, block: int) -> dict[str, Any]:
         """Write labels, split, features and which are missing; return what ``Facts`` says of the features."""
@@ -306,13 +343,13 @@ class NodePacker:
         missing = np.zeros(3, np.int64)
         with open(self.draft / "missing", "wb") as file:
             for start in range(0, self.nodes, ROWS_PER_BATCH):
-                gone = gaps[start : start + ROWS_PER_BATCH]
-                kind = (gone > 0).astype("i1") + (gone == max(len(features), 1))
+                absent = gaps[start : start + ROWS_PER_BATCH]
+                kind = (absent > 0).astype("i1") + (absent == max(len(features), 1))
                 kind.tofile(file)
                 missing += np.bincount(kind, minlength=3)
         for column, count in zip(Encoder(tuple(self.columns)).feature_names, moments.count, strict=True):
             if count == 0:
-                self.source.tell(BLANK, column)
+                self.source.note_column(EMPTY_NOTE, column)
         deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
         return {
             "missing": (int(missing[2]), int(missing[1])),
@@ -339,24 +376,29 @@ class NodePacker:
             start = rows.stop
 
     def _write_labels(self) -> None:
-        taught = np.zeros(len(self.classes), np.int64)
+        training = np.zeros(len(self.classes), np.int64)
         numbers = {text: self.classes.index(name) for text, name in self.class_of.items()}
-        places = (self._place(self.told.label, numbers), self._place(self.told.split, PARTS, lower=True))
+        label = self._place(self.options.label, numbers) if not self.bins else self._number(self.label)
+        places = (label, self._place(self.options.split, PARTS, lower=True))
         with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
             for rows, (classes, parts) in self._read_again(places):
+                if self.bins:
+                    values = classes.astype(np.float32)
+                    bins = np.searchsorted(self.bins, values, side="right")
+                    classes = np.where(np.isnan(values), -1, bins)
                 _check_labeled(classes, parts, rows.start)
-                taught += np.bincount(classes[parts == 0], minlength=len(taught))
+                training += np.bincount(classes[parts == 0], minlength=len(training))
                 classes.astype("<i4").tofile(labels)
                 parts.astype("i1").tofile(splits)
-        if self.told.split is not None and (taught == 0).any():
-            name = self.classes[int((taught == 0).argmax())]
+        if self.options.split is not None and (training == 0).any():
+            name = self.classes[int((training == 0).argmax())]
             problem = f"class {quoted(name)} has no training node"
-            hint = f"Mark one of its nodes 'train' in column {quoted(self.told.split)}."
+            hint = f"Mark one of its nodes 'train' in column {quoted(self.options.split)}."
             raise PairNormError(problem, code="class-without-training", value=name, hint=hint)
 
     def _write_features(
         self,
-        features: Sequence[str],
+        features: Sequence[Feature],
         first: int,
         dtype: str,
         block: int,
@@ -370,11 +412,11 @@ class NodePacker:
                 stack.enter_context(open(self.draft / f"features-{(first + start) // block:04d}", "wb"))
                 for start in starts
             ]
-            for rows, values in self._read_again(features):
+            for rows, values in self._read_again([expression for expression, _ in features]):
                 found = np.empty((len(values[0]), len(values)), np.float32)
                 with np.errstate(over="ignore"):
-                    for place, value in enumerate(values):
-                        found[:, place] = value
+                    for place, ((_, parse), value) in enumerate(zip(features, values, strict=True)):
+                        found[:, place] = value if parse is None else parse(value)
                 self._check_finite(found, first, dtype)
                 moments.add(found, first)
                 gaps[rows] += np.isnan(found).sum(1, dtype=np.int32)
@@ -392,21 +434,25 @@ class NodePacker:
                 problem, code="not-finite", value=float(found[row, place]), hint=hint, dtype="float32"
             )
 
-    def _expressions(self, column: Column) -> Iterator[str]:
-        """Yield the SQL of the features of a column; NULL where the cell is empty."""
+    def _expressions(self, column: Column) -> Iterator[Feature]:
+        """Yield the SQL of each feature of a column, NULL where missing, and what parses its texts."""
+        name, kind = column.name, self.kinds[column.name]
+        decision = self.decisions.get(name, Decision("number"))
         if column.kind == "category":
-            cell = as_text(column.name, self.kinds[column.name])
-            yield from (f"({cell} = {sql_text(category)})::DOUBLE" for category in column.categories)
+            cell = as_text(name, kind)
+            yield from ((f"({cell} = {sql_text(category)})::DOUBLE", None) for category in column.categories)
+        elif decision.kind == "date":
+            yield as_text(name, kind), partial(parse_dates, form=decision.dates)
+        elif not decision.numbers.is_plain:
+            yield as_text(name, kind), partial(parse_numbers, form=decision.numbers)
         elif column.kind == "date":
-            yield self.dates[column.name]
-        elif self.kinds[column.name] == "VARCHAR":
-            # As short as can be, for every part of it takes memory of its own; what is empty is no number.
-            cell = f"trim({sql_name(column.name)})"
-            truths = " ".join(f"WHEN {sql_text(word)} THEN {value}" for word, value in TRUTH.items())
-            truth = f"(CASE {cell} {truths} END)::DOUBLE"
-            yield truth if column.name in self.truths else f"try_cast({cell} AS DOUBLE)"
+            cell = sql_name(name)
+            yield f"CASE WHEN isfinite({cell}) THEN epoch({cell}) / 86400 END", None
+        elif kind == "VARCHAR":
+            # As short as possible, because every part of it takes memory; missing words are no numbers.
+            yield f"try_cast(trim({sql_name(name)}) AS DOUBLE)", None
         else:
-            yield f"{sql_name(column.name)}::DOUBLE"
+            yield f"{sql_name(name)}::DOUBLE", None
 
     def _place(self, column: str | None, numbers: Mapping[str, int], lower: bool = False) -> str:
         """Return the SQL of the number of a text; -1 where it has none."""

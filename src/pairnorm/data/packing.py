@@ -18,9 +18,9 @@ from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.base.files import atomic_folder
 from pairnorm.base.memory import parse_memory
 from pairnorm.data.adjacency import EdgeCounts
-from pairnorm.data.encoder import AGAIN, Encoder, Options
+from pairnorm.data.encoder import READING_OPTIONS, ColumnOptions, Encoder
 from pairnorm.data.external_sort import BYTES_PER_SORTED_ENTRY, ENTRIES_PER_RANGE, FEWEST_PER_RANGE, Ranges
-from pairnorm.data.names import Ends, find_ends, header_missing
+from pairnorm.data.names import Ends, find_ends, header_missing, note_unused_columns
 from pairnorm.data.pack_nodes import NodePacker, Tick
 from pairnorm.data.packed import DTYPES, Facts, PackedGraph
 from pairnorm.data.queries import Database, File, Files, Table, as_id, as_number, sql_name, sql_row
@@ -45,7 +45,10 @@ def pack(
     categorical: Sequence[str] = (),
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
+    classes: int | str | None = None,
+    merge_classes: bool | None = None,
     delimiter: str | None = None,
+    decimal: str | None = None,
     memory: int | str = "4GB",
     dtype: str = "float32",
     block: int = 32,
@@ -69,11 +72,15 @@ def pack(
         categorical: columns of numbers that are categories.
         ignore: columns to leave out.
         keep: columns of names, or of very many texts, to take as categories.
+        classes: how many classes of equal size to cut a numeric label into, or ``'each'`` to take every
+            number as a class. Default: many different numbers are refused.
+        merge_classes: merge classes that differ by case, spaces or one letter.
         delimiter: of text files, or ``'tab'``.
+        decimal: the decimal point of text, ``'.'`` or ``','``. Default: decided by column, and noted.
         memory: bytes, or a text such as ``'4GB'``; DuckDB gets half, sorting the other half.
         dtype: of the features on disk, ``'float32'`` or ``'float16'``.
         block: how many columns lie together.
-        tick: is told the stage and what share of it is done.
+        tick: is options the stage and what share of it is done.
     """
     one_of("dtype", dtype, DTYPES)
     whole_number("block", block, least=1)
@@ -83,19 +90,32 @@ def pack(
         problem = f"{place}: there is something of that name"
         hint = "Choose another folder, or remove it."
         raise PairNormError(problem, code="exists-already", value=str(place), hint=hint)
-    told = Options(id, label, split, source, target, weight, delimiter, categorical, ignore, keep)
+    options = ColumnOptions(
+        *(id, label, split, source, target, weight, delimiter, categorical, ignore, keep),
+        decimal=decimal,
+        classes=classes,
+        merge_classes=merge_classes,
+    )
+    if options.split is not None and options.label is None:
+        problem = f"split is {quoted(options.split)} but label is not given"
+        raise PairNormError(problem, code="option-missing", hint="Name the column of the classes too.")
     with atomic_folder(place, ()) as draft, _workplace(draft, limit) as base:
-        links = _Links.opened(base, edges, told)  # better now than when all nodes have been packed
-        packer = NodePacker(base, draft, nodes, told, tick)
+        links = _Links.opened(base, edges, options)  # better now than when all nodes have been packed
+        packer = NodePacker(base, draft, nodes, options, tick)
         features = packer.write(dtype, block)
-        entries, counts = _EdgePacker(base, draft, packer, told, tick).write(links)
+        encoder = Encoder(
+            tuple(packer.columns),
+            **{name: getattr(options, name) for name in READING_OPTIONS},
+            bins=packer.bins,
+        )
+        notes = packer.notes(encoder)
+        entries, counts = _EdgePacker(base, draft, packer, options, tick).write(links)
         base.close()
         shutil.rmtree(draft / WORK)
         Facts(
             nodes=packer.nodes, entries=entries, weighted=weight is not None, dtype=dtype, block=block,
-            encoder=Encoder(tuple(packer.columns), **{name: getattr(told, name) for name in AGAIN}),
-            classes=packer.classes, numbered=packer.numbered,
-            notes=(*packer.source.remarks(), *counts.notes(weight is not None)), **features,
+            encoder=encoder, classes=packer.classes, numbered=packer.numbered,
+            notes=(*counts.notes(weight is not None), *notes, *links.table.source.all_notes()), **features,
         ).write(draft)  # fmt: skip
     return PackedGraph.open(place)
 
@@ -118,24 +138,26 @@ class _Links(NamedTuple):
     ends: Ends
 
     @classmethod
-    def opened(cls, base: Database, files: Files, told: Options) -> _Links:
-        table = base.open(files, told.delimiter)
-        if told.weight is not None:
-            table.source.column("weight", told.weight)
-        return cls(table, find_ends(table.source, told.source, told.target))
+    def opened(cls, base: Database, files: Files, options: ColumnOptions) -> _Links:
+        table = base.open(files, options.delimiter)
+        ends = find_ends(table.source, options.source, options.target)
+        note_unused_columns(table.source, ends, options.weight)
+        return cls(table, ends)
 
 
 class _EdgePacker:
     """The tables of edges on their way into a folder."""
 
-    def __init__(self, base: Database, draft: Path, nodes: NodePacker, told: Options, tick: Tick) -> None:
-        self.base, self.draft, self.told, self.tick = base, draft, told, tick
+    def __init__(
+        self, base: Database, draft: Path, nodes: NodePacker, options: ColumnOptions, tick: Tick
+    ) -> None:
+        self.base, self.draft, self.options, self.tick = base, draft, options, tick
         self.nodes, self.whole = nodes.nodes, nodes.whole
 
     def write(self, links: _Links) -> tuple[int, EdgeCounts]:
         """Write crow, column and weight; return how many entries there are, and what was odd."""
         (table, query, kinds), ends = links
-        weight = self.told.weight
+        weight = self.options.weight
         value = "" if weight is None else f", {self._weight(weight, kinds)} AS w"
         self._check_header(table, ends)
         first, second = (as_id(end, kinds[end], self.whole) for end in ends[:2])

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import size
+from pairnorm.data.profile import MISSING_WORDS
 from pairnorm.data.readers import FRAMES, kind_of, open_table
-from pairnorm.data.tables import EMPTY, Source, readable
+from pairnorm.data.tables import Source, readable
 
 WHOLE = (
     "TINYINT",
@@ -212,7 +213,7 @@ def as_id(column: str, kind: str, whole: bool) -> str:
 def filled_cell(column: str) -> str:
     """Return the SQL of a text that may be a number: NULL where it is empty or says so."""
     cell = f"trim({sql_name(column)})"
-    return f"CASE WHEN {cell} NOT IN {sql_row(EMPTY)} THEN {cell} END"
+    return f"CASE WHEN {cell} NOT IN {sql_row(MISSING_WORDS)} THEN {cell} END"
 
 
 def as_number(column: str) -> str:

@@ -1,52 +1,37 @@
-"""A table of a user: where its rows are, what its cells hold, and how to name one of them to a person."""
+"""Tables of a user: their rows, their cells as text, numbers or dates, and where a cell is."""
 
 from __future__ import annotations
 
 import csv
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from io import TextIOWrapper
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, closest, quoted
+from pairnorm.data.profile import (
+    DURATIONS_NOTE,
+    PADDED,
+    ColumnProfile,
+    Decision,
+    date_note,
+    decide,
+    parse_numbers,
+    to_days,
+)
 
 if TYPE_CHECKING:
     import pandas
 
-
 ROWS_PER_BLOCK = 1_000_000
-# What counts as empty among numbers. Among text only an empty cell does: there NA is a country.
-EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]
-# Up to this share of texts, those among numbers are slips; beyond, the numbers are names made of digits.
-MOSTLY = 0.5
-DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?(,\d+)?([eE][+-]?\d+)?(?<=\d)")
-THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
-WITH_POINT = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
-MONTH_FIRST, DAY_FIRST = "%m/%d/%Y", "%d/%m/%Y"
-DATES = (
-    (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?", "ISO8601"),
-    (r"\d{4}/\d{1,2}/\d{1,2}", "%Y/%m/%d"),
-    (r"\d{1,2}\.\d{1,2}\.\d{4}", "%d.%m.%Y"),
-    (r"\d{1,2}/\d{1,2}/\d{4}", MONTH_FIRST),
-)
-# A first number that is no month says which of the two orders it is.
-NO_MONTH = r"(1[3-9]|[23]\d)/"
-EITHER = {MONTH_FIRST: ", month first", DAY_FIRST: ", day first"}
-DURATIONS = "durations are read as days"
-# '01234' is a postcode, or the number of an account: without its zeros it would be another.
-PADDED, WHOLE = re.compile("0[0-9]+"), re.compile("[0-9]+")
-CODES = (
-    "whole numbers with leading zeros are codes, read as categories; write them without if they are numbers"
-)
-BLANK = "empty throughout"
-TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+NOT_A_CELL = (bytes, list, dict, set, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,7 @@ class Source:
     decimal: str | None = None
     notes: list[str] = field(default_factory=list, compare=False)
     parts: tuple[Sequence[Source], NDArray[np.int64]] | None = None
-    _told: dict[str, list[str]] = field(default_factory=dict, compare=False)
+    _column_notes: dict[str, list[str]] = field(default_factory=dict, compare=False)
 
     @contextmanager
     def characters(self, errors: str = "strict") -> Iterator[IO[str]]:
@@ -106,17 +91,19 @@ class Source:
             }
         return [name for place, name in enumerate(self.columns) if place in found]
 
-    def tell(self, what: str, name: str) -> None:
-        """Note something of a column; columns of which the same is said share a sentence."""
-        self._told.setdefault(what, []).append(name)
+    def note_column(self, note: str, name: str) -> None:
+        """Add a note on a column; columns with the same note share a sentence."""
+        names = self._column_notes.setdefault(note, [])
+        if name not in names:
+            names.append(name)
 
-    def remarks(self) -> list[str]:
-        """Return all notes, those on columns too."""
-        told = (
-            f"{'column' if len(names) == 1 else 'columns'} {shown(names)} of {self.name}: {what}"
-            for what, names in self._told.items()
+    def all_notes(self) -> list[str]:
+        """Return all notes, among them those on columns."""
+        on_columns = (
+            f"{'column' if len(names) == 1 else 'columns'} {shown(names)} of {self.name}: {note}"
+            for note, names in self._column_notes.items()
         )
-        return [*self.notes, *told]
+        return [*self.notes, *on_columns]
 
     def column(self, option: str, name: str) -> str:
         """Return ``name`` if there is such a column, else raise an error that suggests the closest one."""
@@ -166,31 +153,83 @@ class Source:
             empty = pandas.isna(values)
         else:
             values = column.astype(object).to_numpy(copy=True)
-            empty = pandas.isna(values)
-            for row in (row for row, value in enumerate(values) if isinstance(value, bytes)):
+            empty = np.array([pandas.api.types.is_scalar(v) and pandas.isna(v) for v in values], dtype=bool)
+            for row in (row for row, value in enumerate(values) if isinstance(value, NOT_A_CELL)):
                 self._reject_kind(first + row, name, values[row])
             values[~empty] = [_written(value).strip() for value in values[~empty]]
         values[empty] = None
         values[values == ""] = None
         return values
 
-    def numbers(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.float32] | None:
-        """Return a column of numbers or truths, NaN where empty, or None if it holds text throughout."""
+    def native_values(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[Any] | None:
+        """Return numbers, or durations and dates as days, of a column typed as such; None for others."""
         import pandas
 
-        if pandas.api.types.is_numeric_dtype(column.dtype):
-            if pandas.api.types.is_complex_dtype(column.dtype):
-                self._reject_kind(first, name, 1j)
-            values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        elif pandas.api.types.infer_dtype(column).startswith("timedelta"):
-            self.tell(DURATIONS, name)
-            values = pandas.to_timedelta(column).to_numpy() / np.timedelta64(1, "D")
-        elif pandas.api.types.is_datetime64_any_dtype(column.dtype):
+        types = pandas.api.types
+        if types.is_complex_dtype(column.dtype):
+            self._reject_kind(first, name, 1j)
+        if types.is_numeric_dtype(column.dtype):
+            return column.to_numpy(dtype=np.float64, na_value=np.nan)
+        if types.is_datetime64_any_dtype(column.dtype):
+            self.note_column(date_note(""), name)
+            return to_days(column)
+        kind = types.infer_dtype(column)
+        if kind.startswith("timedelta"):
+            self.note_column(DURATIONS_NOTE, name)
+            days: NDArray[Any] = pandas.to_timedelta(column).to_numpy() / np.timedelta64(1, "D")
+            return days
+        filled = column.dropna()
+        if kind == "complex" or any(isinstance(cell, complex) for cell in filled):
+            self._reject_kind(first, name, 1j)
+        if len(filled) and column.dtype == object and all(isinstance(cell, date) for cell in filled):
+            with readable(f"{self.name}, column {quoted(name)}"):
+                moments = pandas.to_datetime(column, utc=True).astype("datetime64[us, UTC]")
+            self.note_column(date_note(""), name)
+            return to_days(moments)
+        return None
+
+    def profile(self, name: str, column: pandas.Series, first: int = 0) -> _Profiled:
+        """Return the profile of a column, and for every cell the place of its text in it, -1 where empty."""
+        import pandas
+
+        codes, texts = pandas.factorize(self.text(name, column, first))
+        counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+        return _Profiled(ColumnProfile(np.asarray(texts, dtype=object), counts), codes)
+
+    def decide(self, name: str, profiled: _Profiled, first: int = 0, **settings: Any) -> Decision:
+        """Decide how to encode a column, note it, or refuse it with the line of the cell in question."""
+
+        def reject(
+            text: str | None, problem: str, code: str, value: object = name, **fields: Any
+        ) -> NoReturn:
+            if text is None:
+                raise PairNormError(f"{self.name}: {problem}", code=code, value=value, **fields)
+            where = int(np.flatnonzero(profiled.profile.texts == text)[0])
+            places = np.flatnonzero(profiled.codes == where)
+            self.reject(first + int(places[0]), problem, code=code, value=value, **fields)
+
+        decision = decide(profiled.profile, name, reject, decimal=self.decimal, **settings)
+        for note in decision.notes:
+            self.note_column(note, name)
+        return decision
+
+    def numbers(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.float32] | None:
+        """Return a column of numbers or booleans, NaN where empty, or None if it holds texts or dates."""
+        import pandas
+
+        if pandas.api.types.is_datetime64_any_dtype(column.dtype):
             return None
-        elif (parsed := self._parse(name, column, first)) is not None:
-            values = parsed
-        else:
-            return None
+        values = self.native_values(name, column, first)
+        if values is None:
+            profiled = self.profile(name, column, first)
+            decision = self.decide(name, profiled, first, kind="number")
+            if decision.kind != "number":
+                return None
+            values = profiled.values(parse_numbers(profiled.profile.texts, decision.numbers))
+        return self.to_float32(name, values, first)
+
+    def to_float32(self, name: str, values: NDArray[Any], first: int = 0) -> NDArray[np.float32]:
+        """Return numbers in single precision; infinite and too large ones are refused."""
         with np.errstate(over="ignore"):
             narrow = values.astype(np.float32)
         if (infinite := np.isinf(narrow)).any():
@@ -200,101 +239,23 @@ class Source:
             self.reject(first + row, problem, code="not-finite", value=float(values[row]), hint=hint)
         return narrow
 
-    def _parse(self, name: str, column: pandas.Series, first: int) -> NDArray[np.float64] | None:
-        import pandas
-
-        with readable(f"{self.name}, column {quoted(name)}"):
-            cells, filled, written = _filled(column)
-            if self.decimal == "," or any(isinstance(cell, str) and "," in cell for cell in written):
-                written = self._with_points(name, written, first)
-            values = np.full(len(cells), np.nan)
-            numbers = pandas.to_numeric(written, errors="coerce")
-            complex_numbers = pandas.api.types.is_complex_dtype(numbers.dtype)
-            if not complex_numbers:
-                values[filled] = numbers.to_numpy(np.float64, na_value=np.nan)
-        if complex_numbers:
-            self._reject_kind(first, name, 1j)
-        text = filled & np.isnan(values)
-        if not text.any():
-            return values
-        row = int(text.argmax())
-        cell = cells.iloc[row]
-        if isinstance(cell, Sized) and not isinstance(cell, str):
-            self._reject_kind(first + row, name, cell)
-        if text.sum() <= MOSTLY * filled.sum():
-            problem = f"{quoted(str(cell))} in column {quoted(name)} is not a number"
-            hint = "Correct it, leave the cell empty, or pass {categorical}."
-            self.reject(first + row, problem, code="not-a-number", value=cell, hint=hint, categorical=[name])
-        if cell not in TRUTH:
-            return None
-        truths = np.asarray(cells.astype(str).map(TRUTH), dtype=np.float64)
-        return None if np.isnan(truths[filled]).any() else truths
-
-    def _with_points(self, name: str, cells: pandas.Series, first: int) -> pandas.Series:
-        """Return cells without commas where all are numbers that have them: decimal, or between thousands."""
-        if self.decimal != "," and all(WITH_POINT.fullmatch(str(cell).strip()) for cell in cells):
-            text = cells.astype(str)
-            # One cell that has both tells what the commas of all are for.
-            if self.decimal == "." or text.str.contains(",.*[.]", regex=True).any():
-                self.tell("commas are read as separators of thousands", name)
-                return text.str.replace(",", "")
-        if self.decimal == "." or not all(DECIMAL_COMMA.fullmatch(str(cell).strip()) for cell in cells):
-            return cells
-        if self.decimal is None:
-            if all(THOUSANDS.fullmatch(str(cell).strip()) for cell in cells):
-                problem = f"the commas may separate thousands, or be decimal: {quoted(str(cells.iloc[0]))}"
-                hint = "Pass {decimal} if they are decimal, a point in its place if they separate thousands."
-                raise PairNormError(problem, code="ambiguous-number", value=name, hint=hint, decimal=",")
-            self.tell("a comma is read as the decimal point", name)
-        return cells.astype(str).str.strip().str.replace(".", "").str.replace(",", ".")
-
-    def dates(
-        self, name: str, column: pandas.Series, known: str = ""
-    ) -> tuple[NDArray[np.float32], str] | None:
-        """Return a column of dates as days since 1970-01-01, NaN where empty, or None if it holds others.
-
-        Beside them is the form in which they are written if day and month could be taken for each other;
-        the ``known`` form of a model decides.
-        """
-        import pandas
-
-        cells, filled, written = _filled(column)
-        if not filled.any():
-            return None
-        form = ""
-        if not all(isinstance(cell, date) for cell in written):
-            first = str(written.iloc[0]).strip()
-            if not any(re.fullmatch(pattern, first) for pattern, *_ in DATES):
-                return None  # at once: a table may have a hundred thousand columns of text
-            text = written.astype(str).str.strip()
-            form = next((form for pattern, form in DATES if text.str.fullmatch(pattern).all()), "")
-            if not form:
-                return None
-            if form == MONTH_FIRST:
-                form = known or (DAY_FIRST if text.str.match(NO_MONTH).any() else form)
-            written = text
-        try:
-            moments = pandas.to_datetime(written, utc=True, format=form or None)
-        except (ValueError, OverflowError):
-            if known and form == known:
-                reject_dates(self.name, name, known)
-            return None
-        self.tell_dates(name, form)
-        days = np.full(len(cells), np.nan, dtype=np.float32)
-        start = pandas.Timestamp(0, tz="UTC")
-        days[filled] = ((moments - start) / pandas.Timedelta(days=1)).to_numpy(np.float32)
-        return days, form if form in EITHER else ""
-
-    def tell_dates(self, name: str, form: str) -> None:
-        """Note that a column is read as dates, and in which order where that had to be guessed."""
-        self.tell(f"dates{EITHER.get(form, '')} are read as days since 1970-01-01", name)
-
     def _reject_kind(self, row: int, name: str, cell: object) -> NoReturn:
         problem = f"column {quoted(name)} holds a {type(cell).__name__}"
         expected = "a number or a text"
         hint = "Decode it" if isinstance(cell, bytes) else "Give each of its numbers a column"
         hint += ", or pass {ignore}."
         self.reject(row, problem, code="not-a-cell", value=name, expected=expected, hint=hint, ignore=[name])
+
+
+class _Profiled(NamedTuple):
+    """A profile, and for every cell the index of its text, -1 where it is empty."""
+
+    profile: ColumnProfile
+    codes: NDArray[np.int64]
+
+    def values(self, per_text: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the value of every cell, NaN where it is empty."""
+        return np.append(per_text, np.nan)[self.codes]
 
 
 def reject_dates(place: str, name: str, form: str) -> NoReturn:
@@ -309,36 +270,6 @@ def _written(value: Any) -> str:
     """Write a cell; a whole number as one, as ``queries.as_text`` does."""
     whole = isinstance(value, float | np.floating) and value.is_integer() and abs(float(value)) < 1e18
     return str(int(value) if whole else value)
-
-
-def _filled(column: pandas.Series) -> tuple[pandas.Series, NDArray[np.bool_], pandas.Series]:
-    """Return cells, None where they count as empty among numbers; which do not; and those that do not."""
-    cells = column.astype(object)
-    cells[cells.isin(EMPTY)] = None
-    filled = cells.notna().to_numpy()
-    return cells, filled, cells[filled]
-
-
-def are_codes(column: pandas.Series) -> bool:
-    """Say whether cells are texts of whole numbers, some of them with leading zeros.
-
-    >>> import pandas
-    >>> are_codes(pandas.Series(["01234", "99999", None])), are_codes(pandas.Series(["01", "1.5"]))
-    (True, False)
-    """
-    import pandas
-
-    if pandas.api.types.is_numeric_dtype(column.dtype):
-        return False
-    padded = False
-    for cell in column.dropna():  # one by one, for most columns of text are none at their first cell
-        text = cell.strip() if isinstance(cell, str) else "no text"
-        if text in EMPTY:
-            continue
-        if not WHOLE.fullmatch(text):
-            return False
-        padded = padded or PADDED.fullmatch(text) is not None
-    return padded
 
 
 @contextmanager
@@ -381,7 +312,7 @@ def _read_text(source: Source, text: Sequence[str], rows: int | None) -> Iterato
             names=list(source.columns),
             index_col=False,
             dtype=dict.fromkeys(text, str),
-            na_values=[""],  # what else is empty depends on the column: see ``Source.numbers``
+            na_values=[""],  # what else is empty depends on the column: see ``pairnorm.data.profile``
             keep_default_na=False,
             skipinitialspace=True,
             low_memory=False,

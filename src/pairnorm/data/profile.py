@@ -1,0 +1,415 @@
+"""Decide what a column of text holds, by one set of rules for every reader.
+
+A reader supplies the distinct texts of a column and how many cells hold each: pandas by ``factorize``, DuckDB
+by ``GROUP BY``. ``decide`` returns how to encode the column, with the notes to show, or refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairnorm.base.errors import quoted
+
+# Words that mean a missing value among numbers. In a column of text only an empty cell is missing.
+MISSING_WORDS = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?", "—", "–", "-", "#N/A")
+DASHES = ("—", "–", "-")
+BOOLEAN_WORDS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+MAX_CATEGORIES = 1000
+# A column of at least this many texts, of which this share differs, holds names.
+MIN_NAMES, NAME_SHARE = 50, 0.9
+# Up to this share of texts among numbers are mistakes; a larger share makes the column one of texts.
+MAX_TEXT_SHARE = 0.5
+MIN_WITH_UNIT = 20
+
+CURRENCY = r"(?:[$€£¥₹]|USD|EUR|GBP|CHF|JPY)"
+DECORATED = re.compile(
+    rf"(\()?\s*([+\-−]?)\s*{CURRENCY}?\s*([+-]?[\d.,'’\u00a0\u202f]*\d[\d.,]*(?:[eE][+-]?\d+)?)\s*"
+    rf"(%|{CURRENCY})?\s*(\))?",
+    re.ASCII,
+)
+GROUPED = re.compile(r"[+-]?\d{1,3}(['’\u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)
+PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+COMMA_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", re.ASCII)
+COMMA_DECIMAL = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?", re.ASCII)
+POINT_THOUSANDS = re.compile(r"[+-]?\d{1,3}(\.\d{3})*", re.ASCII)
+WHOLE = re.compile("[0-9]+")
+PADDED = re.compile("0[0-9]+")
+LETTER = re.compile(r"[^\W\d_]")
+WITH_UNIT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*\s?([^\w\s]|[^\W\d_]{1,3})?")
+# A column without a name is the index that pandas writes, which pandas names "Unnamed: 0" when it reads it.
+ID_NAME = re.compile(r"(^|_| )id$|^$|^Unnamed: \d+$", re.IGNORECASE)
+
+ISO, MONTH_FIRST, DAY_FIRST = "ISO8601", "%m/%d/%Y", "%d/%m/%Y"
+DATE_PATTERNS = {
+    ISO: re.compile(
+        r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?", re.ASCII
+    ),
+    "%Y/%m/%d": re.compile(r"\d{4}/\d{1,2}/\d{1,2}", re.ASCII),
+    "%d.%m.%Y": re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}", re.ASCII),
+    MONTH_FIRST: re.compile(r"\d{1,2}/\d{1,2}/\d{4}", re.ASCII),
+}
+NOT_A_MONTH = re.compile(r"(1[3-9]|[23]\d)/", re.ASCII)
+DATE_ORDERS = {MONTH_FIRST: ", month first", DAY_FIRST: ", day first"}
+
+DROPPED_NAMES = "left out, because nearly all cells differ; --keep (in Python, keep=) takes it in"
+CODES_NOTE = (
+    "whole numbers with leading zeros are codes, read as categories; write them without if they are numbers"
+)
+EMPTY_NOTE = "empty throughout"
+DURATIONS_NOTE = "durations are read as days"
+
+Reject = Callable[..., NoReturn]
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How the numbers of a column are written.
+
+    Args:
+        comma: what a comma separates: ``"decimal"``, ``"thousands"``, or ``""`` where there is none.
+        has_symbols: whether cells have currency or percent signs, parentheses, or grouped digits.
+        is_boolean: whether cells are words for true and false.
+    """
+
+    comma: Literal["", "decimal", "thousands"] = ""
+    has_symbols: bool = False
+    is_boolean: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether any CSV reader parses the cells."""
+        return not (self.comma or self.has_symbols or self.is_boolean)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How to encode a column.
+
+    Args:
+        kind: of ``pairnorm.data.encoder.Column``.
+        numbers: the format of numbers.
+        dates: the format of dates, for ``parse_dates``.
+        notes: to show to the user, without the name of the column.
+    """
+
+    kind: Literal["number", "category", "date", "ignored"]
+    numbers: NumberFormat = NumberFormat()
+    dates: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def form(self) -> str:
+        """The order of day and month, where dates are ambiguous; empty elsewhere."""
+        return self.dates if self.dates in DATE_ORDERS else ""
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """The distinct texts of a column and how many cells hold each.
+
+    Args:
+        texts: the distinct texts, stripped, without the empty one.
+        counts: cells per text.
+        total: filled cells of the column, where ``texts`` is a sample.
+        num_distinct: distinct texts of the column, where ``texts`` is a sample.
+    """
+
+    texts: NDArray[np.object_]
+    counts: NDArray[np.int64]
+    total: int | None = None
+    num_distinct: int | None = None
+    _numeric: NDArray[np.float64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        import pandas
+
+        values = pandas.to_numeric(pandas.Series(self.texts, dtype=object), errors="coerce")
+        object.__setattr__(self, "_numeric", values.to_numpy(np.float64, na_value=np.nan))
+
+    @cached_property
+    def is_missing(self) -> NDArray[np.bool_]:
+        """Which texts mean a missing value among numbers."""
+        return np.isin(self.texts.astype(str), MISSING_WORDS) if len(self.texts) else np.zeros(0, bool)
+
+    @cached_property
+    def is_plain(self) -> NDArray[np.bool_]:
+        """Which texts are plain numbers."""
+        return ~np.isnan(self._numeric) & ~self.is_missing
+
+    @cached_property
+    def others(self) -> list[str]:
+        """The texts that are neither plain numbers nor words for missing values."""
+        return sorted(self.texts[~self.is_plain & ~self.is_missing])
+
+    @property
+    def filled(self) -> int:
+        """Cells that are not missing among numbers."""
+        return int(self.counts[~self.is_missing].sum()) if self.total is None else self.total
+
+    @property
+    def distinct(self) -> int:
+        """Distinct texts, among them words for missing values."""
+        return len(self.texts) if self.num_distinct is None else self.num_distinct
+
+    def count(self, texts: Sequence[str]) -> int:
+        """Return the number of cells that hold one of some texts."""
+        chosen = set(texts)
+        return sum(int(n) for text, n in zip(self.texts, self.counts, strict=True) if text in chosen)
+
+    @cached_property
+    def is_codes(self) -> bool:
+        """Whether all cells are whole numbers, some with leading zeros, as postcodes are."""
+        if self.others:
+            return False
+        padded = False
+        for text in self.texts[~self.is_missing]:
+            if not WHOLE.fullmatch(text):
+                return False
+            padded = padded or PADDED.fullmatch(text) is not None
+        return padded
+
+    @cached_property
+    def is_names(self) -> bool:
+        """Whether nearly all cells are different texts with letters, or different codes."""
+        texts = self.texts[~self.is_missing]
+        cells, distinct = self.filled, self.distinct - int(self.is_missing.sum())
+        if cells < MIN_NAMES or distinct < NAME_SHARE * cells:
+            return False
+        if self.is_codes:
+            return True
+        lettered = sum(1 for text in texts if LETTER.search(text))
+        return lettered >= NAME_SHARE * len(texts) and self.is_plain.sum() <= (1 - NAME_SHARE) * len(texts)
+
+    def number_format(self, decimal: str | None, reject: Reject) -> tuple[NumberFormat, list[str]]:
+        """Return the format that most cells share, and the texts that are no numbers in it."""
+        if self.others and all(text in BOOLEAN_WORDS for text in self.others) and not self.is_plain.any():
+            return NumberFormat(is_boolean=True), []
+        cores = {text: core for text in self.others if (core := _undecorated(text)) is not None}
+        commas = {text: core for text, core in cores.items() if "," in core}
+        symbols = any(core != text.lstrip("+-") for text, core in cores.items())
+        texts = [text for text in self.others if text not in cores]
+        points = any("." in text for text in self.texts[self.is_plain])
+        if not commas and not (decimal == "," and points):
+            return NumberFormat(has_symbols=symbols), texts
+        comma = self._comma(commas, decimal, None if texts else reject)
+        if comma is None:
+            return NumberFormat(has_symbols=symbols), [*texts, *commas]
+        return NumberFormat(comma, symbols), texts
+
+    def _comma(
+        self, commas: Mapping[str, str], decimal: str | None, reject: Reject | None
+    ) -> Literal["", "decimal", "thousands"] | None:
+        """Return what commas separate; None where cells contradict each other or ``reject`` is missing."""
+        plain, cores = list(self.texts[self.is_plain]), list(commas.values())
+        thousands_only = any(core.count(",") > 1 or "." in core.partition(",")[2] for core in cores)
+        decimal_only = any(not COMMA_THOUSANDS.fullmatch(core) or core.startswith("0,") for core in cores)
+        pointed = any("." in text and not POINT_THOUSANDS.fullmatch(text) for text in plain)
+        if decimal == ",":
+            return "" if pointed and not cores else None if thousands_only or pointed else "decimal"
+        if decimal == "." or thousands_only or pointed:
+            return None if decimal_only else "thousands"
+        if decimal_only:
+            return "decimal"
+        # Numbers with three decimals all have a comma, and numbers above 999 have one if it groups digits.
+        # Amounts of money hardly ever have three decimals.
+        whole = [float(text) for text in plain if "." not in text]
+        grouped = bool(whole) and max(map(abs, whole)) < 1000
+        if not grouped and not any(re.search(CURRENCY, text) for text in commas):
+            if reject is None:
+                return None
+            text = next(iter(commas))
+            reject(
+                text,
+                f"the commas may separate thousands, or be decimal: {quoted(text)}",
+                code="ambiguous-number",
+                hint="Pass {decimal} if they are decimal, a point in its place if they separate thousands.",
+                decimal=",",
+            )
+        return "thousands"
+
+    def date_format(self, known: str = "") -> str:
+        """Return the format that all cells share, or an empty text."""
+        if not self.others or self.is_plain.any():
+            return ""
+        form = next((f for f, pattern in DATE_PATTERNS.items() if pattern.fullmatch(self.others[0])), "")
+        if not form or not all(map(DATE_PATTERNS[form].fullmatch, self.others)):
+            return ""
+        if form == MONTH_FIRST:
+            form = known or (DAY_FIRST if any(map(NOT_A_MONTH.match, self.others)) else form)
+        valid = not np.isnan(parse_dates(np.array(self.others, dtype=object), form)).any()
+        return form if valid or (known and form == known) else ""
+
+
+def decide(
+    profile: ColumnProfile,
+    name: str,
+    reject: Reject,
+    *,
+    decimal: str | None = None,
+    kind: str | None = None,
+    form: str = "",
+    keep: bool = False,
+) -> Decision:
+    """Decide how to encode a column of text.
+
+    Args:
+        profile: its distinct texts.
+        name: its name.
+        reject: raises an error about the cell that holds a text, or about the column for None.
+        decimal: the decimal point, where the user names it.
+        kind: the kind, where the user or an encoder names it.
+        form: the order of day and month that an encoder names.
+        keep: take the column as categories, however many there are.
+    """
+    column = quoted(name)
+    if kind in (None, "number") and not (kind is None and profile.is_codes):
+        numbers, texts = profile.number_format(decimal, reject)
+        if not texts:
+            return Decision("number", numbers, notes=_number_notes(profile, numbers, decimal))
+        # Words for true and false next to other texts are categories, next to numbers they are mistakes.
+        if not all(text in BOOLEAN_WORDS for text in texts) or profile.is_plain.any():
+            wrong = profile.count(texts)
+            if wrong <= MAX_TEXT_SHARE * profile.filled:
+                reject(
+                    texts[0],
+                    f"{quoted(texts[0])} in column {column} is not a number",
+                    code="not-a-number",
+                    value=texts[0],
+                    hint="Correct it, leave the cell empty, or pass {categorical}.",
+                    categorical=[name],
+                )
+    if kind in (None, "date") and (dates := profile.date_format(form)):
+        return Decision("date", dates=dates, notes=(date_note(dates),))
+    free = kind is None and not keep
+    if free and profile.is_names:
+        return Decision("ignored", notes=(DROPPED_NAMES,))
+    if free and profile.distinct > MAX_CATEGORIES:
+        if profile.filled < 2 * profile.distinct:
+            return Decision("ignored", notes=(_dropped_texts(profile.distinct),))
+        reject(
+            None,
+            f"column {column} holds {profile.distinct:,} different texts",
+            code="too-many-categories",
+            value=name,
+            expected=f"at most {MAX_CATEGORIES:,} categories",
+            hint="Pass {ignore}, or {keep} to have them all.",
+            ignore=[name],
+            keep=[name],
+        )
+    return Decision("category", notes=(CODES_NOTE,) if kind is None and profile.is_codes else ())
+
+
+def date_note(form: str) -> str:
+    """Return the note on dates, with their order where it had to be guessed."""
+    return f"dates{DATE_ORDERS.get(form, '')} are read as days since 1970-01-01"
+
+
+def _dropped_texts(distinct: int) -> str:
+    return f"left out, because it holds {distinct:,} different texts; --keep (in Python, keep=) takes it in"
+
+
+def _number_notes(profile: ColumnProfile, numbers: NumberFormat, decimal: str | None) -> tuple[str, ...]:
+    notes = []
+    if numbers.comma == "decimal" and decimal is None:
+        notes.append("a comma is read as the decimal point")
+    if numbers.comma == "thousands":
+        notes.append("commas are read as separators of thousands")
+    if numbers.has_symbols:
+        text = next(text for text in profile.others if _undecorated(text) not in (None, text.lstrip("+-")))
+        value = float(parse_numbers(np.array([text], dtype=object), numbers)[0])
+        notes.append(f"numbers with signs or units are read as numbers, {quoted(text)} as {value:g}")
+    if dashes := [word for word in DASHES if word in profile.texts[profile.is_missing]]:
+        notes.append(f"{quoted(dashes[0])} is read as missing")
+    return tuple(notes)
+
+
+def _undecorated(text: str) -> str | None:
+    """Return a number without currency, percent sign, parentheses and grouping marks; None if it is none.
+
+    >>> _undecorated("$1,200"), _undecorated("(3.5)"), _undecorated("12 kg"), _undecorated("1.2.3")
+    ('1,200', '3.5', None, None)
+    """
+    match = DECORATED.fullmatch(text)
+    if match is None or (match[1] is None) != (match[5] is None) or (match[1] and match[2]):
+        return None
+    core = re.sub("['’\u00a0\u202f]", "", match[3]) if GROUPED.fullmatch(match[3]) else match[3]
+    forms = (PLAIN, COMMA_THOUSANDS, COMMA_DECIMAL)
+    if not any(form.fullmatch(core) for form in forms) or (match[2] and core[0] in "+-"):
+        return None
+    return core
+
+
+def parse_numbers(texts: NDArray[np.object_], form: NumberFormat) -> NDArray[np.float64]:
+    """Return texts as numbers, NaN for None and for words that mean a missing value."""
+    import pandas
+
+    cells = pandas.Series(texts, dtype=object)
+    if form.is_boolean:
+        return np.array([np.nan if text is None else BOOLEAN_WORDS.get(text, np.nan) for text in texts])
+    if form.is_plain:
+        numbers = pandas.to_numeric(cells.where(~cells.isin(MISSING_WORDS)), errors="coerce")
+        return numbers.to_numpy(np.float64, na_value=np.nan)
+    return np.array([_parse_number(text, form.comma) for text in texts], dtype=np.float64)
+
+
+def _parse_number(text: str | None, comma: str) -> float:
+    if text is None or text in MISSING_WORDS:
+        return np.nan
+    match = DECORATED.fullmatch(text)
+    if match is None:
+        try:
+            return float(text)
+        except ValueError:
+            return np.nan
+    core = re.sub("['’\u00a0\u202f]", "", match[3])
+    if comma == "decimal":
+        core = core.replace(".", "").replace(",", ".")
+    else:
+        core = core.replace(",", "")
+    try:
+        value = float(core)
+    except ValueError:
+        return np.nan
+    value = -value if match[1] or match[2] in ("-", "−") else value
+    return value / 100 if match[4] == "%" else value
+
+
+def parse_dates(texts: NDArray[np.object_], form: str) -> NDArray[np.float64]:
+    """Return dates as days since 1970-01-01, NaN for None and for what is no date of the format."""
+    import pandas
+
+    cells = pandas.Series(texts, dtype=object)
+    cells = cells.where(~cells.isin(MISSING_WORDS))
+    return to_days(pandas.to_datetime(cells, utc=True, format=form, errors="coerce"))
+
+
+def to_days(moments: Any) -> NDArray[np.float64]:
+    """Return a series of moments as days since 1970-01-01, NaN where missing."""
+    import pandas
+
+    if moments.dt.tz is not None:
+        moments = moments.dt.tz_convert("UTC").dt.tz_localize(None)
+    seconds = moments.astype("datetime64[us]").astype(np.int64) / 1e6
+    days: NDArray[np.float64] = np.where(pandas.isna(moments), np.nan, seconds / 86400)
+    return days
+
+
+def is_row_id(name: str, filled: int, distinct: int, all_whole: bool) -> bool:
+    """Return whether a column of numbers is an index: named id, whole numbers, all different."""
+    return bool(ID_NAME.search(name)) and filled >= MIN_NAMES and filled == distinct and all_whole
+
+
+def unit_note(name: str, categories: Sequence[str]) -> list[str]:
+    """Return a note where many categories are numbers with a unit, as ``'12 kg'``."""
+    texts = [word for word in categories if WITH_UNIT.fullmatch(word) and not word.isdecimal()]
+    if len(texts) < max(MIN_WITH_UNIT, NAME_SHARE * len(categories)):
+        return []
+    where = f"{len(categories):,} texts in column {quoted(name)} are read as categories"
+    return [f"{where}, though they look like numbers, as {quoted(texts[0])}; write plain numbers if they are"]

@@ -1,0 +1,209 @@
+"""Tables with odd columns, read by pandas and by DuckDB: the same features, notes and errors."""
+
+import re
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from pairnorm.base.errors import PairNormError
+from pairnorm.data import Graph, pack
+
+pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
+pytestmark = pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+ROWS = 380
+
+
+def cycle(*cells: Any) -> list[Any]:
+    return [cells[row % len(cells)] for row in range(ROWS)]
+
+
+def each(form: str) -> list[str]:
+    return [form.format(row + 1) for row in range(ROWS)]
+
+
+NUMBERS = np.random.default_rng(0).normal(size=ROWS).round(3)
+# Column -> how it must be encoded, where it is a number: the values of the first rows.
+FEATURES: dict[str, tuple[list[Any], str, list[float] | None]] = {
+    "decimal commas": ([str(x).replace(".", ",") for x in NUMBERS], "number", NUMBERS[:3].tolist()),
+    "thousands": (cycle("24,383", " 2,175,612 ", "12", ""), "number", [24383, 2175612, 12, np.nan]),
+    "thousands and points": (cycle("1,234.5", "7"), "number", [1234.5, 7]),
+    "grouped by apostrophes": (cycle("1'234'567", "7"), "number", [1234567, 7]),
+    "money": (cycle("$1,200", "$ 35", "-$4.50", "(3.5)"), "number", [1200, 35, -4.5, -3.5]),
+    "euros": (cycle("1.200,50 €", "3 EUR"), "number", [1200.5, 3]),
+    "percent": (cycle("12%", "7.5 %", "0"), "number", [0.12, 0.075, 0]),
+    "dashes": (cycle("1.5", "—", "-", "–"), "number", [1.5, np.nan, np.nan, np.nan]),
+    "missing words": (cycle("1.5", "NA", "n/a", "?", "", "nan", "null"), "number", [1.5, np.nan, np.nan]),
+    "plain": ([str(x) for x in NUMBERS], "number", NUMBERS[:3].tolist()),
+    "exponents": (cycle("1e3", "-2.5E-1", "+7"), "number", [1000, -0.25, 7]),
+    "booleans": (cycle("true", "false", ""), "number", [1, 0, np.nan]),
+    "mixed booleans": (cycle("TRUE", "False", "NA"), "number", [1, 0, np.nan]),
+    "postcodes": (cycle("01234", "99999"), "category", None),
+    "words": (cycle("red", "NA", "blue", ""), "category", None),
+    "booleans and words": (cycle("true", "false", "unknown"), "category", None),
+    "versions": (cycle("1.2.3", "1.2.4"), "category", None),
+    "ranges": (cycle("18-25", "26-35"), "category", None),
+    "units": (cycle(*(f"{n} kg" for n in range(30))), "category", None),
+    "near duplicates": (cycle("Nurse", "nurse ", "cook"), "category", None),
+    "names": (each("street {}"), "ignored", None),
+    "codes of names": (each("{:05d}"), "ignored", None),
+    "row number": (each("{}"), "number", [1, 2, 3]),
+    "external_id": (each("{}"), "ignored", None),
+    "iso dates": (cycle("1970-01-02", "1970-01-11", ""), "date", [1, 10, np.nan]),
+    "iso times": (
+        [f"1970-01-{row % 27 + 1:02d}T12:{row % 60:02d}:00Z" for row in range(ROWS)],
+        "date",
+        [0.5],
+    ),
+    "day first": (cycle("13/01/1970", "02/01/1970"), "date", [12, 1]),
+    "month first": (cycle("01/02/1970", "01/12/1970"), "date", [1, 11]),
+    "german dates": (cycle("02.01.1970", "12.1.1970"), "date", [1, 11]),
+    "no dates": (cycle("1970-13-45", "1970-01-01"), "category", None),
+    "empty": (cycle(""), "number", [np.nan]),
+}
+
+
+def read_both(folder: Path, frame: pandas.DataFrame, **options: Any) -> list[Any]:
+    """Return what ``from_files`` and ``pack`` make of a table: graphs or errors."""
+    frame = pandas.DataFrame({"node": [f"n{row}" for row in range(len(frame))]}).join(frame)
+    frame.to_csv(folder / "nodes.csv", index=False)
+    (folder / "edges.csv").write_text("source,target\n" + "".join(f"n{i},n{i + 1}\n" for i in range(9)))
+    files = folder / "nodes.csv", folder / "edges.csv"
+    results: list[Any] = []
+    for read in (
+        lambda: Graph.from_files(*files, **options),
+        lambda: Graph.from_packed(pack(*files, folder / "graph", memory="256MB", **options)),
+    ):
+        try:
+            results.append(read())
+        except PairNormError as error:
+            results.append(error)
+    return results
+
+
+def assert_same(results: list[Any]) -> Graph:
+    graph, packed = results
+    assert isinstance(graph, Graph), graph
+    assert isinstance(packed, Graph), packed
+    assert packed.notes == graph.notes
+    assert sorted(map(astuple, packed.encoder.columns)) == sorted(map(astuple, graph.encoder.columns))
+    assert packed.feature_names == graph.feature_names
+    assert torch.equal(packed.features.to_dense(), graph.features.to_dense())
+    assert torch.equal(packed.missing.expand_as(graph.missing), graph.missing)
+    assert packed.class_names == graph.class_names
+    assert torch.equal(packed.labels, graph.labels)
+    return graph
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features(tmp_path: Path, name: str) -> None:
+    cells, kind, values = FEATURES[name]
+    graph = assert_same(read_both(tmp_path, pandas.DataFrame({"plain number": NUMBERS, name: cells})))
+    (column,) = (column for column in graph.encoder.columns if column.name == name)
+    assert column.kind == kind
+    if values is not None:
+        found = graph.features.to_dense()[:, 1].double()
+        found[graph.missing[:, 1] if graph.missing.dim() == 2 else graph.missing] = torch.nan
+        np.testing.assert_allclose(found[: len(values)], values, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("decimal commas", "a comma is read as the decimal point"),
+        ("thousands", "commas are read as separators of thousands"),
+        ("money", "'$ 35' as 35"),
+        ("percent", "'12%' as 0.12"),
+        ("dashes", "'—' is read as missing"),
+        ("postcodes", "leading zeros are codes"),
+        ("names", "nearly all cells differ"),
+        ("units", "look like numbers"),
+        ("near duplicates", "differ from another only in case"),
+        ("words", "is read as a category"),
+        ("day first", "dates, day first"),
+        ("empty", "empty throughout"),
+    ],
+)
+def test_conversions_are_noted(tmp_path: Path, name: str, note: str) -> None:
+    frame = pandas.DataFrame({"plain number": NUMBERS, name: FEATURES[name][0]})
+    assert re.search(re.escape(note), "\n".join(assert_same(read_both(tmp_path, frame)).notes))
+
+
+def test_texts_that_repeat_less_than_twice_are_dropped(tmp_path: Path) -> None:
+    """1,845 county names on 3,100 rows are no categories."""
+    names = [f"County {row % 1845}" for row in range(3100)]
+    graph = assert_same(read_both(tmp_path, pandas.DataFrame({"x": range(3100), "name": names})))
+    assert graph.feature_names == ("x",)
+    assert any("it holds 1,845 different texts" in note for note in graph.notes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "code"),
+    [
+        (cycle("1", "2", "3", "x"), "not-a-number"),
+        (cycle("1", "inf"), "not-finite"),
+        (cycle("1e99", "2"), "not-finite"),
+        (cycle("1,234", "5,678"), "ambiguous-number"),
+        ([f"text {row % 190 if row < 9 else row % 3}" for row in range(ROWS)], None),
+    ],
+)
+def test_errors(tmp_path: Path, cells: list[Any], code: str | None) -> None:
+    results = read_both(tmp_path, pandas.DataFrame({"plain number": NUMBERS, "x": cells}))
+    if code is None:
+        assert_same(results)
+    else:
+        assert [result.code for result in results] == [code, code]
+
+
+CLASSES = cycle("low", "high", "")
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "code"),
+    [
+        ([str(x) for x in NUMBERS], {}, "numeric-label"),
+        ([str(x).replace(".", ",") for x in NUMBERS], {}, "numeric-label"),
+        (each("{}"), {}, "numeric-label"),
+        (each("name {}"), {}, "too-many-classes"),
+        (cycle("a"), {}, "too-few-classes"),
+        (cycle(""), {}, "too-few-classes"),
+        (CLASSES, {"split": "x"}, "unknown-part"),
+        (CLASSES, {"classes": 3}, "not-a-number"),
+        ([str(x) for x in NUMBERS], {"classes": 3}, None),
+        (each("{}"), {"classes": "each"}, None),
+        (cycle("0.0", "1.0", ""), {}, None),
+        (cycle("GOP", "dem", *(["GOP", "dem"] * 20), "Gop"), {}, None),
+        (cycle("GOP", "demo", *(["GOP", "demo"] * 20), "Gop", "demmo"), {"merge_classes": True}, None),
+        (cycle("-1", "1", "2"), {}, None),
+        (cycle("unknown", "a"), {}, None),
+    ],
+)
+def test_labels(tmp_path: Path, labels: list[Any], options: dict[str, Any], code: str | None) -> None:
+    frame = pandas.DataFrame({"x": NUMBERS, "y": labels})
+    results = read_both(tmp_path, frame, label="y", **options)
+    if code is not None:
+        assert [getattr(result, "code", result) for result in results] == [code, code]
+        return
+    graph = assert_same(results)
+    if "Gop" in labels:
+        assert any("'Gop' and 'GOP'" in note for note in graph.notes)
+        assert graph.class_names == (("GOP", "demo") if options else ("GOP", "Gop", "dem"))
+
+
+def test_repeated_rows_are_kept_once(tmp_path: Path) -> None:
+    files = tmp_path / "nodes.csv", tmp_path / "edges.csv"
+    files[0].write_text("id,x\na,1\nb,2\na,1\nc,3\n\nb,2\n")
+    files[1].write_text("source,target\na,b\nb,c\n")
+    packed = Graph.from_packed(pack(*files, tmp_path / "graph", memory="256MB"))
+    graph = assert_same([Graph.from_files(*files), packed])
+    assert graph.node_names.tolist() == packed.node_names.tolist() == ["a", "b", "c"]
+    assert "2 rows of nodes.csv repeat another exactly: kept once" in graph.notes
+    files[0].write_text("id,x\na,1\nb,2\na,1\na,7\n")
+    with pytest.raises(PairNormError, match=r"nodes.csv, line 5: id 'a' was used before"):
+        Graph.from_files(*files)
+    with pytest.raises(PairNormError, match="two nodes have the id 'a'"):
+        pack(*files, tmp_path / "other", memory="256MB")
