@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 from synthetic import fill
 
-from pairnorm.paper.claims import compare
-from pairnorm.paper.evidence import Case, Claim, Evidence, Verdict
+from pairnorm.paper.evidence import Case, Claim, Evidence, Verdict, compare
 from pairnorm.paper.experiments import TABLE1, Selection
 from pairnorm.sweep.grid import TableCell
 from pairnorm.sweep.index import ResultIndex

@@ -1,49 +1,134 @@
-"""What decides a claim: the cases it speaks about, the evidence they look at, and the verdict."""
+"""What decides a claim: the cases it covers, the numbers they compare, and the verdict."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import nan
+from statistics import median
+from typing import NamedTuple
 
 from pairnorm.paper.case_study import Layers, studied
-from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, Selection
+from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, TABLE1, Selection, reported
 from pairnorm.sweep.grid import Summary, TableCell
 from pairnorm.sweep.index import Chosen, ResultIndex
-from pairnorm.train import Spec
+from pairnorm.sweep.significance import Difference, paired_difference, significant
+from pairnorm.train import Spec, Trial
+
+COMPARABLE = 0.02
+"""Accuracies that differ by no more than this count as similar; a notable gain is larger."""
+DEEP_GCN_ACCURACIES = {"GCN": 0.3109, "GCN-PN": 0.7777, "GCN-PN-SI": 0.7509}
+"""Test accuracies of the 12-layer GCNs, from the caption of the paper's appendix."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One graph, model or rate that a claim speaks about.
+    """One graph, model or rate that a claim covers.
 
     Args:
-        label: names it.
+        label: its name.
         holds: whether the claim does there, None where not run.
-        evidence: the numbers that say so.
-        unsure: where they would say the opposite but for the noise of their runs, the specs of these.
+        evidence: the numbers that decide.
+        unsure: specs to train with more runs, where the interval of the margin contains zero.
+        margin: by how much the test is passed, or failed where negative; None where no accuracy decides.
     """
 
     label: str
     holds: bool | None
     evidence: str = ""
     unsure: tuple[Spec, ...] = ()
+    margin: Difference | None = field(default=None, compare=False)
 
 
 CASES = (
-    "A case that lacks some of its trials counts as not run. Where a verdict hangs on less than the noise of "
-    "the paper's number of runs, `pairnorm reproduce claims` makes more of what validation has chosen; once "
-    "made, they decide."
+    "Each claim is read as a test, which is applied twice: to the paper's own numbers, where its tables "
+    "report them, and to ours. A claim that fails on the paper's own numbers is a finding about its text, "
+    "not about the reproduction. *How strongly*: the median and range of the margins in accuracy by which "
+    "the test is passed (+) or failed (-), and how many cases are significant for and against the claim "
+    "(Student's t, paired over runs, 5% for all cases of a claim, Holm). Where a verdict is within the noise "
+    "of the paper's number of runs, `pairnorm reproduce claims` adds runs of the selected candidates, which "
+    "then decide. Cases that lack some of their trials count as not run."
 )
+
+
+class Test(NamedTuple):
+    """What a claim states about one method compared with another.
+
+    Args:
+        sign: 1 if the first must be more accurate by the threshold, -1 if less, 0 if layers decide.
+        threshold: of the difference in accuracy.
+        strict: whether a difference of exactly the threshold fails.
+        layers: the least difference in the number of layers.
+    """
+
+    sign: int
+    threshold: float = 0.0
+    strict: bool = True
+    layers: int = 0
+
+    def passes(self, gain: float, deeper: int) -> bool:
+        """Decide by the difference in accuracy and in layers."""
+        if not self.sign:
+            return deeper >= self.layers
+        margin = self.sign * (gain - self.threshold)
+        return margin > 0 if self.strict else margin >= 0
+
+
+TESTS = {
+    "better": Test(1),
+    "worse": Test(-1),
+    "notably better": Test(1, COMPARABLE),
+    "not notably better": Test(-1, COMPARABLE, strict=False),
+    "not worse": Test(1, -COMPARABLE, strict=False),
+    "deeper": Test(0, layers=1),
+    "not shallower": Test(0, layers=0),
+}
+
+
+def compare(label: str, test: str, one: Chosen | None, *others: Chosen | None) -> Case:
+    """Return the case in which one of the ``TESTS`` must pass.
+
+    Of several others, the one with the highest validation accuracy is compared.
+    """
+    known = [other for other in others if other is not None]
+    if one is None or len(known) < len(others):
+        return Case(label, None)
+    other = max(known, key=lambda chosen: chosen.best.validation)
+    one, other = one.among((other,)), other.among((one,))
+    rule, deeper = TESTS[test], one.layers - other.layers
+    difference = paired_difference(one.best.values("test_accuracy"), other.best.values("test_accuracy"))
+    unsure = rule.passes(difference.low, deeper) != rule.passes(difference.high, deeper)
+    shown = " against ".join(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (one, other))
+    if (runs := len(one.best.trials)) > max(TABLE1.missing.values()):  # the paper's number
+        shown += f", {runs} runs"
+    specs = tuple(chosen.best.spec for chosen in (one, *known))
+    holds = rule.passes(one.accuracy - other.accuracy, deeper)
+    return Case(label, holds, shown, specs if unsure else (), _margin(rule, difference))
+
+
+def _margin(rule: Test, difference: Difference) -> Difference | None:
+    """Return the difference from the threshold, positive where the test passes."""
+    if not rule.sign or difference.runs < 2:
+        return None
+    low, high = sorted(rule.sign * (end - rule.threshold) for end in (difference.low, difference.high))
+    mean = rule.sign * (difference.mean - rule.threshold)
+    p = difference.p
+    if rule.threshold:
+        from scipy.special import stdtr, stdtrit
+
+        error = (high - low) / 2 / float(stdtrit(difference.runs - 1, 0.975))
+        p = 2 * float(stdtr(difference.runs - 1, -abs(mean) / error))
+    return Difference(mean, low, high, p, difference.runs)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything a claim may look at; what was not run, or not completely, is None.
+    """The numbers that claims look at; None for what was not run completely.
 
     Args:
         results: the trials.
-        layers: what the case study has measured.
-        selection: how much of the experiments is wanted.
-        every_run: compare what validation chose by all the runs that the store has of both, not by those of
-            their table alone.
+        layers: the measured layers of the case study.
+        selection: the selected part of the experiments.
+        every_run: compare selected candidates over all runs that the store has of both, not only over those
+            of their table.
     """
 
     results: ResultIndex
@@ -52,7 +137,7 @@ class Evidence:
     every_run: bool = True
 
     def chosen(self, experiment: str, dataset: str, method: str, percent: int) -> Chosen | None:
-        """Return what is reported at a cell of an experiment."""
+        """Return the selected candidate of a cell of an experiment."""
         narrowed = self.selection.narrow(EXPERIMENTS[experiment])
         if narrowed is None or dataset not in narrowed.datasets or percent not in narrowed.missing:
             return None
@@ -62,7 +147,7 @@ class Evidence:
         return replace(found, every=self.results.every_run(found.best.spec)) if self.every_run else found
 
     def curve(self, experiment: str, dataset: str, method: str, percent: int) -> list[Summary] | None:
-        """Return the best candidate of each depth at a cell, with one scale for all of them in Figure 1."""
+        """Return the best candidate of each depth in a cell, with one scale for all of them in Figure 1."""
         narrowed = self.selection.narrow(EXPERIMENTS[experiment])
         if narrowed is None or self.chosen(experiment, dataset, method, percent) is None:
             return None
@@ -73,6 +158,38 @@ class Evidence:
         """Return the case study of a model with a norm."""
         narrowed = self.selection.narrow(CASE_STUDY)
         return None if narrowed is None else studied(self.layers, narrowed, model).get(norm)
+
+
+class PaperEvidence(Evidence):
+    """The numbers that the paper reports: means without runs, and no curves."""
+
+    def __init__(self) -> None:
+        super().__init__(ResultIndex({}), {}, Selection())
+
+    def chosen(self, experiment: str, dataset: str, method: str, percent: int) -> Chosen | None:
+        """Return a reported number as a candidate with one run."""
+        model = method.split("-")[0].split(" ")[0]
+        if experiment == "deep-gcn":
+            accuracy, layers = DEEP_GCN_ACCURACIES.get(method), 12
+        else:
+            found = reported().get(TableCell(dataset, method, percent))
+            accuracy, layers = (found.accuracy, found.layers) if found else (None, 0)
+        if accuracy is None or (not EXPERIMENTS[experiment].in_tables and experiment != "deep-gcn"):
+            return None
+        trial = Trial(
+            seed=0,
+            best_epoch=0,
+            train_loss=nan,
+            train_accuracy=nan,
+            validation_loss=nan,
+            validation_accuracy=accuracy,
+            test_loss=nan,
+            test_accuracy=accuracy,
+        )
+        return Chosen(Summary(Spec(dataset, model, layers), (trial,)), True)
+
+    def curve(self, experiment: str, dataset: str, method: str, percent: int) -> None:
+        """Return None: the paper's figures have no numbers."""
 
 
 Cases = Callable[[Evidence], Iterable[Case]]
@@ -104,15 +221,16 @@ STATUSES = {
     "fails": "fail",
     "not run": "have not been run",
 }
-"""What may become of a claim, and what of several."""
+"""Status of one claim, and the verb for several."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim and what became of its cases."""
+    """A claim and its cases, in our runs and in the paper's numbers."""
 
     claim: Claim
     cases: Sequence[Case]
+    paper_cases: Sequence[Case] = ()
 
     @property
     def run(self) -> list[Case]:
@@ -140,6 +258,29 @@ class Verdict:
         return f"{passed} of {len(self.run)}" + (f", {absent} not run" if absent else "")
 
     @property
+    def in_paper(self) -> str:
+        """Status and counts in the paper's own numbers, among the cases that its tables report."""
+        known = [case for case in self.paper_cases if case.holds is not None]
+        if not known:
+            return "no numbers"
+        found = Verdict(self.claim, known)
+        return f"{found.status}, {found.counts}"
+
+    @property
+    def strength(self) -> str:
+        """Median and range of the margins, and how many are significant for and against the claim."""
+        margins = [case.margin for case in self.run if case.margin is not None]
+        if not margins:
+            return ""
+        means = [margin.mean for margin in margins]
+        size = f"{means[0]:+.3f}"
+        if len(means) > 1:
+            size = f"{median(means):+.3f} ({min(means):+.3f} to {max(means):+.3f})"
+        sure = [margin.mean for margin, is_sure in zip(margins, significant(margins), strict=True) if is_sure]
+        supporting = sum(mean > 0 for mean in sure)
+        return f"{size}; {supporting} for, {len(sure) - supporting} against of {len(margins)}"
+
+    @property
     def unsure(self) -> list[Case]:
         """The cases within noise that decide the verdict: with all of them the other way it would change."""
         holds = self.status == "holds"
@@ -150,5 +291,5 @@ class Verdict:
 
     @property
     def hedge(self) -> str:
-        """What follows the status: that it may be due to noise."""
+        """A note after the status where noise may have decided it."""
         return ", within noise" if self.unsure else ""

@@ -129,7 +129,14 @@ def _line(curve: Sequence[Summary], metric: str, name: str, color: str, symbol: 
 def _claims(decided: Sequence[Verdict]) -> Section:
     marks = {True: "yes", False: "no", None: "not run"}
     rows = [
-        [one.status + one.hedge, one.claim.section, one.claim.text, one.claim.reading, one.counts]
+        [
+            one.claim.section,
+            one.claim.text,
+            one.claim.reading,
+            one.in_paper,
+            f"{one.status}{one.hedge}, {one.counts}",
+            one.strength,
+        ]
         for one in decided
     ]
     evidence = [
@@ -145,7 +152,7 @@ def _claims(decided: Sequence[Verdict]) -> Section:
         for one in decided
         if one.run
     ]
-    headings = ["Status", "Where", "The paper says", "Read as", "Cases"]
+    headings = ["Section", "The paper says", "Read as", "In its numbers", "In ours", "How strongly"]
     blocks = [
         Text(f"{CASES} Below the table, the evidence for each claim."),
         Shown(headings, rows, "Claims of the paper", search=True),

@@ -207,12 +207,14 @@ def _summary(tables: Sequence[Table], decided: Sequence[Verdict], selection: Sel
     failed = [verdict for verdict in decided if verdict.status == "fails" and len(verdict.run) >= MANY]
     narrow = sum(1 <= sum(case.holds is False for case in verdict.run) <= FEW for verdict in failed)
     unsure = sum(bool(verdict.unsure) for verdict in decided)
+    own = sum(verdict.in_paper.startswith("fails") for verdict in decided)
     other = Selection(runs=selection.runs, epochs=selection.epochs, depths=selection.depths).options.strip()
     return (
-        f"Of the {len(reported())} numbers in the paper's three tables, {filled} stand beside ours here. "
+        f"Of the {len(reported())} numbers in the paper's three tables, {filled} are compared with ours. "
         f"Of {len(decided)} claims of its text, {listed}"
         + (f", {narrow} of these in only one to {FEW} cases of {MANY} or more" if narrow else "")
         + (f"; verdicts within the noise of their runs: {unsure}" if unsure else "")
+        + (f"; {own} fail on the paper's own numbers" if own else "")
         + ".\n"
         + (f"\nThese are not the paper's runs: {markdown_code(other)} was asked for.\n" if other else "")
     )
@@ -346,14 +348,14 @@ def _claims(decided: Sequence[Verdict]) -> str:
     lines = [
         "## Claim by claim\n",
         f"{CASES}\n",
-        "| | Where | The paper says | Read as | Cases |",
-        "|---|---|---|---|---|",
+        "| Section | The paper says | Read as | In its numbers | In ours | How strongly |",
+        "|---|---|---|---|---|---|",
     ]
     for verdict in decided:
         claim = verdict.claim
         lines.append(
-            f"| **{verdict.status}**{verdict.hedge} | {claim.section} | {claim.text} | {claim.reading} | "
-            f"{verdict.counts} |"
+            f"| {claim.section} | {claim.text} | {claim.reading} | {verdict.in_paper} | "
+            f"**{verdict.status}**{verdict.hedge}, {verdict.counts} | {verdict.strength} |"
         )
     for verdict in decided:
         if verdict.run:
