@@ -120,3 +120,14 @@ def test_methods_of_several_experiments_stand_together() -> None:
     assert [row[:2] for row in table.rows()] == [("cora", "SGC"), ("cora", "SGC-PN"), ("cora", "mine")]
     assert [entry is None for _, _, entries in table.rows() for entry in entries][-2:] == [False, True]
     assert (table.name, table.title, table.filled) == ("b", "B", 2)
+
+
+def test_a_skip_that_cannot_act_is_marked() -> None:
+    """Bug: models of two layers "with skips" were listed as if they differed from those without."""
+    skip = Experiment("x", "X", {"GCN-t1": {"model": "GCN", "depth": (2, 4), "skip": 1}}, {0: 1}, ("cora",))
+    shallow, deep = skip.candidates(TableCell("cora", "GCN-t1", 0))
+    for better, mark in ((shallow, " @ 2† |"), (deep, " @ 4 |")):
+        trials = {spec: [trial(0, 0.9 if spec == better else 0.1, 0.5)] for spec in (shallow, deep)}
+        text = markdown(Table.of(ResultIndex(trials), skip))
+        assert mark in text
+        assert ("same model as without it" in text) == (better == shallow)

@@ -32,6 +32,7 @@ from pairnorm.report.paper_sections import (
     own_section,
     own_trials,
     scaling_section,
+    splits_section,
 )
 from pairnorm.sweep.grid import Experiment
 from pairnorm.sweep.index import ResultIndex, open_results
@@ -187,6 +188,7 @@ def _texts(
     return {
         **{table.name: _table_section(table, show) for table in main},
         "differences": _differences(main),
+        "splits": splits_section(results, selection),
         "notes": notes,
         "scaling": scaling_section(tables, show),
         "tuned": gain_section(tables.get("tuned"), show),

@@ -169,6 +169,12 @@ class Grid(ABC, Generic[CellT]):
             for position in range(len(specs)) if chosen is None else chosen:
                 yield specs[position], seed
 
+    def specs(self) -> set[Spec]:
+        """Return every candidate of every cell."""
+        return {
+            spec for cell in self.cells() for seed in self.seeds(cell) for spec in self.candidates(cell, seed)
+        }
+
     def requested(self) -> Iterator[Pair]:
         """Yield every trial that does not depend on the outcome of a search."""
         return (pair for cell in self.cells() for pair in self.pairs(cell))

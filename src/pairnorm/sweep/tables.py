@@ -12,6 +12,7 @@ from pairnorm.sweep.index import Chosen, ResultIndex
 
 TITLES = {dataset.name: dataset.title for dataset in datasets()}
 NOT_RUN = "not run"
+IDLE_SKIP = "† too shallow for the skip connection: the same model as without it"
 PARTIAL = "* not all candidates of this cell have been trained yet"
 COLUMNS = (
     "dataset", "method", "missing_percent", "accuracy", "layers", "accuracy_std", "paper_accuracy",
@@ -35,12 +36,14 @@ class Entry:
         ours: the selected candidate, None where nothing was run.
         paper: the paper's number, None where it reports none.
         best: whether no method has a higher accuracy on this graph at this missing rate.
+        has_idle_skip: whether the model is too shallow for the skip connection of its method.
     """
 
     cell: TableCell
     ours: Chosen | None
     paper: Reported | None
     best: bool = False
+    has_idle_skip: bool = False
 
     @property
     def difference(self) -> float | None:
@@ -78,6 +81,9 @@ class Table:
             for experiment in experiments
             for cell in experiment.cells()
         }
+        skips = {
+            name: settings.get("skip", 0) for one in experiments for name, settings in one.methods.items()
+        }
         top: dict[tuple[str, int], float] = {}
         for cell, (ours, _) in found.items():
             column = (cell.dataset, cell.missing_percent)
@@ -88,6 +94,7 @@ class Table:
                 ours,
                 paper,
                 ours is not None and round(ours.accuracy, 3) == top[cell.dataset, cell.missing_percent],
+                ours is not None and skips[cell.method] > max(ours.layers - 2, 0),
             )
             for cell, (ours, paper) in found.items()
         ]
@@ -153,7 +160,9 @@ def markdown(table: Table) -> str:
     if table.against_paper:
         legend += " Below: the paper's, and ours minus the paper's."
     legend += " Bold: the best of ours on a graph."
-    return f"{shown}\n\n{legend}{f' {PARTIAL}.' if table.partial else ''}\n"
+    notes = [IDLE_SKIP] if any(entry.has_idle_skip for entry in table.entries) else []
+    notes += [PARTIAL] if table.partial else []
+    return f"{shown}\n\n{legend}{''.join(f' {note}.' for note in notes)}\n"
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
@@ -225,6 +234,7 @@ def _markdown_cell(entry: Entry | None) -> str:
     if entry.ours is not None:
         value = _value(entry.ours)
         text = f"{f'**{value}**' if entry.best else value} @ {entry.ours.layers}"
+        text += "†" if entry.has_idle_skip else ""
     if entry.paper is not None:
         text += f"<br>{entry.paper.accuracy:.3f} @ {entry.paper.layers}"
     return text if entry.difference is None else f"{text}, {entry.difference:+.3f}"
@@ -237,7 +247,8 @@ def _latex_ours(entry: Entry | None) -> str:
         return rf"\multicolumn{{2}}{{c}}{{{NOT_RUN}}}"
     number, plus_minus, spread = _value(entry.ours).partition(" ± ")
     value = rf"{number}{{\scriptsize$\,\pm\,${spread}}}" if plus_minus else number
-    return (rf"\textbf{{{value}}}" if entry.best else value) + f" & {entry.ours.layers}"
+    dagger = r"$^\dagger$" if entry.has_idle_skip else ""
+    return (rf"\textbf{{{value}}}" if entry.best else value) + f" & {entry.ours.layers}{dagger}"
 
 
 def _latex_paper(entry: Entry | None) -> str:
