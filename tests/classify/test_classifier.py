@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import warnings
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,15 @@ import pandas
 import pytest
 import torch
 from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.estimator_checks import (
+    check_estimator_cloneable,
+    check_estimator_repr,
+    check_get_params_invariance,
+    check_no_attributes_set_in_init,
+    check_parameters_default_constructible,
+    check_set_params,
+)
 
 from pairnorm.classify import ClassifierWarning, NodeClassifier
 from pairnorm.classify.candidates import base
@@ -25,7 +35,8 @@ def test_blanked_cora_is_labeled_as_well_as_the_papers_protocol_does_it(blanked_
     )
     assert classifier.held_out_ is not None
     assert classifier.held_out_.count == 2068
-    assert classifier.held_out_.accuracy >= 0.775
+    # 126 nodes, half of them of the most frequent class, are reached by neither a feature nor a label.
+    assert classifier.held_out_.accuracy >= 0.755
     assert classifier.score(blanked_cora) == classifier.held_out_.accuracy
     assert classifier.best_.depth >= 20
     assert np.array_equal(classifier.probabilities_, classifier.predict_proba(blanked_cora))
@@ -203,6 +214,7 @@ def test_new_names_are_no_numbers(small: Graph) -> None:
 
 def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
     """Not where only the test part is lacking, nor where labels or nodes have changed since."""
+    small = small.replace(node_names=np.arange(300))
     nobody = torch.zeros_like(small.test)
     classifier = NodeClassifier(depth=(1, 4), refit=False).fit(small.replace(test=nobody))
     assert classifier.held_out_ is not None
@@ -397,3 +409,46 @@ assert NodeClassifier("SGC", 2).fit(graph).score(graph) > 0.7
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_rows_of_unrelated_graphs_share_no_labels(small: Graph) -> None:
+    """Graphs without names: what is known of row 7 of one graph says nothing about row 7 of another."""
+    classifier = NodeClassifier("label propagation").fit(without_split(small))
+    again = classifier.predict_proba(small)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+    ends = torch.argsort(order)[small.edge_index]
+    other = Graph.from_edges(ends, small.features.to_dense()[order], small.labels[order])
+    found = classifier.predict_proba(other)
+    assert np.array_equal(again, classifier.probabilities_)
+    assert (found == found[0]).all(), "no label is known there"
+    assert classifier.score(other) == pytest.approx((small.labels[order].numpy() == found[0].argmax()).mean())
+
+
+def test_the_column_of_time_is_no_feature() -> None:
+    """The day says the class of early nodes, and the opposite of later ones."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 2
+    features = torch.stack([torch.arange(300.0), labels + 0.5 * torch.randn(300, generator=generator)], 1)
+    edges = torch.randint(0, 300, (2, 100), generator=generator)
+    graph = Graph.from_edges(edges, features, labels, feature_names=("day", "sign"), num_nodes=300)
+    classifier = NodeClassifier("logistic regression", time="day").fit(graph)
+    assert classifier.n_features_in_ == 1
+    assert classifier.feature_names_in_ == ("sign",)
+    later = graph.replace(features=features + torch.tensor([1000.0, 0.0]))
+    np.testing.assert_allclose(classifier.predict_proba(later), classifier.probabilities_, atol=1e-6)
+
+
+def test_scikit_learns_contract_holds(small: Graph) -> None:
+    for check in (
+        check_estimator_cloneable,
+        check_estimator_repr,
+        check_get_params_invariance,
+        check_no_attributes_set_in_init,
+        check_parameters_default_constructible,
+        check_set_params,
+    ):
+        check("NodeClassifier", NodeClassifier())
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        NodeClassifier().predict(small)
+    fitted = NodeClassifier(depth=(1, 2), norm="PN").fit(small)
+    assert np.array_equal(deepcopy(fitted).predict_proba(small), fitted.predict_proba(small))

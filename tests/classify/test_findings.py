@@ -1,3 +1,4 @@
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from pairnorm.classify import Candidate, NodeClassifier
 from pairnorm.classify import findings as findings_module
 from pairnorm.classify import search as search_module
 from pairnorm.classify.candidates.network import Network
-from pairnorm.classify.findings import LATER, LIKE_TARGET, RANDOM, STEPS, Baseline, Findings
+from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Baseline, Findings
 from pairnorm.classify.holdout import without
 from pairnorm.classify.search import baselines
 from pairnorm.data import Graph
@@ -43,13 +44,14 @@ def test_groups_with_and_without_features_make_up_the_held_out_nodes(findings: F
 
 
 def test_without_missing_vectors_there_is_one_group(findings: Findings) -> None:
-    nobody = torch.zeros_like(findings.graph.train)
-    complete = replace(findings, graph=findings.graph.replace(missing=nobody))
-    assert list(complete.groups()) == ["all held-out nodes", LATER]
+    classifier = copy(findings.classifier)
+    complete = findings.graph.replace(missing=torch.zeros_like(findings.graph.train))
+    classifier.task_ = replace(classifier.task_, graph=complete)
+    assert list(replace(findings, classifier=classifier).groups()) == ["all held-out nodes", LATER]
 
 
 @pytest.mark.usefixtures("brief")
-def test_where_the_nodes_to_predict_have_no_features_it_is_told_what_that_does(small: Graph) -> None:
+def test_held_out_nodes_are_masked_like_nodes_to_predict_and_both_accuracies_are_stated(small: Graph) -> None:
     """Labels and features are known of the same nodes, and the features say all: what is left without."""
     known = torch.arange(300) % 3 > 0
     nobody = torch.zeros_like(known)
@@ -58,11 +60,18 @@ def test_where_the_nodes_to_predict_have_no_features_it_is_told_what_that_does(s
     graph = small.replace(**parts, train=nobody, validation=nobody, test=nobody)
     classifier = NodeClassifier("logistic regression", scale=10.0, refit=False).fit(graph)
     assert classifier.held_out_ is not None
-    assert classifier.held_out_.accuracy > 0.99
-    assert classifier.best_.validation_accuracy < 0.7  # was chosen by nodes of which nothing was seen
-    scores = Findings.of(classifier, graph).checks[LIKE_TARGET]
+    assert classifier.held_out_.accuracy < 0.7
+    assert classifier.best_.validation_accuracy < 0.7
+    found = Findings.of(classifier, graph)
+    scores = found.checks[UNMASKED]
     assert scores.count == classifier.held_out_.count
-    assert scores.accuracy < 0.7
+    assert scores.accuracy > 0.99
+    assert "100% of whose features are missing; with all features they have, 100.0% are right" in (
+        found.verdict()
+    )
+    wrong = classifier.predict(graph)[~known.numpy()] == small.labels[~known].numpy()
+    low, high = classifier.held_out_.interval
+    assert low <= wrong.mean() <= high
 
 
 @pytest.mark.usefixtures("brief")
@@ -156,16 +165,21 @@ def test_who_is_confident_is_mostly_right(findings: Findings) -> None:
     assert right > 0.8
 
 
+def guess(findings: Findings, name: str, predicted: np.ndarray) -> Baseline:
+    probabilities = np.eye(findings.graph.num_classes, dtype=np.float32)[predicted]
+    return Baseline(name, Candidate(name), 1, predicted, probabilities)
+
+
 def baseline(findings: Findings, wrong: float) -> Findings:
     """The findings with one baseline, which is wrong on a share of the test nodes."""
     labels = findings.graph.labels.numpy().copy()
     places = np.flatnonzero(findings.test)
     labels[places[: round(wrong * len(places))]] ^= 1
-    return replace(findings, baselines=[Baseline("a guess", Candidate("a guess"), 1, labels)])
+    return replace(findings, baselines=[guess(findings, "a guess", labels)])
 
 
 @pytest.mark.parametrize(
-    ("wrong", "opening"), [(0.9, "**It beats the baselines.**"), (0.0, "**A simpler method does better.**")]
+    ("wrong", "opening"), [(0.9, "**It beats the baselines.**"), (0.0, "**A baseline does better.**")]
 )
 def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, opening: str) -> None:
     verdict = baseline(findings, wrong).verdict()
@@ -175,14 +189,14 @@ def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, open
 
 
 def test_a_draw_is_called_a_draw(findings: Findings) -> None:
-    same = replace(findings, baselines=[Baseline("a twin", Candidate("a twin"), 1, findings.predicted)])
-    assert same.verdict().startswith("**A twin does as well.** It says the same of every held-out node.")
+    same = replace(findings, baselines=[guess(findings, "a twin", findings.predicted)])
+    assert same.verdict().startswith("**A twin does as well.** Its predictions are the same.")
     twin, places = findings.predicted.copy(), np.flatnonzero(findings.test)
     right = (findings.predicted == findings.graph.labels.numpy())[places]
     twin[[places[right][0], places[~right][0]]] ^= 1
-    other = replace(findings, baselines=[Baseline("a twin", Candidate("a twin"), 1, twin)])
-    assert other.verdict().startswith("**No clear gain.**")
-    assert "The difference of +0.0 points" in other.verdict()
+    other = replace(findings, baselines=[guess(findings, "a twin", twin)])
+    assert other.verdict().startswith("**No significant difference from a baseline.**")
+    assert "The difference is +0.0 points" in other.verdict()
 
 
 def test_a_class_that_is_never_predicted_is_said(findings: Findings) -> None:
@@ -202,7 +216,7 @@ def test_too_little_held_out_is_said(findings: Findings) -> None:
     few = torch.zeros_like(findings.graph.test)
     few[findings.graph.test.nonzero()[:5].squeeze(1)] = True
     assert "is right on " in (found := replace(findings, graph=findings.graph.replace(test=few)).verdict())
-    assert found.startswith("**Too little is held out to tell.**")
+    assert found.startswith("**Too few nodes are held out for a verdict.**")
     nobody = findings.graph.replace(test=torch.zeros_like(few))
     assert "the model was chosen by them: expect less" in replace(findings, graph=nobody).verdict()
 

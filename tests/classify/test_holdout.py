@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pairnorm.classify import ClassifierWarning, complete_split
-from pairnorm.classify.holdout import ENOUGH, FOLDS, fingerprints, folds, unseen, without_features
+from pairnorm.classify.holdout import NUM_FOLDS, fingerprints, folds, unseen
 from pairnorm.data import Graph
 
 
@@ -91,10 +91,21 @@ def test_few_labels_are_a_warning(labels: list[int], message: str) -> None:
     assert any(re.search(message, str(warning.message)) for warning in caught)
 
 
-def test_nodes_are_known_again_by_name_on_every_machine() -> None:
-    assert fingerprints(np.array(["c1", "7"])).tolist() == [5653263758500360259, -9038873097560174361]
+def test_nodes_are_identified_by_name_on_every_machine() -> None:
+    named = graph([0, 1]).replace(node_names=np.array(["c1", "7"]))
+    assert fingerprints(named).tolist() == [5653263758500360259, -9038873097560174361]
     again = graph([0, 1, -1, 1]).replace(node_names=np.array([7, 8, 9, 10]))
-    assert unseen(again, fingerprints(np.array(["c1", "7"]))).tolist() == [False, True, False, True]
+    assert unseen(again, fingerprints(named)).tolist() == [False, True, False, True]
+
+
+def test_rows_identify_nodes_only_in_graphs_with_the_same_edges() -> None:
+    first, second = graph([0, 1, 0]), Graph.from_edges([[0], [2]], torch.ones(3, 1), [0, 1, 0])
+    assert fingerprints(first).tolist() == fingerprints(first.replace(labels=[1, 1, 0])).tolist()
+    assert not np.isin(fingerprints(second), fingerprints(first)).any()
+    assert len(set(fingerprints(first).tolist())) == 3
+    given = second.replace(node_names=np.arange(3))
+    assert not np.isin(fingerprints(given), fingerprints(second)).any()
+    assert fingerprints(given.replace(labels=[1, 1, 1])).tolist() == fingerprints(given).tolist()
 
 
 def test_folds_hold_every_label_out_once_and_leave_none_without_its_class() -> None:
@@ -105,36 +116,18 @@ def test_folds_hold_every_label_out_once_and_leave_none_without_its_class() -> N
     found = folds(whole, split)
     learnable = split.train | split.validation
     often = torch.stack(found).sum(0)
-    assert len(found) == FOLDS
+    assert len(found) == NUM_FOLDS
     assert torch.equal(often, (learnable & (whole.labels < 2)).long())
     for held in found:
         counts = torch.bincount(whole.labels[held], minlength=3)
-        assert ((counts - torch.bincount(whole.labels[learnable], minlength=3) / FOLDS).abs() <= 1).all()
+        assert ((counts - torch.bincount(whole.labels[learnable], minlength=3) / NUM_FOLDS).abs() <= 1).all()
         assert len(torch.unique(whole.labels[learnable & ~held])) == 3
 
 
-def test_who_gives_validation_nodes_or_enough_labels_gets_no_folds() -> None:
+def test_only_given_validation_nodes_make_folds_unnecessary() -> None:
     given = graph([0, 1] * 50, train=list(range(40)), validation=list(range(40, 60)))
     assert folds(given, complete_split(given)) == []
     drawn = graph([0, 1] * 50, train=list(range(40)), test=list(range(60, 100)))
-    assert len(folds(drawn, complete_split(drawn))) == FOLDS
-    many = graph([0, 1] * (5 * ENOUGH // 2))
-    assert folds(many, complete_split(many)) == []
-
-
-def test_judges_miss_features_as_often_as_those_to_predict() -> None:
-    """Here one in ten of the labeled nodes, and four in five of the others; the same seed hides the same."""
-    nobody = torch.zeros(200, dtype=torch.bool)
-    labeled = torch.arange(200) < 100
-    missing = torch.where(labeled, torch.arange(200) % 10 == 0, torch.arange(200) % 5 != 0)
-    whole = graph([0, 1] * 50 + [-1] * 100).replace(missing=missing)
-    judges = labeled & (torch.arange(200) % 2 == 0)
-    hidden = without_features(whole, judges)
-    assert hidden is not None
-    assert not (hidden & ~judges).any()
-    assert abs(float((missing | hidden)[judges].float().mean()) - 0.8) < 0.02
-    assert torch.equal(hidden, without_features(whole, judges))
-    assert without_features(whole.replace(missing=nobody), judges) is None
-    assert without_features(whole.replace(missing=~missing), judges) is None  # who has more cannot be helped
-    tested = whole.replace(labels=torch.arange(200) % 2, test=~labeled)
-    assert torch.equal(without_features(tested, judges), hidden)
+    assert len(folds(drawn, complete_split(drawn))) == NUM_FOLDS
+    many = graph([0, 1] * 1000)
+    assert len(folds(many, complete_split(many))) == NUM_FOLDS

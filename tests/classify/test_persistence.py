@@ -13,7 +13,7 @@ from written import write_customers
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.files import CHANGE
 from pairnorm.classify import ClassifierWarning, NodeClassifier
-from pairnorm.classify.persistence import Facts, holds_model
+from pairnorm.classify.persistence import Facts, holds_model, verify
 from pairnorm.data import Graph, GraphWarning
 
 FACTS_OF_A_MODEL = Facts.model_fields.keys() - {"format"}
@@ -248,3 +248,33 @@ def test_a_loaded_model_reads_a_later_file_as_fit_read_the_first(tmp_path: Path)
     with pytest.warns(GraphWarning):
         later = Graph.from_files(tmp_path / "new.csv", files.edges, encoder=loaded.encoder_)
     assert np.array_equal(loaded.predict_proba(later), fitted.predict_proba(graph))
+
+
+def test_trees_that_split_missing_from_known_values_load_and_predict_the_same(tmp_path: Path) -> None:
+    """A column that is empty for one class gives thresholds that are infinite."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(600) % 2
+    features = torch.randn(600, 2, generator=generator)
+    features[labels == 1, 0] = torch.nan
+    edges = torch.randint(600, (2, 900), generator=generator)
+    graph = Graph.from_edges(edges, features, labels)
+    classifier = NodeClassifier("boosted trees").fit(graph)
+    classifier.save(tmp_path)
+    verify(classifier, tmp_path)
+    assert NodeClassifier.load(tmp_path).score(graph) > 0.95
+
+
+def test_a_saved_model_that_predicts_otherwise_is_an_error(tmp_path: Path, small: Graph, raises) -> None:
+    classifier = NodeClassifier("SGC", depth=(1, 2), scale=(3.0, 10.0), norm="PN").fit(small)
+    classifier.save(tmp_path)
+    verify(classifier, tmp_path)
+    classifier.probabilities_ = classifier.probabilities_[:, ::-1]
+    with raises("not-reproduced", value=str(tmp_path)):
+        verify(classifier, tmp_path)
+
+
+def test_parameters_load_as_they_were_given(tmp_path: Path, small: Graph) -> None:
+    given = {"depth": (1, 2), "scale": [3.0, 10.0], "norm": "PN"}
+    NodeClassifier(**given).fit(small).save(tmp_path)
+    loaded = NodeClassifier.load(tmp_path)
+    assert {name: loaded.get_params()[name] for name in given} == given

@@ -8,9 +8,9 @@ import torch
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify import NodeClassifier, Scaling
 from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, base, propagation
-from pairnorm.classify.candidates.base import WIDE_COLUMNS, PseudoLabels
+from pairnorm.classify.candidates.base import WIDE_COLUMNS, KnownLabels, PseudoLabels
 from pairnorm.classify.diagnosis import suggest_depth
-from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, baselines, parse_budget, plan, search
+from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, Choice, baselines, parse_budget, plan, search
 from pairnorm.data import Graph
 from pairnorm.train import METHODS
 
@@ -86,6 +86,23 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatc
         train=torch.ones_like(graph.train), validation=graph.train & False, test=graph.train & False
     )
     assert PseudoLabels.of(replace(task, graph=everyone), probabilities) is None
+
+
+def test_pseudo_labels_of_a_fold_come_from_the_ensemble_of_that_fold(small: Graph, monkeypatch) -> None:
+    """An ensemble of another fold has learned the labels that this fold holds out."""
+    graph = small.with_split("per-class-5")
+    nodes = graph.train | graph.validation
+    fold_masks = [nodes & (torch.arange(graph.num_nodes) % 3 == number) for number in range(3)]
+    task = Task(graph, Scaling.of(graph)(graph), "rw", torch.device("cpu"), fold_masks=fold_masks)
+    original, asked = Choice.self_train, []
+
+    def self_train(self: Choice, task: Task, ensemble: Any) -> Any:
+        asked.append(torch.equal(ensemble.known.names, KnownLabels.of(task.graph).names))
+        return original(self, task, ensemble)
+
+    monkeypatch.setattr(Choice, "self_train", self_train)
+    search(task, [SGCFamily(["PN"], (2, 4), (10.0,)), LabelPropagation()], simple=False)
+    assert asked == [True] * 3
 
 
 def test_where_labels_mean_nothing_one_of_every_kind_is_averaged(small: Graph) -> None:

@@ -115,7 +115,7 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ):
         assert part in printed.out
     assert "Note: only 1 labeled node is left to test on: the interval" in printed.err
-    assert "Too little is held out to tell." in printed.out
+    assert "Too few nodes are held out for a verdict." in printed.out
 
 
 @pytest.mark.filterwarnings("always:.* is deprecated")

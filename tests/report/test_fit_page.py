@@ -53,9 +53,11 @@ def findings() -> Findings:
     classifier.decide = lambda probabilities: probabilities.argmax(1)
     classifier.threshold = lambda number: 0.5
     classifier.refit, classifier.probabilities_ = False, probabilities
-    classifier.task_ = SimpleNamespace(fold_masks=())
+    classifier.task_ = SimpleNamespace(fold_masks=(), graph=graph)
+    classifier.target_, classifier.held_out_, classifier.metric = None, None, "loss"
     classifier.parts_ = [(1, tried[3])]
-    baseline = Baseline("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64))
+    constant = np.full(probabilities.shape, 1 / probabilities.shape[1], dtype=np.float32)
+    baseline = Baseline("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64), constant)
     found = probabilities.astype(np.float32)
     return Findings(classifier, graph, found, [baseline], {}, smoothing, suggest_depth(graph))
 

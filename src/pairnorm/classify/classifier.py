@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
+from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.classify.candidates.average import Average
-from pairnorm.classify.candidates.base import Candidate, Family, Task
-from pairnorm.classify.candidates.gnn import GNNFamily
+from pairnorm.classify.candidates.base import Candidate, Task
+from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import (
     ClassifierWarning,
@@ -25,17 +27,22 @@ from pairnorm.classify.holdout import (
     folds,
     holds,
     unseen,
-    without_features,
 )
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Choice, parse_search_space, plan, search
+from pairnorm.classify.target import Target, hide
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
+from pairnorm.data.features import take_columns
 from pairnorm.data.graph import check_graph
 from pairnorm.nn import Normalization
 from pairnorm.nn.distributed import shards_of
 from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.engine import find_device
+
+
+class UnfittedError(PairNormError, NotFittedError):  # type: ignore[misc]
+    """A prediction was asked of a classifier that is not fitted; scikit-learn's ``NotFittedError``."""
 
 
 class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -72,8 +79,10 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             rare ones more often; ``"auto"`` leaves it to the metric.
         simple: one model, the best, instead of an average of several.
         refit: after the choice, learn from all labeled nodes but those that the graph's split tests on.
-        time: a feature by which nodes come one after the other: the latest labeled ones are held out, so
-            that nothing that came later teaches what came before.
+        time: the feature that orders nodes in time: the latest labeled nodes are held out. It is not learned
+            from, as the nodes to predict come later still.
+        target: what the nodes to predict lack, so that held-out nodes are masked like them: ``"auto"`` for
+            what unlabeled nodes lack, ``"labeled"`` for what labeled ones do, or a share without features.
         scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
         directed: ``"yes"`` tries boosted trees too that tell in- from out-neighbors, ``"no"`` does not;
@@ -110,6 +119,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         simple: bool = False,
         refit: bool = True,
         time: str | None = None,
+        target: str | float = "auto",
         scaling: str = "auto",
         adjacency: Normalization = "rw",
         directed: str = "auto",
@@ -124,7 +134,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.model, self.depth, self.norm, self.scale = model, depth, norm, scale
         self.fill, self.metric, self.class_weight = fill, metric, class_weight
-        self.simple, self.refit, self.time = simple, refit, time
+        self.simple, self.refit, self.time, self.target = simple, refit, time, target
         self.scaling, self.adjacency, self.directed = scaling, adjacency, directed
         self.hidden, self.dropout, self.epochs, self.seeds = hidden, dropout, epochs, seeds
         self.budget, self.checkpoints = budget, checkpoints
@@ -140,6 +150,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     scaling_: Scaling
     temperature_: float
     split_: Split
+    graph_: Graph
+    target_: Target | None
     task_: Task
     choice_: Choice
     prior_: NDArray[np.float32]
@@ -147,6 +159,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     probabilities_: NDArray[np.float32]
     evaluation_probabilities_: NDArray[np.float32]
     held_out_: Scores | None
+    unmasked_: Scores | None
     _seen: NDArray[np.int64]
     _tested: NDArray[np.int64]
 
@@ -169,10 +182,12 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_features(graph)
         given = graph.split
         split = complete_split(graph, self.random_state, self.time)
-        families, done = plan(self, graph.with_split(split)), 0
+        graph = _without_column(graph, self.time)
+        target = Target.estimate(graph, self.target)
+        graph = graph.with_split(split)
         scaling = Scaling.of(graph, self.scaling)
-        task = self._task(graph, split, families, scaling)
-        graph = task.graph
+        task = self._task(graph, given, target, scaling)
+        families, done = plan(self, hide(task.graph, task.hidden)), 0
         steps = sum(family.steps for family in families) + 2 + self.refit
 
         def tick(what: str) -> None:
@@ -185,14 +200,15 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tick("averaged")
         self.best_, self.search_ = choice.best, [one.candidate for one in choice.results]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
-        self.model_, self.scaling_ = choice.learn(task.learnable), scaling
-        if task.shards is not None:  # what comes now is small, and a rank does it faster by itself
+        self.model_ = choice.learn(task.learnable)
+        if task.shards is not None:  # the remaining work is small, and a rank does it faster by itself
             task = replace(task, shards=None)
-        self.task_ = task
+        self.task_, self.graph_, self.target_ = task, graph, target
         self.split_, self.choice_ = split, choice
         held = choice.probabilities.clamp(min=1e-30).log().unsqueeze(1)
         self.temperature_ = fit_temperature(held, task.held_out_labels)
-        self.evaluation_probabilities_, self.prior_ = self._probabilities(task), task.prior.numpy()
+        self.evaluation_probabilities_ = self._probabilities(task.graph, task.features)
+        self.prior_ = task.prior.numpy()
         softened = mean_probabilities(held, self.temperature_)
         self.tilt_ = decide(self.metric, task.held_out_labels, softened, task.prior)[1]
         if self.class_weight == "balanced":
@@ -201,36 +217,62 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
         test = split.test.cpu().numpy()
         self.held_out_ = self._scores(graph, test, self.evaluation_probabilities_) if test.any() else None
+        self.unmasked_ = None
+        # The evaluation model has the statistics of the graph in which held-out nodes are masked.
+        self.scaling_ = scaling if task.graph is graph else scaling.fitted_to(task.graph)
+        self.probabilities_ = self.evaluation_probabilities_
+        if task.graph is not graph:
+            self.probabilities_ = self._probabilities(graph, self.scaling_(graph))
+            self.unmasked_ = self._scores(graph, test, self.probabilities_)
         tick("evaluated")
         learned = split.train | split.validation
-        self.probabilities_ = self.evaluation_probabilities_
         if self.refit:
+            self.scaling_ = scaling
             learned = graph.labeled & ~given.test
             every = graph.replace(train=learned, validation=learned & False, test=given.test)
-            self.model_ = choice.learn(replace(task, graph=every, fold_masks=(), hidden=None))
-            self.probabilities_ = self._probabilities(task)
+            features = scaling(graph)
+            self.model_ = choice.learn(
+                replace(task, graph=every, features=features, fold_masks=(), hidden=None)
+            )
+            self.probabilities_ = self._probabilities(graph, features)
             tick("learned from all labels")
-        self._seen = fingerprints(graph.node_names[learned.cpu().numpy()])
-        self._tested = fingerprints(graph.node_names[(split.test & learned).cpu().numpy()])
+        names = fingerprints(graph)
+        self._seen = names[learned.cpu().numpy()]
+        self._tested = names[(split.test & learned).cpu().numpy()]
         return self
 
-    def _task(self, graph: Graph, split: Split, families: Sequence[Family], scaling: Scaling) -> Task:
-        """Return what candidates are tried on, with the nodes that are held out to choose among them."""
-        # Validation nodes say when the training of a network stops, and in folds what is later would teach.
-        apart = self.time is not None or any(isinstance(family, GNNFamily) for family in families)
-        turns = [] if apart else folds(graph, split, self.random_state)
-        judges = torch.stack(turns).any(0) if turns else split.validation
-        hidden = without_features(graph, judges, self.random_state)
-        graph = graph.with_split(split)
+    def _task(self, graph: Graph, given: Split, target: Target | None, scaling: Scaling) -> Task:
+        """Return the task on which candidates are compared: every held-out node is masked like the target.
+
+        Test nodes are masked in its graph. Validation nodes are masked in the folds that hold them out.
+
+        Args:
+            graph: with its completed split.
+            given: the split of the user.
+            target: None where held-out nodes need no mask.
+            scaling: of the whole graph.
+        """
+        fold_masks: list[Tensor] = []
+        shards = shards_of(graph.num_nodes)
+        # In folds, later nodes would teach earlier ones. One split is enough for many nodes.
+        if self.time is None and shards is None and not has_many_nodes(graph):
+            fold_masks = folds(graph.with_split(given), graph.split, self.random_state)
+        hidden = None
+        if target is not None:
+            selection = torch.stack(fold_masks).any(0) if fold_masks else graph.validation
+            hidden = target.mask(graph, selection, self.random_state)
+            masked = hide(graph, target.mask(graph, graph.test, self.random_state))
+            scaling = scaling if masked is graph else scaling.fitted_to(masked)
+            graph = masked
         return Task(
             graph,
             scaling(graph),
             self.adjacency,
             find_device(self.device),
             metric=self.metric,
-            fold_masks=turns,
+            fold_masks=fold_masks,
             hidden=hidden,
-            shards=shards_of(graph.num_nodes),
+            shards=shards,
         )
 
     @property
@@ -246,7 +288,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_fitted()
         check_graph(graph)
-        graph = graph.aligned(self.encoder_, self.n_features_in_)
+        graph = _without_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
         if graph.directed is None and any(one.directed for _, one in self.parts_):
             warnings.warn(
                 f"the model tells in- from out-neighbors; all edges of graph {graph.name!r} go both ways.",
@@ -313,8 +355,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return self._scores(graph, evaluated, self.predict_proba(graph)).accuracy
 
-    def _probabilities(self, task: Task) -> NDArray[np.float32]:
-        logits = self.model_.logits(task.graph, task.features, task.device)
+    def _probabilities(self, graph: Graph, features: Tensor) -> NDArray[np.float32]:
+        logits = self.model_.logits(graph, features, self.task_.device)
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def _scores(
@@ -339,7 +381,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):
             problem = "this NodeClassifier is not fitted yet"
-            raise PairNormError(problem, code="not-fitted", hint="Call fit(graph), or NodeClassifier.load.")
+            raise UnfittedError(problem, code="not-fitted", hint="Call fit(graph), or NodeClassifier.load.")
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``model.json``, which is all that prediction needs.
@@ -362,3 +404,18 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         from pairnorm.classify.persistence import load
 
         return load(cls, folder)
+
+
+def _without_column(graph: Graph, name: str | None) -> Graph:
+    """Return the graph without a feature, which stays known as a column that is ignored."""
+    if name is None or graph.encoder is None or name not in (graph.feature_names or ()):
+        return graph
+    others = [number for number, other in enumerate(graph.feature_names or ()) if other != name]
+    columns = tuple(
+        replace(column, kind="ignored", categories=()) if column.name == name else column
+        for column in graph.encoder.columns
+    )
+    missing = graph.missing if graph.missing.dim() == 1 else graph.missing[:, others]
+    features = take_columns(graph.features, others)
+    encoder = replace(graph.encoder, columns=columns)
+    return graph.replace(features=features, missing=missing, encoder=encoder).with_structure()

@@ -1,4 +1,4 @@
-"""All that is known about a fitted classifier on the graph it was fitted on, gathered for the report."""
+"""The evaluation of a fitted classifier: scores, baselines, prediction sets and a verdict, for the report."""
 
 from __future__ import annotations
 
@@ -17,24 +17,33 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.classify.candidates.base import Candidate, Family, Tick, is_large
 from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
-from pairnorm.classify.conformal import PredictionSets, prediction_sets
+from pairnorm.classify.conformal import ALL, COMPLETE, INCOMPLETE, PredictionSets, prediction_sets
 from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
-from pairnorm.classify.evaluation import Scores, mean_probabilities, paired_difference
-from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without, without_features
-from pairnorm.classify.scaling import Scaling
+from pairnorm.classify.evaluation import (
+    RANKING_METRICS,
+    Scores,
+    decide,
+    mean_probabilities,
+    metric_difference,
+    tilted,
+)
+from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without
 from pairnorm.classify.search import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines, search
 from pairnorm.classify.search_limits import MAX_TRAINING_ROWS, PATIENCE
-from pairnorm.classify.target import lacks_most
+from pairnorm.classify.target import Standardized, lacks_most, standardize, strata
 from pairnorm.data import Graph, Split
 from pairnorm.data.random import Stream
 
-# Other ways to hold nodes out than to hide their labels.
+# Other ways to hold nodes out.
 LATER, RANDOM = "coming later, with their edges", "on a random split"
-LIKE_TARGET = "without features as often as the nodes to predict"
+UNMASKED = "with all features they have"
 COMING_LATER = (
     "Those coming later were taken out of the graph with all their edges; a model that was learned without "
     "them labeled them when they came back."
 )
+# A smaller difference between two accuracies is not worth a sentence, nor is a smaller share of nodes.
+MIN_DIFFERENCE = 0.02
+MIN_UNMATCHED = 0.05
 # How many of all nodes may come later at most.
 LATEST = 0.2
 
@@ -43,26 +52,39 @@ STEPS = 3 + len(BASELINE_RATES) * len(BASELINE_DROPOUTS) + len(DEPTHS)
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """A simpler method, tuned by validation, and the class that it predicts for every node, as a number."""
+    """A simpler method, tuned by validation on the same masked nodes.
+
+    Args:
+        name: of the method.
+        best: its best candidate.
+        num_candidates: number of candidates it was chosen from.
+        predicted: int64 [n], the class it predicts for every node.
+        probabilities: [n, classes].
+    """
 
     name: str
     best: Candidate
     num_candidates: int
     predicted: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """A classifier, the graph with the split it was fitted on, and what was found.
+    """The evaluation of a classifier on the graph it was fitted on.
+
+    Held-out nodes are masked like the nodes to predict; see ``Target``. Scores are those of the evaluation
+    model, which learned from training and validation labels. Delivered labels are those of the classifier,
+    which may have learned from all labels afterwards.
 
     Args:
         classifier: fitted.
         graph: with its split.
-        probabilities: [n, classes], from training labels alone, whatever was learned from all in the end.
-        baselines: simpler methods on the same split.
-        checks: how what was chosen does on nodes that are held out in other ways.
-        smoothing: what propagation does to the features; nothing where they are too large to be dense.
-        suggestion: the depth that diagnosis alone would have suggested.
+        probabilities: [n, classes], of the evaluation model.
+        baselines: simpler methods, evaluated on the same masked nodes.
+        checks: scores of nodes that are held out in other ways.
+        smoothing: effect of propagation on the features; empty where they are too large to be dense.
+        suggestion: the depth that diagnosis alone suggests.
     """
 
     classifier: NodeClassifier
@@ -81,7 +103,7 @@ class Findings:
         tick: Tick = lambda done: None,
         compare: bool = True,
     ) -> Findings:
-        """Find out; what ``fit`` computed is not computed again.
+        """Evaluate a classifier, and its baselines.
 
         Args:
             classifier: fitted on ``graph``, not loaded.
@@ -92,8 +114,7 @@ class Findings:
         if len(getattr(classifier, "probabilities_", ())) != graph.num_nodes:
             problem = f"the classifier was not fitted on graph {graph.name!r}"
             raise PairNormError(problem, code="not-fitted", value=graph.name, hint="Call fit(graph).")
-        task = classifier.task_
-        graph = task.graph
+        task, graph = classifier.task_, classifier.graph_
         if large := is_large(graph):
             warnings.warn(
                 "the features are too large to be dense: logistic regression and what depth does to the "
@@ -145,8 +166,23 @@ class Findings:
 
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
-        """The number of the class that is predicted of every node."""
+        """int64 [n], the class that the evaluation model predicts for every node."""
         return self.classifier.decide(self.probabilities)
+
+    @property
+    def evaluation_graph(self) -> Graph:
+        """The graph in which test nodes are masked like the target."""
+        return self.classifier.task_.graph
+
+    @property
+    def delivered_probabilities(self) -> NDArray[np.float32]:
+        """[n, classes], of the delivered model."""
+        return self.classifier.probabilities_
+
+    @cached_property
+    def delivered(self) -> NDArray[np.int64]:
+        """int64 [n], the class that the delivered model predicts for every node."""
+        return self.classifier.decide(self.delivered_probabilities)
 
     @property
     def deep(self) -> Candidate | None:
@@ -170,32 +206,41 @@ class Findings:
         unknown = ~self.graph.labeled.cpu().numpy()
         return unknown if unknown.any() else np.ones_like(unknown)
 
-    def scores(self, predicted: NDArray[np.int64], evaluated: NDArray[np.bool_]) -> Scores:
+    def scores(
+        self,
+        predicted: NDArray[np.int64],
+        evaluated: NDArray[np.bool_],
+        probabilities: NDArray[np.float32] | None = None,
+    ) -> Scores:
         """Evaluate predictions on some nodes.
 
         Args:
-            predicted: for every node.
+            predicted: int64 [n].
             evaluated: bool [n], the nodes.
+            probabilities: [n, classes], where known; those of the evaluation model for its own predictions.
         """
+        if probabilities is None and predicted is self.predicted:
+            probabilities = self.probabilities
         labels = self.graph.labels.cpu().numpy()
-        probabilities = self.probabilities[evaluated] if predicted is self.predicted else None
-        return Scores.of(labels[evaluated], predicted[evaluated], self.graph.num_classes, probabilities)
+        chosen = None if probabilities is None else probabilities[evaluated]
+        return Scores.of(labels[evaluated], predicted[evaluated], self.graph.num_classes, chosen)
 
     def groups(self) -> dict[str, Scores]:
         """Evaluate the held-out nodes: all, those with and without features, and other ways to hold out."""
-        missing = self.graph.missing_vectors.cpu().numpy()
-        groups = {"all held-out nodes": self.test}
+        missing = lacks_most(self.evaluation_graph)
+        groups = {ALL: self.test}
         if (self.test & missing).any() and (self.test & ~missing).any():
-            groups |= {"with features": self.test & ~missing, "without features": self.test & missing}
+            groups |= {COMPLETE: self.test & ~missing, INCOMPLETE: self.test & missing}
         return {
             name: self.scores(self.predicted, evaluated) for name, evaluated in groups.items()
         } | self.checks
 
     def comparison(self) -> dict[str, Scores]:
         """Evaluate the model and its baselines on the held-out nodes, the model first."""
-        named = {self.classifier.best_.name: self.predicted}
-        named |= {baseline.name: baseline.predicted for baseline in self.baselines}
-        return {name: self.scores(predicted, self.test) for name, predicted in named.items()}
+        ours = {self.classifier.best_.name: self.scores(self.predicted, self.test)}
+        return ours | {
+            one.name: self.scores(one.predicted, self.test, one.probabilities) for one in self.baselines
+        }
 
     def confident(self, least: float = 0.9) -> tuple[int, float]:
         """Return on how many held-out nodes the model is confident, and on what share of those it is right.
@@ -210,13 +255,55 @@ class Findings:
         """Return the prediction sets of every node by error rate; none without held-out nodes."""
         if not self.test.any():
             return []
-        labels, incomplete = self.graph.labels.cpu().numpy(), lacks_most(self.graph)
-        held_out = self.probabilities[self.test], labels[self.test], incomplete[self.test]
-        return prediction_sets(*held_out, self.classifier.probabilities_, incomplete)
+        labels, test = self.graph.labels.cpu().numpy(), self.test
+        held_out = self.probabilities[test], labels[test], lacks_most(self.evaluation_graph)[test]
+        return prediction_sets(*held_out, self.delivered_probabilities, lacks_most(self.graph))
+
+    @cached_property
+    def standardized(self) -> Standardized | None:
+        """The accuracy after weighting held-out nodes by how far the target is from labels and features."""
+        target, test = self.classifier.target_, self.test
+        if target is None or not target.nodes.any() or not test.any():
+            return None
+        learnable = self.classifier.task_.learnable.graph
+        labels = self.graph.labels.cpu().numpy()
+        known = self.graph.labeled & ~target.nodes
+        return standardize(
+            (self.predicted == labels)[test],
+            strata(learnable, learnable.train)[test],
+            strata(self.graph, known)[target.nodes.cpu().numpy()],
+        )
 
     def verdict(self) -> str:
-        """Say whether the model beats the baselines, and how it treats rare classes."""
-        return " ".join([self._verdict(), *self._time(), *self._rare()])
+        """Compare the model with its baselines in a few sentences, and say how far the figures hold."""
+        return " ".join([self._verdict(), *self._target(), *self._time(), *self._rare()])
+
+    def _target(self) -> Iterator[str]:
+        """Yield how the masks changed the accuracy, and for which nodes no figure holds."""
+        ours, target = self.classifier.held_out_, self.classifier.target_
+        if ours is None or target is None or ours.count < FEW:
+            return
+        unmasked = self.checks.get(UNMASKED)
+        if unmasked is not None and abs(unmasked.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
+            yield (
+                f"Held-out nodes were masked like the {target.source}, "
+                f"{float(target.missing.float().mean()):.0%} of whose features are missing; with all "
+                f"features they have, {100 * unmasked.accuracy:.1f}% are right."
+            )
+        weighted = self.standardized
+        if weighted is None:
+            return
+        if not isnan(weighted.accuracy) and abs(weighted.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
+            yield (
+                f"Weighted by the distance of the {target.source} to labels and features, "
+                f"{100 * weighted.accuracy:.1f}% are right (95% interval {100 * weighted.low:.1f} to "
+                f"{100 * weighted.high:.1f})."
+            )
+        if weighted.unmatched >= MIN_UNMATCHED:
+            yield (
+                f"The figures are optimistic for {weighted.unmatched:.0%} of the {target.source}: too few "
+                "held-out nodes are as far from labels and features."
+            )
 
     def _time(self) -> Iterator[str]:
         if (drawn := self.checks.get(RANDOM)) is not None:
@@ -259,45 +346,62 @@ class Findings:
                 "expect less."
             )
         labels = self.graph.labels.cpu().numpy()[self.test]
+        ours = self.scores(self.predicted, self.test)
         if not self.baselines:
-            accuracy = 100 * (self.predicted[self.test] == labels).mean()
             return (
-                f"**Not compared with baselines.** {best.name} is right on {accuracy:.1f}% of "
-                f"{len(labels):,} held-out nodes."
+                f"**Not compared with baselines.** {best.name} is right on {100 * ours.accuracy:.1f}% of "
+                f"{ours.count:,} held-out nodes."
             )
-        right = {baseline.name: baseline.predicted[self.test] == labels for baseline in self.baselines}
-        baseline = max(right, key=lambda name: right[name].sum())
-        predicted = self.predicted[self.test]
-        ours = predicted == labels
-        gain, low, high = (100 * value for value in paired_difference(ours, right[baseline]))
-        interval = f"(95% interval {low:+.1f} to {high:+.1f})"
+        metric = "accuracy" if self.classifier.metric == "loss" else self.classifier.metric
+        compared = self.comparison()
+        values = {one.name: compared[one.name].value(metric) for one in self.baselines}
+        baseline = max(self.baselines, key=lambda one: np.nan_to_num(values[one.name], nan=-1.0))
         name = _sentence(f"{best.name}," if "," in best.name else best.name)
-        opening = f"{name} is right on {100 * ours.mean():.1f}% of the held-out nodes"
-        if len(ours) < FEW:
-            known = f"{ours.sum()} of {len(ours)} held-out {'node' if len(ours) == 1 else 'nodes'}"
+        if ours.count < FEW:
+            right = int((baseline.predicted[self.test] == labels).sum())
+            nodes = f"{ours.right} of {ours.count} held-out {'node' if ours.count == 1 else 'nodes'}"
             return (
-                f"**Too little is held out to tell.** {name} is right on {known}, {baseline} on "
-                f"{right[baseline].sum()}. Label more nodes to know more."
+                f"**Too few nodes are held out for a verdict.** {name} is right on {nodes}, {baseline.name} "
+                f"on {right}. Label more nodes."
             )
-        same = [one.name for one in self.baselines if np.array_equal(one.predicted[self.test], predicted)]
+        gain, low, high = (
+            100 * value
+            for value in metric_difference(
+                metric,
+                labels,
+                (self.predicted[self.test], self.probabilities[self.test]),
+                (baseline.predicted[self.test], baseline.probabilities[self.test]),
+            )
+        )
+        interval = f"(95% interval {low:+.1f} to {high:+.1f})"
+        opening = f"{name} is right on {100 * ours.accuracy:.1f}% of the held-out nodes"
+        reached = f"{100 * values[baseline.name]:.1f}%"
+        if metric != "accuracy":
+            opening = f"{name} reaches a{'n' if metric[0] in 'aeiou' else ''} {metric.replace('-', ' ')} of "
+            opening += f"{ours.value(metric):.3f} on the held-out nodes"
+            reached = f"{values[baseline.name]:.3f}"
+        same = [one.name for one in self.baselines if self._predicts_the_same(one, metric)]
         if same:
-            simple = _sentence(same[0])
-            return f"**{simple} does as well.** It says the same of every held-out node. {opening}."
+            return f"**{_sentence(same[0])} does as well.** Its predictions are the same. {opening}."
         if low > 0:
             return (
-                f"**It beats the baselines.** {opening}, {gain:.1f} points more than the best baseline, "
-                f"{baseline} {interval}."
+                f"**It beats the baselines.** {opening}, {gain:.1f} points more than the best of them, "
+                f"{baseline.name} {interval}."
             )
         if high < 0:
             return (
-                f"**A simpler method does better.** {opening}, {-gain:.1f} points less than {baseline} "
+                f"**A baseline does better.** {opening}, {-gain:.1f} points less than {baseline.name} "
                 f"{interval}. Use that, or label more nodes."
             )
         return (
-            f"**No clear gain.** {opening}; {baseline}, a simpler method, on "
-            f"{100 * right[baseline].mean():.1f}%. The difference of {gain:+.1f} points {interval} may be "
-            "chance: the simpler method may do."
+            f"**No significant difference from a baseline.** {opening}; {baseline.name} reaches {reached}. "
+            f"The difference is {gain:+.1f} points {interval}."
         )
+
+    def _predicts_the_same(self, baseline: Baseline, metric: str) -> bool:
+        same = np.array_equal(baseline.predicted[self.test], self.predicted[self.test])
+        ranks = metric in RANKING_METRICS
+        return same and (not ranks or np.array_equal(baseline.probabilities, self.probabilities))
 
 
 def _sentence(text: str) -> str:
@@ -313,30 +417,32 @@ def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
     else:
         for _ in range(family.steps):
             tick(family.name)
-    probabilities = mean_probabilities(
-        choice.learn(task.learnable).logits(task.graph, task.features, task.device)
-    )
-    return Baseline(family.name, choice.best, len(choice.results), probabilities.argmax(1).cpu().numpy())
+    logits = choice.learn(task.learnable).logits(task.graph, task.features, task.device)
+    probabilities = mean_probabilities(logits).cpu().numpy()
+    tilt = classifier.tilt_
+    if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
+        tilt = decide(classifier.metric, task.held_out_labels, choice.probabilities, task.prior)[1]
+    predicted = tilted(probabilities, classifier.prior_, tilt).argmax(1)
+    return Baseline(family.name, choice.best, len(choice.results), predicted, probabilities)
 
 
 def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
-    task, choice, found = classifier.task_, classifier.choice_, {}
+    """Return the scores of nodes that are held out in other ways."""
+    task, choice = classifier.task_, classifier.choice_
+    found: dict[str, Scores] = {}
     graph = task.graph
     trained = any(one.candidate.model in NETWORKS for _, one in choice.parts)  # on all nodes, once
+    if classifier.unmasked_ is not None:
+        found[UNMASKED] = classifier.unmasked_
     if trained or not graph.test.any():
-        return {}
-    if (hidden := without_features(graph, graph.test, classifier.random_state)) is not None:
-        evaluated = task.learnable.graph.replace(validation=graph.test, test=graph.test & False)
-        (masked,) = replace(task.learnable, graph=evaluated, hidden=hidden).folds
-        logits = choice.learn(task.learnable).logits(masked.graph, masked.features, task.device)
-        found[LIKE_TARGET] = _evaluate(classifier, logits, graph.test)
+        return found
     if not (graph.encoder and graph.encoder.named("structure")):  # which is made of the edges
         test = graph.test.nonzero().squeeze(1)
         drawn = Stream(classifier.random_state, "classify later").order(len(test))
         later = torch.zeros_like(graph.test)
         later[test[drawn[: max(1, int(LATEST * graph.num_nodes))]]] = True
         before = without(task.learnable.graph, later)
-        scaling = Scaling.of(before, classifier.scaling_.kind)
+        scaling = classifier.scaling_.fitted_to(before)
         model = choice.learn(replace(task.learnable, graph=before, features=scaling(before)))
         found[LATER] = _evaluate(classifier, model.logits(graph, scaling(graph), task.device), later)
     if classifier.time is not None:

@@ -19,10 +19,7 @@ from pairnorm.data.random import Stream
 
 HELD_OUT = 0.2
 FEW = 30
-# Fewer validation nodes than this choose badly among hundreds of models.
-ENOUGH, FOLDS = 200, 5
-# By how much shares of missing vectors must differ to matter.
-NOTABLE = 0.05
+NUM_FOLDS = 5
 # Of so many names, to make fingerprints takes longer than to see whether they are the same ones.
 MANY_NAMES = 100_000
 
@@ -69,16 +66,16 @@ def complete_split(graph: Graph, seed: int = 0, time: str | None = None) -> Spli
 
 
 def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
-    """Return which nodes to hold out in turn, where validation nodes were drawn and are too few to choose by.
+    """Return the nodes of each fold, bool [n], where validation nodes were drawn and not given by the user.
 
-    Every node of train and validation is held out once, but one that is the only one of its class.
+    Every node of train and validation is held out once, except the only one of its class.
 
     Args:
         graph: with the split that was given.
         split: that split, completed.
         seed: the same seed gives the same folds on every machine.
     """
-    if graph.validation.any() or not 0 < int(split.validation.sum()) < ENOUGH:
+    if graph.validation.any() or not split.validation.any():
         return []
     order = Stream(seed, "classify folds").order(graph.num_nodes)
     order = order[(split.train | split.validation).cpu().numpy()[order]]
@@ -86,41 +83,35 @@ def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
     order = order[np.argsort(classes, kind="stable")]
     order = order[np.bincount(classes)[np.sort(classes)] > 1]
     part = np.full(graph.num_nodes, -1)
-    part[order] = np.arange(len(order)) % FOLDS
-    return [torch.from_numpy(part == number).to(graph.device) for number in range(min(FOLDS, len(order)))]
+    part[order] = np.arange(len(order)) % NUM_FOLDS
+    return [torch.from_numpy(part == number).to(graph.device) for number in range(min(NUM_FOLDS, len(order)))]
 
 
-def without_features(graph: Graph, judges: Tensor, seed: int = 0) -> Tensor | None:
-    """Return bool [n]: the evaluated nodes to mask, so that they lack features as often as others do.
-
-    Those others are the nodes without a label, which a model is wanted for, or else the test nodes. By nodes
-    that have their features, a model that looks at nothing else would be chosen. None for nobody.
+def node_ids(graph: Graph) -> NDArray[Any]:
+    """Return what identifies each node in any graph: its name, or its row in a graph with the same edges.
 
     Args:
-        graph: with the split that was given.
-        judges: bool [n], the nodes that choose a model.
-        seed: the same seed gives the same nodes on every machine.
+        graph: with or without names of its own.
     """
-    missing, wanted = graph.missing_vectors, ~graph.labeled
-    wanted = wanted if wanted.any() else graph.test
-    if not wanted.any() or not judges.any():
-        return None
-    lacking = float(missing[wanted].float().mean() - missing[judges].float().mean())
-    if lacking < NOTABLE:
-        return None
-    order = torch.from_numpy(Stream(seed, "classify without features").order(graph.num_nodes)).to(
-        graph.device
-    )
-    order = order[(judges & ~missing)[order]][: round(lacking * int(judges.sum()))]
-    return torch.zeros_like(judges).index_fill_(0, order, True)
+    if graph.named:
+        return graph.node_names
+    digest = blake2b(str(graph.num_nodes).encode(), digest_size=8)
+    for part in (graph.adjacency.crow_indices(), graph.adjacency.col_indices()):
+        digest.update(part.cpu().numpy().astype("<i8").tobytes())
+    prefix = digest.hexdigest()
+    return np.array([f"{prefix}:{row}" for row in range(graph.num_nodes)])
 
 
-def fingerprints(names: NDArray[Any]) -> NDArray[np.int64]:
-    """Return 64 bits of each name, the same on every machine; a number counts as its text.
+def fingerprints(graph: Graph) -> NDArray[np.int64]:
+    """Return 64 bits per node, int64 [n], that identify it in any graph and on every machine.
+
+    A name that is a number counts as its text. Nodes of graphs without names are the same only where the
+    graphs have the same edges: row 7 of one graph is not row 7 of another.
 
     Args:
-        names: of nodes. The last ones that were many are remembered.
+        graph: the last ones with many nodes are remembered.
     """
+    names = node_ids(graph)
     if _REMEMBERED and np.array_equal(_REMEMBERED[0], names):
         return _REMEMBERED[1]
     digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in names.tolist())
@@ -137,17 +128,15 @@ def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return bool [n]: the labeled nodes that a model has neither learned from nor been chosen by.
 
     Args:
-        graph: the one that the model was fitted on, or another; nodes are told apart by their names.
-        seen: the fingerprints of those that it has.
+        graph: the one that the model was fitted on, or another.
+        seen: the fingerprints of the nodes that the model has used.
     """
-    mask = graph.labeled.cpu().numpy()
-    mask[mask] = ~np.isin(fingerprints(graph.node_names[mask]), seen)
-    return mask
+    return graph.labeled.cpu().numpy() & ~np.isin(fingerprints(graph), seen)
 
 
 def holds(graph: Graph, names: NDArray[np.int64]) -> bool:
     """Say whether some of a graph's labeled nodes have one of these fingerprints."""
-    return bool(np.isin(fingerprints(graph.node_names[graph.labeled.cpu().numpy()]), names).any())
+    return bool(np.isin(fingerprints(graph)[graph.labeled.cpu().numpy()], names).any())
 
 
 def _parts(
@@ -215,7 +204,7 @@ def without(graph: Graph, nodes: Tensor) -> Graph:
     features = graph.to_scipy()[1]
     adjacency = csr_matrix(along_and_against(graph.adjacency, graph.directed)[0])
     parts = {name: getattr(graph, name)[~nodes] for name in ("labels", "missing", *graph.split._fields)}
-    names = {"class_names": graph.class_names, "node_names": graph.node_names[kept]}
+    names = {"class_names": graph.class_names, "node_names": node_ids(graph)[kept]}
     return Graph.from_scipy(adjacency[kept][:, kept], features[kept], **parts, **names).to(graph.device)
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
 FORMAT = 6
+# A loaded model may differ by rounding.
+MAX_DEVIATION = 1e-4
 TENSORS, FACTS = "model.safetensors", "model.json"
 
 
@@ -153,7 +155,7 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
         {
             "format": FORMAT,
             "pairnorm": __version__,
-            "parameters": classifier.get_params(),
+            "parameters": {name: _encode(value) for name, value in classifier.get_params().items()},
             "average": SavedCandidate.of(classifier.best_) if classifier.best_.model == "average" else None,
             "parts": parts,
             "smooth": None if smooth is None else smooth._asdict(),
@@ -177,6 +179,33 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     (place / FACTS).write_text(text + "\n", encoding="utf-8")
 
 
+def _encode(value: Any) -> Any:
+    """Return a parameter as JSON can hold it; a tuple stays known as one."""
+    return {"tuple": list(value)} if isinstance(value, tuple) else value
+
+
+def _decode(value: Any) -> Any:
+    return tuple(value["tuple"]) if isinstance(value, dict) else value
+
+
+def verify(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
+    """Load a saved model and raise an error unless it predicts as the fitted one does.
+
+    Args:
+        classifier: fitted, and saved to the folder.
+        folder: the folder.
+    """
+    loaded = load(type(classifier), folder).set_params(device=classifier.device)
+    found = loaded.predict_proba(classifier.graph_)
+    if not np.allclose(found, classifier.probabilities_, atol=MAX_DEVIATION):
+        largest = float(np.abs(found - classifier.probabilities_).max())
+        problem = (
+            f"{folder}: the saved model gives other probabilities (by up to {largest:.2g}) than the fitted"
+        )
+        hint = "Please report this with the log; the predictions in the folder are those of the fitted model."
+        raise PairNormError(problem, code="not-reproduced", value=str(folder), hint=hint)
+
+
 def _plain(scores: dict[str, Any]) -> dict[str, Any]:
     rest = {name: None if value != value else value for name, value in scores.items() if name != "confusion"}
     return {"confusion": scores["confusion"].tolist(), **rest}
@@ -190,7 +219,7 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     try:
         state = _checked(facts, tensors)
         best = (facts.average or facts.parts[0].candidate).candidate()
-        classifier = cls(**facts.parameters)
+        classifier = cls(**{name: _decode(value) for name, value in facts.parameters.items()})
         classifier.model_ = Average(
             [_part(part, state, f"{place}.", facts) for place, part in enumerate(facts.parts)],
             KnownLabels.checked(tensors["known.names"], tensors["known.labels"], len(facts.classes)),
@@ -240,9 +269,11 @@ def _scores(facts: Facts) -> Scores | None:
 
 
 def _checked(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of the model; all must be finite, and those of the features as many."""
+    """Return the tensors of the model; all must be finite but thresholds of trees, and none NaN."""
     for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
+        # A tree that splits missing from known values has an infinite threshold.
+        valid = ~tensor.isnan() if name.endswith(".threshold") else tensor.isfinite()
+        if not valid.all():
             raise ValueError(f"{name} is not finite")
     state = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "model." in name}
     if facts.scaling == "columns" and not (

@@ -142,6 +142,7 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
             limit,
             required=not sgc,
             checkpoints=kept,
+            cross_fit=True,
         )
         families.append(family)
     return families
@@ -232,7 +233,6 @@ class Choice(NamedTuple):
         parts: how often each of the chosen was taken.
         best: the chosen one, or the average of them.
         probabilities: its probabilities for the nodes held out, fold after fold, [m, classes].
-        fallback_probabilities: [classes], the probabilities of nodes of which nothing is known.
         smooths: what is done with the average, if anything; and, where it learns once more from what it says
             of the other nodes, with what comes of that.
         learned: a task that was learned from already, and what came of it.
@@ -243,7 +243,6 @@ class Choice(NamedTuple):
     parts: Sequence[tuple[int, CandidateResult]]
     best: Candidate
     probabilities: Tensor
-    fallback_probabilities: Tensor
     smooths: tuple[Smooth | None, ...] = (None,)
     learned: tuple[Task, Average] | None = None
     by_family: Sequence[tuple[Family, Sequence[CandidateResult]]] = ()
@@ -253,9 +252,7 @@ class Choice(NamedTuple):
         for other, tried in self.by_family:
             if other == family:
                 best = max(tried, key=lambda one: one.rank)
-                return Choice(
-                    tried, [(1, best)], best.candidate, best.probabilities, self.fallback_probabilities
-                )
+                return Choice(tried, [(1, best)], best.candidate, best.probabilities)
         return None
 
     def learn(self, task: Task) -> Average:
@@ -263,7 +260,7 @@ class Choice(NamedTuple):
         if self.learned is not None and self.learned[0] is task:
             return self.learned[1]
         parts = [(weight, one.candidate, one.learn(task)) for weight, one in self.parts]
-        average = Average(parts, KnownLabels.of(task.graph), self.fallback_probabilities, self.smooths[0])
+        average = Average(parts, KnownLabels.of(task.graph), task.prior, self.smooths[0])
         for smooth in self.smooths[1:]:
             average = replace(self.self_train(task, average), smooth=smooth)
         return average
@@ -325,9 +322,7 @@ def _chosen(
     tried = [one for _, some in by_family for one in some]
     parts = [(weight, tried[place]) for place, weight in counts.items()]
     probabilities = torch.stack([weight * one.probabilities for weight, one in parts]).sum(0) / counts.total()
-    return Choice(
-        tried, parts, parts[0][1].candidate, probabilities, task.fallback_probabilities, by_family=by_family
-    )
+    return Choice(tried, parts, parts[0][1].candidate, probabilities, by_family=by_family)
 
 
 def _refined(task: Task, choice: Choice) -> Choice:

@@ -197,9 +197,8 @@ def standardize(
 ) -> Standardized:
     r"""Weight the accuracy of every stratum by its share of the target (direct standardization).
 
-    $\hat a = \sum_s w_s a_s$; the interval is that of $\sum_s w_s \tilde a_s$ with the variance
-    $\sum_s w_s^2 \tilde a_s (1 - \tilde a_s) / (n_s + 4)$, where $\tilde a_s$ counts two more right and two
-    more wrong nodes per stratum (Agresti and Coull, 1998).
+    $\hat a = \sum_s w_s a_s$, with Wilson's interval for the effective number of nodes
+    $1 / \sum_s (w_s^2 / n_s)$ (Kish, 1965).
 
     Args:
         right: bool [m], which held-out nodes are predicted correctly.
@@ -214,7 +213,7 @@ def standardize(
         return Standardized(nan, nan, nan, unmatched)
     weights = counts[enough] / counts[enough].sum()
     hits = np.array([right[held_out == name].sum() for name in names[enough]])
-    shares, smoothed = hits / sizes[enough], (hits + 2) / (sizes[enough] + 4)
-    center = float(weights @ smoothed)
-    half = NORMAL_95 * sqrt(float(weights**2 @ (smoothed * (1 - smoothed) / (sizes[enough] + 4))))
-    return Standardized(float(weights @ shares), max(0.0, center - half), min(1.0, center + half), unmatched)
+    p, nodes = float(weights @ (hits / sizes[enough])), 1 / float(weights**2 @ (1 / sizes[enough]))
+    pull = NORMAL_95**2 / nodes
+    center, half = p + pull / 2, sqrt(pull * (p * (1 - p) + pull / 4))
+    return Standardized(p, (center - half) / (1 + pull), (center + half) / (1 + pull), unmatched)

@@ -328,13 +328,14 @@ def _run_packed(options: Namespace) -> Result:
 
 
 def _write_model(classifier: "NodeClassifier", folder: Path, spreadsheet_safe: bool) -> None:
-    from pairnorm.classify.persistence import save
+    from pairnorm.classify.persistence import save, verify
     from pairnorm.classify.predictions import PREDICTION_FILES, has_parquet, prediction_table, write_table
 
-    frame = prediction_table(classifier.task_.graph, classifier.probabilities_, classifier)
+    frame = prediction_table(classifier.graph_, classifier.probabilities_, classifier)
     for name in PREDICTION_FILES if has_parquet() else PREDICTION_FILES[:1]:
         write_table(frame, folder / name, spreadsheet_safe)
     save(classifier, folder)
+    verify(classifier, folder)
 
 
 def _show(findings: "Findings") -> None:

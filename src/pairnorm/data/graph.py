@@ -85,6 +85,8 @@ class Graph:
             None where every edge goes both ways.
         numbered: whether classes were not given as texts, so that ``classes`` are integers or truths where
             their names are; None, the default: where they have no names.
+        named: whether nodes have names of their own, by which another graph may know them again; None, the
+            default: where ``node_names`` are given.
     """
 
     adjacency: Tensor
@@ -102,6 +104,7 @@ class Graph:
     notes: tuple[str, ...] = ()
     directed: Tensor | None = None
     numbered: bool | None = None
+    named: bool | None = None
 
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
@@ -116,6 +119,7 @@ class Graph:
         for part in (*Split._fields, "missing"):
             given = getattr(self, part)
             self._set(part, none if given is None else as_tensor(part, given, device=device))
+        self._set("named", self.node_names is not None if self.named is None else self.named)
         names = np.arange(nodes) if self.node_names is None else np.array(self.node_names)
         names.flags.writeable = False
         self._set("node_names", names)
@@ -215,6 +219,8 @@ class Graph:
             changes.setdefault("encoder", None)  # it tells of those features only
         if "class_names" in changes:
             changes.setdefault("numbered", None)  # it tells of those names only
+        if changes.get("node_names") is not None:
+            changes.setdefault("named", True)
         if changes.get("adjacency", self.adjacency) is not self.adjacency:
             changes.setdefault("directed", None)  # it tells of those edges only
         return replace(self, **changes)

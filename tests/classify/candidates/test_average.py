@@ -1,9 +1,10 @@
 from dataclasses import replace
 
+import pytest
 import torch
 
 from pairnorm.classify.candidates import Average, Candidate, CandidateResult, SGCFamily, Task
-from pairnorm.classify.candidates.average import beats_prior, choose, one_per_model
+from pairnorm.classify.candidates.average import beats_prior, choose, gains, one_per_model
 from pairnorm.classify.candidates.base import KnownLabels, unreachable
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
@@ -26,13 +27,43 @@ def test_what_gains_nothing_is_left_out_and_what_differs_is_taken(task: Task) ->
     assert dict(choose(task, [evaluate(task, good), *halves, uniform])) == {0: 1}
 
 
+@pytest.mark.parametrize("metric", ["loss", "accuracy", "balanced-accuracy", "auc"])
+def test_a_gain_counts_where_it_exceeds_its_paired_standard_error(task: Task, metric: str) -> None:
+    now = replace(task, metric=metric)
+    truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
+    nodes = torch.arange(len(truth))[:, None]
+    before = torch.where(nodes % 3 == 0, 0.2 * truth.flip(1) + 0.4, 0.2 * truth + 0.4)
+    swapped = (nodes == 0) | (nodes == 3) | (nodes == 6) | (nodes == 1) | (nodes == 2)
+    one_better = torch.where(swapped, before.flip(1), before)  # three better, two worse
+    much_better = torch.where(nodes % 6 == 0, 0.2 * truth + 0.4, before)
+    assert gains(now, much_better, before)
+    assert not gains(now, one_better, before), "one node is less than a standard error"
+    assert not gains(now, before, much_better)
+    assert not gains(now, before, before)
+
+
+def test_a_loss_gain_is_compared_with_the_textbook_standard_error(task: Task) -> None:
+    generator, truth = torch.Generator().manual_seed(0), torch.nn.functional.one_hot(task.held_out_labels, 2)
+    found = set()
+    for shift in (0.0, 0.01, 0.02, 0.04, 0.08):
+        noise = torch.randn(2, len(truth), generator=generator).clamp(-3, 3)
+        before, after = 0.5 + 0.1 * noise
+        after = after + shift
+        both = [torch.where(truth > 0, one[:, None], 1 - one[:, None]) for one in (after, before)]
+        difference = (after.double().log() - before.double().log()).numpy()
+        expected = difference.mean() > difference.std() / len(difference) ** 0.5
+        assert gains(task, *both) == expected
+        found.add(bool(expected))
+    assert found == {False, True}
+
+
 def test_it_is_the_weighted_mean_of_probabilities(task: Task) -> None:
     choice = search(task, [SGCFamily(["PN"], (1, 3), (3.0,))])
     parts = [
         (weight, one.candidate, one.learn(task)) for weight, one in zip((1, 3), choice.results, strict=True)
     ]
     found = (
-        Average(parts, KnownLabels.of(task.graph), task.fallback_probabilities)
+        Average(parts, KnownLabels.of(task.graph), task.prior)
         .logits(task.graph, task.features, CPU)
         .softmax(-1)[:, 0]
     )
@@ -78,7 +109,7 @@ def test_one_of_every_kind_is_the_best_of_each_but_the_constant(task: Task) -> N
     assert dict(one_per_model(some)) == {2: 1, 3: 1}
 
 
-def test_of_whom_nothing_is_known_the_most_frequent_of_those_held_out_is_guessed(task: Task) -> None:
+def test_unreachable_nodes_get_the_class_shares_of_the_training_labels(task: Task) -> None:
     """Nodes without edges and features: they do not choose, and are not told apart."""
     graph = task.graph
     alone = torch.arange(300) % 3 == 0
@@ -94,9 +125,9 @@ def test_of_whom_nothing_is_known_the_most_frequent_of_those_held_out_is_guessed
     assert torch.equal(hidden & alone, missing)
     choice = search(blank, [SGCFamily(["PN"], (2,), (1.0, 100.0))])
     found = choice.learn(blank).logits(graph, features, CPU).softmax(-1)[:, 0]
-    counts = torch.bincount(labels[hidden & graph.validation], minlength=2)
     assert (found[hidden] == found[hidden][0]).all()
-    torch.testing.assert_close(found[hidden][0], (counts + blank.prior) / (counts.sum() + 1))
+    counts = torch.bincount(labels[graph.train], minlength=2) + 1.0
+    torch.testing.assert_close(found[hidden][0], counts / counts.sum())
     held = hidden[graph.validation]
     first, second = (one.probabilities[held] for one in choice.results)
     torch.testing.assert_close(first, second)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import (
@@ -19,19 +21,26 @@ from pairnorm.classify.candidates.base import (
     unreachable,
 )
 from pairnorm.classify.candidates.smooth import ALPHAS, POWERS, Smooth, sharpened, spread
-from pairnorm.classify.evaluation import decide, mean_probabilities
+from pairnorm.classify.evaluation import (
+    NORMAL_95,
+    decide,
+    mean_probabilities,
+    metric_difference,
+    paired_difference,
+    tilted,
+)
 from pairnorm.data import Graph
 
 ROUNDS, SHORTLIST = 20, 100
-# Of a validation score, what is too little to tell.
-GAIN = 1e-4
+# An average that gains less by another member stays as it is.
+MIN_GAIN = 1e-4
 # By so many standard errors an average gains on the shares of the classes, or what is held out tells nothing.
 PRIOR_Z = 2.0
 Part = tuple[int, Candidate, Fitted]
 
 
 def choose(task: Task, tried: Sequence[CandidateResult]) -> Counter[int]:
-    """Return how often each of those tried is taken: each time the one with which the average gains most.
+    """Return how often each candidate is taken: greedily, the one with which the average gains most.
 
     Args:
         task: with validation nodes and the metric.
@@ -42,14 +51,16 @@ def choose(task: Task, tried: Sequence[CandidateResult]) -> Counter[int]:
     # The best of all, and the best of each kind: an average gains by what differs.
     shortlist = dict.fromkeys([*order[:SHORTLIST], *{kinds[place]: place for place in order[::-1]}.values()])
     chosen: Counter[int] = Counter(order[:1])
-    total, best = tried[order[0]].probabilities.double(), _value(task, tried[order[0]].probabilities)
+    total = tried[order[0]].probabilities.double()
     for count in range(2, ROUNDS + 1):
         values = {place: _value(task, (total + tried[place].probabilities) / count) for place in shortlist}
         place = max(values, key=lambda place: values[place])
-        if values[place] <= (best[0] + GAIN, best[1]):
+        new = total + tried[place].probabilities
+        before = _value(task, total / (count - 1))
+        if values[place] <= (before[0] + MIN_GAIN, before[1]):
             break
         chosen[place] += 1
-        total, best = total + tried[place].probabilities, values[place]
+        total = new
     return chosen
 
 
@@ -103,20 +114,42 @@ def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[Smooth | Non
         plain.append(found[held].cpu())
         smoothed.append(spread(fold.graph, found, labels, ALPHAS)[held].cpu())
     probabilities, setting = torch.cat(plain), None
-    best = _value(task, probabilities)
+    best, most = _value(task, probabilities), probabilities
     by_alpha = zip(ALPHAS, torch.cat(smoothed).unbind(1), strict=True)
     for (alpha, blurred), power in product(by_alpha, POWERS):
         found = sharpened(blurred, power)
-        found[task.held_out_unreachable] = task.fallback_probabilities
-        if (value := _value(task, found)) > (best[0] + GAIN, best[1]):
-            best, setting, probabilities = value, Smooth(alpha, power), found
-    return setting, probabilities
+        found[task.held_out_unreachable] = task.held_out_fallback[task.held_out_unreachable]
+        if (value := _value(task, found)) > best:
+            best, setting, most = value, Smooth(alpha, power), found
+    return (setting, most) if gains(task, most, probabilities) else (None, probabilities)
 
 
 def gains(task: Task, probabilities: Tensor, before: Tensor) -> bool:
-    """Say whether some probabilities of what is held out are better than others, by more than chance."""
-    value, best = _value(task, probabilities), _value(task, before)
-    return value > (best[0] + GAIN, best[1])
+    """Say whether probabilities of held-out nodes improve on others by more than the paired standard error.
+
+    The standard error is that of the mean difference per node; for metrics that are no means over nodes,
+    that of a paired bootstrap.
+
+    Args:
+        task: with validation nodes or folds, and the metric.
+        probabilities: [m, classes].
+        before: [m, classes], what they are compared with.
+    """
+    labels = task.held_out_labels
+    if task.metric == "loss":
+        logs = [one.double().clamp(min=1e-30).log() for one in (probabilities, before)]
+        ours, theirs = (one.gather(1, labels.unsqueeze(1)).squeeze(1).numpy() for one in logs)
+        gain, low, _ = paired_difference(ours, theirs)
+    else:
+        decided = [_decided(task, one.double()) for one in (probabilities, before)]
+        gain, low, _ = metric_difference(task.metric, labels.numpy(), *decided)
+    return gain > (gain - low) / NORMAL_95
+
+
+def _decided(task: Task, probabilities: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the classes that the metric's decision rule predicts, and the probabilities."""
+    tilt = decide(task.metric, task.held_out_labels, probabilities, task.prior)[1]
+    return tilted(probabilities.numpy(), task.prior.numpy(), tilt).argmax(1), probabilities.numpy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +159,7 @@ class Average:
     Args:
         parts: (how often it was taken, what it is, fitted) of each; one is enough.
         known: the labels of the nodes that were learned from.
-        fallback_probabilities: [classes], the probabilities of nodes that are ``unreachable``.
+        fallback_probabilities: [classes], the class shares of the training labels, for ``unreachable`` nodes.
         smooth: what is done with the mean.
         said: the mean that was last asked for, and of what: the same parts may be smoothed afterwards.
     """
@@ -136,6 +169,9 @@ class Average:
     fallback_probabilities: Tensor
     smooth: Smooth | None = None
     said: dict[str, tuple[object, Graph, Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    def __deepcopy__(self, memo: object) -> Average:
+        return replace(self, said={})  # fitted candidates never change
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the logarithm of the mean probabilities of every node, [n, 1, classes]."""

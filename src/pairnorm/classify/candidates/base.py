@@ -18,9 +18,9 @@ from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import fingerprints
 from pairnorm.classify.search_limits import SearchLimits, subsample
+from pairnorm.classify.target import hide, hide_features
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
-from pairnorm.data.features import without_rows
 from pairnorm.data.random import Stream
 from pairnorm.nn import Mode, Normalization
 from pairnorm.nn.distributed import Shards
@@ -133,7 +133,7 @@ class Task:
         fold_masks: bool [n] for every fold, which of the training and validation nodes are held out in turn;
             where it is empty, the validation nodes are, once.
         pseudo_labels: what else a regression learns from than the training nodes.
-        hidden: bool [n], nodes whose features are masked while they are held out; None for none.
+        hidden: bool [n] or [n, d], features that are masked while a node is held out; None for none.
         shards: how ranks share its nodes, where they train each GCN and GAT together.
     """
 
@@ -147,6 +147,9 @@ class Task:
     pseudo_labels: PseudoLabels | None = None
     hidden: Tensor | None = None
     shards: Shards | None = None
+
+    def __deepcopy__(self, memo: object) -> Task:
+        return self  # it never changes, and torch cannot copy sparse tensors
 
     @property
     def classes(self) -> int:
@@ -182,9 +185,9 @@ class Task:
         return [
             replace(
                 self, graph=self.graph.replace(train=every & ~held, validation=held), fold_masks=()
-            )._masked_task
+            ).masked
             for held in self.fold_masks
-        ] or [self._masked_task]
+        ] or [self.masked]
 
     @property
     def tasks_by_features(self) -> Sequence[Task]:
@@ -192,14 +195,14 @@ class Task:
         return [self] if self.hidden is None else self.folds
 
     @property
-    def _masked_task(self) -> Task:
-        """The task without the features that validation nodes are evaluated without."""
+    def masked(self) -> Task:
+        """The task in whose graph validation nodes are masked like the target."""
         if self.hidden is None:
             return self
-        gone = self.hidden & self.graph.validation
-        missing = self.graph.missing | (gone if self.graph.missing.dim() == 1 else gone[:, None])
-        graph, features = self.graph.replace(missing=missing), without_rows(self.features, gone)
-        return replace(self, graph=graph, features=features, hidden=None)
+        held_out = self.graph.validation if self.hidden.dim() == 1 else self.graph.validation[:, None]
+        hidden = self.hidden & held_out
+        graph = hide(self.graph, hidden)
+        return replace(self, graph=graph, features=hide_features(self.features, hidden), hidden=None)
 
     @cached_property
     def held_out_labels(self) -> Tensor:
@@ -214,13 +217,10 @@ class Task:
         )
 
     @cached_property
-    def fallback_probabilities(self) -> Tensor:
-        """The share of every class among the nodes held out that are lost; the prior where there are none."""
-        counts = (
-            torch.bincount(self.held_out_labels[self.held_out_unreachable], minlength=self.classes)
-            + self.prior
-        )
-        return counts / counts.sum()
+    def held_out_fallback(self) -> Tensor:
+        """The class shares of each fold's training labels, for each of its held-out nodes: [m, classes]."""
+        folds = [(fold, int(fold.graph.validation.sum())) for fold in self.folds]
+        return torch.cat([fold.prior.expand(count, -1) for fold, count in folds])
 
     def held_logits(self, learn: Learn) -> Tensor:
         """Return what is said of the nodes held out, fold after fold, by what learned from the others.
@@ -245,7 +245,8 @@ class Task:
         labels = self.held_out_labels.to(logits.device)
         # Else chance would choose, by what is said of nodes of which nothing is known.
         logits = logits.clone()
-        logits[self.held_out_unreachable.to(logits.device)] = self.fallback_probabilities.log().to(logits)
+        nodes = self.held_out_unreachable
+        logits[nodes.to(logits.device)] = self.held_out_fallback[nodes].log().unsqueeze(1).to(logits)
         accuracy, loss = (float(part(logits, labels).mean()) for part in (part_accuracies, part_losses))
         candidate = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
         probabilities = mean_probabilities(logits).cpu()
@@ -357,7 +358,7 @@ class KnownLabels(NamedTuple):
     @classmethod
     def of(cls, graph: Graph) -> Self:
         """Take those of the training nodes."""
-        names = fingerprints(graph.node_names[graph.train.cpu().numpy()])
+        names = fingerprints(graph)[graph.train.cpu().numpy()]
         return cls(torch.from_numpy(names), graph.labels[graph.train].cpu())
 
     @classmethod
@@ -374,7 +375,7 @@ class KnownLabels(NamedTuple):
 
     def labels_in(self, graph: Graph) -> Tensor:
         """Return the labels of a graph's nodes, -1 where not known: int64 [n]."""
-        found, names = fingerprints(graph.node_names), self.names.numpy()
+        found, names = fingerprints(graph), self.names.numpy()
         order = names.argsort()
         place = order[np.searchsorted(names, found, sorter=order).clip(max=len(names) - 1)]
         return torch.from_numpy(np.where(names[place] == found, self.labels.numpy()[place], -1))

@@ -105,7 +105,7 @@ def label_columns(graph: Graph, known: KnownLabels, classes: int, device: torch.
 
 def _label_columns(graph: Graph, labels: Tensor, classes: int) -> Tensor:
     device = labels.device
-    folds = torch.from_numpy(fingerprints(graph.node_names) % FOLDS).to(device).where(labels >= 0, FOLDS)
+    folds = torch.from_numpy(fingerprints(graph) % FOLDS).to(device).where(labels >= 0, FOLDS)
     given = _given(labels, classes)
     # A set of columns for every fold, from the labels outside it, and one from all labels, for the others.
     outside = (folds[:, None] != torch.arange(FOLDS + 1, device=device)).float()

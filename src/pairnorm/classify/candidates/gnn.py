@@ -38,6 +38,9 @@ class GNNFamily:
         required: train the first however long it takes, since there is no other candidate.
         name: of the family.
         checkpoints: folder in which trainings are kept every so often, and taken up from.
+        cross_fit: train one network per fold, whose early stopping uses the nodes of the next fold and whose
+            evaluation uses its own; the candidate averages all of them. Otherwise train once per seed on the
+            training nodes, with validation nodes for both.
     """
 
     specs: Sequence[Spec]
@@ -46,6 +49,7 @@ class GNNFamily:
     required: bool = False
     name: str = "GCN, GAT, GCNII and APPNP"
     checkpoints: Path | None = None
+    cross_fit: bool = False
 
     @property
     def steps(self) -> int:
@@ -54,11 +58,11 @@ class GNNFamily:
 
     def fit(self, task: Task, tick: Tick) -> Results:
         """Yield a network for every spec that there was time for; say how many there was none for."""
-        (task,), left = replace(task, fold_masks=()).folds, 0
+        train, left = (_cross_fit if self.cross_fit and task.fold_masks else _fit_once), 0
         for place, spec in enumerate(self.specs):
             allowed = inf if self.required and place == 0 else self.seconds
             try:
-                yield _train(task, spec, self.seeds, allowed, self.checkpoints)
+                yield train(task, spec, self.seeds, allowed, self.checkpoints)
             except OutOfTime:
                 left += 1
             tick(f"{_model(spec)}, depth {spec.depth}")
@@ -71,9 +75,53 @@ class GNNFamily:
             )
 
 
-def _train(
+def _fit_once(
     task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpoints: Path | None
 ) -> CandidateResult:
+    """Train a network per seed; validation nodes decide when to stop, and evaluate it."""
+    (task,) = replace(task, fold_masks=()).folds
+    model, logits = _train(task, spec, seeds, allowed, checkpoints)
+    # When to stop was decided by the validation nodes: a training on them would have nothing to stop by.
+    learn = partial(_as_trained, network=Network(model.eval()))
+    return task.evaluate(_candidate(spec), logits[task.graph.validation.to(logits.device)], learn)
+
+
+def _cross_fit(
+    task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpoints: Path | None
+) -> CandidateResult:
+    """Train networks in every fold; nodes that evaluate them had no part in stopping them."""
+    count = len(task.fold_masks)
+    each = -(-len(seeds) // count)
+    models, held_out_logits, used = [], [], []
+    for number, held_out in enumerate(task.fold_masks):
+        stopping = task.fold_masks[(number + 1) % count]
+        train = task.learnable.graph.train & ~held_out & ~stopping
+        graph = task.graph.replace(train=train, validation=held_out | stopping)
+        fold = replace(task, graph=graph, fold_masks=()).masked
+        fold = replace(fold, graph=fold.graph.replace(validation=stopping))
+        own = [seeds[0] + number * each + one for one in range(each)]
+        model, logits = _train(fold, spec, own, allowed, checkpoints)
+        models.append(model)
+        held_out_logits.append(logits[held_out.to(logits.device)])
+        used += own
+    whole = build(spec.replace(scaling="none"), task.graph.num_features, task.classes, used, task.device)
+    states = [model.state_dict() for model in models]
+    whole.load_state_dict({name: torch.cat([state[name] for state in states]) for name in whole.state_dict()})
+    learn = partial(_as_trained, network=Network(whole.eval()))
+    return task.evaluate(_candidate(spec), torch.cat(held_out_logits), learn)
+
+
+def _candidate(spec: Spec) -> Candidate:
+    scale = 1.0 if spec.norm == "none" else spec.scale
+    setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
+    setting += f", initial share {spec.strength:g}" if spec.strength else ""
+    return Candidate(_model(spec), spec.norm, spec.depth, scale, setting=setting)
+
+
+def _train(
+    task: Task, spec: Spec, seeds: Sequence[int], allowed: float, checkpoints: Path | None
+) -> tuple[Model, Tensor]:
+    """Return a model with a network per seed, trained on a task, and the logits of all nodes."""
     graph, spec, shards = (
         task.graph.replace(features=task.features),
         spec.replace(scaling="none"),
@@ -103,13 +151,7 @@ def _train(
         model, logits = fit(seeds, shards)
     if shards is not None:
         shards.leave(model)
-    scale = 1.0 if spec.norm == "none" else spec.scale
-    setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
-    setting += f", initial share {spec.strength:g}" if spec.strength else ""
-    candidate = Candidate(_model(spec), spec.norm, spec.depth, scale, setting=setting)
-    # When to stop was learned from the validation nodes: nothing would be left to tell.
-    learn = partial(_as_trained, network=Network(model.eval()))
-    return task.evaluate(candidate, logits[graph.validation.to(logits.device)], learn)
+    return model, logits
 
 
 def _apart(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Candidate, Results, Saved, State, Task, Tick, check_size, fewer
+from pairnorm.classify.candidates.norm_statistics import EPS
 from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.candidates.sgc import fold_weights, held_products
 from pairnorm.classify.regression import TOLERANCE
@@ -56,22 +57,26 @@ class LogisticRegression:
 
 
 def _learn(task: Task, scale: float) -> Linear:
-    rows = pair_norm(task.features.to_dense().to(task.device))
+    """Fit a regression on PairNorm's rows, and express it for rows that are not normalized."""
+    features = task.features.to_dense().to(task.device)
     few = fewer(task, MAX_TRAINING_ROWS) if has_many_nodes(task.graph) else task
-    ((_, weight, bias),) = fold_weights(few, rows, [scale])
-    return Linear(scale * weight[0], bias[0])
+    ((_, weight, bias),) = fold_weights(few, pair_norm(features), [scale])
+    center = features.double().mean(0)
+    length = ((features - center).square().sum(1).mean() + EPS).sqrt()
+    slope = scale * weight[0].double() / length
+    return Linear(slope.float(), (bias[0] - center @ slope).float())
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """A linear map of PairNorm's rows: weight [d, classes], bias [classes]."""
+    """A linear map of a node's own features: weight [d, classes], bias [classes]."""
 
     weight: Tensor
     bias: Tensor
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the logits of every node, [n, 1, classes]."""
-        rows = pair_norm(features.to_dense().to(device))
+        rows = features.to_dense().to(device)
         return (rows @ self.weight.to(device) + self.bias.to(device)).unsqueeze(1)
 
     def state(self) -> State:

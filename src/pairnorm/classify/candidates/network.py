@@ -10,46 +10,57 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.base import Saved, State
+from pairnorm.classify.candidates.norm_statistics import NormStatistics
 from pairnorm.classify.candidates.propagation import SharedPropagation, filled, is_expensive, normalized
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
-from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, sgc_iterates
+from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, Mode, sgc_iterates
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A fitted SGC, GCN, GAT, GCNII or APPNP, and what stands in for the features it misses."""
+    """A fitted SGC, GCN, GAT, GCNII or APPNP.
+
+    Args:
+        module: the network.
+        fill: how missing features are imputed.
+        statistics: PairNorm's statistics of the graph that an SGC was fitted on; None without a norm.
+    """
 
     module: Any
     fill: str = "zero"
+    statistics: NormStatistics | None = None
     KINDS: ClassVar[dict[str, Any]] = {
         "SGC": SGC, "GCN": GCN, "GAT": GAT, "GCNII": GCNII, "APPNP": APPNP,
     }  # fmt: skip
 
     @torch.no_grad()
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
-        """Return the logits of every node, [n, trials, classes]."""
+        """Return the logits of every node, [n, models, classes]."""
         module, features = self.module.to(device).eval(), features.to(device)
-        mode = getattr(getattr(module, "norm", None), "mode", None)
-        shared = isinstance(module, SGC) and mode != "PN-SCS"  # whose scales have walks of their own
-        matrix = normalized(graph, module.adjacency, device)
-        if isinstance(module, SGC) and graph.missing.dim() == 1:  # few rows span few dimensions to walk in
-            basis, features = span(features.to_dense())
-            if basis is not None:
-                walk = sgc_iterates(filled(self.fill, graph, features), matrix, module.norm)
-                state = next(islice(walk, module.num_layers, None))
-                return (state @ (basis.T @ module.weight)).transpose(0, 1) + module.bias
-        if shared and is_expensive(graph, features):
-            return self._walked(graph, features.to_dense())
-        found: Tensor = module(filled(self.fill, graph, features), matrix)
+        if isinstance(module, SGC):
+            return self._sgc_logits(graph, features.to_dense())
+        found: Tensor = module(
+            filled(self.fill, graph, features), normalized(graph, module.adjacency, device)
+        )
         return found
 
-    def _walked(self, graph: Graph, features: Tensor) -> Tensor:
-        """Return an SGC's logits of a walk that others may have gone: PairNorm's scale comes afterwards."""
-        module, norm = self.module, self.module.norm
-        mode, scale = (None, 1.0) if norm is None else (norm.mode, norm.scale)
-        state = SharedPropagation(graph, features, self.fill, module.adjacency, mode).state(module.num_layers)
-        logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * module.weight) + module.bias
+    def _sgc_logits(self, graph: Graph, features: Tensor) -> Tensor:
+        """Return an SGC's logits; states are shared where propagation is expensive and without a norm."""
+        module, fill, basis, scale = self.module, self.fill, None, 1.0
+        kind, depth = module.adjacency, module.num_layers
+        if self.statistics is not None:
+            mode, own = module.norm.mode, sgc_scale(module.norm.mode, module.norm.scale)
+            basis, state = self.statistics.propagate(graph, features, fill, kind, mode, own)
+            scale = module.norm.scale / own
+        elif graph.missing.dim() == 1 and not is_expensive(graph, features):
+            basis, reduced = span(features)
+            walk = sgc_iterates(filled(fill, graph, reduced), normalized(graph, kind, features.device))
+            state = next(islice(walk, depth, None))
+        else:
+            state = SharedPropagation(graph, features, fill, kind, None).state(depth)
+        weight = module.weight if basis is None else basis.T @ module.weight
+        logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * weight) + module.bias
         return logits
 
     def state(self) -> State:
@@ -57,7 +68,8 @@ class Network:
         settings = {"adjacency": self.module.adjacency}
         if isinstance(self.module, GCNII | APPNP):
             settings["alpha"] = self.module.alpha
-        return settings, dict(self.module.state_dict())
+        tensors = dict(self.module.state_dict())
+        return settings, tensors if self.statistics is None else {**tensors, **self.statistics._asdict()}
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
@@ -79,5 +91,12 @@ class Network:
         else:
             options |= {"norm": candidate.mode, "scale": candidate.scale}
         module = kind(saved.features, saved.classes, depth, **options)
-        module.load_state_dict(dict(tensors))
-        return cls(module.eval(), candidate.fill)
+        statistics = NormStatistics.restore(saved) if kind is SGC and candidate.mode else None
+        others = () if statistics is None else statistics._fields
+        module.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in others})
+        return cls(module.eval(), candidate.fill, statistics)
+
+
+def sgc_scale(mode: Mode, scale: float) -> float:
+    """Return the scale to propagate an SGC with: one, as all modes but PN-SCS commute with their scale."""
+    return scale if mode == "PN-SCS" else 1.0

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pairnorm.classify.candidates.base import Candidate, Results, Task, Tick, check_size, fewer
-from pairnorm.classify.candidates.network import Network
+from pairnorm.classify.candidates.network import Network, sgc_scale
+from pairnorm.classify.candidates.norm_statistics import NormStatistics
 from pairnorm.classify.candidates.propagation import (
     SharedPropagation,
     filled,
@@ -131,7 +132,12 @@ def _learn(task: Task, candidate: Candidate) -> Network:
     weight = weight if norm in ("none", "PN-SCS") else weight / scale
     weight = weight if basis is None else basis @ weight
     settings = {"norm": candidate.mode, "scale": scale, "adjacency": task.adjacency}
-    return Network(SGC.from_weights(weight, bias, num_layers=depth, **settings), candidate.fill)
+    statistics = None
+    if candidate.mode is not None:
+        dense, own = task.features.to_dense().to(task.device), sgc_scale(candidate.mode, scale)
+        walk = candidate.fill, task.adjacency, candidate.mode, own, depth
+        statistics = NormStatistics.of(task.graph, dense, *walk)
+    return Network(SGC.from_weights(weight, bias, num_layers=depth, **settings), candidate.fill, statistics)
 
 
 def _walk(task: Task, fill: str, norm: Norm) -> SharedPropagation:

@@ -1,0 +1,122 @@
+"""Graphs whose nodes to predict lack what labeled nodes have: stated figures must hold for the former."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from pairnorm.classify import NodeClassifier
+from pairnorm.classify import search as search_module
+from pairnorm.classify.findings import UNMASKED, Findings
+from pairnorm.classify.target import hide
+from pairnorm.data import Graph
+
+NODES, LABELED, CLASSES, COLUMNS = 1500, 433, 3, 6
+CHEAP = {
+    "model": ["SGC", "label propagation", "logistic regression"],
+    "depth": (1, 3),
+    "scale": (3.0, 30.0),
+    "norm": "PN",
+    "fill": "mass",
+}
+
+
+def situation(
+    seed: int, *, single_columns: bool = False, strong: bool = False
+) -> tuple[Graph, NDArray[np.int64]]:
+    """Draw a graph of 1,500 nodes; 433 are labeled, with all features, and most others have few or none.
+
+    Args:
+        seed: of the draw.
+        single_columns: unlabeled nodes lack five of six columns, and one is never empty. Otherwise 80% of
+            them lack all features.
+        strong: features tell classes apart better than edges do.
+    """
+    random = np.random.default_rng(seed)
+    classes = random.integers(0, CLASSES, NODES)
+    features = random.normal(size=(NODES, COLUMNS))
+    features[np.arange(NODES), classes] += 4.0 if strong else 2.0
+    sources = random.integers(0, NODES, 2 * NODES)
+    members = [np.flatnonzero(classes == number) for number in range(CLASSES)]
+    within = np.array([random.choice(members[number]) for number in classes[sources]])
+    homophilous = random.random(2 * NODES) < (0.45 if strong else 0.7)
+    targets = np.where(homophilous, within, random.integers(0, NODES, 2 * NODES))
+    labeled = np.arange(NODES) < LABELED
+    missing = np.zeros((NODES, COLUMNS), dtype=bool)
+    missing[:, 1:] = True
+    missing = missing if single_columns else random.random(NODES) < 0.8
+    missing[labeled] = False
+    graph = Graph.from_edges(np.stack([sources, targets]), features, np.where(labeled, classes, -1))
+    return hide(graph, torch.from_numpy(missing)), classes
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"single_columns": True}, {"strong": True}, {"strong": True, "single_columns": True}],
+    ids=["vectors", "columns", "strong-vectors", "strong-columns"],
+)
+def test_stated_figures_hold_for_nodes_that_lack_features(
+    monkeypatch: pytest.MonkeyPatch, setting: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 30)
+    graph, classes = situation(0, **setting)
+    classifier = NodeClassifier(**CHEAP).fit(graph)
+    findings = Findings.of(classifier, graph)
+    unlabeled = np.arange(NODES) >= LABELED
+    right = (findings.delivered == classes)[unlabeled].mean()
+    assert classifier.held_out_ is not None
+    low, high = classifier.held_out_.interval
+    assert low <= right <= high, "the stated accuracy is true for the nodes to predict"
+    assert findings.checks[UNMASKED].accuracy > classifier.held_out_.accuracy, "both are stated"
+    accuracy = {one.name: (one.predicted == classes)[unlabeled].mean() for one in findings.baselines}
+    if "A baseline does better" in findings.verdict():
+        assert max(accuracy.values()) > right, "the verdict must not recommend a worse model"
+    if "It beats the baselines" in findings.verdict():
+        assert max(accuracy.values()) < right
+    rank = (np.argsort(-findings.delivered_probabilities, 1) == classes[:, None]).argmax(1)
+    for sets in findings.prediction_sets():
+        assert (sets.sizes >= 1).all()
+        if sets.rate in (0.05, 0.1):
+            covered = (rank < sets.sizes)[unlabeled].mean()
+            # The threshold of m held-out nodes varies by sqrt(rate (1 - rate) / m).
+            error = np.sqrt(sets.rate * (1 - sets.rate) / classifier.held_out_.count)
+            assert covered >= 1 - sets.rate - 2 * error
+            assert sets.coverage["all held-out nodes"].mean == pytest.approx(covered, abs=3 * error)
+
+
+def test_every_step_sees_the_same_masked_nodes() -> None:
+    """Features of held-out nodes that are masked change nothing: neither the choice nor any score."""
+    graph, _ = situation(1)
+    first = NodeClassifier(**CHEAP, refit=False).fit(graph)
+    masked = first.task_.graph.missing & first.split_.test
+    assert masked.any()
+    features = graph.features.clone()
+    features[masked] += 100.0
+    second = NodeClassifier(**CHEAP, refit=False).fit(graph.replace(features=features))
+    assert second.best_ == first.best_
+    assert second.temperature_ == first.temperature_
+    np.testing.assert_allclose(second.evaluation_probabilities_, first.evaluation_probabilities_, atol=1e-5)
+
+
+def test_unreachable_nodes_get_the_class_shares_of_training_labels() -> None:
+    """Labels of validation nodes change no probability of a node that neither feature nor label reaches."""
+    graph, _ = situation(2)
+    lonely = torch.arange(NODES) >= NODES - 50
+    edges = graph.edge_index[:, ~lonely[graph.edge_index].any(0)]
+    labels = graph.labels.clone()
+    labels[-50:-25] = 0  # validation nodes that nothing reaches
+    train = torch.arange(NODES) < 300
+    test = (torch.arange(NODES) >= 380) & graph.labeled
+    validation = ((torch.arange(NODES) >= 300) & graph.labeled & ~test) | (labels != graph.labels)
+    parts = {
+        "missing": graph.missing | lonely,
+        "train": train,
+        "validation": validation,
+        "test": test,
+    }
+    lost = Graph.from_edges(edges, graph.features * ~lonely[:, None], labels, **parts)
+    found = NodeClassifier(**CHEAP, refit=False).fit(lost)
+    counts = torch.bincount(lost.labels[train], minlength=CLASSES) + 1.0
+    torch.testing.assert_close(found.model_.fallback_probabilities, counts / counts.sum())
+    nodes = found.evaluation_probabilities_[-50:]
+    assert (nodes == nodes[0]).all()
