@@ -274,6 +274,10 @@ class Findings:
             strata(self.graph, known)[target.nodes.cpu().numpy()],
         )
 
+    def headline(self) -> str:
+        """Return the verdict without its remarks on time and rare classes."""
+        return self._verdict()
+
     def verdict(self) -> str:
         """Compare the model with its baselines in a few sentences, and say how far the figures hold."""
         return " ".join([self._verdict(), *self._target(), *self._time(), *self._rare()])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pairnorm.classify.candidates.base import best_by_depth
 from pairnorm.classify.conformal import PredictionSets
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
-from pairnorm.classify.evaluation import Scores, wilson
+from pairnorm.classify.evaluation import Scores, paired_difference, wilson
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.classify.search import BASELINE_EPOCHS, BASELINE_SEEDS
 from pairnorm.data import Graph
@@ -78,7 +78,7 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
         _cards(findings),
         sections,
         GLOSSARY,
-        lead=findings.verdict(),
+        lead=findings.headline(),
         download="Download the nodes to review (CSV)",
     )
 
@@ -185,11 +185,11 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     cards = [("Accuracy", answer, text)]
     if findings.baselines:
         test = findings.test
-        right = {one.name: (one.predicted == labels)[test].mean() for one in findings.baselines}
-        name = max(right, key=lambda one: right[one])
-        gain = 100 * (scores.accuracy - right[name])
+        right = {one.name: (one.predicted == labels)[test] for one in findings.baselines}
+        name = max(right, key=lambda one: right[one].sum())
+        gain = 100 * paired_difference((findings.predicted == labels)[test], right[name])[0]
         known = f"of {graph.num_nodes:,} nodes, {int(graph.labeled.sum()):,} are labeled"
-        explanation = f"compared with {name}, the best baseline ({100 * right[name]:.1f}%); {known}."
+        explanation = f"compared with {name}, the best baseline ({100 * right[name].mean():.1f}%); {known}."
         cards.append(("Gain over the best baseline", f"{gain:+.1f} points", explanation))
     return [*cards, to_review]
 
