@@ -1,11 +1,14 @@
 import copy
 import io
+import re
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Batch, Data
 
 from pairnorm.nn.models import GCN
@@ -32,14 +35,13 @@ def run(model, *args, seed=1, **kwargs):
     return model(*args, **kwargs)
 
 
-def patched(model, *args, mode="PN-SI", layers=None, **kwargs):
+def patched(model, *args, mode="PN-SI", options=None, **kwargs):
     """Return what the patched model gives, after checking that the patch leaves no trace."""
     before, keys, text = copy.deepcopy(model), list(model.state_dict()), repr(model)
-    with add_pair_norm(model, SCALE, mode, layers) as handle:
+    with add_pair_norm(model, SCALE, mode, **(options or {})) as handle:
         output = run(model, *args, **kwargs)
-        assert sorted(model.state_dict()) == sorted(["add_pair_norm", *keys])
-        assert repr(model) == text
-    assert list(model.state_dict()) == keys
+        assert sorted(model.state_dict()) == sorted(["add_pair_norm._extra_state", *keys])
+    assert (list(model.state_dict()), repr(model), type(model)) == (keys, text, type(before))
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
@@ -50,19 +52,17 @@ def patched(model, *args, mode="PN-SI", layers=None, **kwargs):
     return output, handle
 
 
-def basic_gnn_with_pair_norm(model, x, edges, batch=None):
-    """The forward of PyG's BasicGNN, written out, with PairNorm after the activation."""
+def basic_gnn_with_pair_norm(model, x, edges, batch=None, is_before=False):
+    """The forward of PyG's BasicGNN, written out, with PairNorm after the activation or the dropout."""
     states, last = [], len(model.convs) - 1
     for index, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
-        x = conv(x, edges)
+        x = conv(NORM(x, batch) if is_before and index else x, edges)
         if index < last or model.jk_mode:
             if model.act_first:
-                x = model.act(x)
-                x = NORM(x, batch) if index < last else x
+                x = model.act(x) if is_before else NORM(model.act(x), batch)
             x = norm(x)
             if not model.act_first:
-                x = model.act(x)
-                x = NORM(x, batch) if index < last else x
+                x = model.act(x) if is_before else NORM(model.act(x), batch)
             x = model.dropout(x)
             states.append(x)
     x = model.jk(states) if hasattr(model, "jk") else x
@@ -73,22 +73,31 @@ def basic_gnn_with_pair_norm(model, x, edges, batch=None):
 @pytest.mark.parametrize(
     "settings", [{}, {"act_first": True, "norm": "BatchNorm"}, {"norm": "BatchNorm"}, {"jk": "cat"}]
 )
-@pytest.mark.parametrize("kind", [pyg.GCN, pyg.GAT, pyg.GraphSAGE, pyg.GIN])
+@pytest.mark.parametrize("kind", [pyg.GCN, pyg.GAT, pyg.GraphSAGE])
 def test_basic_gnn(kind, settings, training, x, edges):
     torch.manual_seed(0)
     model = kind(5, 8, 4, 3, dropout=0.5, act="elu", **settings).train(training)
     reference = run(lambda *inputs: basic_gnn_with_pair_norm(copy.deepcopy(model), *inputs), x, edges)
     output, handle = patched(model, x, edges)
     assert torch.equal(output, reference)
-    assert handle.places == {f"convs.{i}": "after elu" for i in range(3)} | {
+    assert handle.places == {f"convs.{i}": "after act (elu)" for i in range(3)} | {
         "convs.3": "left alone, the last"
     }
 
 
-@pytest.mark.parametrize(
-    "act", ["relu", "leaky_relu", "prelu", "gelu", "silu", "tanh", F.relu, torch.relu, torch.tanh]
-)
-def test_activations_as_modules_and_functions(act, x, edges):
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", [pyg.GIN, pyg.GCN])
+def test_where_no_module_returns_the_activation_the_next_input_is_normalized(kind, training, x, edges):
+    # The convolutions of GIN call the activation module too; that of this GCN is a function.
+    model = kind(5, 8, 3, 3, dropout=0.5, act="relu" if kind is pyg.GIN else F.relu).train(training)
+    reference = run(lambda: basic_gnn_with_pair_norm(copy.deepcopy(model), x, edges, is_before=True))
+    output, handle = patched(model, x, edges)
+    assert torch.equal(output, reference)
+    assert handle.places["convs.0"] == "before convs.1 (after relu and any dropout)"
+
+
+@pytest.mark.parametrize("act", ["relu", "leaky_relu", "prelu", "gelu", "silu", "tanh"])
+def test_activation_modules(act, x, edges):
     model = pyg.GCN(5, 8, 3, 3, dropout=0.5, act=act)
     reference = run(lambda *inputs: basic_gnn_with_pair_norm(model, *inputs), x, edges)
     assert torch.equal(patched(model, x, edges)[0], reference)
@@ -113,7 +122,7 @@ def test_scale_and_mode(mode, x, edges):
 
 
 @pytest.mark.parametrize("position", ["argument", "keyword"])
-def test_every_graph_of_a_batch_is_normalized_on_its_own(position, x, edges):
+def test_every_graph_of_a_batch_is_normalized_separately(position, x, edges):
     model, batch = pyg.GCN(5, 8, 3, 3), torch.arange(NODES) % 3
     reference = basic_gnn_with_pair_norm(model, x, edges, batch)
     given = (None, None, batch, 3) if position == "argument" else ()
@@ -121,64 +130,62 @@ def test_every_graph_of_a_batch_is_normalized_on_its_own(position, x, edges):
     assert torch.equal(patched(model, x, edges, *given, **named)[0], reference)
 
 
-def test_the_batch_of_a_pyg_object(x, edges):
-    class OnData(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = pyg.GCNConv(5, 8), pyg.GCNConv(8, 3)
+class TwoLayers(nn.Module):
+    """Two convolutions and an activation module; ``norm`` is PairNorm written in by hand."""
 
-        def forward(self, data):
-            return self.second(self.first(data.x, data.edge_index).relu(), data.edge_index)
-
-    data, model = (
-        Batch.from_data_list([Data(x=x, edge_index=edges), Data(x=x.exp(), edge_index=edges)]),
-        OnData(),
-    )
-    hidden = NORM(model.first(data.x, data.edge_index).relu(), data.batch)
-    assert torch.equal(patched(model, data)[0], model.second(hidden, data.edge_index))
-
-
-class Named(nn.Module):
-    """A model that calls its batch vector something else."""
-
-    def __init__(self):
+    def __init__(self, act=None):
         super().__init__()
         self.first, self.second = pyg.GCNConv(5, 8), pyg.GCNConv(8, 3)
+        self.act = act or nn.ReLU()
 
-    def forward(self, x, edge_index, graph_ids=None):
-        return self.second(self.first(x, edge_index).relu(), edge_index)
+    def forward(self, x, edge_index, graph_ids=None, norm=lambda h: h):
+        return self.second(norm(self.act(self.first(x, edge_index))), edge_index)
 
 
-def test_a_batch_of_another_name_is_used_once_it_is_told(x, edges):
-    model, batch = Named().eval(), torch.arange(NODES) // 5
-    reference = model.second(NORM(model.first(x, edges).relu(), batch), edges)
-    for given in ((x, edges, batch), (x, edges)):
-        with add_pair_norm(model, SCALE, batch="graph_ids"):
-            torch.testing.assert_close(model(*given), reference if len(given) == 3 else model(x, edges))
-    with add_pair_norm(model, SCALE, batch="graph_ids"):
-        assert torch.equal(model(x, edges, graph_ids=batch), reference)
+class OnData(TwoLayers):
+    def forward(self, data):
+        return super().forward(data.x, data.edge_index)
+
+
+class AnyArguments(TwoLayers):
+    def forward(self, *args):
+        return super().forward(*args)
+
+
+def test_the_batch_of_a_pyg_object(x, edges):
+    graphs = [Data(x=x, edge_index=edges), Data(x=x.exp(), edge_index=edges)]
+    data, model = Batch.from_data_list(graphs), OnData()
+    reference = TwoLayers.forward(model, data.x, data.edge_index, norm=lambda h: NORM(h, data.batch))
+    assert torch.equal(patched(model, data)[0], reference)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_integers_of_each_node_are_not_ignored_in_silence(compiled, x, edges):
-    model, batch = Named().eval(), torch.arange(NODES) // 5
-    handle = add_pair_norm(model, SCALE)
-    call = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
-    with pytest.warns(UserWarning, match="'graph_ids' has an integer for each node"):
-        call(x, edges, batch)
-    call(x, edges, batch)  # once is enough
-    handle.remove()
-    torch._dynamo.reset()
+@pytest.mark.parametrize(("kind", "name"), [(TwoLayers, "graph_ids"), (AnyArguments, 2)])
+def test_a_batch_under_another_name_or_without_one_is_used_once_it_is_named(kind, name, x, edges, raises):
+    model, batch = kind().eval(), torch.arange(NODES) // 5
+    reference = TwoLayers.forward(model, x, edges, norm=lambda h: NORM(h, batch))
+    whole = TwoLayers.forward(model, x, edges, norm=NORM)
+    assert not torch.allclose(whole, reference, atol=0.1)
+    for call in (model, torch.compile(model, backend="eager")):
+        with add_pair_norm(model, SCALE), raises("unnamed-batch", value=name):
+            model(x, edges, batch)
+        with add_pair_norm(model, SCALE, batch=name):
+            torch.testing.assert_close(call(x, edges, batch), reference)
+            torch.testing.assert_close(call(x, edges), whole)
+        with add_pair_norm(model, SCALE, batch=None):
+            torch.testing.assert_close(call(x, edges, batch), whole)
+
+
+def test_integers_that_are_no_batch_vector_are_accepted(x, edges):
+    model = TwoLayers().eval()
+    batch = torch.arange(NODES) // 5
     for other in (torch.arange(NODES), torch.zeros(NODES, dtype=torch.long), batch[1:], batch.double()):
         with add_pair_norm(model, SCALE):
-            model(x, edges, other)  # numbers of nodes, one graph, of something else: no batch vector
-    with add_pair_norm(model, SCALE, batch=None):
-        model(x, edges, batch)
+            model(x, edges, other)
 
 
-def test_a_batch_that_is_nowhere_is_an_error(x, edges, raises):
-    model = Named()
+def test_a_batch_vector_that_does_not_exist_is_an_error(x, edges, raises):
+    model = TwoLayers()
     with add_pair_norm(model, batch="graph_idz"), raises("unknown-argument", value="graph_idz"):
         model(x, edges)
 
@@ -186,24 +193,37 @@ def test_a_batch_that_is_nowhere_is_an_error(x, edges, raises):
 def test_weights_trained_with_pair_norm_are_not_loaded_without_it(x, edges, raises):
     model, plain = pyg.GCN(5, 8, 3, 3), pyg.GCN(5, 8, 3, 3)
     before = copy.deepcopy(plain.state_dict())
-    handle = add_pair_norm(model, SCALE)
+    handle = add_pair_norm(model, SCALE, example_inputs={"x": x, "edge_index": edges})
     stored = io.BytesIO()
     torch.save(model.half().state_dict(), stored)
     stored.seek(0)
     state = torch.load(stored, weights_only=True)
     for target in (plain, nn.ModuleDict({"encoder": plain})):
         prefix = "" if target is plain else "encoder."
-        with pytest.raises(RuntimeError, match=r'Unexpected key.*"(encoder.)?add_pair_norm"'):
+        with pytest.raises(RuntimeError, match=r'Unexpected key.*"(encoder.)?add_pair_norm'):
             target.load_state_dict({prefix + name: value for name, value in state.items()})
     with add_pair_norm(plain, SCALE):
         plain.load_state_dict(state)
         torch.testing.assert_close(plain(x, edges), model.float()(x, edges))
-        with pytest.raises(RuntimeError, match=r'Missing key.*"add_pair_norm"'):
+        with pytest.raises(RuntimeError, match=r'Missing key.*"add_pair_norm'):
             plain.load_state_dict(before)
-    with add_pair_norm(plain, SCALE, "PN"), raises("other-norm", value=str(NORM)):
+    with add_pair_norm(plain, SCALE, "PN"), raises("other-norm", value="mode='PN-SI'"):
+        plain.load_state_dict(state)
+    with add_pair_norm(plain, SCALE, at=["before convs.1"]), raises("other-norm"):
         plain.load_state_dict(state)
     handle.remove()
     model.load_state_dict(before)
+
+
+def test_settings_survive_an_average_of_weights_and_buffers(x, edges):
+    model = pyg.GCN(5, 8, 3, 3, norm="BatchNorm").eval()
+    add_pair_norm(model, SCALE, example_inputs=(x, edges))
+    averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    for _ in range(3):
+        averaged.update_parameters(model)
+    assert str(NORM) in repr(averaged.module.add_pair_norm)
+    assert torch.equal(averaged(x, edges), model(x, edges))
+    model.load_state_dict(averaged.module.state_dict())
 
 
 TYPES = ["paper", "author"]
@@ -255,7 +275,7 @@ def relations(x):
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("act", [torch.relu, torch.sin])
 @pytest.mark.parametrize("layer", ["hetero", "hgt"])
-def test_every_node_type_is_normalized_on_its_own(layer, act, batched, relations):
+def test_every_node_type_is_normalized_separately(layer, act, batched, relations):
     model = Relational(layer, act).eval()
     batch = {"paper": torch.arange(NODES) // 4, "author": torch.arange(7) // 3} if batched else None
     expected = model(*relations, batch, NORM)
@@ -263,8 +283,21 @@ def test_every_node_type_is_normalized_on_its_own(layer, act, batched, relations
         output = model(*relations, batch)
     for kind in TYPES:
         torch.testing.assert_close(output[kind], expected[kind], rtol=0, atol=0)
-    place = "after relu" if act is torch.relu else "before convs.1"
-    assert list(handle.places.values())[0::2] == [place, "left alone, the last"]
+    place, _, why = handle.places["convs.0"].partition(" (")
+    assert (place, "relu" in why) == ("before convs.1", act is torch.relu)
+    assert handle.places["convs.2"] == "left alone, the last"
+
+
+def test_batches_by_node_type_need_places_with_types(relations, raises):
+    model = Relational("hetero", nn.ReLU())
+    batch = {kind: torch.zeros(len(h), dtype=torch.long) for kind, h in relations[0].items()}
+    with add_pair_norm(model) as handle:
+        model(*relations)
+        assert handle.places["convs.0"] == "after act (relu)"
+        with raises("no-node-type"):
+            model(*relations, batch)
+    with add_pair_norm(model, at=["before convs.1", "before convs.2"]):
+        model(*relations, batch)
 
 
 def test_a_model_made_relational_by_pyg(relations):
@@ -290,9 +323,8 @@ def test_a_model_made_relational_by_pyg(relations):
         output = plain(*relations)
     for kind, expected in reference(*relations).items():
         assert torch.equal(output[kind], expected)
-    assert list(handle.places.values()) == ["after relu"] * 8 + ["left alone, beside the last"] * 3 + [
-        "left alone, the last"
-    ]
+    places = list(handle.places.values())
+    assert [place.partition(" ")[0] for place in places] == ["before"] * 8 + ["left"] * 4
 
 
 class DeepGCN(nn.Module):
@@ -347,7 +379,9 @@ def test_deep_gcn_layers(block, training, x, edges):
     reference = run(lambda *inputs: deep_gcn_with_pair_norm(model, *inputs), x, edges)
     output, handle = patched(model, x, edges)
     assert torch.equal(output, reference)
-    assert list(handle.places.values()) == ["after relu", "after relu", "left alone, the last"]
+    names = [1, 2] if block == "res+" else [0, 1]
+    expected = [*(f"after layers.{i}.act (relu)" for i in names), "left alone, the last"]
+    assert list(handle.places.values()) == expected
 
 
 @pytest.mark.parametrize("block", ["res+", "plain"])
@@ -361,6 +395,45 @@ def test_checkpointed_blocks_have_the_same_gradients(block, x, edges):
             run(model, x.requires_grad_(), edges).sum().backward()
         grads.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+class Checkpointed(TwoLayers):
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.use_reentrant = use_reentrant
+
+    def block(self, x, edge_index):
+        return self.act(self.first(x, edge_index))
+
+    def forward(self, x, edge_index, batch=None):
+        h = checkpoint(self.block, x, edge_index, use_reentrant=self.use_reentrant)
+        return self.second(h, edge_index)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpointed_convolution_and_activation(use_reentrant, x, edges, raises):
+    model, target = Checkpointed(use_reentrant), torch.randn(NODES, 3)
+    x.requires_grad_()
+    reference = TwoLayers.forward(model, x, edges, norm=NORM)
+    expected = torch.autograd.grad((reference * target).sum(), [x, *model.parameters()])
+    with add_pair_norm(model, SCALE):
+        output = model(x, edges)
+        (output * target).sum().backward()
+        torch.testing.assert_close([x.grad, *(one.grad for one in model.parameters())], list(expected))
+        torch.testing.assert_close(output, reference)
+        # The batch vector is not known when a block is computed again.
+        with raises("batch-in-checkpoint"):
+            model(x, edges, torch.arange(NODES) // 5).sum().backward()
+
+
+def test_a_checkpointed_model_with_a_batch_vector(x, edges):
+    model, batch = pyg.GCN(5, 8, 3, 3), torch.arange(NODES) // 5
+    basic_gnn_with_pair_norm(model, x, edges, batch).square().sum().backward()
+    expected = [one.grad.clone() for one in model.parameters()]
+    model.zero_grad()
+    with add_pair_norm(model, SCALE):
+        checkpoint(model, x, edges, batch=batch, use_reentrant=False).square().sum().backward()
+    torch.testing.assert_close([one.grad for one in model.parameters()], expected)
 
 
 class Dense(nn.Linear):
@@ -386,9 +459,7 @@ def adj(edges):
     return torch.eye(NODES).index_put((edges[0], edges[1]), torch.tensor(0.5))
 
 
-@pytest.mark.parametrize(
-    "act", [torch.relu, torch.Tensor.relu, nn.ELU(), F.leaky_relu, nn.ReLU(inplace=True)]
-)
+@pytest.mark.parametrize("act", [nn.ELU(), nn.ReLU(inplace=True)])
 @pytest.mark.parametrize("training", [False, True])
 def test_a_hand_written_module(act, training, x, adj):
     model = Net(act).train(training)
@@ -398,69 +469,114 @@ def test_a_hand_written_module(act, training, x, adj):
     assert handle.places["conv2"] == "left alone, the last"
 
 
-@pytest.mark.parametrize("act", [torch.sin, torch.relu_, lambda h: h * h.sigmoid(), nn.Identity()])
-def test_without_a_recognized_activation_the_next_input_is_normalized(act, x, adj):
+FUNCTIONS = [torch.relu, torch.Tensor.relu, F.leaky_relu, torch.relu_]
+UNKNOWN = [torch.sin, lambda h: h * h.sigmoid(), nn.Identity()]
+
+
+@pytest.mark.parametrize("act", [*FUNCTIONS, *UNKNOWN])
+def test_after_a_function_the_next_input_is_normalized(act, x, adj):
     model = Net(act).eval()
     output, handle = patched(model, x, adj)
     assert torch.equal(output, model(x, adj, NORM))
-    assert handle.places["conv1"] == "before conv2"
+    why = "after .*relu and any dropout" if act in FUNCTIONS else "no activation was recognized"
+    assert re.fullmatch(rf"before conv2 \({why}\)", handle.places["conv1"])
     model.train()  # dropout comes first here
     reference = run(lambda: model.conv2(adj, NORM(F.dropout(act(model.conv1(adj, x))))).relu())
     assert torch.equal(patched(model, x, adj)[0], reference)
 
 
-def test_named_layers(x, adj, raises):
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stack = nn.ModuleList([nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
+@pytest.mark.parametrize("act", [lambda h: F.relu(h, inplace=True), nn.ReLU(inplace=True)])
+def test_an_activation_in_place_whose_result_is_not_assigned(act, x, edges):
+    class Discards(TwoLayers):
+        def forward(self, x, edge_index, norm=lambda h: h):
+            h = self.first(x, edge_index)
+            self.act(h)
+            return self.second(norm(h), edge_index)
 
-        def forward(self, x, adj, norm=lambda h: h):
-            for index, layer in enumerate(self.stack):
-                x = layer(adj @ x)
-                x = x if index == 2 else norm(x.relu())
-            return x
-
-    model = Odd()
-    with raises("no-convolution"):
-        add_pair_norm(model)
-    output, _ = patched(model, x, adj, layers=["stack.0", "stack.1", "stack.2"])
-    assert torch.equal(output, model(x, adj, NORM))
+    model = Discards(act)
+    output, handle = patched(model, x, edges)
+    assert torch.equal(output, model(x, edges, norm=NORM))
+    assert handle.places["first"].startswith("before second")
 
 
-def test_the_first_pass_is_repeated_with_the_same_random_numbers_and_buffers(x, edges):
-    class Tied(nn.Module):
-        """One convolution, run three times, between modules that draw numbers and count batches."""
+class Stack(nn.Module):
+    """Linear layers named as convolutions, with propagation outside of them."""
 
-        def __init__(self):
-            super().__init__()
-            self.conv, self.batch_norm = pyg.GCNConv(5, 5), nn.BatchNorm1d(5)
+    def __init__(self):
+        super().__init__()
+        self.stack = nn.ModuleList([nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
 
-        def forward(self, x, edges):
-            for _ in range(3):
-                x = F.dropout(F.relu(self.batch_norm(self.conv(x, edges))))
-            return x
+    def forward(self, x, adj, norm=lambda h: h):
+        for index, layer in enumerate(self.stack):
+            x = layer(adj @ x)
+            x = x if index == 2 else norm(x).relu()
+        return x
 
-    model = Tied()
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(pyg.GCNConv(5, 5) for _ in range(3))
+
+    def forward(self, x, edge_index, norm=lambda h: h):
+        for conv in self.convs[:-1]:
+            x = x + F.relu(norm(conv(x, edge_index)))
+        return self.convs[-1](x, edge_index)
+
+
+class Looped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.GCNConv(5, 5)
+
+    def forward(self, x, edge_index, norm=lambda h: h):
+        for _ in range(3):
+            x = F.relu(norm(self.conv(x, edge_index)))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "candidates", "at"),
+    [
+        (Stack, "stack.0", ["after stack.0", "before stack.1"], ["after stack.0", "after stack.1"]),
+        (Residual, "convs.0", ["after convs.0", "before convs.1"], ["after convs.0", "after convs.1"]),
+        (Looped, "conv", ["after conv", "before conv"], ["after conv"]),
+    ],
+)
+def test_what_is_ambiguous_shows_candidates_and_takes_places(
+    kind, where, candidates, at, x, edges, adj, raises
+):
+    model, graph = kind(), adj if kind is Stack else edges
+    layers = ["stack.0", "stack.1", "stack.2"] if kind is Stack else None
+    with add_pair_norm(model, layers=layers), raises("ambiguous-place", value=where) as caught:
+        model(x, graph)
+    assert all(one in str(caught.value) for one in candidates)
+    with raises("ambiguous-place"):
+        add_pair_norm(model, layers=layers, example_inputs=(x, graph))
+    output, handle = patched(model, x, graph, options={"at": at})
+    torch.testing.assert_close(output, model(x, graph, NORM))
+    assert handle.places == dict.fromkeys(at, "named")
+
+
+def test_places_by_hand_before_modules(x, edges, adj, relations):
+    model = Net(nn.ReLU()).eval()
+    assert torch.equal(patched(model, x, adj, options={"at": ["before conv2"]})[0], model(x, adj, NORM))
+    model = Relational("hetero").eval()
+    expected = model(*relations, None, NORM)
+    with add_pair_norm(model, SCALE, at=["before convs.1", "before convs.2"]):
+        torch.testing.assert_close(model(*relations), expected)
+
+
+def test_the_first_pass_leaves_random_numbers_and_buffers_as_they_were(x, edges):
+    model = pyg.GCN(5, 8, 3, 3, dropout=0.5, norm="BatchNorm")
     expected = copy.deepcopy(model)
-    torch.manual_seed(1)
-    h = x
-    for index in range(3):
-        h = F.relu(expected.batch_norm(expected.conv(h, edges)))
-        h = F.dropout(h if index == 2 else NORM(h))
+    reference = run(lambda: basic_gnn_with_pair_norm(expected, x, edges))
     following = torch.rand(1)
-    handle = add_pair_norm(model, SCALE)
-    assert torch.equal(run(model, x, edges), h)
+    add_pair_norm(model, SCALE)
+    assert torch.equal(run(model, x, edges), reference)
     assert torch.equal(torch.rand(1), following)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(model.batch_norm.buffers(), expected.batch_norm.buffers(), strict=True)
-    )
-    assert handle.places == {
-        "conv": "after relu",
-        "conv (call 2)": "after relu",
-        "conv (call 3)": "left alone, the last",
-    }
+    for name, buffer in expected.named_buffers():
+        assert torch.equal(model.get_buffer(name), buffer)
 
 
 def test_convolutions_side_by_side_are_one_layer(x, edges):
@@ -477,12 +593,7 @@ def test_convolutions_side_by_side_are_one_layer(x, edges):
     model = Variational()
     output, handle = patched(model, x, edges)
     assert torch.equal(output, model(x, edges, NORM))
-    assert list(handle.places.values()) == [
-        "after relu",
-        "after relu",
-        "left alone, beside the last",
-        "left alone, the last",
-    ]
+    assert [place.partition(" ")[0] for place in handle.places.values()] == ["before"] * 2 + ["left"] * 2
 
 
 def test_a_convolution_that_ends_in_its_activation(x, adj):
@@ -493,57 +604,162 @@ def test_a_convolution_that_ends_in_its_activation(x, adj):
     model = Net(nn.Identity(), Activated)
     output, handle = patched(model, x, adj)
     assert torch.equal(output, run(model, x, adj, NORM))
-    assert handle.places["conv1"] == "at its output"
+    assert handle.places["conv1"] == "after conv1 (elu)"
 
 
-def test_activations_of_other_things_are_no_place(x, edges):
+def test_edge_features_are_not_normalized_however_many_there_are(x, edges):
     class WithEdgeFeatures(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.second = pyg.GCNConv(5, 8), pyg.GCNConv(8, 3)
+            self.first, self.second = pyg.GATConv(5, 8, edge_dim=8), pyg.GATConv(8, 3, edge_dim=8)
+            self.act = nn.ReLU()
 
-        def forward(self, x, edges, weight, norm=lambda h: h):
-            h = self.first(x, edges, weight)
-            weight = weight.relu()
-            return self.second(norm(h.tanh()), edges, weight)
+        def forward(self, x, edges, features, norm=lambda h: h):
+            h = self.first(x, edges, features)
+            features = F.elu(features)
+            features = features + F.elu(h[edges[0]] - h[edges[1]])
+            return self.second(norm(self.act(h)), edges, features)
 
-    model, weight = WithEdgeFeatures(), torch.rand(edges.shape[1])
-    assert torch.equal(patched(model, x, edges, weight)[0], model(x, edges, weight, NORM))
+    model, some = WithEdgeFeatures(), edges[:, :NODES]  # as many edges as nodes
+    features = torch.randn(NODES, 8)
+    output, handle = patched(model, x, some, features)
+    assert torch.equal(output, model(x, some, features, NORM))
+    assert handle.places["first"] == "after act (relu)"
+
+
+@pytest.mark.parametrize("name", ["Decoder", "Bilinear"])
+def test_a_decoder_that_takes_a_graph_is_no_convolution(name, x, edges):
+    decoder = type(
+        name,
+        (nn.Module,),
+        {"forward": lambda self, z, edge_index: (z[edge_index[0]] * z[edge_index[1]]).sum(-1)},
+    )
+
+    class AutoEncoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = TwoLayers(), decoder()
+
+        def forward(self, x, edge_index, norm=lambda h: h):
+            return self.decoder(self.encoder(x, edge_index, norm=norm), edge_index)
+
+    model = AutoEncoder()
+    output, handle = patched(model, x, edges)
+    assert torch.equal(output, model(x, edges, NORM))
+    assert handle.places == {
+        "encoder.first": "after encoder.act (relu)",
+        "encoder.second": "left alone, the last",
+    }
+
+
+def test_a_patch_without_effect_says_so(x, edges):
+    for model in (pyg.GCN(5, 8, 1, 3), nn.ModuleDict({"conv": pyg.SGConv(5, 3, K=4)})):
+        if isinstance(model, nn.ModuleDict):
+            type(model).forward = lambda self, x, edges: self["conv"](x, edges)
+        try:
+            with pytest.warns(UserWarning, match="no effect") as caught, add_pair_norm(model):
+                model(x, edges)
+        finally:
+            if isinstance(model, nn.ModuleDict):
+                del nn.ModuleDict.forward
+    assert "conv with K=4" in str(caught[0].message)
 
 
 def test_copies_carry_a_patch_of_their_own(x, edges):
     model = pyg.GCN(5, 8, 3, 3).eval()
     plain = model(x, edges)
     handle = add_pair_norm(model, SCALE)
+    unresolved = copy.deepcopy(model)
     output = model(x, edges)
     stored = io.BytesIO()
     torch.save(model, stored)
     stored.seek(0)
-    copies = [copy.deepcopy(model), torch.load(stored, weights_only=False)]
+    copies = [unresolved, copy.deepcopy(model), torch.load(stored, weights_only=False)]
     handle.remove()
     handle.remove()  # a second time changes nothing
     assert torch.equal(model(x, edges), plain)
     for twin in copies:
-        twin.convs[0].lin.weight.data.mul_(1)
         assert torch.equal(twin(x, edges), output)
+        assert twin.act.pair_norm_after is not model.act
         remove_pair_norm(twin)
         assert torch.equal(twin(x, edges), plain)
+        assert type(twin) is type(model)
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in twin.modules())
 
 
 def test_an_exception_in_forward_leaves_the_patch_usable(x, edges):
     model = pyg.GCN(5, 8, 3, 3)
     with add_pair_norm(model, SCALE):
-        output = model(x, edges)
-        with pytest.raises(RuntimeError):
-            model(x[:, :2], edges)
+        for _ in range(2):  # before the places are found, and after
+            with pytest.raises(RuntimeError):
+                model(x[:, :2], edges)
+            output = model(x, edges)
         assert torch.equal(model(x, edges), output)
     assert torch.overrides._len_torch_function_stack() == 0
 
 
+def test_threads_do_not_see_each_others_batch_vectors(x, edges):
+    model = pyg.GCN(5, 8, 3, 3).eval()
+    batches = [torch.arange(NODES) // size for size in (2, 3, 4)]
+    expected = [basic_gnn_with_pair_norm(model, x, edges, batch) for batch in batches]
+    failures = []
+
+    def work(index):
+        with torch.no_grad():
+            for _ in range(30):
+                if not torch.equal(model(x, edges, batch=batches[index]), expected[index]):
+                    failures.append(index)
+
+    with add_pair_norm(model, SCALE):
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def replica(module):
+    """Return what ``DataParallel`` makes of a module for a device, on this one."""
+    twin = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        twin._modules[name] = replica(child)
+        setattr(twin, name, twin._modules[name])
+    for name, parameter in module._parameters.items():
+        setattr(twin, name, parameter)
+    return twin
+
+
+def test_replicas_of_data_parallel(x, edges, raises):
+    model = pyg.GCN(5, 8, 3, 3)
+    batch = torch.arange(NODES) // 5
+    reference = basic_gnn_with_pair_norm(model, x, edges, batch)
+    with add_pair_norm(model, SCALE):
+        with raises("unresolved"):
+            replica(model)(x, edges, batch=batch)
+        model(x, edges)
+        assert torch.equal(replica(model)(x, edges, batch=batch), reference)
+    with add_pair_norm(nn.DataParallel(model), SCALE):
+        assert torch.equal(nn.DataParallel(model)(x, edges, batch=batch), reference)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_compile(wrapped, x, edges):
+@pytest.mark.parametrize("passes", [0, 2])
+def test_a_compiled_model_is_patched_as_any_other(passes, x, edges):
+    model, batch = pyg.GraphSAGE(5, 8, 3, 3), torch.arange(NODES) // 5
+    plain, reference = model(x, edges), basic_gnn_with_pair_norm(model, x, edges)
+    by_graph = basic_gnn_with_pair_norm(model, x, edges, batch)
+    compiled = torch.compile(model, backend="aot_eager")
+    for _ in range(passes):
+        torch.testing.assert_close(compiled(x, edges), plain)
+    with add_pair_norm(compiled, SCALE):
+        torch.testing.assert_close(compiled(x, edges), reference)
+        torch.testing.assert_close(compiled(x, edges, None, None, batch, 3), by_graph)
+    torch.testing.assert_close(compiled(x, edges), plain)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_full_graph_is_compiled_once_the_places_are_known(x, edges):
     class Outer(nn.Module):
         def __init__(self, model):
             super().__init__()
@@ -554,73 +770,38 @@ def test_compile(wrapped, x, edges):
 
     model = pyg.GraphSAGE(5, 8, 3, 3)
     reference = basic_gnn_with_pair_norm(model, x, edges)
-    with add_pair_norm(model, SCALE) as handle:
-        compiled = torch.compile(Outer(model) if wrapped else model, backend="eager", fullgraph=True)
-        for _ in range(2):
-            torch.testing.assert_close(compiled(x, edges), reference)
-        assert handle.places["convs.0"] == "after relu"
-    torch._dynamo.reset()
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("passes", [0, 2])
-def test_a_compiled_model_is_patched_as_any_other(passes, x, edges):
-    model = pyg.GraphSAGE(5, 8, 3, 3)
-    plain, reference = model(x, edges), basic_gnn_with_pair_norm(model, x, edges)
-    compiled = torch.compile(model, backend="aot_eager")
-    for _ in range(passes):
-        torch.testing.assert_close(compiled(x, edges), plain)
-    for _ in range(2):
-        with add_pair_norm(compiled, SCALE):
-            torch.testing.assert_close(compiled(x, edges), reference)
-        torch.testing.assert_close(compiled(x, edges), plain)
-    torch._dynamo.reset()
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("kind", [pyg.GCN, pyg.GAT, pyg.GIN])
-def test_compile_before_the_first_pass(kind, x, edges):
-    model, batch = kind(5, 8, 3, 3).eval(), torch.arange(NODES) // 5
-    reference = basic_gnn_with_pair_norm(model, x, edges, batch)
     with add_pair_norm(model, SCALE):
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x, edges, batch=batch, batch_size=3), reference)
-    torch._dynamo.reset()
+        compiled = torch.compile(Outer(model), backend="eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="pass example_inputs"):
+            compiled(x, edges)
+        model(x, edges)
+        torch.testing.assert_close(compiled(x, edges), reference)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_compile_before_the_first_pass_of_a_model_registered_against_its_order(x, adj):
-    model = Net(torch.relu).eval()
-    with add_pair_norm(model, SCALE) as handle:
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        for _ in range(2):
-            torch.testing.assert_close(compiled(x, adj), model(x, adj))
-        assert handle.places["conv2"] == "left alone, the last"
-        output = compiled(x, adj)
-    torch.testing.assert_close(output, model(x, adj, NORM))
-    torch._dynamo.reset()
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("act", [torch.relu, torch.sin])
-def test_compile_of_dictionaries_before_the_first_pass(act, relations):
-    model = Relational("hetero", act).eval()
-    expected = model(*relations, None, NORM)
-    with add_pair_norm(model, SCALE):
-        output = torch.compile(model, backend="eager", fullgraph=True)(*relations)
-    for kind in TYPES:
-        torch.testing.assert_close(output[kind], expected[kind])
-    torch._dynamo.reset()
-
-
-def test_repr(x, edges):
-    model = pyg.GCN(5, 8, 2, 3)
+def test_the_patch_shows_in_print(x, edges):
+    model = TwoLayers()
     handle = add_pair_norm(model, SCALE)
-    assert repr(handle) == f"{NORM} in GCN\n  convs.0: not run yet\n  convs.1: not run yet"
+    assert repr(handle) == f"{NORM} in TwoLayers\n  the places are found in the first forward pass"
     model(x, edges)
-    assert repr(handle) == f"{NORM} in GCN\n  convs.0: after relu\n  convs.1: left alone, the last"
+    text = f"{NORM} in TwoLayers\n  first: after act (relu)\n  second: left alone, the last"
+    assert repr(handle) == text
+    assert [line.strip() for line in text.splitlines()][1] in str(model)
+    assert f"(pair_norm_after): {NORM}" in str(model)
+    assert isinstance(model.get_submodule("act.pair_norm_after"), PairNorm)
     handle.remove()
-    assert "GCN (removed)" in repr(handle)
+    assert "TwoLayers (removed)" in repr(handle)
+
+
+@pytest.mark.parametrize("is_resolved", [False, True])
+def test_convolutions_outside_the_forward(is_resolved, x, edges, raises):
+    model = pyg.GCN(5, 8, 2, 3, act=F.relu).eval()
+    with add_pair_norm(model, example_inputs=(x, edges) if is_resolved else None):
+        with raises("outside-forward"):
+            model.convs[1](torch.randn(NODES, 8), edges)
+    with add_pair_norm(model, SCALE, batch=None, example_inputs=(x, edges)):
+        h = torch.randn(NODES, 8)
+        output = model.convs[1](h, edges)
+    assert torch.equal(output, model.convs[1](NORM(h), edges))
 
 
 def test_errors(x, edges, raises):
@@ -630,8 +811,6 @@ def test_errors(x, edges, raises):
     for again in (model, outer):
         with raises("already-normalized"):
             add_pair_norm(again)
-    with raises("outside-forward", value="convs.0"):
-        model.convs[0](x, edges)
     handle.remove()
     with raises("already-normalized", value="norms.0"):
         add_pair_norm(pyg.GCN(5, 8, 2, 3, norm="PairNorm"))
@@ -639,40 +818,28 @@ def test_errors(x, edges, raises):
         add_pair_norm(nn.ModuleDict({"own": GCN(5, 3, num_layers=2)}), mode="PN")
     with raises("unknown-choice", value="PairNorm"):
         add_pair_norm(model, mode="PairNorm")
+    for at in ("convs.0", "behind convs.0", "after"):
+        with raises("unknown-choice", value=at):
+            add_pair_norm(model, at=[at])
+    with raises("unknown-choice", value="convs.9"):
+        add_pair_norm(model, at=["after convs.9"])
+    with raises("unknown-choice", value="after encoder", expected="after encoder.1"):
+        add_pair_norm(
+            nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2), nn.ReLU())}), at=["after encoder"]
+        )
+    assert type(model) is pyg.GCN
 
 
-def test_a_last_convolution_that_changes_is_an_error(x, edges, raises):
-    class Looped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = pyg.GCNConv(5, 5)
-
-        def forward(self, x, edges, depth):
-            for _ in range(depth):
-                x = self.conv(x, edges).relu()
-            return x
-
-    model = Looped()
-    add_pair_norm(model)
-    model(x, edges, 2)
-    with raises("other-order", value="conv (call 3)"):
-        model(x, edges, 3)
-
-
-def test_a_pair_of_node_sets_needs_an_activation(x, edges, raises):
-    class Bipartite(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3)
-
-        def forward(self, x, edges, act):
-            h = act(self.first((x, x), edges))
+def test_a_slice_of_the_states_needs_an_activation_module(x, edges, raises):
+    class Bipartite(TwoLayers):
+        def forward(self, x, edges, norm=lambda h: h):
+            h = norm(self.act(self.first(x, edges)))
             return self.second((h, h[:NODES]), edges)
 
     model = Bipartite()
-    assert torch.equal(
-        patched(model, x, edges, torch.relu)[0], model(x, edges, lambda h: NORM(torch.relu(h)))
-    )
-    add_pair_norm(model)
-    with raises("no-place", value="second"):
-        model(x, edges, torch.sin)
+    model.second = pyg.SAGEConv(8, 3)
+    assert torch.equal(patched(model, x, edges)[0], model(x, edges, NORM))
+    model = Bipartite(torch.relu)
+    model.second = pyg.SAGEConv(8, 3)
+    with add_pair_norm(model), raises("ambiguous-place", value="first"):
+        model(x, edges)

@@ -28,7 +28,7 @@ from pairnorm.measure.functional import (
 from pairnorm.measure.inputs import Adjacency, Estimate, is_sparse_adjacency
 from pairnorm.measure.verdict import SCALE_FREE, Record, Verdict, judge, no_records
 from pairnorm.nn.find_convolutions import graph_convolutions
-from pairnorm.nn.patch import patch_of
+from pairnorm.nn.patch import is_observing
 from pairnorm.nn.propagate import is_edge_index
 
 if TYPE_CHECKING:
@@ -376,9 +376,8 @@ class Probe:
 
 
 def _pair_norms(model: nn.Module) -> set[nn.Module]:
-    """Return the PairNorm modules of a model, of whichever library, and that of ``add_pair_norm``."""
-    own = {m for m in model.modules() if any(base.__name__ == "PairNorm" for base in type(m).__mro__)}
-    return own | {patch.norm for patch in map(patch_of, model.modules()) if patch}
+    """Return the PairNorm modules of a model, of whichever library."""
+    return {m for m in model.modules() if any(base.__name__ == "PairNorm" for base in type(m).__mro__)}
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -1,40 +1,44 @@
-"""The graph convolutions of any model, of whichever library or written by hand, found from outside."""
+"""Find the graph convolutions of a model, of whichever library or written by hand."""
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError, one_of, quoted
 
 _LIBRARIES = ("torch_geometric.", "dgl.")
 _POOLING = ("torch_geometric.nn.pool", "dgl.nn.pytorch.glob")
-# What a hand-written convolution calls the graph among its arguments, and what it calls itself.
-_GRAPH_ARGUMENTS = frozenset(
+GRAPH_ARGUMENTS = frozenset(
     ("adj", "adj_t", "adj_matrix", "adjacency", "adjacency_matrix", "edge_index", "edges", "g", "graph")
 )
+"""The names that hand-written convolutions give the graph among their arguments."""
 _CLASS_NAMES = re.compile(r"Conv$|Convolution$|(Graph|GCN|GAT|GIN|SAGE)\w*Layer$")
+_OTHER_CLASS_NAMES = re.compile(r"Decoder|Predictor|Scorer|Readout|Pool|Head$|Loss$")
 
 
 def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) -> dict[str, nn.Module]:
     """Return the graph convolutions inside ``model`` by dotted name, in order of registration.
 
-    Recognized are, without importing any of these libraries:
+    These are recognized, without importing any of the libraries:
 
     - the convolutions of this package, of PyG (``MessagePassing`` and all named ``...Conv``) and of DGL, and
       any class that declares ``is_graph_convolution = True``. Where one contains another, as ``DirGNNConv``
       and ``GPSConv`` do, the *outermost* counts: the inner one is part of how it computes;
-    - hand-written modules whose ``forward`` takes a graph beside the features (``adj``, ``edge_index``, ...)
+    - hand-written modules whose ``forward`` takes a graph next to the features (``adj``, ``edge_index``, ...)
       or, if the class is named like a convolution, any two inputs. Where one contains another convolution,
-      the *innermost* counts: the outer one is a block around it, as ``DeepGCNLayer`` is.
+      the *innermost* counts: the outer one is a block around it, as ``DeepGCNLayer`` is. Decoders, heads and
+      pooling layers are left out by their class names.
 
-    A module used in several places appears once, under its first name; ``model`` itself and the scoring
+    A module used in several places appears once, under its first name. ``model`` itself and the scoring
     convolutions of pooling layers are left out.
 
     Args:
-        model: any module.
-        layers: the dotted names of the convolutions, for a model whose convolutions are not recognized.
+        model: Any module.
+        layers: The dotted names of the convolutions, for a model whose convolutions are not recognized.
 
     >>> class Convolution(nn.Module):
     ...     def forward(self, x, adjacency):
@@ -50,8 +54,7 @@ def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) ->
     first_names: dict[nn.Module, str] = {}
     for name, convolution in _inside(model, ""):
         first_names.setdefault(convolution, name)
-    found = {name: convolution for convolution, name in first_names.items()}
-    if not found:
+    if not first_names:
         children = {name: type(child).__name__ for name, child in model.named_children()}
         inside = ", ".join(f"{name} ({kind})" for name, kind in children.items()) or "nothing"
         raise PairNormError(
@@ -61,7 +64,7 @@ def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) ->
             "is_graph_convolution = True in their class.",
             layers=list(children)[:2] or ...,
         )
-    return found
+    return {name: convolution for convolution, name in first_names.items()}
 
 
 def _named(model: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
@@ -74,12 +77,12 @@ def _named(model: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
 
 
 def _inside(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the convolutions among the descendants of ``module``, depth first, shared ones at every place."""
+    """Yield the convolutions among the descendants of ``module``, depth first, shared ones repeatedly."""
     for name, child in module._modules.items():
         if child is None or _is_from(child, _POOLING):
             continue
         path = f"{prefix}{name}"
-        if _is_convolution(child):
+        if is_known_convolution(child):
             yield path, child
         elif inner := list(_inside(child, f"{path}.")):
             yield from inner
@@ -91,7 +94,8 @@ def _is_from(module: nn.Module, packages: tuple[str, ...]) -> bool:
     return type(module).__module__.startswith(packages)
 
 
-def _is_convolution(module: nn.Module) -> bool:
+def is_known_convolution(module: nn.Module) -> bool:
+    """Return whether a module is a convolution of a library or declares to be one."""
     return bool(getattr(module, "is_graph_convolution", False)) or any(
         base.__module__.startswith(_LIBRARIES)
         and (base.__name__ == "MessagePassing" or base.__name__.endswith("Conv"))
@@ -100,11 +104,28 @@ def _is_convolution(module: nn.Module) -> bool:
 
 
 def _resembles_convolution(module: nn.Module) -> bool:
-    if _is_from(module, (*_LIBRARIES, "torch.")):
+    name = type(module).__name__
+    if _is_from(module, (*_LIBRARIES, "torch.")) or _OTHER_CLASS_NAMES.search(name):
         return False
     arguments = list(inspect.signature(type(module).forward).parameters)[1:]
     if len(arguments) < 2:
         return False
-    return any(name.lower() in _GRAPH_ARGUMENTS for name in arguments) or bool(
-        _CLASS_NAMES.search(type(module).__name__)
+    return any(name.lower() in GRAPH_ARGUMENTS for name in arguments) or bool(_CLASS_NAMES.search(name))
+
+
+def is_node_states(value: Any) -> bool:
+    """Return whether ``value`` may hold one row per node: a dense float tensor [nodes, ..., features]."""
+    return (
+        isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.layout == torch.strided
+        and value.ndim >= 2
     )
+
+
+def node_states(output: Any) -> dict[str, Tensor]:
+    """Return the states in a convolution's output by node type: a tensor, or the first of a tuple, is ""."""
+    if isinstance(output, Mapping):
+        return {str(kind): x for kind, x in output.items() if is_node_states(x)}
+    first = output[0] if isinstance(output, (tuple, list)) and output else output
+    return {"": first} if is_node_states(first) else {}

@@ -1,36 +1,28 @@
-"""PairNorm put into any GNN from outside: no change to its code or its parameters."""
+"""Put PairNorm into any GNN from outside: no change to its code or its parameters."""
 
+import functools
 import inspect
-import re
+import sys
+import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
-from pairnorm.base.errors import PairNormError
-from pairnorm.nn.find_convolutions import graph_convolutions
+from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.nn.find_convolutions import GRAPH_ARGUMENTS, graph_convolutions, is_node_states
+from pairnorm.nn.find_places import Path, Place, find_places
 from pairnorm.nn.pair_norm import Mode, PairNorm
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Left out: sigmoid and softmax, which are gates and attention more often than activations, and functions in
-# place such as relu_, whose result nobody need read.
-_NAMES = """relu relu6 leaky_relu elu selu celu rrelu prelu gelu silu mish softplus softsign tanh hardtanh
-    hardswish tanhshrink softshrink hardshrink"""
-_ACTIVATIONS: frozenset[Any] = frozenset(
-    getattr(home, name) for home in (F, torch, Tensor) for name in _NAMES.split() if hasattr(home, name)
-)
-# What PyG's to_hetero calls the copies of a convolution: one for each type of edges, with where these end.
-_EDGE_TYPE = re.compile(r"\.[^.]+?__[^.]+__(?P<target>[^.]+?)$")
-# A name of the state that a model has with PairNorm only, which says itself what is to be done about it.
-MARK = "add_pair_norm"
-_BESIDE = "left alone, beside the last"
+CHILD = "add_pair_norm"
+"""The name of the patch among the children of a model: an error about weights then says what is missing."""
+_RESOLVING = threading.Lock()
 
 
 def add_pair_norm(
@@ -38,45 +30,50 @@ def add_pair_norm(
     scale: float = 1.0,
     mode: Mode = "PN-SI",
     layers: Sequence[str] | None = None,
-    batch: str | None = "batch",
+    batch: str | int | None = "batch",
     process_group: "ProcessGroup | None" = None,
+    *,
+    at: Sequence[str] | None = None,
+    track_running_stats: bool = False,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> "PairNormPatch":
     """Put PairNorm after every graph convolution of ``model`` but the last; return a handle that removes it.
 
-    The paper's place is after the activation of a convolution and before dropout. PairNorm comes at the first
-    of these that there is:
+    The places are found once: from ``example_inputs``, or in the first forward pass, which then runs twice
+    from the same random state and the same buffers. From then on the model has ``PairNorm`` modules as
+    children of the modules at these places, which run whenever those do. The place after a convolution is
 
-    - the output of the convolution, where it ends in an activation itself;
-    - the output of the first activation function that runs after it, as a module or as a function, on as many
-      rows as the convolution gave. A norm of the model between the two stays where it is;
-    - the input of the next convolution. Without a recognized activation function, dropout thus comes before
-      PairNorm, which makes a difference in training only.
+    - the output of a module that returns the states after their first activation function: the activation
+      module, the convolution itself where it ends in one, or a block around both;
+    - else the input of the next convolution, where nothing but dropout lies between the activation and it.
+      Dropout then comes before PairNorm, which makes a difference in training only;
+    - else it is ambiguous, as after ``x + relu(conv(x))`` with a function for the activation. An error shows
+      the candidates, to be named with ``at``.
 
-    A residual connection adds the normalized branch (``DeepGCNLayer`` with ``"res"`` or ``"dense"``); where
-    the activation follows the sum (``"res+"``), the sum itself goes on unchanged. Convolutions that run side
-    by side on the same input are one layer. Heads in ``[nodes, heads, features]`` are normalized one by one.
-    Where states are a dictionary by node type (``HeteroConv``, ``HGTConv``, ``to_hetero``), every type is
-    normalized on its own.
+    A convolution is the last if no other depends on it. Convolutions that run side by side on the same input
+    are one layer. Heads in ``[nodes, heads, features]`` are normalized one by one. Where states are a
+    dictionary by node type (``HeteroConv``, ``HGTConv``, ``to_hetero``), every type is normalized separately.
 
-    The last convolution is the last to run. It is taken to be the last one registered until the first forward
-    pass; if that shows another, the pass is repeated from the same random state and the same buffers.
+    If ``forward`` receives ``batch``, or a PyG ``Batch`` that has one, every graph is normalized separately.
+    Integers for each node under another name are an error until you say what they are. A normalized module
+    that runs outside the model's ``forward`` cannot know ``batch``, which is an error unless ``batch=None``.
 
-    If ``forward`` is given ``batch``, or a PyG ``Batch`` that has one, every graph is normalized on its own.
-    Where it gets none, but integers for each node that may well be one by another name, it warns once.
-    A convolution called outside the model's ``forward`` (layer-wise ``inference`` in PyG) is an error, and so
-    is a model that has PairNorm already. Copies of the model have a patch of their own.
-
-    The ``state_dict`` has one entry more, ``"add_pair_norm"``: weights that were trained with PairNorm are
-    not loaded into a model without it, nor the other way round, nor with another scale or mode.
+    The ``state_dict`` has one entry more, ``"add_pair_norm._extra_state"``: weights that were trained with
+    PairNorm are not loaded into a model without it, nor the other way round, nor with another scale or mode.
 
     Args:
-        model: any module with graph convolutions; see ``graph_convolutions``.
-        scale: the paper's s.
+        model: Any module with graph convolutions; see ``graph_convolutions``. Of a compiled or distributed
+            model, the module inside is changed.
+        scale: The paper's s.
         mode: ``"PN"``, ``"PN-SI"`` (the paper's choice for GCN and GAT) or ``"PN-SCS"``.
-        layers: the dotted names of the convolutions, where they are not recognized.
-        batch: what the model calls the graph of each node, among the arguments of ``forward`` or the
-            attributes of the first; None for a model of one graph.
-        process_group: the ranks whose rows are one graph; see ``PairNorm``.
+        layers: The dotted names of the convolutions, where they are not recognized.
+        batch: The name of the argument of ``forward`` that holds the graph of each node, or of an attribute
+            of the first argument; its position; or None for a model of one graph.
+        process_group: The ranks whose rows are one graph; see ``PairNorm``.
+        at: Places by hand, such as ``["after convs.0", "before convs.2"]``; no forward pass is needed then.
+        track_running_stats: Normalize by running statistics in eval; see ``PairNorm`` and ``calibrate``.
+        example_inputs: The positional arguments of ``forward``, or its keyword arguments as a mapping, to
+            find the places now.
 
     >>> class Convolution(nn.Linear):
     ...     def forward(self, x, adjacency):
@@ -84,88 +81,121 @@ def add_pair_norm(
     >>> class Net(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
-    ...         self.first, self.second = Convolution(3, 4), Convolution(4, 2)
+    ...         self.first, self.act, self.second = Convolution(3, 4), nn.ReLU(), Convolution(4, 2)
     ...     def forward(self, x, adjacency):
-    ...         return self.second(self.first(x, adjacency).relu(), adjacency)
+    ...         return self.second(self.act(self.first(x, adjacency)), adjacency)
     >>> model = Net()
-    >>> with add_pair_norm(model, scale=10) as handle:
-    ...     y = model(torch.rand(5, 3), torch.eye(5))
+    >>> with add_pair_norm(model, scale=10, example_inputs=(torch.rand(5, 3), torch.eye(5))) as handle:
+    ...     print(model.act)
+    ReLU(
+      (pair_norm_after): PairNorm(scale=10, mode='PN-SI', eps=1e-06)
+    )
     >>> handle
     PairNorm(scale=10, mode='PN-SI', eps=1e-06) in Net (removed)
-      first: after relu
+      first: after act (relu)
       second: left alone, the last
     """
-    convolutions = graph_convolutions(model, layers)
-    for name, module in model.named_modules():
-        where = f"{name!r} of {type(model).__name__}" if name else type(model).__name__
-        if type(module).__module__ == "pairnorm.nn.models":
-            problem = f"{where} is a model of this package"
-            hint = "Build it with {norm} instead."
-            raise PairNormError(problem, code="already-normalized", value=name, hint=hint, norm=mode)
-        if any(base.__name__ == "PairNorm" for base in type(module).__mro__):
-            problem = f"{where} is PairNorm already"
-            hint = "Build the model without it, or leave it as it is."
-            raise PairNormError(problem, code="already-normalized", value=name, hint=hint)
-        if patch_of(module):
-            problem = f"{where} is patched already"
-            hint = "Call remove() of its handle or remove_pair_norm."
-            raise PairNormError(problem, code="already-normalized", value=name, hint=hint)
-    norm = PairNorm(scale, mode, process_group=process_group)
-    return PairNormPatch(model, norm, convolutions, batch)
+    model = _unwrap(model)
+    norm = PairNorm(scale, mode, process_group=process_group, track_running_stats=track_running_stats)
+    if at is None:
+        convolutions = graph_convolutions(model, layers)
+    _check_unnormalized(model, mode)
+    patch = PairNormPatch(model, norm, batch, layers)
+    model.add_module(CHILD, patch)
+    model.__class__ = _patched_class(type(model))
+    _forget_compiled()
+    try:
+        if at is not None:
+            patch._install([_named_place(model, text) for text in at], dict.fromkeys(at, "named"))
+        elif example_inputs is not None:
+            is_named = isinstance(example_inputs, Mapping)
+            patch._resolve(
+                model, () if is_named else tuple(example_inputs), example_inputs if is_named else {}
+            )
+        else:
+            for convolution in convolutions.values():
+                convolution.register_forward_pre_hook(_Guard(type(model).__name__), prepend=True)
+    except BaseException:
+        patch.remove()
+        raise
+    return patch
 
 
 def remove_pair_norm(model: nn.Module) -> None:
-    """Remove what ``add_pair_norm`` put into ``model``, for a copy whose handle is not at hand.
+    """Remove what ``add_pair_norm`` put into ``model``, for a copy whose handle is not available.
 
     Args:
-        model: what was patched, or holds it; where there is nothing to remove, it stays as it is.
+        model: A patched model, or a module that contains one; without a patch it stays as it is.
     """
-    for module in model.modules():
-        if patch := patch_of(module):
-            patch.remove()
+    for module in list(model.modules()):
+        if isinstance(module, PairNormPatch):
+            module.remove()
 
 
-def patch_of(module: nn.Module) -> "PairNormPatch | None":
-    """Return what ``add_pair_norm`` put into a module itself, None where it did not."""
-    owners = (getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values())
-    return next((owner for owner in owners if isinstance(owner, PairNormPatch)), None)
+def is_observing() -> bool:
+    """Return whether this thread runs a model only to find the places for PairNorm."""
+    return _ACTIVE.is_observing
 
 
-class PairNormPatch:
-    """PairNorm inside a model: removed by ``remove`` or at the end of a ``with`` block."""
+class _Active(threading.local):
+    """What each thread is doing: the facts of the forward pass it runs. ``torch.compile`` can trace it."""
+
+    def __init__(self) -> None:
+        self.call: _Call | None = None
+        self.is_observing = False
+
+
+_ACTIVE = _Active()
+
+
+class _Call:
+    """The facts of one forward pass."""
+
+    def __init__(self, batch: Any, batch_size: Any) -> None:
+        self.batch, self.batch_size = batch, batch_size
+
+
+class _Options:
+    """What the places of one patch share; ``has_seen_batch`` only ever becomes True."""
+
+    def __init__(self, is_one_graph: bool) -> None:
+        self.is_one_graph, self.has_seen_batch = is_one_graph, False
+
+
+class PairNormPatch(nn.Module):
+    """PairNorm inside a model, a child of it; removed by ``remove`` or at the end of a ``with`` block.
+
+    Args:
+        places: Where PairNorm follows each convolution, and why; empty until the places are found.
+    """
 
     def __init__(
-        self, model: nn.Module, norm: PairNorm, convolutions: dict[str, nn.Module], batch: str | None
+        self, model: nn.Module, norm: PairNorm, batch: str | int | None, layers: Sequence[str] | None
     ) -> None:
-        self.model, self.norm = model, norm
-        self.places = dict.fromkeys(convolutions, "not run yet")
-        self._names = {module: name for name, module in convolutions.items()}
-        self._arguments = list(inspect.signature(model.forward).parameters)
-        self._batch = batch
-        self._last = list(convolutions)[-1]
-        self._rewind: _Rewind | None = None
-        self._settled = False
-        self._pass = _Pass(norm, {name: _EDGE_TYPE.sub("", name) for name in convolutions})
-        # Without its ranks, of which there may be others next time.
-        self._settings = repr(PairNorm(norm.scale, norm.mode, norm.eps))
-        # Bytes, which no change of precision touches.
-        model.register_buffer(MARK, torch.tensor(list(self._settings.encode()), dtype=torch.uint8))
-        self._hooks = [
-            model.register_forward_pre_hook(self._before_model, with_kwargs=True),
-            model.register_forward_hook(self._after_model, with_kwargs=True, always_call=True),
-            model.register_load_state_dict_pre_hook(self._before_loading),
-        ]
-        for module in self._names:
-            self._hooks.append(module.register_forward_pre_hook(self._before_convolution, with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(self._after_convolution))
+        super().__init__()
+        self.places: dict[str, str] = {}
+        self.is_resolved = False
+        self._owner = (model,)  # in a tuple, it does not become a child
+        self._norm = (norm,)
+        self._batch, self._layers = batch, layers
+        self._options = _Options(batch is None)
+        self._installed: list[Place] = []
+        parameters = inspect.signature(model.forward).parameters.values()
+        self._takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+        self._arguments = [one.name for one in parameters if one.kind in (0, 1, one.KEYWORD_ONLY)]
 
     def remove(self) -> None:
         """Take PairNorm out again, which leaves the model exactly as it was."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        self.model._buffers.pop(MARK, None)
-        self.model._non_persistent_buffers_set.discard(MARK)
+        (model,) = self._owner
+        if CHILD not in model._modules:
+            return
+        del model._modules[CHILD]
+        model.__class__ = type(model).__mro__[1]
+        for module in model.modules():
+            module._modules.pop("pair_norm_before", None)
+            module._modules.pop("pair_norm_after", None)
+            _remove_hooks(module)
+        _forget_compiled()
 
     def __enter__(self) -> Self:
         return self
@@ -174,266 +204,365 @@ class PairNormPatch:
         self.remove()
 
     def __repr__(self) -> str:
-        title = f"{self.norm} in {type(self.model).__name__}{'' if self._hooks else ' (removed)'}"
-        return "\n  ".join([title, *(f"{name}: {place}" for name, place in self.places.items())])
+        (model,), (norm,) = self._owner, self._norm
+        removed = "" if CHILD in model._modules else " (removed)"
+        lines = [f"{name}: {place}" for name, place in self.places.items()]
+        lines = lines or ["the places are found in the first forward pass"]
+        return "\n  ".join([f"{norm} in {type(model).__name__}{removed}", *lines])
 
-    def _before_model(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._settled and not torch.compiler.is_compiling():
-            self._rewind = _Rewind(model)
-        self._begin(args, kwargs)
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the settings and the places, which ``state_dict`` includes."""
+        (norm,) = self._norm
+        settings = {"scale": norm.scale, "mode": norm.mode, "eps": norm.eps}
+        return settings | {"places": [tuple(place) for place in self._installed], "reasons": self.places}
 
-    def _after_model(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
-        if not self._pass.active:  # the exception on its way is from before the pass
-            return output
-        calls, places = self._pass.end()
-        if output is None or not calls:  # an exception is on its way, or no convolution has run
-            return output
-        # While torch.compile traces, nothing can be set back: nothing must have changed.
-        unchanged = torch.compiler.is_compiling() and not (
-            self._settled or (model.training and _counting(model))
-        )
-        if calls[-1] != self._last and (self._rewind or unchanged):
-            self._last = calls[-1]
-            if self._rewind:
-                self._rewind()
-            self._begin(args, kwargs)
-            try:
-                output = model.forward(*args, **kwargs)
-            finally:
-                calls, places = self._pass.end()
-        if calls[-1] != self._last:
-            raise PairNormError(
-                f"the last graph convolution to run in {type(model).__name__} was {calls[-1]}",
-                code="other-order",
-                value=calls[-1],
-                expected=f"{self._last}, which PairNorm left alone",
-                hint="A model must end in the same one in every pass; if it has buffers and that is not "
-                "the one registered last, let it run once before torch.compile.",
-            )
-        self._settled, self._rewind, self.places = True, None, places
-        if self._pass.unused:
-            name, self._pass.unused = self._pass.unused, None
-            _warn_of_unused(name)
-        return output
-
-    def _before_loading(self, model: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-        given = state.get(prefix + MARK)
-        trained = self._settings if given is None else bytes(given.tolist()).decode()
-        if trained != self._settings:
-            problem = f"these weights were trained with {trained}"
-            expected = f"{self._settings}, which the model has"
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Check that weights were trained with the same settings and places."""
+        own = self.get_extra_state()
+        if state != own:
+            trained = ", ".join(f"{key}={state.get(key)!r}" for key in own if state.get(key) != own[key])
+            problem = f"these weights were trained with PairNorm of other settings: {trained}"
             hint = "Give add_pair_norm the same settings."
-            raise PairNormError(problem, code="other-norm", value=trained, expected=expected, hint=hint)
+            raise PairNormError(problem, code="other-norm", value=trained, hint=hint)
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(self._arguments, args, strict=False)) | kwargs
-        self._pass.begin(
-            self._last,
-            None if self._batch is None else self._find(self._batch, given),
-            given.get("batch_size"),
-            {} if self._batch is None or self._settled else given,
-        )
+    def _load_places(self, model: nn.Module, state: dict[str, Any] | None) -> None:
+        """Take the places from weights, where this model has not run yet."""
+        if state and state["places"] and not self.is_resolved:
+            places = [
+                Place(where, name, tuple(map(tuple, inputs))) for where, name, inputs in state["places"]
+            ]
+            self._install(places, state["reasons"])
 
-    def _find(self, name: str, given: dict[str, Any]) -> Any:
-        """Return the batch vector, or one for each node type: an argument, or an attribute of the first."""
+    def _install(self, places: list[Place], reasons: dict[str, str]) -> None:
+        (model,), (norm,) = self._owner, self._norm
+        for module in model.modules():
+            _remove_hooks(module)
+        for place in places:
+            module = model.get_submodule(place.name)
+            own = PairNorm(norm.scale, norm.mode, norm.eps, norm.process_group, norm.track_running_stats)
+            own.train(module.training)
+            device = next((x.device for x in (*module.parameters(), *model.parameters())), None)
+            module.add_module(f"pair_norm_{place.where}", own.to(device))
+            if place.where == "before":
+                hook = _NormalizeInputs(self._options, place.inputs)
+                module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+            else:
+                module.register_forward_hook(_NormalizeOutput(self._options), prepend=True)
+        self._installed, self.places, self.is_resolved = places, reasons, True
+
+    def _resolve(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Find the places in an observed forward pass that leaves no trace, and put PairNorm there."""
+        if model is not self._owner[0]:
+            raise PairNormError(
+                f"a replica of {type(model).__name__} cannot find the places for PairNorm",
+                code="unresolved",
+                hint="Run the model itself once before, or pass {example_inputs} to add_pair_norm.",
+                example_inputs=...,
+            )
+        with _RESOLVING:
+            if not self.is_resolved:
+                # A compiled model is observed as it is, not through the compiler.
+                disable = torch.compiler.disable if "torch._dynamo" in sys.modules else lambda run: run
+                disable(self._observe)(model, args, kwargs)
+
+    # The attributes that torch.compiler.disable sets, without the 1.5 s that importing the compiler takes.
+    _resolve._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _resolve._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        "add_pair_norm finds its places in a forward pass: run the model once before, or pass example_inputs"
+    )
+
+    def _observe(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        rewind, forward = _Rewind(model), type(model).__mro__[1].forward
+        _ACTIVE.is_observing = True
+        try:
+            places, reasons, num_nodes = find_places(
+                model,
+                graph_convolutions(model, self._layers),
+                lambda: forward(model, *args, **kwargs),
+                not self._norm[0].track_running_stats,
+            )
+        finally:
+            _ACTIVE.is_observing = False
+            rewind()
+        if self._batch == "batch" and self._call(args, kwargs).batch is None:
+            _check_no_batch(dict(zip(self._arguments, args, strict=False)) | dict(kwargs), num_nodes)
+        if not places:
+            _warn_without_effect(type(model).__name__, list(reasons), model)
+        self._install(places, reasons)
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
+        """Return the facts of a call: the batch vector, or one for each node type, and the batch size."""
+        given = dict(zip(self._arguments, args, strict=False))
+        given.update(kwargs)
+        size = given.get("batch_size")
+        if self._batch is None:
+            return _Call(None, size)
+        if isinstance(self._batch, int):
+            return _Call(args[self._batch] if self._batch < len(args) else None, size)
+        name, names = self._batch, (self._batch, f"{self._batch}_dict")
         first = next(iter(given.values()), None)
-        known = name in self._arguments
-        for key in (name, f"{name}_dict"):
-            known = known or key in given
+        for key in names:
             if given.get(key) is not None:
-                return given[key]
-            if not isinstance(first, Tensor | Mapping) and (found := getattr(first, key, None)) is not None:
-                return found or None if isinstance(found, Mapping) else found
-        if not known and name != "batch":
-            problem = f"{type(self.model).__name__} was given no {name!r}"
+                return _Call(given[key], size)
+            if not isinstance(first, (Tensor, Mapping)) and getattr(first, key, None) is not None:
+                return _Call(getattr(first, key) or None if key != name else getattr(first, key), size)
+        if self._takes_any:
+            for position, value in enumerate(args):
+                if position >= len(self._arguments) and _is_index(value):
+                    raise PairNormError(
+                        f"argument {position} has no name and is a vector of integers",
+                        code="unnamed-batch",
+                        value=position,
+                        hint="If it says which graph a node belongs to, pass {batch} to add_pair_norm, else "
+                        "batch=None.",
+                        batch=position,
+                    )
+        if name != "batch" and not any(key in self._arguments or key in given for key in names):
+            problem = f"{type(self._owner[0]).__name__} was given no {name!r}"
             expected = f"one of its arguments {self._arguments}, or an attribute of the first"
             raise PairNormError(problem, code="unknown-argument", value=name, expected=expected)
-        return None
+        return _Call(None, size)
 
-    def _before_convolution(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._pass.active:
-            return self._pass.enter_convolution(self._names[module], args, kwargs)
-        # A checkpoint runs a convolution again during the backward pass, with the input it had.
-        if torch._C._current_graph_task_id() == -1:
+
+@functools.cache
+def _patched_class(base: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass whose ``forward`` makes the facts of a call known to the places inside."""
+
+    @functools.wraps(base.forward, assigned=("__doc__",))  # torch.compile imports the module it names
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        patch: Any = self._modules[CHILD]
+        if not patch.is_resolved:
+            patch._resolve(self, args, kwargs)
+        call, before = patch._call(args, kwargs), _ACTIVE.call
+        if call.batch is not None and not patch._options.has_seen_batch:
+            patch._options.has_seen_batch = True
+        _ACTIVE.call = call
+        try:
+            return base.forward(self, *args, **kwargs)
+        finally:
+            _ACTIVE.call = before
+
+    def load(self: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        patch: Any = self._modules[CHILD]
+        patch._load_places(self, state.get(f"{prefix}{CHILD}._extra_state"))
+        base._load_from_state_dict(self, state, prefix, *args)
+
+    members = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__reduce_ex__": lambda self, protocol: (_new_patched, (base,), self.__getstate__()),
+        "forward": forward,
+        "_load_from_state_dict": load,
+    }
+    return type(base.__name__, (base,), members)
+
+
+def _new_patched(base: type[nn.Module]) -> nn.Module:
+    """Return an empty patched module of a class, for ``copy.deepcopy`` and ``pickle``."""
+    patched = _patched_class(base)
+    return patched.__new__(patched)
+
+
+class _NormalizeOutput:
+    """A forward hook that normalizes what a module returns."""
+
+    def __init__(self, options: _Options) -> None:
+        self.options = options
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        norm: Any = module.pair_norm_after
+        if isinstance(output, Mapping):
+            return {kind: _normalize(norm, x, kind, self.options) for kind, x in output.items()}
+        if isinstance(output, tuple):
+            return (_normalize(norm, output[0], "", self.options), *output[1:])
+        return _normalize(norm, output, "", self.options)
+
+
+class _NormalizeInputs:
+    """A forward pre-hook that normalizes some inputs of a module: all its states, if none are named."""
+
+    def __init__(self, options: _Options, inputs: tuple[Path, ...]) -> None:
+        self.options, self.inputs = options, inputs
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        norm: Any = module.pair_norm_before
+        values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        for key, *inside in self.inputs or _states_inputs(module, args, kwargs):
+            value = values.get(key)
+            if not inside:
+                values[key] = _normalize(norm, value, "", self.options)
+            elif isinstance(value, Mapping):
+                kind = inside[0]
+                if value.get(kind) is not None:
+                    values[key] = {**value, kind: _normalize(norm, value[kind], kind, self.options)}
+            elif value is not None:
+                items = list(value)
+                items[inside[0]] = _normalize(norm, items[inside[0]], "", self.options)
+                values[key] = tuple(items)
+        return tuple(values[i] for i in range(len(args))), {key: values[key] for key in kwargs}
+
+
+class _Guard:
+    """A forward pre-hook of convolutions that must not run before the places are found."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not _ACTIVE.is_observing:
+            raise _outside_forward(f"{type(module).__name__} ran outside the forward of {self.model}")
+
+
+def _remove_hooks(module: nn.Module) -> None:
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, (_NormalizeOutput, _NormalizeInputs, _Guard)):
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _states_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Path]:
+    """Yield the paths of the first argument that holds states and is not named like a graph."""
+    names = list(inspect.signature(module.forward).parameters)
+    for key, value in (*enumerate(args), *kwargs.items()):
+        name = names[min(key, len(names) - 1)] if isinstance(key, int) else key
+        if name.lower() in GRAPH_ARGUMENTS:
+            continue
+        if is_node_states(value):
+            yield (key,)
+            return
+        if isinstance(value, (Mapping, tuple, list)):
+            inside = value.items() if isinstance(value, Mapping) else enumerate(value)
+            paths = [(key, place) for place, x in inside if is_node_states(x)]
+            yield from paths
+            if paths:
+                return
+
+
+def _normalize(norm: PairNorm, x: Tensor, kind: str, options: _Options) -> Tensor:
+    call = _ACTIVE.call
+    if call is None:
+        _check_without_call(norm, options)
+        return norm(x)
+    batch, size = call.batch, call.batch_size
+    if isinstance(batch, Mapping):
+        if not kind:
             raise PairNormError(
-                f"{self._names[module]} ran outside the forward of {type(self.model).__name__}, where "
-                "PairNorm cannot follow",
-                code="outside-forward",
-                value=self._names[module],
-                hint="Call the model itself, or remove the patch first.",
+                "there is a batch vector for each node type, and PairNorm at a place without types",
+                code="no-node-type",
+                hint="Name places where the states are a dictionary: {at}.",
+                at=["before ..."],
             )
-        return None
-
-    def _after_convolution(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return self._pass.leave_convolution(output) if self._pass.active else None
+        batch = batch.get(kind)
+    return norm(x, batch, size.get(kind) if isinstance(size, Mapping) else size)
 
 
-class _Pass(TorchFunctionMode):
-    """One forward pass. It sees every activation function, whether a module or plain code calls it."""
-
-    def __init__(self, norm: PairNorm, layers: dict[str, str]) -> None:
-        super().__init__()
-        self.norm, self.layers = norm, layers
-        found = {name: _EDGE_TYPE.search(name) for name in layers}
-        self.targets = {name: edges["target"] if edges else "" for name, edges in found.items()}
-        self.unused: str | None = None  # an argument that may well be a batch vector, and was not taken
-        self.active = False
-        self._reset("", None, None, {})
-
-    def _reset(self, last: str, batch: Any, batch_size: Any, given: dict[str, Any]) -> None:
-        name, call, count = last.partition(" ")
-        self.last, self.last_layer = last, self.layers.get(name, "") + call + count
-        self.batch, self.batch_size, self.given = batch, batch_size, given
-        self.calls: list[str] = []
-        self.counts: dict[str, int] = {}
-        self.places: dict[str, str] = {}
-        self.running = 0  # convolutions entered and not yet left
-        self.activated: Any = None  # what the latest activation function inside one of them gave
-        self.waiting: list[str] = []  # convolutions whose PairNorm is still to come
-        self.layer = ""  # the layer they belong to
-        self.inputs: list[Tensor] = []  # what went into them
-        self.outputs: dict[str, Tensor] = {}  # what came out, by node type; "" where there is only one
-
-    def begin(self, last: str, batch: Any, batch_size: Any, given: dict[str, Any]) -> None:
-        self._reset(last, batch, batch_size, given)
-        self.active = True
-        self.__enter__()  # type: ignore[no-untyped-call]
-
-    def end(self) -> tuple[list[str], dict[str, str]]:
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self.active = False
-        calls, places = self.calls, self.places
-        self._reset("", None, None, {})
-        return calls, places
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func not in _ACTIVATIONS:
-            return output
-        if self.running:
-            self.activated = output
-        elif self.outputs and (kind := self._kind(args[0], output)) is not None:
-            return self.normalize(output, f"after {func.__name__}", kind)
-        return output
-
-    def _kind(self, x: Tensor, output: Tensor) -> str | None:
-        """Return the node type that waits for PairNorm and that ``output`` has the nodes of, if any."""
-        for kind, waiting in self.outputs.items():
-            if waiting is x:
-                return kind
-        for kind, waiting in self.outputs.items():
-            if len(waiting) == len(output):
-                return kind
-        return None
-
-    def enter_convolution(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.running += 1
-        if self.running > 1:
-            return None
-        count = self.counts[name] = self.counts.get(name, 0) + 1
-        suffix = "" if count == 1 else f" (call {count})"
-        self.calls.append(name + suffix)
-        self.activated = None
-        beside, self.layer = self.layer, self.layers[name] + suffix
-        values = (*args, *kwargs.values())
-        inputs = _dense_tensors(values)
-        # What the waiting convolutions were given too is the graph's, or else this one runs beside them.
-        fresh = [x for x in inputs if not any(x is known for known in self.inputs)]
-        if not self.waiting:
-            self.inputs = inputs
-        elif beside == self.layer:
-            self.inputs = self.inputs + fresh
-        elif fresh or not inputs:
-            old, new = self._normalize_input(f"before {name}", values, fresh)
-            self.waiting, self.inputs, self.outputs = [], inputs, {}
-            return (
-                tuple(new if value is old else value for value in args),
-                {key: new if value is old else value for key, value in kwargs.items()},
-            )
-        return None
-
-    def _normalize_input(self, place: str, values: tuple[Any, ...], fresh: list[Tensor]) -> tuple[Any, Any]:
-        """Return which value goes into a convolution, a tensor or a dictionary of them, and what should."""
-        for value in values:
-            if isinstance(value, dict) and any(value.get(kind) is not None for kind in self.outputs):
-                kinds = [kind for kind in self.outputs if value.get(kind) is not None]
-                return value, value | {kind: self.normalize(value[kind], place, kind) for kind in kinds}
-        if "" not in self.outputs or not fresh or not any(value is fresh[0] for value in values):
-            raise PairNormError(
-                f"there is no single tensor to be normalized {place}, and no activation function was "
-                "recognized between it and the convolution before",
-                code="no-place",
-                value=place.removeprefix("before "),
-                hint="Let one of torch's follow the convolution.",
-            )
-        return fresh[0], self.normalize(fresh[0], place, "")
-
-    def leave_convolution(self, output: Any) -> Tensor | None:
-        self.running -= 1
-        if self.running:
-            return None
-        name = self.calls[-1]
-        if name == self.last:
-            self.places[name] = "left alone, the last"
-            return None
-        self.places[name] = _BESIDE  # unless a place is found further on
-        if self.layer == self.last_layer:
-            return None
-        self.waiting.append(name)
-        if isinstance(output, dict):
-            self.outputs |= {kind: x for kind, x in output.items() if x is not None}
-            return None
-        states = output[0] if isinstance(output, tuple) else output
-        kind = self.targets[name.partition(" ")[0]]
-        self.outputs[kind] = states
-        return self.normalize(output, "at its output", kind) if output is self.activated else None
-
-    def normalize(self, x: Tensor, place: str, kind: str) -> Tensor:
-        for name in self.waiting:
-            if self.places[name] == _BESIDE:
-                self.places[name] = place
-        del self.outputs[kind]
-        if not self.outputs:
-            self.waiting, self.inputs = [], []
-        batch, size = (
-            value.get(kind) if isinstance(value, dict) else value for value in (self.batch, self.batch_size)
+def _check_without_call(norm: PairNorm, options: _Options) -> None:
+    """Raise an error where the batch vector would be needed and is not known."""
+    if options.is_one_graph or (norm.track_running_stats and not norm.training):
+        return
+    if torch._C._current_graph_task_id() == -1:
+        raise _outside_forward("a module with PairNorm ran outside the forward of the patched model")
+    # Activation checkpointing runs modules again during the backward pass.
+    if options.has_seen_batch:
+        raise PairNormError(
+            "activation checkpointing recomputes PairNorm, and the batch vector is not known then",
+            code="batch-in-checkpoint",
+            hint="Checkpoint the whole model, or write PairNorm into the checkpointed function.",
         )
-        if batch is None and self.unused is None:
-            self.unused = next((name for name, value in self.given.items() if _counts(value, kind, x)), None)
-        y: Tensor = self.norm(x, batch, size)
-        return y
 
 
-def _warn_of_unused(name: str) -> bool:
+def _outside_forward(problem: str) -> PairNormError:
+    hint = "Call the patched model, patch the module that you call, or pass {batch} for one graph."
+    return PairNormError(f"{problem}, where PairNorm does not know the graph of each node",
+                         code="outside-forward", hint=hint, batch=None)  # fmt: skip
+
+
+def _check_unnormalized(model: nn.Module, mode: str) -> None:
+    for name, module in model.named_modules():
+        where = f"{name!r} of {type(model).__name__}" if name else type(model).__name__
+        if type(module).__module__ == "pairnorm.nn.models":
+            problem, hint = f"{where} is a model of this package", "Build it with {norm} instead."
+            raise PairNormError(problem, code="already-normalized", value=name, hint=hint, norm=mode)
+        if isinstance(module, PairNormPatch):
+            owner = name.removesuffix(CHILD).removesuffix(".")
+            problem, hint = (
+                f"{owner or type(model).__name__} is patched already",
+                "Call remove() of its handle.",
+            )
+            raise PairNormError(problem, code="already-normalized", value=owner, hint=hint)
+        if any(base.__name__ == "PairNorm" for base in type(module).__mro__):
+            problem, hint = (
+                f"{where} is PairNorm already",
+                "Build the model without it, or leave it as it is.",
+            )
+            raise PairNormError(problem, code="already-normalized", value=name, hint=hint)
+
+
+def _named_place(model: nn.Module, text: str) -> Place:
+    where, _, name = str(text).partition(" ")
+    names = [name for name, _ in model.named_modules() if name and name != CHILD]
+    if where not in ("before", "after") or not name:
+        expected = f"'before' or 'after' and the name of a module, such as 'after {names[0]}'"
+        raise PairNormError(f"at has {text!r}", code="unknown-choice", value=text, expected=expected)
+    one_of("a module in at", name, names)
+    module = model.get_submodule(name)
+    if type(module).__name__ == "Sequential":
+        inside = list(module._modules)[0 if where == "before" else -1]
+        problem = f"{name} is a {type(module).__name__}, which would run PairNorm inside it"
+        raise PairNormError(problem, code="unknown-choice", value=text, expected=f"{where} {name}.{inside}")
+    return Place(where, name)
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype in (torch.int32, torch.int64)
+
+
+def _check_no_batch(given: dict[str, Any], num_nodes: int) -> None:
+    """Raise an error if an argument looks like a batch vector under another name."""
+    for name, value in given.items():
+        if _is_index(value) and len(value) == num_nodes and 1 < len(value.unique()) < num_nodes:
+            raise PairNormError(
+                f"{name!r} has an integer for each node, and PairNorm would take all nodes for one graph",
+                code="unnamed-batch",
+                value=name,
+                hint="If it says which graph a node belongs to, pass {batch} to add_pair_norm, else "
+                "batch=None.",
+                batch=name,
+            )
+
+
+def _warn_without_effect(name: str, convolutions: list[str], model: nn.Module) -> None:
+    steps = [f"{one} with K={k}" for one in convolutions if (k := _steps(model, one)) > 1]
+    inside = f" Inside {', '.join(steps)} it cannot go; see pairnorm.nn.SGC." if steps else ""
     warnings.warn(
-        f"{name!r} has an integer for each node and was not used: PairNorm takes all nodes for one graph. If "
-        f"it says which graph a node is of, call add_pair_norm with batch={name!r}, else with batch=None.",
+        f"add_pair_norm has no effect on {name}: PairNorm goes between graph convolutions, and none depends "
+        f"on another ({', '.join(convolutions) or 'none ran'}).{inside}",
         stacklevel=2,
     )
-    return True
 
 
-# To be run, not traced: as torch.compiler.assume_constant_result, which takes 1.5 s to import the compiler.
-_warn_of_unused._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def _steps(model: nn.Module, label: str) -> int:
+    steps = getattr(model.get_submodule(label.partition(" ")[0]), "K", 1)
+    return steps if isinstance(steps, int) else 1
 
 
-def _counts(value: Any, kind: str, x: Tensor) -> bool:
-    """Say whether ``value`` may well be a batch vector of the nodes of ``x``: integers, some alike."""
-    value = value.get(kind) if isinstance(value, dict) else value
-    if not isinstance(value, Tensor) or value.dim() != 1 or len(value) != len(x):
-        return False
-    if value.dtype not in (torch.int32, torch.int64):
-        return False
-    return torch.compiler.is_compiling() or 1 < len(value.unique()) < len(value)
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside a compiled or distributed one."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
-def _counting(model: nn.Module) -> bool:
-    """Say whether a model has buffers of its own, which a forward pass may change."""
-    return any(not name.endswith(MARK) for name, _ in model.named_buffers())
+def _forget_compiled() -> None:
+    """Drop compiled code: it does not look again for the hooks of modules."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 class _Rewind:
@@ -452,8 +581,3 @@ class _Rewind:
         with torch.no_grad():
             for buffer, value in self.buffers:
                 buffer.copy_(value)
-
-
-def _dense_tensors(values: Iterable[Any]) -> list[Tensor]:
-    flat = (item for value in values for item in (value if isinstance(value, (tuple, list)) else (value,)))
-    return [x for x in flat if isinstance(x, Tensor) and x.is_floating_point() and x.layout == torch.strided]

@@ -1,0 +1,386 @@
+"""Find the places between graph convolutions where a norm belongs, in one observed forward pass."""
+
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pairnorm.base.errors import PairNormError
+from pairnorm.nn.find_convolutions import is_known_convolution, node_states
+
+# Sigmoid and softmax are left out: they are gates and attention more often than activations.
+_ACTIVATION_NAMES = """relu relu_ relu6 leaky_relu elu selu celu rrelu prelu gelu silu mish softplus softsign
+    tanh hardtanh hardswish tanhshrink softshrink hardshrink"""
+_ACTIVATIONS: frozenset[Any] = frozenset(
+    getattr(home, name)
+    for home in (F, torch, Tensor)
+    for name in _ACTIVATION_NAMES.split()
+    if hasattr(home, name)
+)
+# After these functions, row i no longer belongs to node i, even where the number of rows is the same.
+_REORDERING_NAMES = """__getitem__ index_select gather take take_along_dim masked_select index_put index_add
+    index_copy scatter scatter_add scatter_reduce flip roll sort argsort T mT H t transpose permute swapaxes
+    movedim einsum cdist __rmatmul__ repeat_interleave"""
+_REORDERING = frozenset(_REORDERING_NAMES.split())
+_PRODUCTS = frozenset(("matmul", "__matmul__", "mm", "bmm", "spmm"))
+_DROPOUTS = frozenset(("dropout", "dropout_", "alpha_dropout", "feature_alpha_dropout", "alias"))
+_OUTPUT = "the output of the model"
+
+Path = tuple[int | str, ...]
+Element = tuple[int, str]  # a call of a convolution, and the node type of one of its outputs
+
+
+class Place(NamedTuple):
+    """A place for a norm: the output of a module, or some inputs of it.
+
+    Args:
+        where: ``"before"`` or ``"after"``.
+        name: The dotted name of the module.
+        inputs: The arguments to normalize, as paths: an index or a keyword, then an index or a key inside.
+            Empty after a module, and where the inputs are found by their type in every call.
+    """
+
+    where: str
+    name: str
+    inputs: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.name}"
+
+
+def find_places(
+    model: nn.Module,
+    convolutions: dict[str, nn.Module],
+    forward: Callable[[], Any],
+    is_shared_allowed: bool,
+) -> tuple[list[Place], dict[str, str], int]:
+    """Run a model once and return where a norm belongs, in which words, and the number of nodes.
+
+    Args:
+        model: The model.
+        convolutions: Its graph convolutions by name.
+        forward: Runs the model.
+        is_shared_allowed: Whether one norm may serve several layers, after an activation they share.
+    """
+    observer = _Observer(model, convolutions)
+    hooks = []
+    for module in model.modules():
+        if module is not model:
+            hooks.append(module.register_forward_pre_hook(observer.enter, with_kwargs=True, prepend=True))
+            hooks.append(module.register_forward_hook(observer.leave, with_kwargs=True))
+    try:
+        with torch.no_grad(), observer:
+            observer.returned = {id(x) for x in _tensors(forward())}
+    finally:
+        for hook in hooks:
+            hook.remove()
+    places, reasons = _Resolver(observer, is_shared_allowed).resolve()
+    rows = [len(x) for call in observer.calls for x in call.outputs.values()]
+    return places, reasons, rows[0] if rows else 0
+
+
+@dataclass
+class _Call:
+    """One call of a convolution; ``inputs`` keeps the ids of its tensors valid."""
+
+    module: nn.Module
+    label: str
+    inputs: list[tuple[Path, Tensor]]
+    outputs: dict[str, Tensor]
+
+
+class _Flow(NamedTuple):
+    """Which outputs of convolutions a tensor derives from; ``aligned``: those whose row i is its row i."""
+
+    aligned: frozenset[Element]
+    reach: frozenset[Element]
+
+
+class _Use(NamedTuple):
+    """What consumed a tensor: a function with a result, or an argument of a call of a convolution."""
+
+    name: str
+    result: Tensor | None
+    call: int = -1
+    path: Path = ()
+
+
+class _Observer(TorchFunctionMode):
+    """Records which modules and functions the states pass through in one forward pass."""
+
+    def __init__(self, model: nn.Module, convolutions: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.names = {module: name for name, module in model.named_modules()}
+        self.convolutions = {module: name for name, module in convolutions.items()}
+        self.calls: list[_Call] = []
+        self.running: list[list[tuple[Path, Tensor]]] = []  # inputs of the convolutions that run
+        self.flows: dict[int, _Flow] = {}
+        self.alive: list[Tensor] = []  # so that no id comes again
+        self.uses: defaultdict[int, list[_Use]] = defaultdict(list)
+        self.activations: list[tuple[str, Tensor]] = []
+        self.inner_activations: dict[int, str] = {}  # results inside convolutions
+        self.leaving: defaultdict[int, list[nn.Module]] = defaultdict(list)  # modules that returned a tensor
+        self.results: defaultdict[nn.Module, list[int]] = defaultdict(list)  # what each module returned
+        self.consumed: set[Element] = set()  # elements that another convolution depends on
+        self.returned: set[int] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name = func.__name__
+        name = func.__self__.__name__ if name == "__get__" else name
+        if self.running:
+            if func in _ACTIVATIONS:
+                self.alive.append(output)
+                self.inner_activations[id(output)] = name.rstrip("_")
+            return output
+        sources = [x for x in _tensors((args, kwargs or {})) if id(x) in self.flows]
+        results = list(_tensors(output)) if sources else []
+        if not results:
+            return output
+        is_in_place = isinstance(output, Tensor) and any(output is x for x in sources)
+        if is_in_place:  # an alias shows whether the caller goes on with the result or with the argument
+            results = [_alias(output)]
+        base = name.removesuffix("_") if not name.endswith("__") else name
+        first = next(iter(_tensors(args)), None)
+        rows = [x for x in sources if base not in _PRODUCTS or x is first] if base not in _REORDERING else []
+        for result in results:
+            self._derive(base, sources, rows, result)
+        if func in _ACTIVATIONS:
+            self.activations.append((base, results[0]))
+        if is_in_place:
+            self.flows[id(output)] = self.flows[id(results[0])]
+            return results[0]
+        return output
+
+    def _derive(self, name: str, sources: list[Tensor], rows: list[Tensor], result: Tensor) -> None:
+        aligned = [self.flows[id(x)].aligned for x in rows if x.shape[:1] == result.shape[:1]]
+        reach = [self.flows[id(x)].reach for x in sources]
+        self.flows[id(result)] = _Flow(frozenset().union(*aligned), frozenset().union(*reach))
+        self.alive.append(result)
+        for x in sources:
+            self.uses[id(x)].append(_Use(name, result))
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module in self.convolutions:
+            self.running.append(list(_inputs(args, kwargs)))
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if module in self.convolutions:
+            inputs = self.running.pop()
+            if self.running:
+                return None
+            states = node_states(output)
+            rows = {len(x) for _, x in inputs if x.ndim}
+            # A hand-written decoder takes a graph as well, but does not return a row for every node.
+            if is_known_convolution(module) or any(len(x) in rows for x in states.values()):
+                self._leave_convolution(module, inputs, states)
+                return None
+        elif self.running:
+            self.results[module].append(0)  # a norm after it would run inside a convolution
+            return None
+        sources = [x for x in _tensors((args, kwargs)) if id(x) in self.flows]
+        if isinstance(output, Tensor) and any(output is x for x in sources):
+            result = _alias(output)
+            self._derive("alias", [output], [output], result)
+            output = result
+        for x in _tensors(output) if sources else ():
+            if id(x) not in self.flows:  # computed by what no torch function shows
+                self._derive(type(module).__name__, sources, sources, x)
+        self._note_result(module, output)
+        return output
+
+    def _leave_convolution(
+        self, module: nn.Module, inputs: list[tuple[Path, Tensor]], states: dict[str, Tensor]
+    ) -> None:
+        index, name = len(self.calls), self.convolutions[module]
+        earlier = sum(call.module is module for call in self.calls)
+        self.calls.append(_Call(module, f"{name} (call {earlier + 1})" if earlier else name, inputs, states))
+        for path, x in inputs:
+            if id(x) in self.flows:
+                self.consumed |= self.flows[id(x)].reach
+                self.uses[id(x)].append(_Use("", None, index, path))
+        for kind, x in states.items():
+            element = frozenset([(index, kind)])
+            self.flows[id(x)] = _Flow(element, element)
+            if id(x) in self.inner_activations:
+                self.activations.append((self.inner_activations[id(x)], x))
+        self._note_result(module, next(iter(states.values())) if len(states) == 1 else None)
+
+    def _note_result(self, module: nn.Module, output: Any) -> None:
+        self.results[module].append(id(output))
+        if isinstance(output, Tensor) and not self.uses[id(output)]:
+            self.alive.append(output)
+            self.leaving[id(output)].append(module)
+
+
+class _Resolver:
+    """Chooses places from what was observed, or raises an error that shows the candidates."""
+
+    def __init__(self, observer: _Observer, is_shared_allowed: bool) -> None:
+        self.seen, self.is_shared_allowed = observer, is_shared_allowed
+        self.places: list[Place] = []
+        self.reasons = dict.fromkeys((call.label for call in observer.calls), "left alone, the last")
+
+    def resolve(self) -> tuple[list[Place], dict[str, str]]:
+        activations: dict[int, tuple[str, Tensor, list[Element]]] = {}
+        pending: list[tuple[list[Element], Tensor, str, Callable[[_Use], bool]]] = []
+        for element, x in self._elements():
+            if element in self.seen.consumed:
+                if (found := self._activation_of(element)) is None:
+                    pending.append(([element], x, "no activation was recognized", self._keeps_rows_of(x)))
+                else:
+                    activations.setdefault(id(found[1]), (*found, []))[2].append(element)
+            elif element[0] < len(self.seen.calls) - 1 and not self._is_used(x):
+                self._refuse(element, "what uses its output cannot be followed")
+        for name, x, elements in activations.values():
+            if (module := self._module_after(x, activations.keys())) is None:
+                pending.append((elements, x, f"after {name} and any dropout", _is_dropout))
+            else:
+                self._add(Place("after", self.seen.names[module]), elements, name)
+        self._place_before(pending)
+        return self.places, self.reasons
+
+    def _elements(self) -> Iterator[tuple[Element, Tensor]]:
+        for index, call in enumerate(self.seen.calls):
+            for kind, x in call.outputs.items():
+                yield (index, kind), x
+
+    def _is_used(self, x: Tensor) -> bool:
+        return bool(self.seen.uses[id(x)]) or id(x) in self.seen.returned
+
+    def _activation_of(self, element: Element) -> tuple[str, Tensor] | None:
+        """Return the name and the result of the first activation on the states of an element, if any."""
+        for name, x in self.seen.activations:
+            if element in self.seen.flows[id(x)].aligned and self._is_used(x):
+                return name, x
+        return None
+
+    def _keeps_rows_of(self, x: Tensor) -> Callable[[_Use], bool]:
+        aligned = self.seen.flows[id(x)].aligned
+        return lambda use: self.seen.flows[id(use.result)].aligned == aligned
+
+    def _module_after(self, x: Tensor, activations: Container[int]) -> nn.Module | None:
+        """Return the innermost module that returns ``x`` and, in all its calls, an activation like it."""
+        hidden = {id(y) for _, y in self.seen.activations if self._is_hidden(y)}
+        for module in self.seen.leaving[id(x)]:
+            results = self.seen.results[module]
+            is_single = len(results) == 1 or self.is_shared_allowed
+            is_container = type(module).__name__ == "Sequential"  # it would run a norm inside it
+            if is_single and not is_container and all(i in activations or i in hidden for i in results):
+                return module
+        return None
+
+    def _is_hidden(self, x: Tensor) -> bool:
+        """Return whether ``x`` is of a last convolution, and yet more is computed from it: not the output."""
+        is_last = self.seen.flows[id(x)].aligned.isdisjoint(self.seen.consumed)
+        return is_last and self._exits(x, _is_dropout)[1] not in ("", _OUTPUT)
+
+    def _exits(self, x: Tensor, passes: Callable[[_Use], bool]) -> tuple[list[_Use], str]:
+        """Return the inputs of convolutions that ``x`` becomes, and what else uses it, if anything does."""
+        exits, other, todo, known = [], "", [x], set()
+        while todo:
+            y = todo.pop()
+            if id(y) in known:
+                continue
+            known.add(id(y))
+            other = _OUTPUT if id(y) in self.seen.returned else other
+            for use in self.seen.uses[id(y)]:
+                if use.result is None:
+                    exits.append(use)
+                elif passes(use):
+                    todo.append(use.result)
+                elif other != _OUTPUT:
+                    other = use.name
+        return exits, other
+
+    def _place_before(self, pending: list[tuple[list[Element], Tensor, str, Callable[[_Use], bool]]]) -> None:
+        """Place norms at the inputs of the convolutions that follow, where nothing else uses the states."""
+        inputs: defaultdict[int, set[Path]] = defaultdict(set)
+        followers: list[set[nn.Module]] = []
+        for elements, x, _, passes in pending:
+            exits, other = self._exits(x, passes)
+            if other or not exits:
+                self._refuse(elements[0], f"its states go into {other or 'no convolution'} as well")
+            for use in exits:
+                inputs[use.call].add(use.path)
+            followers.append({self.seen.calls[use.call].module for use in exits})
+        for (elements, _, why, _), modules in zip(pending, followers, strict=True):
+            for module in modules:
+                paths = [inputs[i] for i, call in enumerate(self.seen.calls) if call.module is module]
+                name = self.seen.names[module]
+                if any(found != paths[0] for found in paths) or (paths[1:] and not self.is_shared_allowed):
+                    self._refuse(elements[0], f"{name} follows it and is called {len(paths)} times")
+                place = Place("before", name, tuple(sorted(paths[0], key=str)))
+                self._add(place, elements, why)
+
+    def _add(self, place: Place, elements: list[Element], why: str) -> None:
+        if place not in self.places:
+            self.places.append(place)
+        for index, _ in elements:
+            label = self.seen.calls[index].label
+            known = self.reasons[label]
+            names = known.partition(" (")[0] if known.startswith("before") else ""
+            together = f"{names}, {place.name}" if names and place.where == "before" else str(place)
+            self.reasons[label] = known if str(place) in known else f"{together} ({why})"
+
+    def _refuse(self, element: Element, problem: str) -> NoReturn:
+        call = self.seen.calls[element[0]]
+        flows = self.seen.flows
+        after = [
+            module
+            for _, x in self.seen.activations
+            if element in flows[id(x)].aligned
+            for module in self.seen.leaving[id(x)]
+        ]
+        before = [
+            other.module
+            for other in self.seen.calls
+            if any(id(x) in flows and element in flows[id(x)].reach for _, x in other.inputs)
+        ]
+        candidates = [f"after {self.seen.names[module]}" for module in (call.module, *after)]
+        candidates += [f"before {self.seen.names[module]}" for module in before]
+        raise PairNormError(
+            f"the place of PairNorm after {call.label} is ambiguous: {problem}",
+            code="ambiguous-place",
+            value=call.label,
+            expected=f"one of the places {', '.join(dict.fromkeys(candidates))}",
+            hint="Name all places with {at}, or make the activation after each convolution a module of its "
+            "own, such as torch.nn.ReLU.",
+            at=candidates[:1],
+        )
+
+
+def _alias(x: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        return x.view_as(x)
+
+
+def _is_dropout(use: _Use) -> bool:
+    return use.name in _DROPOUTS
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (x for item in value.values() for x in _tensors(item))
+    elif isinstance(value, (tuple, list)):
+        yield from (x for item in value for x in _tensors(item))
+
+
+def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Path, Tensor]]:
+    """Yield the tensors among arguments, and inside their tuples, lists and mappings, with their paths."""
+    for key, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, Tensor):
+            yield (key,), value
+        elif isinstance(value, (Mapping, tuple, list)):
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value)
+            yield from (((key, place), x) for place, x in inner if isinstance(x, Tensor))
