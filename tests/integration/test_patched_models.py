@@ -68,7 +68,7 @@ class Reused(Stack):
 
 
 class Basic(nn.Module):
-    """The forward of PyG's ``BasicGNN`` with PairNorm after the activation, or before the next convolution."""
+    """The forward of PyG's ``BasicGNN`` with PairNorm after the activation, or after the dropout."""
 
     def __init__(self, model, norm, is_after=True):
         super().__init__()

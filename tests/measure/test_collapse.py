@@ -9,6 +9,7 @@ from torch_geometric.nn import DiffGroupNorm
 from pairnorm.measure import collapse, inputs
 from pairnorm.measure.collapse import (
     dominant_subspace_distance,
+    estimate_instance_information_gain,
     group_distance_ratio,
     instance_information_gain,
     numerical_rank,
@@ -181,10 +182,16 @@ class TestInstanceInformationGain:
         informed = instance_information_gain(features, features, variance=1e-4)
         near(informed, 3.0, 1e-6)  # eight equal groups, told apart: three bits
 
+    def test_nan_gives_nan(self):
+        x = torch.randn(40, 2, 3)
+        x[:, 1] = torch.nan
+        gain = instance_information_gain(x, torch.rand(40, 6))
+        assert gain.isnan().tolist() == [False, True]
+
     def test_error_of_a_sample_is_as_stated(self):
         x, features = torch.randn(300, 2, 4), torch.rand(300, 6)
         exact = instance_information_gain(x, features)
-        estimates = [instance_information_gain(x, features, 60, seed) for seed in range(60)]
+        estimates = [estimate_instance_information_gain(x, features, 60, seed) for seed in range(60)]
         off = torch.stack([(value - exact) / error for value, error in estimates])
         assert off.mean().abs() < 0.4
         assert 0.75 < off.std() < 1.3
@@ -193,4 +200,4 @@ class TestInstanceInformationGain:
         with raises("wrong-shape", value=[4, 2]):
             instance_information_gain(torch.ones(3, 2), torch.ones(4, 2))
         with raises("not-a-whole-number", value=1):
-            instance_information_gain(torch.ones(3, 2), torch.ones(3, 2), 1)
+            estimate_instance_information_gain(torch.ones(3, 2), torch.ones(3, 2), 1)

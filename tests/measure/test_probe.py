@@ -1,9 +1,11 @@
 import copy
 
+import pandas
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.measure import (
@@ -345,7 +347,7 @@ def test_without_a_graph_or_edges_there_are_no_connected_pairs():
     model = nn.ModuleDict({"convolution": Mean()})
     model.forward = model["convolution"].forward
     for graph in (torch.zeros(5, 5).to_sparse_csr(), torch.eye(5), torch.tensor([[0], [9]])):
-        with Probe(model, PAPER, layers=["convolution"]) as probe:
+        with Probe(model, PAPER, layers=["convolution"], histograms=True) as probe:
             model["convolution"](torch.randn(5, 2), graph)
         assert "apd_connected" not in probe.frame()
         assert set(probe.records[0].distances) == {"random"}
@@ -365,7 +367,7 @@ def test_own_pairs_are_measured_by_name(raises, graph):
     model, x = Network(), torch.randn(40, 4)
     pairs = torch.tensor([[0, 1, 2], [7, 8, 9]])
     for given, name in ((pairs, "given"), ({"same_class": pairs}, "same_class")):
-        with Probe(model, PAPER, pairs=given) as probe:
+        with Probe(model, PAPER, pairs=given, histograms=True) as probe:
             output = model(x, graph)
         assert probe.frame()[f"apsd_{name}"].iloc[-1] == pytest.approx(float(apsd(output, pairs)))
         torch.testing.assert_close(probe.records[-1].distances[name], pair_distances(output, pairs).detach())
@@ -375,7 +377,7 @@ def test_own_pairs_are_measured_by_name(raises, graph):
 
 def test_distances_are_kept_for_a_sample_of_each_kind(graph):
     model = Network()
-    with Probe(model, PAPER, sample=20) as probe:
+    with Probe(model, PAPER, sample=20, histograms=True) as probe:
         output = model(torch.randn(40, 4), graph)
     kept = probe.records[-1].distances
     assert {kind: len(values) for kind, values in kept.items()} == {"connected": 20, "random": 20}
@@ -398,7 +400,7 @@ class Pages:
 
 def test_tensorboard_gets_the_last_forward_by_layer_or_by_step(graph):
     model, x = Network(), torch.randn(40, 4)
-    with Probe(model, PAPER) as probe:
+    with Probe(model, PAPER, histograms=True) as probe:
         model(100 * x, graph)
         output = model(x, graph)
     by_layer, by_step = Pages(), Pages()
@@ -420,7 +422,7 @@ def test_tensorboard_itself_takes_it(graph, tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     model, x = Network(), torch.randn(40, 4)
     x[0] = torch.nan  # a diverged model writes what is finite
-    with Probe(model, PAPER) as probe:
+    with Probe(model, PAPER, histograms=True) as probe:
         model(x, graph)
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
         probe.to_tensorboard(writer)
@@ -637,5 +639,88 @@ def test_every_node_type_has_a_record_of_its_own(patched, edge_index):
     # Edges from papers to papers connect papers; there are none between authors.
     assert frame["apd_connected"].notna().tolist() == [True, False] * 3
     assert frame["gradient_norm"].notna().all()
-    assert isinstance(str(probe.verdict()), str)
-    assert len(probe.plot().axes) > 0
+    assert probe.verdict().kind in ("no-sign", "states-collapse")
+    shown = {axis.get_title("left") for axis in probe.plot().axes if axis.get_visible()}
+    assert shown == {"pairwise distance", "pairwise squared distance", "col-diff", "mean average distance",
+                     "numerical rank", "gradient norm"}  # fmt: skip
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.convolutions = nn.ModuleList(Convolution() for _ in range(4))
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x, adjacency):
+        for convolution in self.convolutions:
+            if self.use_reentrant is None:
+                x = convolution(x, adjacency).relu()
+            else:
+                x = checkpoint(convolution, x, adjacency, use_reentrant=self.use_reentrant).relu()
+        return x
+
+
+@pytest.mark.parametrize("patched", [False, True])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointed_layers_are_recorded_once_with_their_gradients(use_reentrant, patched, graph):
+    frames = []
+    for way in (None, use_reentrant):
+        torch.manual_seed(0)
+        model, x = Checkpointed(way), torch.randn(40, 4, requires_grad=True)
+        if patched:
+            add_pair_norm(model, at=[f"after convolutions.{i}" for i in range(3)])
+        with Probe(model) as probe:
+            model(x, graph).square().sum().backward()
+        frames.append(probe.frame())
+    assert len(frames[0]) == 4
+    pandas.testing.assert_frame_equal(*frames)
+
+
+def test_a_compiled_model_that_has_run_is_recorded(graph, edge_index):
+    model, x = pyg.GraphSAGE(5, 6, 3, 2), torch.randn(40, 5)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        output = compiled(x, edge_index)
+        with Probe(compiled, ["tpsd"]) as probe:
+            torch.testing.assert_close(compiled(x, edge_index), output)
+    assert probe.frame()["layer"].tolist() == [1, 2, 3]
+
+
+def test_a_decoder_that_takes_a_graph_is_not_recorded(edge_index):
+    class Bilinear(nn.Module):
+        def forward(self, z, edge_index):
+            return (z[edge_index[0]] * z[edge_index[1]]).sum(-1)
+
+    class AutoEncoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = pyg.GCNConv(4, 4), Bilinear()
+
+        def forward(self, x, edge_index):
+            return self.decoder(self.encoder(x, edge_index), edge_index)
+
+    model = AutoEncoder()
+    with Probe(model) as probe:
+        model(torch.randn(40, 4), edge_index)
+    assert probe.frame()["name"].tolist() == ["encoder"]
+
+
+def test_distances_are_computed_only_for_histograms(graph, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("distances were computed")
+
+    monkeypatch.setattr(record_module, "pair_distances", refuse)
+    model, writer = Network(), Pages()
+    with Probe(model) as probe:
+        model(torch.randn(40, 4), graph)
+    probe.to_tensorboard(writer)
+    assert len(writer.scalars) == 12
+    assert writer.histograms == {}
+
+
+def test_gradients_that_are_all_zero_have_vanished(graph):
+    with Probe(Walk(3)) as probe:
+        (0 * probe.model(torch.randn(40, 4), graph)).sum().backward()
+    verdict = probe.verdict()
+    assert (verdict.kind, verdict.layer) == ("gradients-vanish", 3)
+    assert "zero at every layer" in verdict.text

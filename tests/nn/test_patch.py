@@ -707,8 +707,8 @@ def test_threads_do_not_see_each_others_batch_vectors(x, edges):
     def work(index):
         with torch.no_grad():
             for _ in range(30):
-                if not torch.equal(model(x, edges, batch=batches[index]), expected[index]):
-                    failures.append(index)
+                output = model(x, edges, batch=batches[index])
+                failures.extend([] if torch.equal(output, expected[index]) else [index])
 
     with add_pair_norm(model, SCALE):
         threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
@@ -795,9 +795,9 @@ def test_the_patch_shows_in_print(x, edges):
 @pytest.mark.parametrize("is_resolved", [False, True])
 def test_convolutions_outside_the_forward(is_resolved, x, edges, raises):
     model = pyg.GCN(5, 8, 2, 3, act=F.relu).eval()
-    with add_pair_norm(model, example_inputs=(x, edges) if is_resolved else None):
-        with raises("outside-forward"):
-            model.convs[1](torch.randn(NODES, 8), edges)
+    inputs = (x, edges) if is_resolved else None
+    with add_pair_norm(model, example_inputs=inputs), raises("outside-forward"):
+        model.convs[1](torch.randn(NODES, 8), edges)
     with add_pair_norm(model, SCALE, batch=None, example_inputs=(x, edges)):
         h = torch.randn(NODES, 8)
         output = model.convs[1](h, edges)

@@ -1,4 +1,4 @@
-"""How much a representation is smoothed: distances between its rows and columns, energies, ranks; the Probe.
+"""Measures of oversmoothing, the Probe that records them by layer, and influence by hop.
 
 Imports torch only. Every measure takes states [nodes, features] and returns a scalar, or [nodes, trials...,
 features] and returns one value per trial. It sums in float64, returns float32 (float64 for float64) and keeps
@@ -9,6 +9,7 @@ diverged model shows.
 
 from pairnorm.measure.collapse import (
     dominant_subspace_distance,
+    estimate_instance_information_gain,
     group_distance_ratio,
     instance_information_gain,
     numerical_rank,
@@ -21,12 +22,15 @@ from pairnorm.measure.functional import (
     connected_pairs,
     dirichlet_energy,
     effective_rank,
+    estimate_col_diff,
+    estimate_row_diff,
     mean_average_distance,
     pair_distances,
     random_pairs,
     row_diff,
     tpsd,
 )
+from pairnorm.measure.influence import Influence, influence_by_hop
 from pairnorm.measure.inputs import Estimate
 from pairnorm.measure.probe import Probe
 from pairnorm.measure.verdict import Verdict
@@ -34,6 +38,7 @@ from pairnorm.measure.verdict import Verdict
 __all__ = [
     "MEASURES",
     "Estimate",
+    "Influence",
     "Probe",
     "Verdict",
     "apd",
@@ -43,7 +48,11 @@ __all__ = [
     "dirichlet_energy",
     "dominant_subspace_distance",
     "effective_rank",
+    "estimate_col_diff",
+    "estimate_instance_information_gain",
+    "estimate_row_diff",
     "group_distance_ratio",
+    "influence_by_hop",
     "instance_information_gain",
     "mean_average_distance",
     "numerical_rank",

@@ -5,13 +5,13 @@ value per trial; it sums in float64 and keeps no graph.
 """
 
 import math
-from typing import Literal, overload
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.measure.inputs import Estimate, block_length, centerd, over_trials, result_dtype, unit_rows
+from pairnorm.measure.inputs import Estimate, block_length, centered, over_trials, result_dtype, unit_rows
 from pairnorm.nn.ops.moments import check_states
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.
@@ -24,7 +24,7 @@ def numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
 
     Also called the stable rank; Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph Neural Networks
     Correctly?") propose it as a measure of oversmoothing. It lies in [1, min(n, d)]; that of a zero or empty
-    matrix is 0. ``x`` is taken as it is, not centerd.
+    matrix is 0. ``x`` is taken as it is, not centered.
 
     Exact in O(n d min(n, d)) time; a million nodes of 64 features take seconds on a core.
 
@@ -152,10 +152,10 @@ def group_distance_ratio(
 
 def _squared_ratio(x: Tensor, index: Tensor) -> Tensor:
     count = torch.bincount(index)
-    x = centerd(x)
+    x = centered(x)
     mean = x.new_zeros(len(count), x.shape[1]).index_add_(0, index, x) / count.unsqueeze(1)
     within = (x - mean[index]).square_().sum(1) @ (1 / count.double())[index] / len(mean)
-    between = centerd(mean).square().sum() / (len(mean) - 1)
+    between = centered(mean).square().sum() / (len(mean) - 1)
     return torch.where(between > 0, 1 + between / within, torch.where(between.isnan(), between, 1))
 
 
@@ -172,18 +172,8 @@ def _euclidean_ratio(x: Tensor, index: Tensor) -> Tensor:
     return torch.where(between > 0, between / within, torch.where(between.isnan(), between, 1))
 
 
-@overload
-def instance_information_gain(
-    x: Tensor, features: Tensor, sample: None = None, seed: int = 0, variance: float = 0.1
-) -> Tensor: ...
-@overload
-def instance_information_gain(
-    x: Tensor, features: Tensor, sample: int, seed: int = 0, variance: float = 0.1
-) -> Estimate: ...
 @torch.no_grad()
-def instance_information_gain(
-    x: Tensor, features: Tensor, sample: int | None = None, seed: int = 0, variance: float = 0.1
-) -> Tensor | Estimate:
+def instance_information_gain(x: Tensor, features: Tensor, variance: float = 0.1) -> Tensor:
     """Return how many bits the final states tell about the input features, I(features; arg max of the state).
 
     As in the released code of Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable
@@ -197,50 +187,63 @@ def instance_information_gain(
     memory linear in ``x`` and ``features``.
 
     Args:
-        x: states [nodes, classes] or [nodes, trials..., classes].
-        features: the input, [nodes, features].
-        sample: average over so many random nodes i instead, at least 2, in O(sample · n · F); the j stay all.
-            Returns an ``Estimate`` with the standard error. A thousand of a million nodes with 64 features
-            take 64 billion products, less than a minute on a core.
-        seed: the seed of the sample.
-        variance: of the noise.
+        x: States [nodes, classes] or [nodes, trials..., classes].
+        features: The input, [nodes, features].
+        variance: The variance of the noise.
     """
+    return _gains(x, features, torch.arange(len(x)), variance).mean(0).to(result_dtype(x))
+
+
+@torch.no_grad()
+def estimate_instance_information_gain(
+    x: Tensor, features: Tensor, sample: int, seed: int = 0, variance: float = 0.1
+) -> Estimate:
+    """Estimate ``instance_information_gain`` from random nodes i, in O(sample · n · F) time; the j stay all.
+
+    A thousand of a million nodes with 64 features take less than a minute on a core.
+
+    Args:
+        x: States [nodes, classes] or [nodes, trials..., classes].
+        features: The input, [nodes, features].
+        sample: The number of nodes, at least 2.
+        seed: The seed of the sample.
+        variance: The variance of the noise.
+    """
+    whole_number("sample", sample, least=2)
+    rows = torch.randint(len(x), (sample,), generator=torch.Generator().manual_seed(seed))
+    gains = _gains(x, features, rows, variance)
+    error = gains.std(0) / math.sqrt(sample)
+    return Estimate(gains.mean(0).to(result_dtype(x)), error.to(result_dtype(x)))
+
+
+def _gains(x: Tensor, features: Tensor, rows: Tensor, variance: float) -> Tensor:
+    """Return the information gains of some nodes, [rows, trials...]: NaN for a trial with NaN."""
     check_states(x)
     check_states(features)
     variance = real_number("variance", variance, above=0)
-    nodes = len(x)
+    nodes, size = len(x), x.shape[-1]
     if features.ndim != 2 or len(features) != nodes:
         problem = f"features has shape {list(features.shape)}"
         expected = f"[{nodes}, features]"
         raise PairNormError(problem, code="wrong-shape", value=list(features.shape), expected=expected)
     unit = unit_rows(features.double())
     squares = unit.square().sum(1)
-    trials = x.argmax(-1).view(nodes, math.prod(x.shape[1:-1]))  # [nodes, trials], the entry of each state
-    size = x.shape[-1]
+    entries = x.argmax(-1).view(nodes, math.prod(x.shape[1:-1]))  # [nodes, trials]
     # One column for every entry of every trial: a product with it sums over the nodes that share the entry.
-    member = torch.nn.functional.one_hot(trials, size).flatten(1).double()
+    member = torch.nn.functional.one_hot(entries, size).flatten(1).double()
     counts = member.sum(0)
-    chosen = torch.arange(nodes, device=x.device)
-    if sample is not None:
-        whole_number("sample", sample, least=2)
-        generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randint(nodes, (sample,), generator=generator).to(x.device)
-    own = trials + size * torch.arange(trials.shape[1], device=x.device)
+    own = entries + size * torch.arange(entries.shape[1], device=x.device)
     gains = []
-    for rows in chosen.split(ROWS):
-        sums = member.new_zeros(len(rows), member.shape[1])
+    for some in rows.to(x.device).split(ROWS):
+        sums = member.new_zeros(len(some), member.shape[1])
         for columns in torch.arange(nodes, device=x.device).split(block_length(ROWS, x.device)):
-            squared = torch.addmm(squares[columns], unit[rows], unit[columns].T, alpha=-2)
-            kernel = squared.add_(squares[rows, None]).clamp_(min=0).mul_(-1 / (8 * variance)).exp_()
+            squared = torch.addmm(squares[columns], unit[some], unit[columns].T, alpha=-2)
+            kernel = squared.add_(squares[some, None]).clamp_(min=0).mul_(-1 / (8 * variance)).exp_()
             sums.addmm_(kernel, member[columns])
-        among = (sums / counts.where(counts > 0, 1)).gather(1, own[rows])
+        among = (sums / counts.where(counts > 0, 1)).gather(1, own[some])
         gains.append((among * nodes / sums[:, :size].sum(1, keepdim=True)).log2())
-    gain = torch.cat(gains)
-    shape, dtype = x.shape[1:-1], result_dtype(x)
-    if sample is None:
-        return gain.mean(0).to(dtype).view(shape)
-    error = gain.std(0) / math.sqrt(sample)
-    return Estimate(gain.mean(0).to(dtype).view(shape), error.to(dtype).view(shape))
+    gain = torch.cat(gains).view(len(rows), *x.shape[1:-1])
+    return gain.where(~x.isnan().any(-1).any(0), torch.nan)  # arg max takes NaN for the largest entry
 
 
 def _sums(x: Tensor, index: Tensor | None) -> Tensor:

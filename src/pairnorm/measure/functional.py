@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args, overload
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from pairnorm.measure.inputs import (
     Adjacency,
     Estimate,
     block_length,
-    centerd,
+    centered,
     check_nodes,
     edges,
     over_trials,
@@ -25,37 +25,38 @@ from pairnorm.nn.ops.moments import check_states
 Laplacian = Literal["sym", "rw", "unnormalized"]
 
 
-@overload
-def row_diff(x: Tensor, sample: None = None, seed: int | torch.Generator = 0) -> Tensor: ...
-@overload
-def row_diff(x: Tensor, sample: int, seed: int | torch.Generator = 0) -> Estimate: ...
 @torch.no_grad()
-def row_diff(x: Tensor, sample: int | None = None, seed: int | torch.Generator = 0) -> Tensor | Estimate:
+def row_diff(x: Tensor) -> Tensor:
     """Return the mean distance between nodes, (1/n²) Σ_{i,j ∈ [n]} ‖x_i − x_j‖₂ (Eq. 2): 0 if all are equal.
 
     The mean is over all n² ordered pairs, those with i = j included, as the paper writes it. Exact in O(n² d)
-    time and in memory linear in ``x``. Not differentiable: a measure keeps no graph.
+    time and in memory linear in ``x``; see ``estimate_row_diff``. Not differentiable: a measure keeps no
+    autograd graph.
 
     Args:
-        x: states [nodes, features] or [nodes, trials..., features].
-        sample: estimate from so many random pairs instead, at least 2; returns an ``Estimate``.
-        seed: the seed or generator of these pairs.
+        x: States [nodes, features] or [nodes, trials..., features].
 
     >>> row_diff(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     tensor(2.5000)
     """
-    if sample is None:
-        return over_trials(x, _mean_distance)
+    return over_trials(x, _mean_distance)
+
+
+@torch.no_grad()
+def estimate_row_diff(x: Tensor, sample: int, seed: int | torch.Generator = 0) -> Estimate:
+    """Estimate ``row_diff`` from random pairs of nodes.
+
+    Args:
+        x: States [nodes, features] or [nodes, trials..., features].
+        sample: The number of pairs, at least 2.
+        seed: The seed or generator of the pairs.
+    """
     check_states(x)
     return _estimate(x, sample, seed, result_dtype(x))
 
 
-@overload
-def col_diff(x: Tensor, sample: None = None, seed: int | torch.Generator = 0) -> Tensor: ...
-@overload
-def col_diff(x: Tensor, sample: int, seed: int | torch.Generator = 0) -> Estimate: ...
 @torch.no_grad()
-def col_diff(x: Tensor, sample: int | None = None, seed: int | torch.Generator = 0) -> Tensor | Estimate:
+def col_diff(x: Tensor) -> Tensor:
     """Return the mean distance between normalized columns, (1/d²) Σ_{i,j ∈ [d]} ‖c_i − c_j‖₂ (Eq. 3).
 
     Here c_i = x_{·i} / ‖x_{·i}‖₁; a zero column stays zero. The mean is over all d² ordered pairs, those with
@@ -63,15 +64,17 @@ def col_diff(x: Tensor, sample: int | None = None, seed: int | torch.Generator =
     paper's normalization keeps the sign. Exact in O(n d²) time and in memory linear in ``x``.
 
     Args:
-        x: states [nodes, features] or [nodes, trials..., features].
-        sample: estimate from so many random pairs of columns instead, at least 2; returns an ``Estimate``.
-        seed: the seed or generator of these pairs.
+        x: States [nodes, features] or [nodes, trials..., features].
 
     >>> col_diff(torch.tensor([[1.0, 0.0], [0.0, 7.0]]))
     tensor(0.7071)
     """
-    if sample is None:
-        return over_trials(x, lambda trial: _mean_distance(_unit_columns(trial).T))
+    return over_trials(x, lambda trial: _mean_distance(_unit_columns(trial).T))
+
+
+@torch.no_grad()
+def estimate_col_diff(x: Tensor, sample: int, seed: int | torch.Generator = 0) -> Estimate:
+    """Estimate ``col_diff`` from random pairs of columns; arguments as for ``estimate_row_diff``."""
     check_states(x)
     columns = _unit_columns(x.double()).transpose(0, -1).contiguous()
     return _estimate(columns, sample, seed, result_dtype(x))
@@ -89,7 +92,7 @@ def tpsd(x: Tensor) -> Tensor:
     >>> tpsd(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     tensor(50.)
     """
-    return over_trials(x, lambda trial: 2 * len(trial) * centerd(trial).square().sum())
+    return over_trials(x, lambda trial: 2 * len(trial) * centered(trial).square().sum())
 
 
 def _mean_distance(rows: Tensor) -> Tensor:
@@ -99,7 +102,7 @@ def _mean_distance(rows: Tensor) -> Tensor:
     mean, Σ_j ‖a_i − a_j‖ ≥ n ‖a_i‖: however the rows lie, the mean distance is off by a few √u, which is 1e-8
     in float64 (in float32 it would be 1e-3, for rows in tight clusters).
     """
-    rows = centerd(rows)
+    rows = centered(rows)
     lengths = rows.square().sum(1)
     total = rows.new_zeros(())
     step = block_length(len(rows), rows.device)
@@ -321,7 +324,7 @@ def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tens
 
 def _mean_cosine_distance(rows: Tensor) -> Tensor:
     """Return TPSD(unit rows) / 2 over the n (n − 1) pairs, from Eq. 9 of the paper."""
-    return centerd(unit_rows(rows)).square().sum() / max(1, len(rows) - 1)
+    return centered(unit_rows(rows)).square().sum() / max(1, len(rows) - 1)
 
 
 def _edges_of(x: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
@@ -336,7 +339,7 @@ def effective_rank(x: Tensor) -> Tensor:
     """Return exp(−Σ_k p_k ln p_k), p_k = σ_k / Σ_l σ_l, over the singular values σ of X.
 
     The convention is that of Roy & Vetterli (2007, "The effective rank"): the singular values, not their
-    squares, of ``x`` as it is, not centerd. Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph
+    squares, of ``x`` as it is, not centered. Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph
     Neural Networks Correctly?") propose the effective rank as a measure of oversmoothing. The value lies in
     [1, min(n, d)], 1 if all rows are parallel; that of a zero or empty matrix is 0.
 

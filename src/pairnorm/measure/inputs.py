@@ -48,7 +48,7 @@ def over_trials(x: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
     return stacked.to(result_dtype(x)).view(x.shape[1:-1])
 
 
-def centerd(rows: Tensor) -> Tensor:
+def centered(rows: Tensor) -> Tensor:
     """Return ``rows`` minus their mean; rows that are all equal become exactly zero."""
     # The first row goes first: a common offset then never meets the rounding of the mean.
     shifted = rows - rows[:1]

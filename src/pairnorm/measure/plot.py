@@ -1,4 +1,4 @@
-"""The figure of a Probe: one panel per quantity, one line per kind of node pairs."""
+"""The figures of a Probe: measures by layer, one panel per quantity, and influence by hop."""
 
 from __future__ import annotations
 
@@ -95,3 +95,19 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
     whole_ticks(axis)
     if len(lines) > 1:
         axis.legend()
+
+
+def draw_influence(frame: pandas.DataFrame, breadth: float) -> Figure:
+    """Return the figure of ``Influence.frame()``: the shares by hop, next to those of propagation alone."""
+    within = frame[frame["hop"] < float("inf")]
+    with style():
+        figure = new_figure(5.0, 3.2)
+        axis = figure.subplots()
+        axis.bar(within["hop"], within["share"], color=BLUE, width=0.7, label="the model")
+        axis.plot(within["hop"], within["baseline"], color=VERMILLION, marker="o", label="propagation alone")
+        axis.set_xlabel("hops")
+        axis.set_title(f"share of the influence; breadth {breadth:.1f} hops", loc="left")
+        axis.set_ylim(bottom=0)
+        whole_ticks(axis)
+        axis.legend()
+    return figure

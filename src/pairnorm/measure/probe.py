@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,18 +19,19 @@ from pairnorm.measure.functional import (
     MEASURES,
     apd,
     apsd,
-    col_diff,
     connected_pairs,
     dirichlet_energy,
+    estimate_col_diff,
+    estimate_row_diff,
     pair_distances,
     random_pairs,
-    row_diff,
     tpsd,
 )
+from pairnorm.measure.influence import Influence, influence_of_inputs
 from pairnorm.measure.inputs import Adjacency, Estimate, is_sparse_adjacency
-from pairnorm.measure.verdict import SCALE_FREE, Record, Verdict, judge, no_records
-from pairnorm.nn.find_convolutions import graph_convolutions
-from pairnorm.nn.patch import is_observing
+from pairnorm.measure.verdict import SCALE_FREE, Record, Verdict, form_verdict, no_records
+from pairnorm.nn.find_convolutions import graph_convolutions, is_known_convolution, node_states
+from pairnorm.nn.patch_hooks import is_observing
 from pairnorm.nn.propagate import is_edge_index
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ _NAMES = (*MEASURES, "apd", "apsd", "dirichlet_energy")
 
 @dataclass(frozen=True)
 class Measures:
-    """The measures a Probe takes, and how many random pairs stand in where all would take too long."""
+    """The measures that a Probe computes, and the number of random pairs for estimates."""
 
     chosen: Sequence[str] | Mapping[str, OwnMeasure]
     sample: int
@@ -69,10 +72,10 @@ class Measures:
             return {name: _checked(name, measure(x), x.shape[1:-1]) for name, measure in self.chosen.items()}
         values: dict[str, Tensor] = {}
         for name in self.chosen:
-            if name == "row_diff":
-                values |= _columns(name, row_diff(x, self._draw(len(x), x.shape[-1]), self.seed))
-            elif name == "col_diff":
-                values |= _columns(name, col_diff(x, self._draw(x.shape[-1], len(x)), self.seed))
+            if name == "row_diff" and len(x) ** 2 * x.shape[-1] > EXACT_WORK:
+                values |= _columns(name, estimate_row_diff(x, self.sample, self.seed))
+            elif name == "col_diff" and x.shape[-1] ** 2 * len(x) > EXACT_WORK:
+                values |= _columns(name, estimate_col_diff(x, self.sample, self.seed))
             elif name == "apd":
                 values |= {f"apd_{kind}": apd(x, chosen) for kind, chosen in pairs.items()}
             elif name == "apsd":
@@ -88,9 +91,6 @@ class Measures:
                 values[name] = MEASURES[name].function(x)
         return values
 
-    def _draw(self, rows: int, width: int) -> int | None:
-        return self.sample if rows**2 * width > EXACT_WORK else None
-
 
 def _checked(name: str, value: Tensor, trials: torch.Size) -> Tensor:
     value = torch.as_tensor(value)
@@ -101,10 +101,8 @@ def _checked(name: str, value: Tensor, trials: torch.Size) -> Tensor:
     return value
 
 
-def _columns(name: str, value: Tensor | Estimate) -> dict[str, Tensor]:
-    if isinstance(value, Estimate):
-        return {name: value.value, f"{name}_standard_error": value.standard_error}
-    return {name: value}
+def _columns(name: str, estimate: Estimate) -> dict[str, Tensor]:
+    return {name: estimate.value, f"{name}_standard_error": estimate.standard_error}
 
 
 class Probe:
@@ -117,15 +115,16 @@ class Probe:
         probe.verdict()
         probe.frame()
 
-    What is measured is the output of each convolution or, where PairNorm follows it, of PairNorm: the model's
-    own or that of ``add_pair_norm``. Other steps after a convolution, such as an activation or dropout, are
-    not seen. A convolution called several times gives one record per call. Every forward pass inside the
-    ``with`` appends its records, told apart by ``forward``; so does entering the same Probe again. The
-    model's output, its gradients and the global random numbers stay as they are. States in a dictionary by
-    node type (``HeteroConv``, ``HGTConv``) give one record per type.
+    It measures the output of each convolution or, where PairNorm follows it, of PairNorm: the model's own or
+    that of ``add_pair_norm``. Other steps after a convolution, such as an activation or dropout, are not
+    seen. A convolution called several times gives one record per call. Every forward pass inside the ``with``
+    appends its records, with a number in ``forward``; so does entering the same Probe again. What
+    activation checkpointing computes again is not recorded twice. A compiled model runs eagerly while a Probe
+    records. The model's output, its gradients and the global random numbers stay as they are. States in a
+    dictionary by node type (``HeteroConv``, ``HGTConv``) give one record per type.
 
-    By default the measures are those that do not depend on the scale of the states, which weights may change
-    at will. After a backward pass there is also ``gradient_norm``, ‖∂L/∂X‖_F.
+    The default measures do not depend on the scale of the states, which weights may change at will. After a
+    backward pass there is also ``gradient_norm``, ‖∂L/∂X‖_F.
 
     Connected pairs come from ``adjacency`` or, without it, from an ``edge_index`` or a sparse square
     matrix among the arguments of the convolution or of the model. The random kind stands for all n² pairs:
@@ -134,18 +133,18 @@ class Probe:
     the frame gains its standard error in ``row_diff_standard_error``; likewise ``col_diff`` (n d²).
 
     Args:
-        model: any module with graph convolutions.
-        measures: names among ``row_diff``, ``col_diff``, ``apd``, ``apsd`` (the last two for each kind of
+        model: Any module with graph convolutions.
+        measures: Names among ``row_diff``, ``col_diff``, ``apd``, ``apsd`` (the last two for each kind of
             pairs), ``tpsd``, ``dirichlet_energy``, ``mean_average_distance``, ``effective_rank``,
             ``numerical_rank``, ``dominant_subspace_distance``; or a mapping from a name of your own to a
             function of the states.
-        adjacency: the graph, a matrix [nodes, nodes] or an ``edge_index`` [2, edges].
-        pairs: node pairs [2, pairs] of your own, or several by name, such as ``{"same_class": ...}``, to be
-            measured beside the connected ones.
-        layers: dotted names of the convolutions, where they are not recognized.
-        sample: how many random pairs are drawn, and the most distances kept per kind of pairs for the
-            histograms.
-        seed: the seed of the random pairs.
+        adjacency: The graph, a matrix [nodes, nodes] or an ``edge_index`` [2, edges].
+        pairs: Node pairs [2, pairs] of your own, or several by name, such as ``{"same_class": ...}``, to be
+            measured next to the connected ones.
+        layers: Dotted names of the convolutions, where they are not recognized.
+        sample: The number of random pairs, and the most distances recorded per kind of pairs.
+        seed: The seed of the random pairs.
+        histograms: Record distances of single pairs, which ``to_tensorboard`` shows as histograms.
     """
 
     def __init__(
@@ -157,6 +156,7 @@ class Probe:
         layers: Sequence[str] | None = None,
         sample: int = 10_000,
         seed: int = 0,
+        histograms: bool = False,
     ) -> None:
         self.model = model
         self.measures = Measures(measures, sample, seed)
@@ -165,14 +165,19 @@ class Probe:
         for kind in {"connected", "random"} & self.pairs.keys():
             problem = f"pairs are named {kind!r}, which every Probe has of its own"
             raise PairNormError(problem, code="name-taken", value=kind, hint="Choose another name.")
+        self.histograms = histograms
         self.records: list[Record] = []
         self._convolutions = graph_convolutions(model, layers)
+        self._is_named = layers is not None
+        self._norms: set[nn.Module] = set()
         self._handles: list[RemovableHandle] = []
+        self._stack = ExitStack()
         self._forward = -1
         self._layer = 0
-        self._running = self._repeats = False
+        self._running = False
         self._open: list[int] = []  # the latest records, which PairNorm may still follow
-        self._arguments: list[Any] = []
+        self._call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}  # of the last forward pass
+        self._influence: Influence | None = None
         # The graph that a node type was last seen with, and its connected pairs.
         self._graphs: dict[str, tuple[Adjacency | None, Tensor | None]] = {}
 
@@ -185,17 +190,14 @@ class Probe:
             problem = "this Probe is already recording"
             hint = "Leave its `with` first, or make a second Probe."
             raise PairNormError(problem, code="already-recording", hint=hint)
-        self._handles += [
-            self.model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            self.model.register_forward_hook(self._end, prepend=True),
-            self.model.register_forward_hook(self._end_of_hooks),
-        ]
-        for norm in _pair_norms(self.model):
-            self._handles.append(norm.register_forward_hook(self._after_norm))
+        if "torch._dynamo" in sys.modules:  # compiled code would not run the hooks
+            self._stack.enter_context(torch.compiler.set_stance("force_eager"))
+        self._handles.append(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
         for name, module in self._convolutions.items():
             after = functools.partial(self._after_convolution, name)
             self._handles.append(module.register_forward_pre_hook(self._before_convolution))
             self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+        self._watch_norms()
         return self
 
     def __exit__(
@@ -203,7 +205,8 @@ class Probe:
     ) -> None:
         while self._handles:
             self._handles.pop().remove()
-        self._arguments, self._graphs = [], {}
+        self._stack.close()
+        self._graphs, self._norms = {}, set()
 
     def frame(self) -> pandas.DataFrame:
         """Return the records as a DataFrame: one row per call of a convolution and trial.
@@ -231,24 +234,55 @@ class Probe:
         validation_loss: float | None = None,
         chance_loss: float | None = None,
     ) -> Verdict:
-        """Say in words what ails the last forward pass, if anything.
+        """Diagnose the last forward pass in words.
 
         - *Not finite*: there is NaN or infinity in the states of some layer, or in their gradients.
         - *States collapse*: from some layer on to the last but one, all nodes point the same way (mean
           average distance below 0.05), or lie on one line (numerical rank below 1.05).
-        - *Gradients vanish*: ‖X‖ ‖∂L/∂X‖, by which the loss answers to a change of the states by their own
+        - *Gradients vanish*: ‖X‖ ‖∂L/∂X‖, the response of the loss to a change of the states by their own
           size, is at the first layer below a thousandth of that at the last. Needs a backward pass.
+        - *The model does not use information beyond k hops*, although its convolutions reach further: less
+          than 1% of the influence comes from there. Needs a call of ``influence``.
         - *It fits and does not generalize*: the training loss is below half of what chance gives, and the
           validation loss has come less than half as far down. Needs all three losses.
 
         The first that holds is the verdict. Of several trials the mean counts, of node types the worst.
 
         Args:
-            train_loss: of the training nodes.
-            validation_loss: of the validation nodes.
-            chance_loss: of a model that knows the share of each class alone; ln C for C classes of one size.
+            train_loss: The loss of the training nodes.
+            validation_loss: The loss of the validation nodes.
+            chance_loss: The loss of a model that knows only the share of each class: ln C for C classes of
+                equal size.
         """
-        return judge(self.records, train_loss, validation_loss, chance_loss)
+        return form_verdict(self.records, self._influence, train_loss, validation_loss, chance_loss)
+
+    def influence(self, nodes: int | Tensor = 16, seed: int = 0) -> Influence:
+        """Measure how much a node's output depends on the features of nodes 0, 1, 2, ... hops away.
+
+        The model runs again, in eval, on the inputs of the last recorded forward pass. ``verdict`` then takes
+        the result into account.
+
+        Args:
+            nodes: The number of random nodes, or the nodes, whose outputs are looked at. Each takes a
+                backward pass for every output channel.
+            seed: The seed of the random nodes.
+        """
+        args, kwargs = self._call
+        if not self.records:
+            raise no_records()
+        graph = self.adjacency
+        if graph is None:
+            graph = _first_graph("", [*args, *kwargs.values()])
+        is_training = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            self._influence = influence_of_inputs(
+                self.model, args, kwargs, graph, nodes, seed, max(record.layer for record in self.records)
+            )
+        finally:
+            for module, mode in is_training.items():
+                module.training = mode
+        return self._influence
 
     def plot(self, forward: int = -1) -> Figure:
         """Return a figure of the measures over the layers of one forward pass, by default the last.
@@ -266,7 +300,7 @@ class Probe:
         return draw(frame[frame["forward"] == known[forward]])
 
     def to_tensorboard(self, writer: SummaryWriter, step: int | None = None) -> None:
-        """Write the last forward pass: scalars (the mean over trials) and histograms of the pairs' distances.
+        """Write the last forward pass: scalars (the mean over trials) and, if recorded, histograms.
 
         Args:
             writer: a ``torch.utils.tensorboard.SummaryWriter``.
@@ -287,41 +321,60 @@ class Probe:
                     writer.add_histogram(f"distance_{kind}{suffix}", finite, position)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _is_recomputing():
+            return
         self._forward += 1
         self._layer = 0
         self._open = []
-        self._running = self._repeats = False
-        self._arguments = [*args, *kwargs.values()]
+        self._running = False
+        self._call, self._influence = (args, kwargs), None
 
-    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._repeats = True
-
-    def _end_of_hooks(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._repeats = False
+    def _watch_norms(self) -> None:
+        """Register hooks on the PairNorm modules, those included that a patch added in this forward pass."""
+        for module in self.model.modules():
+            if module not in self._norms and any(one.__name__ == "PairNorm" for one in type(module).__mro__):
+                self._norms.add(module)
+                self._handles.append(module.register_forward_hook(self._after_norm))
 
     def _before_convolution(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._running = True
-        if self._repeats:
-            # A hook runs the pass anew, as add_pair_norm does once it knows the last convolution: it counts.
-            self.records = [record for record in self.records if record.forward != self._forward]
-            self._layer, self._repeats = 0, False
+        if not self._layer:
+            self._watch_norms()
 
     def _after_convolution(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         self._running = False
+        if is_observing():
+            return
+        states = node_states(output)
+        rows = {len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim}
+        is_other = not states or not any(len(x) in rows for x in states.values())
+        if is_other and not self._is_named and not is_known_convolution(module):
+            return  # such as a decoder, which takes a graph and returns a row for every edge
+        if not states:
+            raise _wrong_output(name, output)
+        if _is_recomputing():
+            for x in states.values():
+                self._add_gradient(name, x)
+            return
         self._layer += 1
         self._open = []
-        for kind, states in _states(name, output).items():
+        for kind, x in states.items():
             graph = self.adjacency
             if graph is None:
-                graph = _first_graph(kind, [*args, *kwargs.values()], self._arguments)
+                graph = _first_graph(
+                    kind, [*args, *kwargs.values()], [*self._call[0], *self._call[1].values()]
+                )
             self._open.append(len(self.records))
-            self.records.append(self._record(name, kind, states, graph))
+            self.records.append(self._record(name, kind, x, graph))
 
     def _after_norm(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         """Let PairNorm's output take the place of what the convolution before it gave."""
-        if self._running:
+        if self._running or is_observing():
+            return
+        if _is_recomputing():
+            self._add_gradient("", output)
             return
         for index in self._open:
             known = self.records[index]
@@ -329,6 +382,15 @@ class Probe:
                 self._open.remove(index)
                 graph = self._graphs[known.node_type][0]
                 self.records[index] = self._record(known.name, known.node_type, output, graph)
+                return
+
+    def _add_gradient(self, name: str, states: Tensor) -> None:
+        """Find the record of states that reentrant checkpointing computed without a gradient before."""
+        norm = _norm(states)
+        for record in reversed(self.records):
+            if record.name.startswith(name) and not record.has_gradient and torch.equal(record.norm, norm):
+                states.register_hook(functools.partial(_note_gradient, record))
+                record.has_gradient.append(True)
                 return
 
     def _record(self, name: str, kind: str, states: Tensor, graph: Adjacency | None) -> Record:
@@ -347,10 +409,14 @@ class Probe:
             nodes=len(x),
             norm=_norm(x),
             measures={name: value.cpu() for name, value in measures.items()},
-            distances={kind: pair_distances(x, some).cpu() for kind, some in self._some(pairs, len(x))},
+            distances={
+                kind: pair_distances(x, some).cpu()
+                for kind, some in (self._some(pairs, len(x)) if self.histograms else ())
+            },
         )
         if states.requires_grad:
             states.register_hook(functools.partial(_note_gradient, record))
+            record.has_gradient.append(True)
         return record
 
     def _connected_pairs(self, kind: str, graph: Adjacency | None, num_nodes: int) -> Tensor | None:
@@ -375,9 +441,9 @@ class Probe:
             yield "random", random_pairs(num_nodes, sample, seed)
 
 
-def _pair_norms(model: nn.Module) -> set[nn.Module]:
-    """Return the PairNorm modules of a model, of whichever library."""
-    return {m for m in model.modules() if any(base.__name__ == "PairNorm" for base in type(m).__mro__)}
+def _is_recomputing() -> bool:
+    """Return whether a backward pass runs: activation checkpointing then computes states again."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -410,15 +476,10 @@ def _first_graph(kind: str, *places: list[Any]) -> Adjacency | None:
     return None
 
 
-def _states(name: str, output: Any) -> dict[str, Tensor]:
-    """Return the node states in what a convolution gave, by node type: a tensor, or the first of a tuple."""
-    if isinstance(output, Mapping):
-        return {str(kind): _states(name, x)[""] for kind, x in output.items() if x is not None}
+def _wrong_output(name: str, output: Any) -> PairNormError:
     first = output[0] if isinstance(output, (tuple, list)) and output else output
-    if isinstance(first, Tensor) and first.is_floating_point() and first.ndim >= 2:
-        return {"": first}
     shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
     problem = f"the convolution {name!r} returned a {type(first).__name__}{shape}"
     expected = "states [nodes, ..., features]"
     hint = "Name the convolutions to record: {layers}."
-    raise PairNormError(problem, code="wrong-type", value=name, expected=expected, hint=hint, layers=...)
+    return PairNormError(problem, code="wrong-type", value=name, expected=expected, hint=hint, layers=...)

@@ -1,21 +1,25 @@
-"""What records of a Probe mean in words: states collapse, gradients vanish, or it does not generalize."""
+"""Say in words what a Probe recorded: what keeps a deep model from learning, if anything does."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, real_number
 
+if TYPE_CHECKING:
+    from pairnorm.measure.influence import Influence
+
 SCALE_FREE = ("effective_rank", "numerical_rank", "mean_average_distance", "col_diff")
-# What a verdict is drawn at: docs/measures.md holds it against real states, noise and smoothed ones.
+# The thresholds of verdicts; docs/measures.md compares them with real states, noise and smoothed ones.
 SAME_DIRECTION = 0.05
 ONE_DIMENSION = 1.05
 VANISHED = 1e-3
+NEGLIGIBLE = 0.01
 
 
 @dataclass(frozen=True)
@@ -34,19 +38,22 @@ class Record:
     norm: Tensor
     measures: dict[str, Tensor]
     distances: dict[str, Tensor]
+    has_gradient: list[bool] = field(default_factory=list)  # filled once a hook waits for the gradient
 
 
 class Verdict(NamedTuple):
-    """What a Probe has seen, in words and as a code.
+    """A diagnosis, in words and as a code.
 
     Args:
-        kind: which of the verdicts of ``Probe.verdict``.
-        layer: from which on states collapse or are not finite, up to which gradients vanish, or down from
-            which they are not finite; counted from 1, and None where it is none's in particular.
-        text: the same in a sentence or two, with the numbers.
+        kind: Which of the verdicts of ``Probe.verdict``.
+        layer: The layer, counted from 1, from which states collapse or are not finite, up to which gradients
+            vanish, or down from which they are not finite; None for the other verdicts.
+        text: The same in a sentence or two, with the numbers.
     """
 
-    kind: Literal["not-finite", "states-collapse", "gradients-vanish", "does-not-generalize", "no-sign"]
+    kind: Literal[
+        "not-finite", "states-collapse", "gradients-vanish", "short-range", "does-not-generalize", "no-sign"
+    ]
     layer: int | None
     text: str
 
@@ -54,13 +61,14 @@ class Verdict(NamedTuple):
         return self.text
 
 
-def judge(
+def form_verdict(
     records: Sequence[Record],
+    influence: Influence | None = None,
     train_loss: float | None = None,
     validation_loss: float | None = None,
     chance_loss: float | None = None,
 ) -> Verdict:
-    """Say in words what ails the last forward pass, if anything; arguments as for ``Probe.verdict``."""
+    """Diagnose the last forward pass; losses as for ``Probe.verdict``."""
     last = max((record.forward for record in records), default=0)
     records = [record for record in records if record.forward == last]
     if not records:
@@ -72,12 +80,13 @@ def judge(
             raise PairNormError(problem, code="no-measure", value=name, hint=hint, measures=list(SCALE_FREE))
     layers = sorted({record.layer for record in records})
     responses = [_response(records, layer) for layer in layers]
-    several = [record for record in records if record.nodes > 1]  # a single one can but be like itself
-    apart = "the states keep apart" if several else "nothing can be told from fewer than two nodes"
+    several = [record for record in records if record.nodes > 1]
+    apart = "the states keep apart" if several else "fewer than two nodes show nothing"
     return (
         _not_finite(records)
         or _collapse(several, layers[:-1] or layers)
         or _vanishing(layers, responses)
+        or (None if influence is None else _short_range(influence))
         or _no_generalization(train_loss, validation_loss, chance_loss)
         or Verdict(
             "no-sign",
@@ -91,7 +100,7 @@ def judge(
 def no_records() -> PairNormError:
     """Return the error of a Probe that has seen nothing."""
     problem = "nothing was recorded"
-    hint = "Run the model inside `with Probe(model) as probe:`."
+    hint = "Call the model itself inside `with Probe(model) as probe:`."
     return PairNormError(problem, code="no-records", hint=hint)
 
 
@@ -104,7 +113,7 @@ def _not_finite(records: list[Record]) -> Verdict | None:
     ]
     for what, way, record, norm in states + gradients:
         if not norm.isfinite().all():
-            text = f"{what} are not finite from layer {record.layer} ({_place(record)}) {way}."
+            text = f"{what} are not finite from layer {record.layer} ({_where(record)}) {way}."
             return Verdict("not-finite", record.layer, text)
     return None
 
@@ -113,7 +122,7 @@ def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
     """Return the verdict on states that have collapsed from some layer on to the last of ``layers``."""
     verdict = None
     for layer in reversed(layers):
-        worst = [found for record in records if record.layer == layer and (found := _collapsed(record))]
+        worst = [text for record in records if record.layer == layer and (text := _collapsed(record))]
         if not worst:
             break
         text = f"States collapse: from layer {layer} {worst[0]}."
@@ -122,8 +131,8 @@ def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
 
 
 def _collapsed(record: Record) -> str:
-    """Say where and how states have collapsed; nothing where they have not."""
-    where = _place(record)
+    """Describe where and how states have collapsed; empty where they have not."""
+    where = _where(record)
     angle, rank = (
         float(record.measures[name].mean()) for name in ("mean_average_distance", "numerical_rank")
     )
@@ -134,7 +143,7 @@ def _collapsed(record: Record) -> str:
     )
 
 
-def _place(record: Record) -> str:
+def _where(record: Record) -> str:
     return f"{record.name}, {record.node_type}" if record.node_type else record.name
 
 
@@ -149,6 +158,9 @@ def _response(records: list[Record], layer: int) -> float:
 
 
 def _vanishing(layers: list[int], responses: list[float]) -> Verdict | None:
+    if max(responses) == 0:
+        text = "Gradients vanish: they are zero at every layer. The loss does not depend on the states."
+        return Verdict("gradients-vanish", layers[-1], text)
     limit = VANISHED * responses[-1]
     if not responses[0] < limit:
         return None
@@ -156,19 +168,41 @@ def _vanishing(layers: list[int], responses: list[float]) -> Verdict | None:
     return Verdict(
         "gradients-vanish",
         weak,
-        f"Gradients vanish: at layer {layers[0]} the loss answers to the states "
+        f"Gradients vanish: at layer {layers[0]} the loss responds to the states "
         f"{responses[0] / responses[-1]:.1g} times as much as at layer {layers[-1]}, and up to layer {weak} "
         "hardly anything is learned. The states themselves do not collapse.",
     )
+
+
+def _short_range(influence: Influence) -> Verdict | None:
+    reached = influence.reach()
+    if reached is None:
+        return None
+    beyond = float(influence.baseline[reached + 1 :].sum())
+    text = (
+        f"The model does not use information beyond {reached} hops: less than {NEGLIGIBLE:.0%} of the "
+        f"influence comes from there, although its {influence.steps} convolutions reach further. "
+    )
+    if beyond > NEGLIGIBLE:
+        text += (
+            f"A computational bottleneck: propagation alone would take {beyond:.0%} from there, so weights "
+            "and activations lose it."
+        )
+    else:
+        text += (
+            f"A topological bottleneck: propagation alone would take {beyond:.1%} from there as well, so the "
+            "graph itself lets little through."
+        )
+    return Verdict("short-range", None, text)
 
 
 def _no_generalization(*losses: float | None) -> Verdict | None:
     if None in losses:
         if any(loss is not None for loss in losses):
             names = ("train_loss", "validation_loss", "chance_loss")
-            lacking = [name for name, loss in zip(names, losses, strict=True) if loss is None]
-            problem = f"there is no {lacking[0]}"
-            raise PairNormError(problem, code="no-loss", value=lacking[0], expected="all three losses")
+            missing = [name for name, loss in zip(names, losses, strict=True) if loss is None]
+            problem = f"there is no {missing[0]}"
+            raise PairNormError(problem, code="no-loss", value=missing[0], expected="all three losses")
         return None
     train, validation, chance = (real_number("a loss", loss) for loss in losses)
     if train > chance / 2 or chance - validation >= (chance - train) / 2:

@@ -31,7 +31,7 @@ _PRODUCTS = frozenset(("matmul", "__matmul__", "mm", "bmm", "spmm"))
 _DROPOUTS = frozenset(("dropout", "dropout_", "alpha_dropout", "feature_alpha_dropout", "alias"))
 _OUTPUT = "the output of the model"
 
-Path = tuple[int | str, ...]
+InputPath = tuple[int | str, ...]
 Element = tuple[int, str]  # a call of a convolution, and the node type of one of its outputs
 
 
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
     where: str
     name: str
-    inputs: tuple[Path, ...] = ()
+    inputs: tuple[InputPath, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.where} {self.name}"
@@ -90,7 +90,7 @@ class _Call:
 
     module: nn.Module
     label: str
-    inputs: list[tuple[Path, Tensor]]
+    inputs: list[tuple[InputPath, Tensor]]
     outputs: dict[str, Tensor]
 
 
@@ -107,7 +107,7 @@ class _Use(NamedTuple):
     name: str
     result: Tensor | None
     call: int = -1
-    path: Path = ()
+    path: InputPath = ()
 
 
 class _Observer(TorchFunctionMode):
@@ -118,7 +118,7 @@ class _Observer(TorchFunctionMode):
         self.names = {module: name for name, module in model.named_modules()}
         self.convolutions = {module: name for name, module in convolutions.items()}
         self.calls: list[_Call] = []
-        self.running: list[list[tuple[Path, Tensor]]] = []  # inputs of the convolutions that run
+        self.running: list[list[tuple[InputPath, Tensor]]] = []  # inputs of the convolutions that run
         self.flows: dict[int, _Flow] = {}
         self.alive: list[Tensor] = []  # so that no id comes again
         self.uses: defaultdict[int, list[_Use]] = defaultdict(list)
@@ -197,7 +197,7 @@ class _Observer(TorchFunctionMode):
         return output
 
     def _leave_convolution(
-        self, module: nn.Module, inputs: list[tuple[Path, Tensor]], states: dict[str, Tensor]
+        self, module: nn.Module, inputs: list[tuple[InputPath, Tensor]], states: dict[str, Tensor]
     ) -> None:
         index, name = len(self.calls), self.convolutions[module]
         earlier = sum(call.module is module for call in self.calls)
@@ -302,7 +302,7 @@ class _Resolver:
 
     def _place_before(self, pending: list[tuple[list[Element], Tensor, str, Callable[[_Use], bool]]]) -> None:
         """Place norms at the inputs of the convolutions that follow, where nothing else uses the states."""
-        inputs: defaultdict[int, set[Path]] = defaultdict(set)
+        inputs: defaultdict[int, set[InputPath]] = defaultdict(set)
         followers: list[set[nn.Module]] = []
         for elements, x, _, passes in pending:
             exits, other = self._exits(x, passes)
@@ -376,11 +376,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from (x for item in value for x in _tensors(item))
 
 
-def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Path, Tensor]]:
+def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[InputPath, Tensor]]:
     """Yield the tensors among arguments, and inside their tuples, lists and mappings, with their paths."""
-    for key, value in (*enumerate(args), *kwargs.items()):
+    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for key, value in arguments:
         if isinstance(value, Tensor):
             yield (key,), value
         elif isinstance(value, (Mapping, tuple, list)):
-            inner = value.items() if isinstance(value, Mapping) else enumerate(value)
+            inner: Any = value.items() if isinstance(value, Mapping) else enumerate(value)
             yield from (((key, place), x) for place, x in inner if isinstance(x, Tensor))

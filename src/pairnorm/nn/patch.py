@@ -5,7 +5,7 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -13,9 +13,18 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.nn.find_convolutions import GRAPH_ARGUMENTS, graph_convolutions, is_node_states
-from pairnorm.nn.find_places import Path, Place, find_places
+from pairnorm.nn.find_convolutions import graph_convolutions
+from pairnorm.nn.find_places import Place, find_places
 from pairnorm.nn.pair_norm import Mode, PairNorm
+from pairnorm.nn.patch_hooks import (
+    ACTIVE,
+    Call,
+    Guard,
+    NormalizeInputs,
+    NormalizeOutput,
+    PatchOptions,
+    remove_hooks,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -102,19 +111,20 @@ def add_pair_norm(
     _check_unnormalized(model, mode)
     patch = PairNormPatch(model, norm, batch, layers)
     model.add_module(CHILD, patch)
-    model.__class__ = _patched_class(type(model))
+    base: Any = type(model)  # mypy takes no class of modules for hashable
+    model.__class__ = _patched_class(base)
     _forget_compiled()
     try:
         if at is not None:
             patch._install([_named_place(model, text) for text in at], dict.fromkeys(at, "named"))
         elif example_inputs is not None:
-            is_named = isinstance(example_inputs, Mapping)
-            patch._resolve(
-                model, () if is_named else tuple(example_inputs), example_inputs if is_named else {}
-            )
+            if isinstance(example_inputs, Mapping):
+                patch._resolve(model, (), example_inputs)
+            else:
+                patch._resolve(model, tuple(example_inputs), {})
         else:
             for convolution in convolutions.values():
-                convolution.register_forward_pre_hook(_Guard(type(model).__name__), prepend=True)
+                convolution.register_forward_pre_hook(Guard(type(model).__name__), prepend=True)
     except BaseException:
         patch.remove()
         raise
@@ -130,36 +140,6 @@ def remove_pair_norm(model: nn.Module) -> None:
     for module in list(model.modules()):
         if isinstance(module, PairNormPatch):
             module.remove()
-
-
-def is_observing() -> bool:
-    """Return whether this thread runs a model only to find the places for PairNorm."""
-    return _ACTIVE.is_observing
-
-
-class _Active(threading.local):
-    """What each thread is doing: the facts of the forward pass it runs. ``torch.compile`` can trace it."""
-
-    def __init__(self) -> None:
-        self.call: _Call | None = None
-        self.is_observing = False
-
-
-_ACTIVE = _Active()
-
-
-class _Call:
-    """The facts of one forward pass."""
-
-    def __init__(self, batch: Any, batch_size: Any) -> None:
-        self.batch, self.batch_size = batch, batch_size
-
-
-class _Options:
-    """What the places of one patch share; ``has_seen_batch`` only ever becomes True."""
-
-    def __init__(self, is_one_graph: bool) -> None:
-        self.is_one_graph, self.has_seen_batch = is_one_graph, False
 
 
 class PairNormPatch(nn.Module):
@@ -178,7 +158,7 @@ class PairNormPatch(nn.Module):
         self._owner = (model,)  # in a tuple, it does not become a child
         self._norm = (norm,)
         self._batch, self._layers = batch, layers
-        self._options = _Options(batch is None)
+        self._options = PatchOptions(batch is None)
         self._installed: list[Place] = []
         parameters = inspect.signature(model.forward).parameters.values()
         self._takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
@@ -194,7 +174,7 @@ class PairNormPatch(nn.Module):
         for module in model.modules():
             module._modules.pop("pair_norm_before", None)
             module._modules.pop("pair_norm_after", None)
-            _remove_hooks(module)
+            remove_hooks(module)
         _forget_compiled()
 
     def __enter__(self) -> Self:
@@ -236,7 +216,7 @@ class PairNormPatch(nn.Module):
     def _install(self, places: list[Place], reasons: dict[str, str]) -> None:
         (model,), (norm,) = self._owner, self._norm
         for module in model.modules():
-            _remove_hooks(module)
+            remove_hooks(module)
         for place in places:
             module = model.get_submodule(place.name)
             own = PairNorm(norm.scale, norm.mode, norm.eps, norm.process_group, norm.track_running_stats)
@@ -244,10 +224,10 @@ class PairNormPatch(nn.Module):
             device = next((x.device for x in (*module.parameters(), *model.parameters())), None)
             module.add_module(f"pair_norm_{place.where}", own.to(device))
             if place.where == "before":
-                hook = _NormalizeInputs(self._options, place.inputs)
+                hook = NormalizeInputs(self._options, place.inputs)
                 module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
             else:
-                module.register_forward_hook(_NormalizeOutput(self._options), prepend=True)
+                module.register_forward_hook(NormalizeOutput(self._options), prepend=True)
         self._installed, self.places, self.is_resolved = places, reasons, True
 
     def _resolve(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -272,17 +252,17 @@ class PairNormPatch(nn.Module):
     )
 
     def _observe(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        rewind, forward = _Rewind(model), type(model).__mro__[1].forward
-        _ACTIVE.is_observing = True
+        rewind, base = _Rewind(model), type(model).__mro__[1]
+        ACTIVE.is_observing = True
         try:
             places, reasons, num_nodes = find_places(
                 model,
                 graph_convolutions(model, self._layers),
-                lambda: forward(model, *args, **kwargs),
+                lambda: base.forward(model, *args, **kwargs),  # type: ignore[attr-defined]
                 not self._norm[0].track_running_stats,
             )
         finally:
-            _ACTIVE.is_observing = False
+            ACTIVE.is_observing = False
             rewind()
         if self._batch == "batch" and self._call(args, kwargs).batch is None:
             _check_no_batch(dict(zip(self._arguments, args, strict=False)) | dict(kwargs), num_nodes)
@@ -290,22 +270,22 @@ class PairNormPatch(nn.Module):
             _warn_without_effect(type(model).__name__, list(reasons), model)
         self._install(places, reasons)
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Return the facts of a call: the batch vector, or one for each node type, and the batch size."""
         given = dict(zip(self._arguments, args, strict=False))
         given.update(kwargs)
         size = given.get("batch_size")
         if self._batch is None:
-            return _Call(None, size)
+            return Call(None, size)
         if isinstance(self._batch, int):
-            return _Call(args[self._batch] if self._batch < len(args) else None, size)
+            return Call(args[self._batch] if self._batch < len(args) else None, size)
         name, names = self._batch, (self._batch, f"{self._batch}_dict")
         first = next(iter(given.values()), None)
         for key in names:
             if given.get(key) is not None:
-                return _Call(given[key], size)
+                return Call(given[key], size)
             if not isinstance(first, (Tensor, Mapping)) and getattr(first, key, None) is not None:
-                return _Call(getattr(first, key) or None if key != name else getattr(first, key), size)
+                return Call(getattr(first, key) or None if key != name else getattr(first, key), size)
         if self._takes_any:
             for position, value in enumerate(args):
                 if position >= len(self._arguments) and _is_index(value):
@@ -321,11 +301,11 @@ class PairNormPatch(nn.Module):
             problem = f"{type(self._owner[0]).__name__} was given no {name!r}"
             expected = f"one of its arguments {self._arguments}, or an attribute of the first"
             raise PairNormError(problem, code="unknown-argument", value=name, expected=expected)
-        return _Call(None, size)
+        return Call(None, size)
 
 
 @functools.cache
-def _patched_class(base: type[nn.Module]) -> type[nn.Module]:
+def _patched_class(base: Any) -> type[nn.Module]:
     """Return a subclass whose ``forward`` makes the facts of a call known to the places inside."""
 
     @functools.wraps(base.forward, assigned=("__doc__",))  # torch.compile imports the module it names
@@ -333,14 +313,14 @@ def _patched_class(base: type[nn.Module]) -> type[nn.Module]:
         patch: Any = self._modules[CHILD]
         if not patch.is_resolved:
             patch._resolve(self, args, kwargs)
-        call, before = patch._call(args, kwargs), _ACTIVE.call
+        call, before = patch._call(args, kwargs), ACTIVE.call
         if call.batch is not None and not patch._options.has_seen_batch:
             patch._options.has_seen_batch = True
-        _ACTIVE.call = call
+        ACTIVE.call = call
         try:
             return base.forward(self, *args, **kwargs)
         finally:
-            _ACTIVE.call = before
+            ACTIVE.call = before
 
     def load(self: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
         patch: Any = self._modules[CHILD]
@@ -358,125 +338,10 @@ def _patched_class(base: type[nn.Module]) -> type[nn.Module]:
     return type(base.__name__, (base,), members)
 
 
-def _new_patched(base: type[nn.Module]) -> nn.Module:
+def _new_patched(base: Any) -> nn.Module:
     """Return an empty patched module of a class, for ``copy.deepcopy`` and ``pickle``."""
     patched = _patched_class(base)
     return patched.__new__(patched)
-
-
-class _NormalizeOutput:
-    """A forward hook that normalizes what a module returns."""
-
-    def __init__(self, options: _Options) -> None:
-        self.options = options
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        norm: Any = module.pair_norm_after
-        if isinstance(output, Mapping):
-            return {kind: _normalize(norm, x, kind, self.options) for kind, x in output.items()}
-        if isinstance(output, tuple):
-            return (_normalize(norm, output[0], "", self.options), *output[1:])
-        return _normalize(norm, output, "", self.options)
-
-
-class _NormalizeInputs:
-    """A forward pre-hook that normalizes some inputs of a module: all its states, if none are named."""
-
-    def __init__(self, options: _Options, inputs: tuple[Path, ...]) -> None:
-        self.options, self.inputs = options, inputs
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        norm: Any = module.pair_norm_before
-        values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        for key, *inside in self.inputs or _states_inputs(module, args, kwargs):
-            value = values.get(key)
-            if not inside:
-                values[key] = _normalize(norm, value, "", self.options)
-            elif isinstance(value, Mapping):
-                kind = inside[0]
-                if value.get(kind) is not None:
-                    values[key] = {**value, kind: _normalize(norm, value[kind], kind, self.options)}
-            elif value is not None:
-                items = list(value)
-                items[inside[0]] = _normalize(norm, items[inside[0]], "", self.options)
-                values[key] = tuple(items)
-        return tuple(values[i] for i in range(len(args))), {key: values[key] for key in kwargs}
-
-
-class _Guard:
-    """A forward pre-hook of convolutions that must not run before the places are found."""
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not _ACTIVE.is_observing:
-            raise _outside_forward(f"{type(module).__name__} ran outside the forward of {self.model}")
-
-
-def _remove_hooks(module: nn.Module) -> None:
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, (_NormalizeOutput, _NormalizeInputs, _Guard)):
-                del hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
-
-
-def _states_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Path]:
-    """Yield the paths of the first argument that holds states and is not named like a graph."""
-    names = list(inspect.signature(module.forward).parameters)
-    for key, value in (*enumerate(args), *kwargs.items()):
-        name = names[min(key, len(names) - 1)] if isinstance(key, int) else key
-        if name.lower() in GRAPH_ARGUMENTS:
-            continue
-        if is_node_states(value):
-            yield (key,)
-            return
-        if isinstance(value, (Mapping, tuple, list)):
-            inside = value.items() if isinstance(value, Mapping) else enumerate(value)
-            paths = [(key, place) for place, x in inside if is_node_states(x)]
-            yield from paths
-            if paths:
-                return
-
-
-def _normalize(norm: PairNorm, x: Tensor, kind: str, options: _Options) -> Tensor:
-    call = _ACTIVE.call
-    if call is None:
-        _check_without_call(norm, options)
-        return norm(x)
-    batch, size = call.batch, call.batch_size
-    if isinstance(batch, Mapping):
-        if not kind:
-            raise PairNormError(
-                "there is a batch vector for each node type, and PairNorm at a place without types",
-                code="no-node-type",
-                hint="Name places where the states are a dictionary: {at}.",
-                at=["before ..."],
-            )
-        batch = batch.get(kind)
-    return norm(x, batch, size.get(kind) if isinstance(size, Mapping) else size)
-
-
-def _check_without_call(norm: PairNorm, options: _Options) -> None:
-    """Raise an error where the batch vector would be needed and is not known."""
-    if options.is_one_graph or (norm.track_running_stats and not norm.training):
-        return
-    if torch._C._current_graph_task_id() == -1:
-        raise _outside_forward("a module with PairNorm ran outside the forward of the patched model")
-    # Activation checkpointing runs modules again during the backward pass.
-    if options.has_seen_batch:
-        raise PairNormError(
-            "activation checkpointing recomputes PairNorm, and the batch vector is not known then",
-            code="batch-in-checkpoint",
-            hint="Checkpoint the whole model, or write PairNorm into the checkpointed function.",
-        )
-
-
-def _outside_forward(problem: str) -> PairNormError:
-    hint = "Call the patched model, patch the module that you call, or pass {batch} for one graph."
-    return PairNormError(f"{problem}, where PairNorm does not know the graph of each node",
-                         code="outside-forward", hint=hint, batch=None)  # fmt: skip
 
 
 def _check_unnormalized(model: nn.Module, mode: str) -> None:

@@ -72,7 +72,7 @@ def measure_layers(
         run.fit(tick)
         accuracy = float(run.problem.metrics(run.evaluate()[1])["test_accuracy"])
         model, inputs = run.model, (run.problem.features, run.problem.adjacency)
-    probe = Probe(model, measures=("apd", "apsd"), adjacency=graph.adjacency.to(device))
+    probe = Probe(model, measures=("apd", "apsd"), adjacency=graph.adjacency.to(device), histograms=True)
     with torch.no_grad(), probe:
         model(*inputs)
     return _layers(probe.records if accuracy is None else probe.records[:-1], accuracy)

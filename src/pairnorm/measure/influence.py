@@ -1,0 +1,202 @@
+"""Influence by hop: how much the output of a node depends on the features of nodes 0, 1, 2, ... hops away."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from pairnorm.base.errors import PairNormError, whole_number
+from pairnorm.measure.inputs import Adjacency, check_nodes, edges
+from pairnorm.nn.find_convolutions import is_node_states, node_states
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Influence:
+    """The influence of nodes on the outputs of some nodes, by their distance in hops.
+
+    The last hop stands for all nodes farther than ``steps`` hops, or not connected at all. These have an
+    influence only where a layer runs over all nodes, as PairNorm and BatchNorm do.
+
+    Args:
+        nodes: The nodes whose outputs are looked at, [sample].
+        steps: The number of propagation steps of the model, hence the hops it can reach.
+        totals: The influence of all nodes at a distance together, [sample, steps + 2].
+        counts: The number of nodes at a distance, [sample, steps + 2].
+        baseline: The share that propagation alone takes from each distance, (D⁻¹A)^steps with self-loops,
+            [steps + 2].
+    """
+
+    nodes: Tensor
+    steps: int
+    totals: Tensor
+    counts: Tensor
+    baseline: Tensor
+
+    @property
+    def shares(self) -> Tensor:
+        """The share of the influence that comes from each distance, the mean over the nodes, [steps + 2]."""
+        sums = self.totals.sum(1, keepdim=True)
+        return (self.totals / sums)[sums[:, 0] > 0].mean(0)
+
+    @property
+    def breadth(self) -> float:
+        """The mean distance in hops, weighted by influence; nodes farther than ``steps`` are left out."""
+        shares = self.shares[:-1]
+        return float((shares * torch.arange(len(shares))).sum() / shares.sum())
+
+    def reach(self, negligible: float = 0.01) -> int | None:
+        """Return the hops beyond which influence is negligible, if at most half of those it could reach.
+
+        Args:
+            negligible: The largest share of the influence that counts as none.
+
+        Returns:
+            The number of hops, or None where the model uses what it reaches or there are no nodes beyond.
+        """
+        shares, counts = self.shares[:-1], self.counts[:, :-1].sum(0)
+        beyond = shares.sum() - shares.cumsum(0)
+        hops = int((beyond > negligible * shares.sum()).sum())
+        if math.isnan(float(shares.sum())) or 2 * hops > self.steps or not bool(counts[hops + 1 :].any()):
+            return None
+        return hops
+
+    def frame(self) -> pandas.DataFrame:
+        """Return a DataFrame with a row per distance; its last ``hop`` is infinite.
+
+        Columns: ``hop``, ``share`` of the influence, ``total`` (the influence of all nodes at that distance),
+        ``per_node`` (that of one of them), ``nodes`` (how many there are on average), ``baseline``.
+        """
+        import pandas
+
+        columns = {
+            "hop": torch.cat([torch.arange(self.steps + 1), torch.tensor([math.inf])]),
+            "share": self.shares,
+            "total": self.totals.mean(0),
+            "per_node": self.totals.sum(0) / self.counts.sum(0),
+            "nodes": self.counts.mean(0),
+            "baseline": self.baseline,
+        }
+        return pandas.DataFrame({name: values.tolist() for name, values in columns.items()})
+
+    def plot(self) -> Figure:
+        """Return a figure of the shares by hop, next to those of propagation alone."""
+        from pairnorm.measure.plot import draw_influence
+
+        return draw_influence(self.frame(), self.breadth)
+
+
+def influence_by_hop(
+    forward: Callable[[Tensor], Tensor],
+    x: Tensor,
+    adjacency: Adjacency,
+    steps: int,
+    nodes: int | Tensor = 16,
+    seed: int = 0,
+) -> Influence:
+    """Measure the influence of nodes on the outputs of some nodes, by their distance in hops.
+
+    The influence of node u on node v is the L1 norm of a Jacobian at ``x``, Σ_{c,f} |∂ output_{v,c} / ∂
+    x_{u,f}|. A linear model has the same Jacobian everywhere, so that its influence is exact. Distances are
+    those of the undirected graph. It takes a backward pass for each node and output channel.
+
+    Args:
+        forward: The model as a function of the features: [nodes, features] to [nodes, ..., channels].
+        x: The features, [nodes, features].
+        adjacency: A matrix [nodes, nodes] or an ``edge_index`` [2, edges].
+        steps: The number of propagation steps of the model; nodes farther away are counted together.
+        nodes: The number of random nodes, or the nodes, whose outputs are looked at.
+        seed: The seed of the random nodes.
+
+    >>> ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    >>> mean = (torch.eye(4) + torch.eye(4).roll(1, 0) + torch.eye(4).roll(-1, 0)) / 3
+    >>> influence_by_hop(lambda x: mean @ x, torch.rand(4, 2), ring, steps=1, nodes=2).shares
+    tensor([0.3333, 0.6667, 0.0000], dtype=torch.float64)
+    """
+    whole_number("steps", steps, least=0)
+    if isinstance(nodes, Tensor):
+        chosen = nodes.long().cpu()
+    else:
+        count = min(whole_number("nodes", nodes, least=1), len(x))
+        chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]
+    check_nodes("nodes", chosen, len(x))
+    index, _ = edges(adjacency)
+    check_nodes("adjacency", index, len(x))
+    index = torch.cat([index, index.flip(0)], 1).unique(dim=1).cpu()
+    distances, baseline = _propagate(index, chosen, len(x), steps)
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        output = node_states(forward(x)).get("")
+        if output is None or len(output) != len(x):
+            problem = "the model does not return one row for every node"
+            raise PairNormError(problem, code="wrong-shape", expected="an output [nodes, channels]")
+        influence = torch.zeros(len(chosen), len(x), dtype=torch.float64)
+        for row, node in enumerate(chosen.tolist()):
+            for value in output[node].flatten() if output.requires_grad else ():
+                (gradient,) = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
+                if gradient is not None:
+                    influence[row] += gradient.abs().sum(1).double().cpu()
+    totals = torch.zeros(len(chosen), steps + 2, dtype=torch.float64)
+    counts = totals.clone().scatter_add_(1, distances, torch.ones_like(influence))
+    return Influence(chosen, steps, totals.scatter_add_(1, distances, influence), counts, baseline)
+
+
+def _propagate(index: Tensor, chosen: Tensor, num_nodes: int, steps: int) -> tuple[Tensor, Tensor]:
+    """Return distances [sample, nodes], at most steps + 1, and the shares of a random walk [steps + 2]."""
+    row, column = index
+    walk = torch.zeros(num_nodes, len(chosen), dtype=torch.float64)
+    walk[chosen, torch.arange(len(chosen))] = 1
+    distances = torch.where(walk > 0, 0, steps + 1)
+    degree = torch.bincount(row, minlength=num_nodes).unsqueeze(1) + 1
+    for step in range(1, steps + 1):
+        walk = walk / degree
+        walk = walk.index_add(0, column, walk[row])
+        distances = torch.where((walk > 0) & (distances > step), step, distances)
+    shares = torch.zeros(len(chosen), steps + 2, dtype=torch.float64).scatter_add_(1, distances.T, walk.T)
+    return distances.T, shares.mean(0)
+
+
+def influence_of_inputs(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    graph: Adjacency | None,
+    nodes: int | Tensor,
+    seed: int,
+    steps: int,
+) -> Influence:
+    """Measure the influence by hop of a model on the features among its inputs; see ``influence_by_hop``."""
+    if graph is None:
+        problem, hint = "influence needs a graph and none was found", "Give the Probe {adjacency}."
+        raise PairNormError(problem, code="no-graph", hint=hint, adjacency=...)
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    for key, value in given.items():  # noqa: B007
+        holds_features = isinstance(getattr(value, "x", None), Tensor)
+        x = value.x if holds_features else value
+        if x is graph or not hasattr(x, "to_dense"):
+            continue
+        x = x if is_node_states(x) else x.to_dense()
+        if is_node_states(x) and x.ndim == 2:
+            break
+    else:
+        problem = "no features [nodes, features] were found among the inputs of the model"
+        raise PairNormError(problem, code="no-features", expected="models of one node type")
+
+    def forward(x: Tensor) -> Any:
+        changed = x
+        if holds_features:
+            changed = copy.copy(value)
+            changed.x = x
+        inputs = {**given, key: changed}
+        return model(*(inputs[i] for i in range(len(args))), **{name: inputs[name] for name in kwargs})
+
+    return influence_by_hop(forward, x, graph, steps, nodes, seed)
