@@ -6,8 +6,16 @@ import pytest
 import torch
 
 from pairnorm.classify import ClassifierWarning, complete_split
-from pairnorm.classify.holdout import NUM_FOLDS, fingerprints, folds, unseen
+from pairnorm.classify.holdout import (
+    NUM_FOLDS,
+    fingerprints,
+    folds,
+    label_predictors,
+    unseen,
+    warn_label_predictors,
+)
 from pairnorm.data import Graph
+from pairnorm.data.encoder import Column, Encoder
 
 
 def graph(labels: list[int], **parts: list[int]) -> Graph:
@@ -131,3 +139,34 @@ def test_only_given_validation_nodes_make_folds_unnecessary() -> None:
     assert len(folds(drawn, complete_split(drawn))) == NUM_FOLDS
     many = graph([0, 1] * 1000)
     assert len(folds(many, complete_split(many))) == NUM_FOLDS
+
+
+def test_columns_that_alone_predict_the_label_are_named() -> None:
+    """A code of the label, a category that is one, and a threshold; neither noise nor a rare class counts."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, 400)
+    shuffled = np.array([2, 0, 1])[labels]
+    noise = random.normal(size=(400, 2))
+    nearly = labels + 0.05 * random.normal(size=400)
+    features = np.column_stack([labels, noise, nearly, np.eye(3)[shuffled]])
+    kinds = [Column(name, "number") for name in ("code", "first", "second", "nearly")]
+    columns = (*kinds, Column("status", "category", ("open", "paid", "late")))
+    edges = random.integers(0, 400, (2, 400))
+    leaky = Graph.from_edges(edges, features, labels, encoder=Encoder(columns))
+    everyone = torch.ones(400, dtype=torch.bool)
+    assert list(label_predictors(leaky, everyone)) == ["code", "nearly", "status"]
+    with pytest.warns(ClassifierWarning) as caught:
+        warn_label_predictors(leaky, everyone)
+    assert "column 'status' alone predicts the label of 100.0%" in str(caught[-1].message)
+    assert label_predictors(leaky, torch.arange(400) < 60) == {}, "too few to tell"
+    rare = leaky.replace(labels=np.where(np.arange(400) < 20, 1, 0))
+    assert label_predictors(rare, everyone) == {}
+    gaps = torch.zeros(400, 7, dtype=torch.bool)
+    gaps[:, 0] = torch.arange(400) % 2 == 0
+    assert "code" in label_predictors(leaky.replace(missing=gaps), everyone)
+
+
+def test_numbers_that_are_many_classes_are_a_warning() -> None:
+    ages = graph([number % 60 for number in range(600)])
+    with pytest.warns(ClassifierWarning, match="the label has 60 different numbers"):
+        complete_split(ages)

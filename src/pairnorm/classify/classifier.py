@@ -27,6 +27,7 @@ from pairnorm.classify.holdout import (
     folds,
     holds,
     unseen,
+    warn_label_predictors,
 )
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Choice, parse_search_space, plan, search
@@ -185,6 +186,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         graph = _without_column(graph, self.time)
         target = Target.estimate(graph, self.target)
         graph = graph.with_split(split)
+        warn_label_predictors(graph, split.train | split.validation)
         scaling = Scaling.of(graph, self.scaling)
         task = self._task(graph, given, target, scaling)
         families, done = plan(self, hide(task.graph, task.hidden)), 0

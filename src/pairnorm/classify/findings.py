@@ -332,11 +332,16 @@ class Findings:
             )
         if len(counts) == 2 and not isnan(scores.auc):
             rarer = int(counts[1] <= counts[0])
+            bounds = {name: scores.interval_of(name) for name in RANKING_METRICS}
+            intervals = {
+                name: f"95% interval {low:.3f} to {high:.3f}" for name, (low, high) in bounds.items()
+            }
             yield (
                 f"It ranks nodes of class {self.graph.class_names[rarer]!r} "
-                f"({counts[rarer] / counts.sum():.0%} of them) with an AUC of {scores.auc:.3f} and an "
-                f"average precision of {scores.average_precision:.3f}; it predicts that class from a "
-                f"probability of {self.classifier.threshold(rarer):.2f}."
+                f"({counts[rarer] / counts.sum():.0%} of them) with an AUC of {scores.auc:.3f} "
+                f"({intervals['auc']}) and an average precision of {scores.average_precision:.3f} "
+                f"({intervals['average-precision']}); it predicts that class from a probability of "
+                f"{self.classifier.threshold(rarer):.2f}."
             )
 
     def _verdict(self) -> str:

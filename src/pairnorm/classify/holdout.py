@@ -22,6 +22,10 @@ FEW = 30
 NUM_FOLDS = 5
 # Of so many names, to make fingerprints takes longer than to see whether they are the same ones.
 MANY_NAMES = 100_000
+# A label of more different numbers is likely a measurement.
+MANY_CLASSES = 30
+# What a column that alone predicts the label is found by.
+MIN_LEAK, MAX_MAJORITY, MIN_CHECKED, MAX_CHECKED = 0.99, 0.9, 100, 300
 
 
 class ClassifierWarning(UserWarning):
@@ -238,7 +242,63 @@ def _check_train(graph: Graph, split: Split) -> None:
         raise PairNormError(problem, code="class-without-training", value=name, hint=hint)
 
 
+def label_predictors(graph: Graph, nodes: Tensor) -> dict[str, float]:
+    """Return the columns that alone predict the label almost perfectly, with their accuracy.
+
+    A small decision tree on the column, fitted to one half of the nodes, predicts the other half. The columns
+    of a category count as one.
+
+    Args:
+        graph: with at most ``MAX_CHECKED`` features.
+        nodes: bool [n], the labeled nodes to look at.
+    """
+    from sklearn.tree import DecisionTreeClassifier
+
+    rows = nodes.cpu().nonzero().squeeze(1)
+    labels = graph.labels.cpu()[rows].numpy()
+    if len(rows) < MIN_CHECKED or not 0 < graph.num_features <= MAX_CHECKED:
+        return {}
+    table = graph.features.cpu().to_dense()[rows].numpy()
+    missing = graph.missing.cpu()[rows].numpy().reshape(len(rows), -1)
+    found, start = {}, 0
+    for name, width in _column_widths(graph):
+        values = table[:, start] if width == 1 else table[:, start : start + width].argmax(1)
+        known = ~missing[:, min(start, missing.shape[1] - 1)]
+        start += width
+        if known.sum() < MIN_CHECKED or np.bincount(labels[known]).max() > MAX_MAJORITY * known.sum():
+            continue
+        x, y, half = values[known, None], labels[known], np.arange(int(known.sum())) % 2 == 0
+        right = 0
+        for some in (half, ~half):
+            tree = DecisionTreeClassifier(max_leaf_nodes=2 * graph.num_classes, random_state=0)
+            right += int((tree.fit(x[some], y[some]).predict(x[~some]) == y[~some]).sum())
+        if right >= MIN_LEAK * len(y):
+            found[name] = right / len(y)
+    return found
+
+
+def _column_widths(graph: Graph) -> list[tuple[str, int]]:
+    if graph.encoder is None:
+        return [(str(number), 1) for number in range(graph.num_features)]
+    return [(column.name, column.width) for column in graph.encoder.features.values() if column.width]
+
+
+def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
+    """Warn of columns that alone predict the label, which may not be known of nodes to predict."""
+    for name, accuracy in label_predictors(graph, nodes).items():
+        _say(
+            f"column {quoted(name)} alone predicts the label of {accuracy:.1%} of the labeled nodes. If it "
+            "is made from the label, or known only afterwards, leave it out.",
+            stacklevel=4,
+        )
+
+
 def _warn(graph: Graph, split: Split) -> None:
+    if graph.num_classes > MANY_CLASSES and all(_is_number(name) for name in graph.class_names):
+        _say(
+            f"the label has {graph.num_classes} different numbers, each of which is a class of its own. If "
+            "they measure something, cut them into ranges when you read the file (classes=5)."
+        )
     held_out, chosen_by = int(split.test.sum()), int(split.validation.sum())
     if not chosen_by:
         _say("no labeled node is left to choose a model by: depth and scale are set by rule.")
@@ -255,5 +315,13 @@ def _warn(graph: Graph, split: Split) -> None:
         _say(f"no test node is of class {names}: its accuracy is not known.")
 
 
-def _say(text: str) -> None:
-    warnings.warn(text, ClassifierWarning, stacklevel=5)
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _say(text: str, stacklevel: int = 5) -> None:
+    warnings.warn(text, ClassifierWarning, stacklevel=stacklevel)
