@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,10 @@ def test_parameters_load_as_they_were_given(tmp_path: Path, small: Graph) -> Non
     NodeClassifier(**given).fit(small).save(tmp_path)
     loaded = NodeClassifier.load(tmp_path)
     assert {name: loaded.get_params()[name] for name in given} == given
+
+
+def test_parts_that_share_statistics_are_saved(tmp_path: Path, small: Graph) -> None:
+    classifier = NodeClassifier("SGC", depth=2, scale=(3.0, 10.0), norm="PN").fit(small)
+    classifier.model_ = replace(classifier.model_, parts=[*classifier.model_.parts] * 2)
+    classifier.save(tmp_path)
+    verify(classifier, tmp_path)

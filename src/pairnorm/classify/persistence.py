@@ -150,7 +150,8 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
     if scaling.words is not None:
         tensors["scaling.words"] = scaling.words
-    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    # Parts may share statistics, which the file holds for each.
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     facts = Facts.model_validate(
         {
             "format": FORMAT,
