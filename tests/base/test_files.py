@@ -216,3 +216,11 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path: Path, raises) -> None:
             pass
     with raises("is-a-file"):
         check_not_file(tmp_path / "pipe")
+
+
+def test_drafts_of_this_process_can_be_read_before_they_are_moved(tmp_path: Path) -> None:
+    """``fit`` loads the model that it wrote before it reports success."""
+    with atomic_folder(tmp_path / "run", NAMES) as drafts:
+        (drafts / "a.txt").write_text("new")
+        with locked_folder(drafts):
+            assert (drafts / "a.txt").read_text() == "new"

@@ -1,3 +1,5 @@
+import os
+
 """From tables to predictions without the graph in memory."""
 
 import subprocess
@@ -95,3 +97,14 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         assert cli.main(["fit", *words, *out]) == 1
         assert printed in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_file_name_that_is_not_utf8_is_refused(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = tmp_path / os.fsdecode(b"n\xff.csv")
+    nodes.write_text("id,age\na,1\nb,2\n")
+    (tmp_path / "e.csv").write_text("source,target\na,b\n")
+    words = ["--nodes", str(nodes), "--edges", str(tmp_path / "e.csv"), "--out", str(tmp_path / "graph")]
+    assert cli.main(["pack", *words]) == 1
+    assert "not valid UTF-8" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from pairnorm.base.errors import PairNormError
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 CHANGE, REMOVED = ".pairnorm-change", ".gone"
 MAX_PATH_LENGTH = 300
+_own_drafts: set[Path] = set()
 LOCK_SECONDS = 30.0
 """How long to wait for another process that holds a lock."""
 
@@ -163,9 +164,9 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """Keep others from changing a folder while it is read, after completing a change that was interrupted.
 
     Args:
-        folder: of ``atomic_folder``.
+        folder: of ``atomic_folder``. Drafts of this process are locked already.
     """
-    if not folder.is_dir():
+    if not folder.is_dir() or folder.resolve() in _own_drafts:
         yield
         return
     try:
@@ -199,9 +200,11 @@ def _drafts(target: Path) -> Iterator[Path]:
     with _locked(nearest):
         drafts.mkdir()
         lock = _lock(drafts)
+    _own_drafts.add(drafts)
     try:
         yield drafts
     finally:
+        _own_drafts.discard(drafts)
         os.close(lock)
         shutil.rmtree(drafts, ignore_errors=True)
 

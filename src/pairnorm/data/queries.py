@@ -94,6 +94,9 @@ class Database:
         paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
         for path in paths:
             _check_kind(path)
+            if not str(path).isprintable() and "\udc80" <= max(str(path)) <= "\udcff":
+                problem = f"{path}: the file name is not valid UTF-8, which DuckDB needs"
+                raise PairNormError(problem, code="unusable-path", value=str(path), hint="Rename the file.")
         source, *others = (open_table(path, delimiter) for path in paths)
         for other in others:
             if (other.columns, other.delimiter) != (source.columns, source.delimiter):
