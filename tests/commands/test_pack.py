@@ -1,7 +1,6 @@
-import os
-
 """From tables to predictions without the graph in memory."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
