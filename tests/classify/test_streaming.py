@@ -56,17 +56,17 @@ def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch
     told = []
     search = Streaming(packed, tmp_path / "work", 10**9, depths=range(1, 30), scales=[10.0], tell=told.append)
     over = [("zero", "PN"), ("zero", "PN-SI"), ("mass", "none"), ("fp", "PN"), ("fp", "PN-SI")]
-    assert [(walk.fill, walk.norm) for walk in search.walks] == [
+    assert [(walk.imputation, walk.norm) for walk in search.propagations] == [
         one for one in over if not many or one[1] != "PN-SI"
     ]
     assert any("PN-SI" in what for what in search.left_out) == many
     tried = [one.candidate for one in search.run().results]
-    assert sum("SGC" in what for what in told) == 29 * len(search.walks)
-    for walk in search.walks:
+    assert sum("SGC" in what for what in told) == 29 * len(search.propagations)
+    for walk in search.propagations:
         losses = {
             one.depth: one.validation_loss
             for one in tried
-            if one.model == "SGC" and (one.norm, one.setting == "") == (walk.norm, walk.fill == "zero")
+            if one.model == "SGC" and (one.norm, one.setting == "") == (walk.norm, walk.imputation == "zero")
         }
         best = min(losses, key=lambda depth: losses[depth])
         assert (max(losses) == 29) or (many and max(losses) == best + PATIENCE)
@@ -83,10 +83,10 @@ def test_a_fill_that_is_named_and_cannot_be_had_is_refused(raises, tmp_path):
             norms = ["PN"] if fill == "mass" else ["none"]
             Streaming(vectors, tmp_path / "work", 10**9, fills=[fill], norms=norms)
     by_itself = Streaming(lacking, tmp_path / "work", 10**9)
-    assert {walk.fill for walk in by_itself.walks} == {"zero"}
+    assert {walk.imputation for walk in by_itself.propagations} == {"zero"}
     assert any("single features" in what for what in by_itself.left_out)
     named = Streaming(vectors, tmp_path / "work", 10**9, fills=["fp", "mass"], norms=["none", "PN"])
-    assert [(walk.fill, walk.norm) for walk in named.walks] == [("mass", "none"), ("fp", "PN")]
+    assert [(walk.imputation, walk.norm) for walk in named.propagations] == [("mass", "none"), ("fp", "PN")]
 
 
 @pytest.mark.parametrize("metric", METRICS)

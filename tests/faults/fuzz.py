@@ -57,7 +57,7 @@ def main() -> int:
     print(f"Commands: {sum(killed['killed'].values()):,} tried: {killed['killed']}")
     for lost in killed["lost"]:
         print(lost)
-    pool = str(Path(__file__).parents[1] / "train" / "test_ray_pool.py")
+    pool = str(Path(__file__).parents[1] / "train" / "test_ray_backend.py")
     words = [sys.executable, "-m", "pytest", "-n0", "-k", "killed", pool]
     workers = subprocess.run(words, env=os.environ | {"PAIRNORM_KILLS": str(KILLS)}).returncode
     print(f"Workers of a Ray cluster: {KILLS} killed: {'something was lost' if workers else 'nothing lost'}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pairnorm import cli
-from pairnorm.train.walk import _new_file
+from pairnorm.train.propagation import _new_file
 
 
 @contextmanager

@@ -273,7 +273,7 @@ def check_training(size):
         together.loop.train(5)
         saved = {name: value.clone() for name, value in together.loop.state().items()}
         together = GNNTrainer(graph, trials, torch.device("cpu"), shards=Shards(graph.num_nodes))
-        assert together.loop.go_on(saved) == 5
+        assert together.loop.load_state(saved) == 5
         together.loop.train(7)
         together.loop.restore()
         together.model.eval()

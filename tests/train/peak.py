@@ -12,7 +12,7 @@ import numpy as np
 
 from pairnorm.base.memory import anonymous_memory
 from pairnorm.data import Graph
-from pairnorm.train.walk import Plan, Walk
+from pairnorm.train.propagation import Plan, Propagation
 
 
 def main(graph: str, folder: str, norm: str, fill: str) -> None:
@@ -27,7 +27,7 @@ def main(graph: str, folder: str, norm: str, fill: str) -> None:
     thread.start()
     rows = np.arange(0, packed.facts.nodes, 100)
     plan = Plan(packed.facts.nodes, packed.facts.features, len(rows), 2, 10**12)
-    walk = Walk(packed, Path(folder), rows, (1, 2), plan.width, fill, norm)
+    walk = Propagation(packed, Path(folder), rows, (1, 2), plan.width, fill, norm)
     walk.run()
     walk.logits(
         np.ones((packed.facts.features, 5), np.float32), np.zeros(5, np.float32), 2, Path(folder) / "out"

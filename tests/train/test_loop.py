@@ -66,7 +66,7 @@ def test_a_loop_that_begins_again_does_just_what_it_did_first() -> None:
     for _ in range(2):
         with torch.no_grad():
             bowls.place.zero_()
-        loop.begin_again()
+        loop.reset()
         assert torch.equal(loop.kept[0], torch.zeros(2, 2))
         loop.train(10)
         kept = [*loop.kept, loop.best_epoch, loop.best_accuracy, loop.diverged, bowls.place.detach()]
@@ -172,7 +172,7 @@ def test_a_loop_goes_on_from_the_state_of_another(rate: float | list[float]) -> 
     expected.train(8)
     begun.train(5)
     saved = {name: value.clone() for name, value in begun.state().items()}
-    assert loop.go_on(saved) == 5
+    assert loop.load_state(saved) == 5
     second.epochs = list(range(5))
     loop.train(3)
     assert second.epochs == list(range(8))

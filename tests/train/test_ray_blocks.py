@@ -15,13 +15,14 @@ import pytest
 pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
 pytest.importorskip("numba")
 sys.path.insert(0, str(Path(__file__).parent))
-from test_walk import packed_graph
+from test_propagation import packed_graph
 
 from pairnorm import cli
 from pairnorm.data import PackedGraph
-from pairnorm.train import ray_blocks
-from pairnorm.train.ray_blocks import RayBlocks
-from pairnorm.train.walk import Told, Walk
+from pairnorm.train import cluster as tasks
+from pairnorm.train import ray_backend
+from pairnorm.train.propagation import BlockEvent, Propagation
+from pairnorm.train.ray_backend import RayBlocks
 
 NEED, ROWS, DEPTHS = 3 * 10**8, np.arange(0, 2000, 7), (1, 4)
 
@@ -31,10 +32,10 @@ def packed(tmp_path: Path) -> PackedGraph:
     return packed_graph(tmp_path / "graph", degree=16)
 
 
-def assert_same(walks: list[Walk], folder: Path) -> None:
+def assert_same(walks: list[Propagation], folder: Path) -> None:
     for walk in walks:
-        assert walk.left() == []
-        here = Walk(walk.graph, folder, walk.rows, walk.depths, walk.width, walk.fill, walk.norm)
+        assert walk.pending() == []
+        here = Propagation(walk.graph, folder, walk.rows, walk.depths, walk.width, walk.imputation, walk.norm)
         here.run()
         for depth in walk.depths:
             np.testing.assert_array_equal(walk.state(depth), here.state(depth))
@@ -44,22 +45,22 @@ def assert_same(walks: list[Walk], folder: Path) -> None:
 def test_a_cluster_walks_what_is_walked_here(
     cluster: Any, packed: PackedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
-    walked, told = ray_blocks._walk, []
+    walked, told = ray_backend._propagate_block, []
 
-    def elsewhere(walk: Walk, *rest: Any) -> Iterator[Told]:
+    def elsewhere(walk: Propagation, *rest: Any) -> Iterator[BlockEvent]:
         graph = PackedGraph(Path("nowhere"), walk.graph.facts)
         yield from walked(replace(walk, graph=graph), *rest)
 
     if not shared:
-        monkeypatch.setattr(ray_blocks, "_walk", elsewhere)
+        monkeypatch.setattr(ray_backend, "_propagate_block", elsewhere)
     walks = [
-        Walk(packed, tmp_path / "kept", ROWS, DEPTHS, 5, fill, norm, told.append)
+        Propagation(packed, tmp_path / "kept", ROWS, DEPTHS, 5, fill, norm, told.append)
         for fill, norm in (("zero", "PN"), ("fp", "PN"), ("mass", "none"), ("zero", "PN-SI"))
     ]
     RayBlocks().run(walks, NEED)
     apart = walks[:3]
     assert len(told) == sum(walk.steps for walk in apart)
-    assert walks[3].left() == [0, 1, 2]  # which meet at every step
+    assert walks[3].pending() == [0, 1, 2]  # which meet at every step
     assert_same(apart, tmp_path / "here")
 
 
@@ -67,7 +68,7 @@ def test_a_worker_that_is_killed_costs_its_block(
     cluster: Any, packed: PackedGraph, tmp_path: Path, kill_workers: Any
 ) -> None:
     told: list[str] = []
-    walk = Walk(packed, tmp_path / "kept", ROWS, (300,), 5, tick=told.append)
+    walk = Propagation(packed, tmp_path / "kept", ROWS, (300,), 5, on_progress=told.append)
     with kill_workers(2) as killed:
         RayBlocks().run([walk], NEED)
     assert killed
@@ -78,18 +79,18 @@ def test_a_worker_that_is_killed_costs_its_block(
 def test_a_block_that_kills_its_workers_ends_in_an_error(
     raises: Any, cluster: Any, packed: PackedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(walk: Walk, number: int, *_: Any) -> Iterator[Told]:
+    def crash(walk: Propagation, number: int, *_: Any) -> Iterator[BlockEvent]:
         yield "columns 1 to 5, depth 0"
         if number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         yield {"squares": np.zeros(2), "units": np.ones(2)}
 
-    monkeypatch.setattr(ray_blocks, "_walk", crash)
-    monkeypatch.setattr(ray_blocks, "ATTEMPTS", 2)
-    walk = Walk(packed, tmp_path / "kept", ROWS, (1,), 7)
+    monkeypatch.setattr(ray_backend, "_propagate_block", crash)
+    monkeypatch.setattr(tasks, "MAX_ATTEMPTS", 2)
+    walk = Propagation(packed, tmp_path / "kept", ROWS, (1,), 7)
     with raises("worker-died", value=7):
         RayBlocks().run([walk], NEED)
-    assert walk.left() == [1]
+    assert walk.pending() == [1]
 
 
 def test_fit_on_a_cluster_labels_as_at_home(
@@ -98,7 +99,7 @@ def test_fit_on_a_cluster_labels_as_at_home(
     fit = ["fit", "--graph", str(packed.folder), "--depth", "1,2", "--out"]
     assert cli.main([*fit, str(tmp_path / "here")]) == 0
     assert cli.main([*fit, str(tmp_path / "there"), "--backend", "ray"]) == 0
-    assert "Blocks go to 2 cores" in capsys.readouterr().out
+    assert "Blocks are computed on 2 cores" in capsys.readouterr().out
     here, there = ((tmp_path / name / "predictions.csv") for name in ("here", "there"))
     pandas.testing.assert_frame_equal(pandas.read_csv(here), pandas.read_csv(there), atol=1e-5)
     assert not list(tmp_path.glob(".*"))
@@ -106,4 +107,4 @@ def test_fit_on_a_cluster_labels_as_at_home(
 
 def test_a_worker_of_another_version_says_so(raises: Any, packed: PackedGraph, tmp_path: Path) -> None:
     with raises("version-mismatch", expected="0.0"):
-        next(ray_blocks._walk(Walk(packed, tmp_path, ROWS, DEPTHS, 5), 0, NEED, "0.0", ()))
+        next(ray_backend._propagate_block(Propagation(packed, tmp_path, ROWS, DEPTHS, 5), 0, NEED, "0.0", ()))

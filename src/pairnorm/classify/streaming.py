@@ -33,11 +33,11 @@ from pairnorm.classify.search_limits import (
 )
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.problem import part_accuracies, part_losses
-from pairnorm.train.ray_blocks import RayBlocks
+from pairnorm.train.propagation import COLUMNS_PER_LINE, MAX_WIDTH, Plan, Propagation, label_propagation
+from pairnorm.train.ray_backend import RayBlocks
 from pairnorm.train.schedule import PLACES
-from pairnorm.train.walk import LINE, WIDEST, Plan, Walk, label_propagation
 
-# Fewer than in memory: a walk goes to the last of them before any is evaluated.
+# Fewer than in memory: a propagation reaches the last of them before any is evaluated.
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 MOST_VALIDATED = 10_000
 ALPHA, ROUNDS = 0.9, 50
@@ -95,11 +95,11 @@ class Rows:
 
 
 class Streamed(NamedTuple):
-    """A candidate that was tried: its score by the metric, and the walk it learns from, if any."""
+    """A candidate that was tried: its score by the metric, and its propagation, if any."""
 
     candidate: Candidate
     score: float
-    walk: Walk | None = None
+    propagation: Propagation | None = None
 
     @property
     def validation_loss(self) -> float:
@@ -225,7 +225,7 @@ class Outcome:
 
 
 def _check_fills(fills: Sequence[str], norms: Sequence[str] | None, graph: PackedGraph) -> None:
-    """Refuse a fill that is asked for and cannot be had while columns are walked block by block."""
+    """Refuse a fill that is asked for and cannot be had while columns are propagated in blocks."""
     vectors, single = graph.facts.missing
     for fill in fills:
         alone = fill == "mass"  # known mass arrives beside a state that no norm changes
@@ -305,9 +305,9 @@ class Streaming:
         self.rows = Rows.of(graph, seed)
         kept = np.concatenate([self.rows.train, self.rows.validation])
         self.cluster = RayBlocks() if one_of("on", on, PLACES) == "ray" else None
-        widest = WIDEST
+        widest = MAX_WIDTH
         if self.cluster is not None:  # as narrow as is no waste, so that all have some
-            memory, widest = min(memory, self.cluster.memory), LINE
+            memory, widest = min(memory, self.cluster.memory), COLUMNS_PER_LINE
         self.plan = Plan(graph.facts.nodes, graph.facts.features, len(kept), len(depths), memory, widest)
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
         if fills is not None:
@@ -325,31 +325,33 @@ class Streaming:
             self.left_out += ("the mass fill and feature propagation, as single features are missing",)
         if many and norms is None:
             self.left_out += ("PN-SI, whose states lie on disk: there are many nodes",)
-        self.walks = [
-            Walk(graph, work, kept, tuple(depths), self.plan.width, fill, norm, tell)
+        self.propagations = [
+            Propagation(graph, work, kept, tuple(depths), self.plan.width, fill, norm, tell)
             for fill, norm in (methods if graph.facts.features else [])
         ]
 
     @property
     def steps(self) -> int:
         """How often ``tell`` is called at most, the last steps of a prediction not counted."""
-        return sum(walk.steps + len(walk.depths) for walk in self.walks) + 1
+        return sum(propagation.steps + len(propagation.depths) for propagation in self.propagations) + 1
 
     def run(self) -> Outcome:
         """Try all, and let the best deliver."""
         tried: list[Streamed] = []
         if self.cluster is not None:
-            self.cluster.run(self.walks, self.plan.peak(self.plan.width))
-        for walk in self.walks:
-            walk.run()
-            tried += self._candidates(walk)
+            self.cluster.run(self.propagations, self.plan.peak(self.plan.width))
+        for propagation in self.propagations:
+            propagation.run()
+            tried += self._candidates(propagation)
         spread: Any = None  # nobody asks for it then
         if self._spreads or not tried:
             spread, one = self._spread()
             tried.append(one)
         tried.sort(key=lambda one: one.rank, reverse=True)
         best = tried[0]
-        logits: NDArray[np.float32] = spread if best.walk is None else self._logits(best.walk, best.candidate)
+        logits: NDArray[np.float32] = (
+            spread if best.propagation is None else self._logits(best.propagation, best.candidate)
+        )
         held = torch.from_numpy(logits[self.rows.validation])[:, None]
         temperature = fit_temperature(held, self._labels(self.rows.validation))
         _, tilt = self._decide(mean_probabilities(held, temperature))
@@ -365,38 +367,40 @@ class Streaming:
         labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
         return decide(self._limits.metric, labels, probabilities, prior)
 
-    def _evaluate(self, candidate: Candidate, logits: torch.Tensor, walk: Walk | None = None) -> Streamed:
+    def _evaluate(
+        self, candidate: Candidate, logits: torch.Tensor, propagation: Propagation | None = None
+    ) -> Streamed:
         _check_finite(self.graph, logits)
         labels = self._labels(self.rows.validation)
         accuracy, loss = float(part_accuracies(logits, labels)), float(part_losses(logits, labels))
         evaluated = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
-        return Streamed(evaluated, self._decide(logits.softmax(1))[0], walk)
+        return Streamed(evaluated, self._decide(logits.softmax(1))[0], propagation)
 
-    def _candidates(self, walk: Walk) -> Iterator[Streamed]:
+    def _candidates(self, propagation: Propagation) -> Iterator[Streamed]:
         """Yield an SGC for every depth and scale that ``SearchLimits`` does not leave out."""
-        steps = ((None, self._tried(walk, depth)) for depth in walk.depths)
-        name = f"SGC-{walk.norm}, {walk.fill}"
-        for _, _, tried, _ in self._limits.depths(walk.depths, steps, self.tell, name):
+        steps = ((None, self._tried(propagation, depth)) for depth in propagation.depths)
+        name = f"SGC-{propagation.norm}, {propagation.imputation}"
+        for _, _, tried, _ in self._limits.depths(propagation.depths, steps, self.tell, name):
             yield from tried
 
-    def _tried(self, walk: Walk, depth: int) -> Iterator[Streamed]:
+    def _tried(self, propagation: Propagation, depth: int) -> Iterator[Streamed]:
         """Yield an SGC for every scale, from small to large; of many training nodes, some decide."""
-        state, labels = torch.from_numpy(walk.state(depth)), self._labels(self.rows.train)
+        state, labels = torch.from_numpy(propagation.state(depth)), self._labels(self.rows.train)
         _check_finite(self.graph, state)
         some, held, classes = subsample(labels, ENOUGH), state[len(labels) :], len(self.graph.facts.classes)
-        setting = "" if walk.fill == "zero" else f"fill {walk.fill}"
+        setting = "" if propagation.imputation == "zero" else f"fill {propagation.imputation}"
         for scale, weight, bias in regressions(
             state[some], labels[some], classes, self.scales, LOOSE_TOLERANCE
         ):
-            candidate = Candidate("SGC", walk.norm, depth, scale, setting=setting)  # type: ignore[arg-type]
-            yield self._evaluate(candidate, scale * held @ weight + bias, walk)
+            candidate = Candidate("SGC", propagation.norm, depth, scale, setting=setting)  # type: ignore[arg-type]
+            yield self._evaluate(candidate, scale * held @ weight + bias, propagation)
 
-    def _logits(self, walk: Walk, best: Candidate) -> NDArray[np.float32]:
+    def _logits(self, propagation: Propagation, best: Candidate) -> NDArray[np.float32]:
         labels, classes = self._labels(self.rows.train), len(self.graph.facts.classes)
-        state = torch.from_numpy(walk.state(best.depth)[: len(labels)])
+        state = torch.from_numpy(propagation.state(best.depth)[: len(labels)])
         gradient = LOOSE_TOLERANCE if self._limits.many_nodes else TOLERANCE
         ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale], gradient)
-        return walk.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
+        return propagation.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
 
     def _spread(self) -> tuple[NDArray[np.float32], Streamed]:
         """Return label propagation as logits; where nothing arrives, the most frequent class is best."""

@@ -1,4 +1,4 @@
-"""Training many trials at once, on CPU and CUDA, and the store of their results."""
+"""Train many trials together on a CPU or CUDA device, and store their results."""
 
 from pairnorm.train.engine import fit, train
 from pairnorm.train.methods import METHODS, Method, import_method, register

@@ -1,4 +1,4 @@
-"""Training a job: from (spec, seed) pairs to their trials, in this process."""
+"""Train a job in this process: from (spec, seed) pairs to trials."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import nan
@@ -20,9 +20,9 @@ from pairnorm.train.methods import Model
 from pairnorm.train.problem import Problem
 from pairnorm.train.result import Trial, check_seeds
 from pairnorm.train.spec import Spec
-from pairnorm.train.trainers import GNNTrainer, SGCTrainer, bound, sgc_settings
+from pairnorm.train.trainers import GNNTrainer, SGCTrainer, bind_degrees, sgc_settings
 
-OF_MODELS = ("relative_energy", "gradient_first", "gradient_last", "parameters")
+MODEL_MEASURES = ("relative_energy", "gradient_first", "gradient_last", "parameters")
 """Measures of a model as a whole: see ``train``."""
 
 
@@ -35,7 +35,7 @@ def train(
     measures: Sequence[str] = (),
     curves: bool = False,
 ) -> list[Trial]:
-    """Train a spec once for every seed, side by side, and return the trials in the order of the seeds.
+    """Train a spec once per seed, all seeds together, and return the trials in the order of the seeds.
 
     Adam minimizes the cross-entropy on the training nodes; the epoch with the best validation accuracy is
     kept, per trial. A trial's initial weights, dropout and missing features depend on its own seed alone.
@@ -48,8 +48,8 @@ def train(
         measures: of the last hidden representation, by their names in ``pairnorm.measure.MEASURES``, such as
             ``row_diff`` and ``effective_rank``. For GCN and GAT also ``relative_energy``, its Dirichlet
             energy over the random walk's steps, divided by ‖X‖²; ``gradient_first`` and ``gradient_last``,
-            ‖X‖ ‖∂L/∂X‖ of the training loss at the first and the last convolution that a hidden layer
-            begins with, before training; and ``parameters``, their number.
+            ‖X‖ ‖∂L/∂X‖ of the training loss after the first and the last hidden convolution, before
+            training; and ``parameters``, their number.
         curves: keep training loss and validation accuracy of every epoch.
 
     Example:
@@ -87,7 +87,7 @@ def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.devi
 
 
 def _check(graph: object, spec: object) -> None:
-    """Raise an error unless these are a graph and what to train on it."""
+    """Raise an error unless the arguments are a graph and a spec."""
     check_graph(graph)
     if not isinstance(spec, Spec):
         problem, expected = f"spec is {quoted(spec)}", "a pairnorm.train.Spec, such as Spec('cora', 'GCN', 2)"
@@ -103,25 +103,25 @@ def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> Model
 def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
     spec = pairs[0][0]
     (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], device).fit()
-    weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # of the variants, there is one
+    weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # there is one variant
     model = SGC.from_weights(weight, bias, **sgc_settings(spec, len(pairs)))
-    bound(model, graph, device)
+    bind_degrees(model, graph, device)
     return model.to(device).eval()
 
 
 def find_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device of a name, if torch can use it here; ``"auto"`` is CUDA where there is one."""
+    """Return the device of a name, if torch can use it; ``"auto"`` is CUDA if available."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
-        torch.ones(1, device=found).item()  # a name may be known, and there be no such device
+        torch.ones(1, device=found).item()  # torch knows names of devices that are not present
     except (AssertionError, RuntimeError, TypeError) as error:
         raise PairNormError(
             f"device is {quoted(device)}",
             code="unknown-device",
             value=device,
-            expected="a device that torch finds here",
+            expected="a device that torch can use",
             hint="Pass {device}.",
             device="auto",
         ) from error
@@ -131,7 +131,7 @@ def find_device(device: str | torch.device = "auto") -> torch.device:
 def check_measures(names: Sequence[str]) -> None:
     """Raise an error unless all are names of measures."""
     for name in names:
-        one_of("measure", name, (*MEASURES, *OF_MODELS))
+        one_of("measure", name, (*MEASURES, *MODEL_MEASURES))
 
 
 def train_job(
@@ -144,16 +144,16 @@ def train_job(
     tick: Callable[[int], None] = lambda epochs: None,
     emit: Callable[[dict[Pair, Trial]], None] = lambda found: None,
 ) -> dict[Pair, Trial]:
-    """Train a job; out of CUDA memory, its halves one after the other.
+    """Train a job; if CUDA memory is exhausted, train its halves one after the other.
 
     Args:
         graph: with a split.
         job: the pairs to train.
-        device: where to.
-        measures: names of measures to take.
+        device: on which to train.
+        measures: names of measures to compute.
         curves: keep curves.
-        tick: is told how much of ``job.cost`` has been done since it was last told.
-        emit: is given the trials as they finish: those of a depth of SGC, or all.
+        tick: called with the part of ``job.cost`` that was done since its last call.
+        emit: called with trials as they finish: those of a depth of SGC, or all.
     """
     check_measures(measures)
     found: dict[Pair, Trial] = {}
@@ -189,7 +189,7 @@ def _train_gnn(
             values["gradient_first"], values["gradient_last"] = _responses(trainer.model, trainer.problem)
     trainer.fit(lambda epochs: tick(epochs * layers))
     hidden, logits = trainer.evaluate()
-    with CAPTURE:  # which other threads' decompositions, and their libraries' memory, could break off
+    with CAPTURE:  # decompositions and their allocations would end the capture of another thread
         for name in measures:
             if name in MEASURES:
                 values[name] = MEASURES[name].function(hidden)
@@ -221,7 +221,7 @@ def _train_sgc(
 
 
 def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return ‖X‖ ‖∂L/∂X‖ of what the first and what the last hidden convolution gives, for every trial."""
+    """Return ‖X‖ ‖∂L/∂X‖ of the output of the first and the last hidden convolution, for every trial."""
     states: list[Tensor] = []
 
     def keep(module: nn.Module, given: tuple[Any, ...], state: Tensor) -> None:
@@ -232,7 +232,7 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
         model.convolutions() if isinstance(model, ModelPerTrial) else graph_convolutions(model).values()
     )
     handles = [module.register_forward_hook(keep) for module in convolutions]
-    # As in training, for norms have other statistics then; but nothing is drawn, and no statistic is kept.
+    # In training mode, for the norms' statistics, but without dropout; running statistics are restored.
     rates, buffers = (model.dropout, model.drop_edge), [buffer.clone() for buffer in model.buffers()]
     model.train()
     model.dropout = model.drop_edge = 0.0
@@ -253,9 +253,9 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
     ]
     if not norms:
         return torch.tensor(nan), torch.tensor(nan)
-    if isinstance(model, ModelPerTrial):  # whose trials come one after the other
+    if isinstance(model, ModelPerTrial):  # its trials run one after the other
         norms = [*torch.stack(norms).view(model.num_models, -1).t()]
-    # What gives the logits themselves always has a gradient; the hidden ones are the others.
+    # The last convolution gives the logits; the others are hidden.
     hidden = norms[:-1] or norms
     return hidden[0], hidden[-1]
 
@@ -263,12 +263,12 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
 def _trials(
     pairs: Sequence[Pair], loop: Loop, metrics: dict[str, Tensor], measures: dict[str, Tensor]
 ) -> Iterator[Trial]:
-    """Read the results of all models off their tensors, which count the models in the order of ``pairs``."""
+    """Yield the trials of all models, in the order of ``pairs``."""
     shape = loop.best_epoch.shape
     columns = {name: value.flatten().tolist() for name, value in metrics.items()}
     taken = {name: value.expand(shape).flatten().tolist() for name, value in measures.items()}
     best = (loop.best_epoch + 1).flatten().tolist()
-    # The loop sees a loss before each step; that a trial's last step went astray shows only now.
+    # The loop checks the loss before each step; the loss after the last step is known only now.
     diverged = (loop.diverged | ~metrics["train_loss"].isfinite()).flatten().tolist()
     curves = torch.stack(loop.curves).flatten(2).cpu() if loop.curves else None  # [epochs, 2, models]
     for number, (_, seed) in enumerate(pairs):

@@ -1,4 +1,4 @@
-"""The epoch loop that all models share: Adam, validation every epoch, the best epoch of every trial kept."""
+"""The epoch loop of all models: Adam, validation after every epoch, the best parameters of every trial."""
 
 import threading
 from collections import defaultdict
@@ -11,31 +11,29 @@ from torch import Tensor
 
 from pairnorm.base.memory import without_collection
 
-# Replays of a captured epoch are queued; a stop now and then keeps the queue short and Ctrl-C prompt.
+# Replays of a captured epoch are queued. Synchronizing now and then keeps the queue short and Ctrl-C prompt.
 EPOCHS_PER_SYNC = 25
-# Jobs may run in several threads; an epoch is captured by one at a time, since a capture synchronizes the
-# device.
+# Jobs may run in several threads. Only one captures at a time, since a capture synchronizes the device.
 CAPTURE = threading.Lock()
 
 
 class Loop:
-    """Train many models at once, independently of one another.
+    """Train many independent models together.
 
-    An epoch is a step of Adam on every trial's loss, then validation. The parameters of the epoch with the
-    best validation accuracy so far are kept, per trial. On CUDA the first epochs run as they are and the
-    others are replays of a captured one, also when the loop is begun again with other data or other weights
-    in the same tensors.
+    An epoch is a step of Adam on every model's loss, then validation. The parameters of the epoch with the
+    best validation accuracy are kept, per model. On CUDA the first epochs run eagerly, and the others replay
+    a captured epoch, also after ``reset`` with other data or weights in the same tensors.
 
     Args:
-        parameters: the tensors that Adam updates.
-        models: the same numbers, viewed so that the leading axes count the models.
-        loss: gives the training loss of every model in an epoch, whose number it gets as an int32 tensor, and
-            may set the gradients of the parameters itself: then the loss it gives requires none. It must not
-            refer to the loop, whose captured epoch, and all its memory on the device, would outlive it.
-        accuracy: gives the validation accuracy of every model; likewise.
-        learning_rate: of Adam; several for one of each model. The models then lie one after the other in the
-            parameters too.
-        weight_decay: the L2 penalty, as Adam has it; likewise.
+        parameters: tensors that Adam updates.
+        models: views of the same tensors whose leading axes count the models.
+        loss: returns the training loss of every model from the number of the epoch, an int32 tensor. It may
+            set the gradients of the parameters itself; then its result requires no gradient. It must not
+            refer to the loop, or the memory of the captured epoch would never be freed.
+        accuracy: returns the validation accuracy of every model; likewise.
+        learning_rate: of Adam, one for all models or one per model. In the second case the models must lie
+            one after the other in the parameters too.
+        weight_decay: L2 penalty of Adam; likewise.
         curves: record loss and accuracy of every epoch.
     """
 
@@ -73,13 +71,13 @@ class Loop:
         self._captured: torch.cuda.CUDAGraph | None = None
 
     def _optimizer(self, settings: Sequence[tuple[float, float]]) -> torch.optim.Adam:
-        """Return an Adam with the learning rate and weight decay of every model."""
+        """Return an Adam optimizer with the learning rate and weight decay of every model."""
         groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
         if len({*settings}) == 1:
             groups[settings[0]] = self._parameters
-        else:  # neighbors with the same settings are one slice: Adam wants few and large ones
-            for setting, alike in groupby(range(len(settings)), settings.__getitem__):
-                numbers = list(alike)
+        else:  # adjacent models with equal settings form one slice: Adam is faster on few large tensors
+            for setting, group in groupby(range(len(settings)), settings.__getitem__):
+                numbers = list(group)
                 some = slice(numbers[0], numbers[-1] + 1)
                 for parameter in self._parameters:
                     models = parameter.detach().view(len(settings), -1)[some]
@@ -91,8 +89,8 @@ class Loop:
             capturable=self.cuda,
         )
 
-    def begin_again(self) -> None:
-        """Forget all epochs, and start from what the parameters are now."""
+    def reset(self) -> None:
+        """Restart at epoch 0 from the present parameters."""
         for state in self._adam.state.values():
             for value in state.values():
                 value.zero_()
@@ -105,12 +103,12 @@ class Loop:
             self.curves = []
 
     def train(self, epochs: int, tick: Callable[[int], None] = lambda epochs: None) -> None:
-        """Train; ``tick`` is told, every so often, how many epochs have passed since it was last told."""
+        """Train; ``tick`` is called now and then with the number of epochs since its last call."""
         if self.cuda:
             with on_device(self._device):
                 self._train_captured(epochs, tick)
             return
-        with _tiny_as_zero():
+        with _flush_denormals():
             for epoch in range(1, epochs + 1):
                 self._epoch()
                 self._record()
@@ -140,16 +138,16 @@ class Loop:
         here.wait_stream(self._stream)
 
     def _capture(self, warm: int, more: bool) -> None:
-        """Run the first epochs, in which allocations and libraries settle, and capture one for the others."""
+        """Run the first epochs eagerly, as libraries initialize and allocate, then capture an epoch."""
         with CAPTURE:
             for _ in range(warm):
                 self._epoch()
                 self._record()
             if more:
-                self._forget_gradients()
+                self._clear_gradients()
                 captured = torch.cuda.CUDAGraph()
                 with (
-                    # What other threads left is not freed here: to free a captured graph ends a capture.
+                    # No garbage collection: freeing another captured graph would end this capture.
                     without_collection(),
                     torch.cuda.graph(captured, stream=self._stream, capture_error_mode="thread_local"),
                 ):
@@ -157,7 +155,7 @@ class Loop:
                 self._captured = captured
 
     def _epoch(self) -> None:
-        self._forget_gradients()
+        self._clear_gradients()
         losses = self._loss(self._epoch_number)
         if losses.requires_grad:
             losses.sum().backward()
@@ -170,7 +168,7 @@ class Loop:
             self._latest[0], self._latest[1] = losses.detach(), accuracy
             self._epoch_number += 1
 
-    def _forget_gradients(self) -> None:
+    def _clear_gradients(self) -> None:
         for tensor in (*self._parameters, *(models for models, _, _ in self._slices)):
             tensor.grad = None
 
@@ -190,18 +188,18 @@ class Loop:
                 torch.where(
                     better.view(*better.shape, *[1] * (kept.dim() - better.dim())), model, kept, out=kept
                 )
-        else:  # improvements are rare and few at a time: copy just those
+        else:  # few models improve in an epoch: copy only those
             for index in better.nonzero().tolist():
                 for kept, model in zip(self.kept, self._models, strict=True):
                     kept[tuple(index)] = model[tuple(index)]
 
     @property
     def _updated(self) -> list[Tensor]:
-        """What Adam updates: the parameters, or slices of them."""
+        """The tensors that Adam updates: the parameters, or slices of them."""
         return [tensor for group in self._adam.param_groups for tensor in group["params"]]
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that a loop must know to go on from here, as tensors by name."""
+        """Return the state of the loop for ``load_state``, as tensors by name."""
         state = {name: getattr(self, name) for name in ("best_accuracy", "best_epoch", "diverged")}
         state["epoch"] = self._epoch_number
         for place, updated in enumerate(self._updated):
@@ -209,19 +207,19 @@ class Loop:
             state |= {f"{place}.now": updated.detach()}
         return state | {f"{place}.kept": kept for place, kept in enumerate(self.kept)}
 
-    def go_on(self, state: Mapping[str, Tensor]) -> int:
-        """Take up the state of a loop over the same models; return how many epochs it has behind it."""
+    def load_state(self, state: Mapping[str, Tensor]) -> int:
+        """Load the ``state`` of a loop over the same models, and return its number of finished epochs."""
         for updated in self._updated:
             updated.grad = torch.zeros_like(updated)
-        self._adam.step()  # makes Adam allocate what it keeps
-        self._forget_gradients()
+        self._adam.step()  # makes Adam allocate its state
+        self._clear_gradients()
         with torch.no_grad():
             for name, mine in self.state().items():
                 mine.copy_(state[name])
         return int(self._epoch_number)
 
     def restore(self) -> None:
-        """Put the parameters of the best epoch back in place."""
+        """Load the parameters of the best epoch into the models."""
         for kept, model in zip(self.kept, self._models, strict=True):
             model.copy_(kept)
 
@@ -231,15 +229,15 @@ class Loop:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Make a CUDA device the current one: kernels and captures go to the current device's streams."""
+    """Make a CUDA device the current device, to whose streams kernels and captures go."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
-def _tiny_as_zero() -> Iterator[None]:
-    """Take numbers below 10⁻³⁸ as zero, as GPUs do: a CPU would spend a hundred cycles on each.
+def _flush_denormals() -> Iterator[None]:
+    """Flush denormal numbers to zero, as GPUs do: on a CPU each costs a hundred cycles.
 
-    Models that are sure of their training nodes have gradients like that.
+    Gradients of well-trained models are often denormal.
     """
     before = float(torch.tensor(1e-310, dtype=torch.float64) + 0.0) == 0.0
     torch.set_flush_denormal(True)

@@ -1,4 +1,4 @@
-"""The methods against oversmoothing by name, ours and the user's own: what ``Spec.method`` may say."""
+"""The registry of methods against oversmoothing, the package's and the user's, for ``Spec.method``."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 Model = GCN | GAT | GCNII | APPNP | ModelPerTrial
 GROUP = "pairnorm.methods"
-"""The entry points of packages that bring methods: a name, and the factory of a norm or a model."""
+"""The group of entry points of packages with methods: a name, and the factory of a norm or a model."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """What can be done against oversmoothing, with the one parameter that is tuned.
+    """A method against oversmoothing, with at most one parameter to tune.
 
     Args:
-        parameter: what the formula calls ``Spec.strength``; empty where there is nothing to tune.
-        grid: values to tune it over; the first is the usual one, which a strength of 0 stands for.
-        models: it applies to.
+        parameter: name of ``Spec.strength`` in the method's formula; empty if there is none.
+        grid: values to tune it over, the usual one first; a strength of 0 means the first.
+        models: to which it applies.
         norm: makes the norm of a layer from its width, the number of trials and the strength.
         options: arguments of ``GCN`` and ``GAT``, from the strength.
-        model: makes the model instead: takes what GCN does, and the strength under ``parameter``, if any.
-        fields: of a ``Spec`` that say the same, from the strength.
-        settings: fields of a ``Spec`` that belong to its published form.
-        quadratic: whether an epoch takes time in the square of the number of nodes.
+        model: makes the model, with the arguments of GCN and the strength under the name ``parameter``.
+        fields: fields of a ``Spec`` that express the method, from the strength.
+        settings: fields of a ``Spec`` in the method's published form.
+        quadratic: whether the time of an epoch is quadratic in the number of nodes.
     """
 
     parameter: str = ""
@@ -53,12 +53,12 @@ class Method:
 
     @property
     def alone(self) -> bool:
-        """Whether a norm or a skip beside it would be a second one."""
+        """Whether it excludes another norm or skip."""
         return self.norm is not None or self.model is not None
 
     @property
     def ordered(self) -> bool:
-        """Whether ``Spec.order`` says where it comes."""
+        """Whether ``Spec.order`` applies to it."""
         return self.norm is not None and self.options is None
 
     def arguments(self, spec: "Spec", trials: int) -> dict[str, Any]:
@@ -108,7 +108,7 @@ _OURS = {
     "DiffGroupNorm": _norm("DiffGroupNorm", 0.01, 0.001),
     "ContraNorm": _norm("ContraNorm", 0.5, 0.2, quadratic=True),
     "Skip": Method("t", (1.0, 2.0), fields=_skip),
-    # As in the authors' code: the norm comes behind the sum, and before the activation.
+    # As in the authors' code: the norm follows the sum, before the activation.
     "Residual": Method(norm=_batch_norm, options=lambda _: {"residual": True, "order": "before"}),
     "JK-concat": Method(options=lambda _: {"jump": "concat"}),
     "JK-max": Method(options=lambda _: {"jump": "max"}),
@@ -117,7 +117,7 @@ _OURS = {
     "APPNP": Method("alpha", (0.1, 0.2), ("GCN",), model=APPNP, settings=_SYMMETRIC),
 }
 METHODS: dict[str, Method] = dict(_OURS)
-"""Those that are known, by the name under which trials are stored."""
+"""All known methods by the name under which their trials are stored."""
 
 
 def register(
@@ -130,7 +130,7 @@ def register(
     grid: tuple[float, ...] | None = None,
     models: tuple[str, ...] = ("GCN", "GAT"),
 ) -> str:
-    """Make a module of your own a method: a norm behind every hidden layer's activation, or a whole model.
+    """Register a method: a norm after the activation of every hidden layer, or a whole model.
 
     Args:
         name: for ``Spec(method=name)``, tables and figures.
@@ -180,7 +180,7 @@ def register(
 
 
 _LATEST: dict[str, str] = {}
-"""The name with its version of each method of the user's own."""
+"""The name with version of every registered method."""
 
 
 def _own_norm(

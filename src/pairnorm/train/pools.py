@@ -1,4 +1,4 @@
-"""Where jobs run: in this process, in processes of one thread each, or on CUDA streams."""
+"""Pools that run jobs: in this process, in processes of one thread each, or on CUDA streams."""
 
 import ctypes
 import multiprocessing
@@ -27,8 +27,8 @@ from pairnorm.train.result import Origin, Result, Trial
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Told = int | list[Result]
-"""What a job tells while it runs: units of work that are done, or results."""
+Event = int | list[Result]
+"""What a running job reports: units of finished work, or results."""
 
 # Parameters of mallopt in glibc's malloc.h; the second is the largest value that it takes.
 TRIM_THRESHOLD, MMAP_THRESHOLD = (-1, 2**30), (-3, 2**25)
@@ -37,86 +37,86 @@ suppress_csr_warning()  # a worker imports this module, then is sent a graph tha
 
 
 class Pool(ABC):
-    """A place for jobs. What they tell is heard in the thread that submits, which alone writes the store.
+    """Runs jobs. Their events are handled in the thread that submits, which alone writes the store.
 
     Args:
         workers: how many jobs run at once; one more may wait.
-        hear: gets what jobs tell, during ``submit`` or ``listen``.
+        on_event: called with every event of a job, during ``submit`` or ``process_events``.
     """
 
-    def __init__(self, workers: int, hear: Callable[[Told], None]) -> None:
-        self.workers, self._hear = workers, hear
-        self._told: Any = queue.SimpleQueue()
+    def __init__(self, workers: int, on_event: Callable[[Event], None]) -> None:
+        self.workers, self._on_event = workers, on_event
+        self._events: Any = queue.SimpleQueue()
 
     @abstractmethod
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        """Begin a job."""
+        """Start a job."""
 
-    def listen(self, *, results_only: bool = False) -> None:
-        """Hear what jobs have told since."""
-        while not self._told.empty():
-            told = self._told.get()
-            if not results_only or isinstance(told, list):
-                self._hear(told)
+    def process_events(self, *, results_only: bool = False) -> None:
+        """Handle the events that jobs have sent."""
+        while not self._events.empty():
+            event = self._events.get()
+            if not results_only or isinstance(event, list):
+                self._on_event(event)
 
     @abstractmethod
     def close(self) -> None:
-        """End the pool once all jobs are done."""
+        """Wait for all jobs and end the pool."""
 
     @abstractmethod
-    def abandon(self) -> None:
-        """End the pool at once; what runs now is lost, what has finished is heard."""
+    def cancel(self) -> None:
+        """End the pool at once: handle finished results, and drop running jobs."""
 
 
 def work(
-    graph: Graph, job: Job, device: torch.device, options: dict[str, Any], tell: Callable[[Told], None]
+    graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: Callable[[Event], None]
 ) -> None:
-    """Train a job where this is called, and tell what it finds: the origin of a trial is its worker's."""
+    """Train a job in this process and send its events. The origin of a trial is this process."""
     since = time.perf_counter()
     options = dict(options)
     add_methods(options.pop("methods", {}))
 
-    def emit(found: dict[Pair, Trial]) -> None:
+    def emit(trials: dict[Pair, Trial]) -> None:
         nonlocal since
         now = time.perf_counter()
-        origin = Origin.here(seconds=now - since, shared_by=len(found), device=device)
-        tell([Result(spec, trial, origin) for (spec, _), trial in found.items()])
+        origin = Origin.here(seconds=now - since, shared_by=len(trials), device=device)
+        send([Result(spec, trial, origin) for (spec, _), trial in trials.items()])
         since = now
 
-    train_job(graph, job, device, tick=tell, emit=emit, **options)
+    train_job(graph, job, device, tick=send, emit=emit, **options)
 
 
 class ThisProcess(Pool):
-    """One job after the other, here, in one thread: threads that wait for one another gain little."""
+    """Runs one job after the other in this process, with one thread."""
 
-    def __init__(self, device: torch.device, hear: Callable[[Told], None]) -> None:
-        super().__init__(0, hear)
+    def __init__(self, device: torch.device, on_event: Callable[[Event], None]) -> None:
+        super().__init__(0, on_event)
         self._device, self._threads = device, torch.get_num_threads()
         torch.set_num_threads(1)
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        """Train a job to its end."""
-        work(graph, job, self._device, options, self._hear)
+        """Train a job and return when it is finished."""
+        work(graph, job, self._device, options, self._on_event)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def close(self) -> None:
-        """Give the threads back."""
+        """Restore the number of threads."""
         torch.set_num_threads(self._threads)
 
-    abandon = close
+    cancel = close
 
 
 class Streams(Pool):
-    """Threads, each with a CUDA stream of its own: jobs that do not fill the device share it."""
+    """Runs jobs in threads with a CUDA stream each, so that small jobs share the device."""
 
-    def __init__(self, workers: int, device: torch.device, hear: Callable[[Told], None]) -> None:
-        super().__init__(workers, hear)
-        self._device, self._abandoned = device, False
+    def __init__(self, workers: int, device: torch.device, on_event: Callable[[Event], None]) -> None:
+        super().__init__(workers, on_event)
+        self._device, self._is_canceled = device, False
         self._pool = ThreadPoolExecutor(workers)
-        # torch hands out streams in rotation, the same ones again after a while: two jobs must not share one,
-        # or one would run into the other's capture. So there are just as many as workers, and they go around.
+        # torch.cuda.Stream returns the same streams again after a while. Two jobs must not share one, or one
+        # would disturb the other's capture: there is one stream per worker, and jobs take turns.
         self._streams: queue.SimpleQueue[torch.cuda.Stream] = queue.SimpleQueue()
         for _ in range(workers):
             self._streams.put(torch.cuda.Stream(device))
@@ -129,50 +129,50 @@ class Streams(Pool):
         """Wait for the threads."""
         self._pool.shutdown()
 
-    def abandon(self) -> None:
-        """Have every job stop when it next tells something."""
-        self._abandoned = True
+    def cancel(self) -> None:
+        """Stop every job at its next event."""
+        self._is_canceled = True
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self.listen(results_only=True)
+        self.process_events(results_only=True)
 
     def _work(self, graph: Graph, job: Job, options: dict[str, Any]) -> None:
         stream = self._streams.get()
         try:
             with torch.cuda.stream(stream):
-                work(graph, job, self._device, options, self._tell)
+                work(graph, job, self._device, options, self._send)
         finally:
             self._streams.put(stream)
 
-    def _tell(self, told: Told) -> None:
-        if self._abandoned and isinstance(told, int):
+    def _send(self, event: Event) -> None:
+        if self._is_canceled and isinstance(event, int):
             raise KeyboardInterrupt
-        self._told.put(told)
+        self._events.put(event)
 
 
 class Workers(ProcessPoolExecutor):
-    """Processes of one thread each, which do not outlive this one; left by an error, they end at once.
+    """Processes with one thread each, which end with this process, and at once after an error.
 
     Args:
-        count: how many.
-        told: where what ``_work`` does tells.
+        count: number of processes.
+        events: queue for the events of ``_work``.
     """
 
-    def __init__(self, count: int, told: Any = None) -> None:
-        # Not forked: threads of torch would not live in the child.
-        super().__init__(count, multiprocessing.get_context("spawn"), _start_worker, (told,))
+    def __init__(self, count: int, events: Any = None) -> None:
+        # Spawned, not forked: torch's threads do not exist in a forked child.
+        super().__init__(count, multiprocessing.get_context("spawn"), _start_worker, (events,))
 
     def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Send work to a process."""
-        with _interrupts_held_back():
+        with _interrupts_blocked():
             return super().submit(function, *args, **kwargs)
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """Those that were started."""
+        """The processes that have started."""
         return list((self._processes or {}).values())
 
     def end(self, last: Callable[[], None] = lambda: None) -> None:
-        """End all at once, after something that needs them."""
+        """End all processes at once, after a last call that needs them."""
         processes = self.processes
         self.shutdown(wait=False, cancel_futures=True)
         try:
@@ -182,7 +182,7 @@ class Workers(ProcessPoolExecutor):
                 process.terminate()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        """Wait for the work, unless there was an error."""
+        """Wait for the work; after an error, end the processes."""
         if kind is None:
             self.shutdown()
         else:
@@ -190,20 +190,20 @@ class Workers(ProcessPoolExecutor):
 
 
 class Processes(Pool):
-    """Workers, one for each core."""
+    """Runs jobs in processes with one thread each."""
 
-    def __init__(self, workers: int, hear: Callable[[Told], None]) -> None:
-        super().__init__(workers, hear)
-        self._told = multiprocessing.get_context("spawn").SimpleQueue()
-        self._pool = Workers(workers, self._told)
+    def __init__(self, workers: int, on_event: Callable[[Event], None]) -> None:
+        super().__init__(workers, on_event)
+        self._events = multiprocessing.get_context("spawn").SimpleQueue()
+        self._pool = Workers(workers, self._events)
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         """Send a job to a process."""
         return self._pool.submit(_work, graph, job, options)
 
-    def listen(self, *, results_only: bool = False) -> None:
-        """Hear the workers, and see that they live: the executor misses the end of one it has just begun."""
-        super().listen(results_only=results_only)
+    def process_events(self, *, results_only: bool = False) -> None:
+        """Handle events; raise an error if a process ended, which the executor may miss while it starts."""
+        super().process_events(results_only=results_only)
         if not results_only and any(process.exitcode is not None for process in self._pool.processes):
             raise BrokenProcessPool("a process has ended")
 
@@ -211,14 +211,14 @@ class Processes(Pool):
         """Wait for the processes."""
         self._pool.shutdown()
 
-    def abandon(self) -> None:
-        """Hear what was told before the end of a worker could cut it off, then end them all."""
-        self._pool.end(lambda: self.listen(results_only=True))
+    def cancel(self) -> None:
+        """Handle finished results, then end the processes."""
+        self._pool.end(lambda: self.process_events(results_only=True))
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Let processes start with Ctrl-C blocked, or it would break off their imports with a traceback each."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT while processes start, so that Ctrl-C does not interrupt their imports with tracebacks."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -229,33 +229,33 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_told: Any = None
+_events: Any = None
 
 
-def _start_worker(told: Any) -> None:
-    global _told
-    _told = told
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+def _start_worker(events: Any) -> None:
+    global _events
+    _events = events
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     torch.set_num_threads(1)
     keep_freed_memory()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _work(graph: Graph, job: Job, options: dict[str, Any]) -> None:
-    work(graph, job, torch.device("cpu"), options, _told.put)
+    work(graph, job, torch.device("cpu"), options, _events.put)
 
 
 def _end_with_parent() -> None:
-    """End this worker when the parent was killed: nobody would take its results, or ever tell it to stop."""
+    """End this worker when its parent has been killed."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
     os._exit(1)
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed; by default it goes back to the system and comes page by page.
+    """Make glibc keep freed memory instead of returning it to the system page by page.
 
-    This is for processes that train and then end. Where there is no glibc it does nothing.
+    For processes that train and then end. Without glibc it does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

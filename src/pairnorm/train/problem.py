@@ -1,4 +1,4 @@
-"""The problem that trials side by side solve: what each sees of the graph, and its losses and accuracies."""
+"""What the trials of a job train on: features with their missing values, labels, losses and accuracies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ DRAW: dict[str, Callable[..., Missing]] = {
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Features as every trial sees them, the normalized adjacency, the labels, and the nodes of each part.
+    """The features of every trial, the normalized adjacency, the labels, and the nodes of each split part.
 
-    Where ranks share the nodes, this is about own nodes; losses and accuracies are those of all.
+    With ``shards``, tensors hold the nodes of this rank; losses and accuracies are over all ranks.
     """
 
     features: Tensor | SparseMatrix
@@ -57,7 +57,7 @@ class Problem:
         device: torch.device,
         shards: Shards | None = None,
     ) -> "Problem":
-        """Draw what each (spec, seed) is missing and bring everything to the device."""
+        """Draw the missing features of each (spec, seed) pair and move everything to the device."""
         if not graph.train.any() or not graph.validation.any():
             raise PairNormError(
                 f"graph {graph.name!r} has {int(graph.train.sum())} training and "
@@ -86,17 +86,17 @@ class Problem:
         )
 
     def losses(self, logits: Tensor, part: str) -> Tensor:
-        """Return every trial's mean cross-entropy over the nodes of a part.
+        """Return the mean cross-entropy of every trial over the nodes of a part.
 
         Args:
             logits: ``[nodes, trials, classes]``; the result is ``[trials]``.
-            part: of the split.
+            part: ``"train"``, ``"validation"`` or ``"test"``.
         """
         nodes = self.parts[part]
         return self._mean(node_losses(logits[nodes], self.labels[nodes]))
 
     def accuracies(self, logits: Tensor, part: str) -> Tensor:
-        """Return every trial's fraction of right answers among the nodes of a part: ``[trials]``."""
+        """Return the accuracy of every trial on the nodes of a part: ``[trials]``."""
         nodes = self.parts[part]
         return self._mean(node_hits(logits[nodes].movedim(0, -1), self.labels[nodes]).movedim(-1, 0))
 
@@ -104,7 +104,7 @@ class Problem:
         return values.mean(0) if self.shards is None else self.shards.mean(values)
 
     def metrics(self, logits: Tensor) -> dict[str, Tensor]:
-        """Return loss and accuracy of every part, per trial."""
+        """Return the loss and accuracy of every part, per trial."""
         return {f"{part}_loss": self.losses(logits, part) for part in self.parts} | {
             f"{part}_accuracy": self.accuracies(logits, part) for part in self.parts
         }
@@ -117,67 +117,67 @@ def node_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def part_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy of ``[nodes, ..., classes]`` logits: ``[...]``, one for each model."""
+    """Return the mean cross-entropy of ``[nodes, ..., classes]`` logits: ``[...]``, one per model."""
     return node_losses(logits, labels).mean(0)
 
 
 def part_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the share of right answers of ``[nodes, ..., classes]`` logits: ``[...]``, one per model."""
+    """Return the accuracy of ``[nodes, ..., classes]`` logits: ``[...]``, one per model."""
     return accuracies(logits.movedim(0, -1), labels)
 
 
 def accuracies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the same of ``[..., classes, nodes]`` logits."""
+    """Return the accuracy of ``[..., classes, nodes]`` logits: ``[...]``, one per model."""
     return node_hits(logits, labels).mean(-1)
 
 
 def node_hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 for a right answer of ``[..., classes, nodes]`` logits, else 0: ``[..., nodes]``."""
+    """Return 1 where ``[..., classes, nodes]`` logits predict the label, else 0: ``[..., nodes]``."""
     largest, predicted = logits.max(-2)
-    # Of logits that are NaN torch takes the first class, so that a diverged model would be right at times.
+    # torch returns the first class for NaN logits: a diverged model would sometimes be right.
     return ((predicted == labels) & ~largest.isnan()).float()
 
 
 def _features(
     graph: Graph, trials: Sequence[tuple[Spec, int]], device: torch.device
 ) -> Tensor | SparseMatrix:
-    """Return features shared by all trials where they miss the same, else with a trial axis.
+    """Return the features with a trial axis, or without it if all trials have the same missing values.
 
-    Sparse ones stay sparse, but for what a fill puts in place of zeros.
+    Sparse features stay sparse, unless missing values are imputed.
     """
     masks = [_missing(graph, spec, seed) for spec, seed in trials]
     if len({mask.kind == "entries" for mask in masks}) > 1:
-        problem = "trials that lose entries and trials that lose vectors cannot train side by side"
+        problem = "trials with missing entries and trials with missing vectors cannot train together"
         raise PairNormError(
             problem, code="mixed-kinds", value=sorted({mask.kind for mask in masks}), expected="one kind"
         )
     mask = torch.cat([mask.mask for mask in masks], 1)
-    alike = torch.equal(mask, mask[:, :1].expand_as(mask))
-    missing = Missing(masks[0].kind, masks[0].rate, None, mask[:, :1] if alike else mask)
+    is_shared = torch.equal(mask, mask[:, :1].expand_as(mask))
+    missing = Missing(masks[0].kind, masks[0].rate, None, mask[:, :1] if is_shared else mask)
     seen = features_after(graph, missing, trials[0][0].scaling)
     if trials[0][0].imputation != "zero":
         unknown = ~_known(graph, missing).to(device)
         adjacency, values = graph.adjacency.to(device), seen.values.to(device)
         method = trials[0][0].imputation
-        return impute(values, unknown.squeeze(1) if alike else unknown, adjacency, method=method)
+        return impute(values, unknown.squeeze(1) if is_shared else unknown, adjacency, method=method)
     if seen.values.layout != torch.sparse_csr:
-        return (seen.dense().squeeze(1) if alike else seen.dense()).to(device)
-    # Entries that a trial does not see stay in the pattern, as zeros: dropout goes by an entry's place in it,
-    # and a trial's places must not depend on what the others see.
+        return (seen.dense().squeeze(1) if is_shared else seen.dense()).to(device)
+    # Missing entries stay in the pattern as zeros: dropout depends on an entry's position in the pattern, and
+    # the positions of a trial must not depend on the other trials.
     matrix = SparseMatrix.from_torch(seen.values)
     values = (matrix.values.unsqueeze(1) * seen.keep).t().contiguous()
-    return SparseMatrix(matrix.pattern, values.squeeze(0) if alike else values).to(device)
+    return SparseMatrix(matrix.pattern, values.squeeze(0) if is_shared else values).to(device)
 
 
 def _known(graph: Graph, missing: Missing) -> Tensor:
-    """Return what is known, neither drawn as missing nor missing in the data: [n, trials, 1 or features]."""
+    """Return the mask of known values, neither missing nor drawn as missing: [n, trials, 1 or features]."""
     known = ~missing.mask.to(graph.device)
     if missing.kind != "entries":
         known = known.unsqueeze(2)
     elif graph.features.layout == torch.sparse_csr:
-        # Only entries that are not zero were drawn: that one is missing would tell what it was.
-        problem = "single entries of sparse features cannot be filled"
-        expected = "dense features, or whole vectors that are missing"
+        # Only nonzero entries were drawn, so that the mask would reveal which entries are not zero.
+        problem = "missing entries of sparse features cannot be imputed"
+        expected = "dense features, or missing vectors"
         hint = "Make them dense: graph.replace(features=graph.features.to_dense())."
         raise PairNormError(problem, code="sparse-entries", value="entries", expected=expected, hint=hint)
     else:

@@ -1,4 +1,4 @@
-"""A result: a spec, the trial it gave and the origin of that trial; and tables of results."""
+"""Results: a trial with its spec and origin, and tables of results as data frames and files."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ from pairnorm.version import __version__
 if TYPE_CHECKING:
     import pandas
 
-# What values that nobody expected throw at whoever makes a result of them.
+# Errors that constructing a result from damaged values can raise.
 UNEXPECTED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 LARGEST = 2**63 - 1
 """The largest whole number that SQLite keeps."""
@@ -31,7 +31,7 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The outcome of training one spec with one seed, as plain numbers.
+    """The outcome of training one spec with one seed.
 
     Args:
         seed: decides initial weights, dropout, and the mask of what is missing.
@@ -40,7 +40,7 @@ class Trial:
         train_loss: cross-entropy on the training nodes; likewise for validation and test.
         train_accuracy: fraction of training nodes that are right; likewise for validation and test.
         measures: such as ``row_diff`` and ``col_diff`` of the last hidden representation.
-        curves: metrics by epoch, where they were asked for.
+        curves: metrics by epoch, if requested.
     """
 
     seed: int
@@ -56,12 +56,12 @@ class Trial:
     curves: Mapping[str, Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
-        # Numbers may arrive as tensors; what is kept can be pickled, stored and compared anywhere.
-        values = vars(self)  # written to as such: a store has a hundred thousand trials
+        # Convert tensors to plain numbers, which can be pickled, stored and compared.
+        values = vars(self)  # faster than object.__setattr__: a store has a hundred thousand trials
         for name, kind in _NUMBERS.items():
             value = values[name]
             if type(value) is not kind or value == 0:
-                # Adding zero makes 0.0 of -0.0, whose sign SQLite does not keep.
+                # Adding zero turns -0.0, whose sign SQLite does not store, into 0.0.
                 values[name] = kind(kind(value) + 0)
         values["measures"] = {name: float(value) for name, value in self.measures.items()}
         if self.curves is not None:
@@ -84,12 +84,12 @@ _NUMBERS: dict[str, Any] = {
 
 
 def check_seed(seed: Any) -> int:
-    """Return a seed that a store can keep, or raise an error."""
+    """Validate a seed: an integer that SQLite can store."""
     return whole_number("seed", seed, most=LARGEST)
 
 
 def check_seeds(seeds: Any) -> list[int]:
-    """Return seeds that a store can keep; a single number is none, for it may be a seed or how many."""
+    """Validate a sequence of seeds. A single number is refused: it could mean a seed or a count."""
     if isinstance(seeds, Iterable) and not isinstance(seeds, str):
         return [check_seed(seed) for seed in seeds]
     raise PairNormError(
@@ -102,11 +102,11 @@ def check_seeds(seeds: Any) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """How a cell was computed.
+    """How trials were computed.
 
     Args:
-        seconds: time the computation took.
-        shared_by: number of trials that were trained together in this time.
+        seconds: time that the computation took.
+        shared_by: number of trials trained together in this time.
         pairnorm_version: version of this package.
         torch_version: version of PyTorch.
         python_version: version of Python.
@@ -150,7 +150,7 @@ class Origin:
 
     @classmethod
     def here(cls, *, seconds: float, shared_by: int, device: torch.device | str) -> Self:
-        """Return the origin of what this process has just computed."""
+        """Return the origin of trials that this process has just computed."""
         return cls(
             seconds=float(seconds),
             shared_by=shared_by,
@@ -167,7 +167,7 @@ _TEXTS = tuple(field.name for field in fields(Origin) if field.type in (str, str
 
 
 def device_name(device: torch.device | str) -> str:
-    """Return what a person calls the device: the accelerator's name, or the processor's and its cores."""
+    """Return the name of the accelerator, or of the processor with its number of cores."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -188,11 +188,11 @@ def _processor() -> str:
 
 @cache
 def git_commit(file: Path) -> str | None:
-    """Return the commit of the checkout that tracks ``file``, ``-dirty`` added if it was changed since.
+    """Return the commit of the checkout that tracks ``file``, with ``-dirty`` if files have changed since.
 
-    A package installed into an environment that merely lies inside somebody's repository has no commit.
+    A package in an environment inside another repository has no commit.
     """
-    # No lock is taken: a report of the commit must not get in the way of the user's own git commands.
+    # Take no lock, so that the user's own git commands are not blocked.
     git = ["git", "--no-optional-locks", "-C", str(file.parent)]
     try:
         _output([*git, "ls-files", "--error-unmatch", file.name])
@@ -206,7 +206,7 @@ def _output(command: list[str]) -> str:
 
 
 class Result(NamedTuple):
-    """What one spec gave with one seed, and how it was computed."""
+    """A trial with its spec and its origin."""
 
     spec: Spec
     trial: Trial
@@ -214,7 +214,7 @@ class Result(NamedTuple):
 
 
 def _types(kind: type) -> dict[str, Any]:
-    """Return the type of every field; what is one of a few texts is a text."""
+    """Return the type of every field; a choice among texts is a text."""
     found = {field.name: getattr(field.type, "__origin__", field.type) for field in fields(kind)}
     return {name: str if get_args(hint) and kind is Spec else hint for name, hint in found.items()}
 
@@ -238,7 +238,7 @@ _FIXED = tuple(name for name in TYPES if name != "measures")
 
 
 def table(results: Sequence[Result]) -> dict[str, list[Any]]:
-    """Return the columns of a table of results; each measure has one of its own, after the others."""
+    """Return the columns of a table of results, followed by one column per measure."""
     columns = {name: list(map(attrgetter(_ATTRIBUTES[name]), results)) for name in _FIXED}
     measures = [result.trial.measures for result in results]
     for name in sorted({name for some in measures for name in some}):
@@ -252,7 +252,7 @@ def frame(results: Sequence[Result]) -> "pandas.DataFrame":
 
     columns = table(results)
     del columns["curves"]
-    # Types are given, so that a table without rows has them too.
+    # Explicit types, also for a table without rows.
     types = {name: TYPES.get(name, float) for name in columns}
     numeric = {name: kind for name, kind in types.items() if kind in (bool, int, float)}
     return pandas.DataFrame(columns).astype(numeric)
@@ -272,7 +272,10 @@ def write_parquet(results: Sequence[Result], path: Path) -> None:
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
-    """Write results as CSV: numbers with all their digits, ``nan`` for NaN, nothing for what is absent."""
+    """Write results as CSV: numbers with all digits, ``nan`` for NaN, an empty cell for an absent value.
+
+    The standard library's writer, since pandas writes NaN and absent values alike, and is optional.
+    """
     columns = table(results)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -281,7 +284,7 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 
 
 def read_csv(path: Path) -> list[Result]:
-    """Read what ``write_csv`` wrote; a column that is not the store's own is a measure."""
+    """Read the file of ``write_csv``; an unknown column is a measure."""
     with long_cells(), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, strict=True)
         try:

@@ -1,4 +1,4 @@
-"""Running many cells: what the store lacks is planned, trained, and written as it finishes."""
+"""Run many trials: plan those that are not in the store, train them, and write each as it finishes."""
 
 import os
 import time
@@ -18,8 +18,8 @@ from pairnorm.data.graph import check_graph
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
 from pairnorm.train.methods import registered_methods
-from pairnorm.train.pools import Pool, Processes, Streams, ThisProcess, Told
-from pairnorm.train.ray_pool import Ray
+from pairnorm.train.pools import Event, Pool, Processes, Streams, ThisProcess
+from pairnorm.train.ray_backend import RayPool
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
@@ -29,13 +29,13 @@ PLACES = ("here", "ray")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Args:
-        done: work done, in layer-epochs.
-        total: work in all, in the same unit.
-        trials: how many trials were not in the store when it began.
-        label: the spec that was last stored, or that comes first.
+        done: finished work in layer-epochs.
+        total: all work, in the same unit.
+        trials: number of trials that were pending when the run started.
+        label: the spec that was stored last, or that comes first.
     """
 
     done: int
@@ -46,14 +46,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Running:
-    """Where trials are run, and for how long; what cannot be is an error at once.
+    """Where trials run, and for how long. Values that cannot be used raise an error at once.
 
     Args:
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         root: folder of the graphs' files.
         workers: processes on a CPU. Default: one for each core.
         on: ``"here"`` or ``"ray"``, see ``run``.
-        minutes: start nothing more after this time.
+        minutes: start no more jobs after this time.
     """
 
     device: str | torch.device = "auto"
@@ -72,11 +72,11 @@ class Running:
 
     @property
     def where(self) -> dict[str, Any]:
-        """The arguments of ``run`` that say where."""
+        """The arguments of ``run`` about devices, files and workers."""
         return {name: getattr(self, name) for name in ("device", "root", "workers", "on")}
 
     def clock(self) -> Callable[[], bool]:
-        """Return what says whether the minutes have passed since now, for ``should_stop``."""
+        """Return a function, for ``should_stop``, that is true once the minutes have passed."""
         end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         return lambda: end is not None and time.monotonic() >= end
 
@@ -95,25 +95,24 @@ def run(
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Train every (spec, seed) pair that the store lacks and return how many were trained.
+    """Train the (spec, seed) pairs that are not in the store and return how many were trained.
 
-    Every cell is written when it finishes, so that an interrupted run goes on where it stopped. On a CPU jobs
-    go to processes of one thread each; on CUDA a few run side by side, each on a stream of its own.
+    Every trial is written when it finishes, so that the next run resumes an interrupted one. On a CPU, jobs
+    run in processes of one thread each; on CUDA, a few run at once, each on a stream of its own.
 
     Args:
         pairs: the requested trials, a spec and a seed each.
-        store: what is there, and where results go; or the path of its file.
+        store: of the results, or the path of its file.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         root: where named graphs are read from.
         graphs: graphs by the name that specs give as ``dataset``. Their trials are stored with the graph's
             fingerprint: ``store.trials(spec.on(graph))``.
-        measures: to take of what is trained now, see ``train``; what the store has stays as it is.
-        curves: store learning curves too, likewise.
+        measures: to compute for pending trials, see ``train``; stored trials stay as they are.
+        curves: store learning curves of pending trials.
         workers: processes on a CPU. Default: one for each core.
         on: ``"here"``, or ``"ray"``: the cluster at ``$RAY_ADDRESS``, else the one that this machine is in.
-        progress: is told how far the run is.
-        should_stop: is asked before every job; once it says so, no more are started and those under way
-            finish.
+        progress: called now and then.
+        should_stop: called before every job. Once it returns true, no more jobs start; running ones finish.
     """
     if workers is not None:
         whole_number("workers", workers, least=1)
@@ -124,33 +123,33 @@ def run(
         pending = _pending(pairs, results)
         total, done, trained, label = 0, 0, 0, "starting"
 
-        def hear(told: Told) -> None:
+        def handle(event: Event) -> None:
             nonlocal done, trained, label
-            if isinstance(told, int):
-                done += told
+            if isinstance(event, int):
+                done += event
                 progress(Progress(done, total, len(pending), label))
             else:
-                results.add_results(told)
-                trained, label = trained + len(told), str(told[0].spec)
+                results.add_results(event)
+                trained, label = trained + len(event), str(event[0].spec)
 
-        cluster = Ray(str(device), hear) if where is None and pending else None
+        cluster = RayPool(str(device), handle) if where is None and pending else None
         jobs = list(_plan(pending, where, root, graphs, cluster.workers if cluster else None))
         total = sum(job.cost for _, job in jobs)
-        hear(0)
+        handle(0)
         if jobs:
-            results.check_writable()  # better now than when the first job has been trained
+            results.check_writable()  # rather than after the first job
             label = str(jobs[0][1].pairs[0][0])
-            pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), hear)
+            pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), handle)
             options = {"measures": tuple(measures), "curves": curves}
             if methods := registered_methods({spec.method for spec, _ in pending}):
                 options["methods"] = methods
-            _drive(pool, jobs, options, hear, should_stop)
+            _drive(pool, jobs, options, handle, should_stop)
         return trained
 
 
 @contextmanager
 def _opened(store: Any) -> Iterator[Store]:
-    """Give a store; one that only its path is given of is closed in the end."""
+    """Yield a store; one that is given by its path is closed at the end."""
     if isinstance(store, Store):
         yield store
     elif isinstance(store, str | os.PathLike):
@@ -229,56 +228,56 @@ def _plan(
 
 
 def _named(name: str, root: str | os.PathLike[str] | None, split: str) -> Graph:
-    """Read a graph of the package; where it has none of that name, say how to give one's own."""
+    """Read a named graph; for an unknown name, the error says how to pass a graph."""
     try:
         return load(name, root, split=None if split == "default" else split)
     except PairNormError as error:
         if error.code == "unknown-choice" and error.value != split:
-            error.problem = f"the dataset of a spec is {quoted(name)}, which is no graph of the package"
-            own_graph = f"A graph of your own is passed beside it: graphs={{{name!r}: graph}}."
+            error.problem = f"the dataset of a spec is {quoted(name)}, which is not a named graph"
+            own_graph = f"Pass your own graph with graphs={{{name!r}: graph}}."
             error.hint = f"{error.hint} {own_graph}".strip()
         raise
 
 
-def _pool(device: torch.device, workers: int, jobs: int, hear: Callable[[Told], None]) -> Pool:
+def _pool(device: torch.device, workers: int, jobs: int, on_event: Callable[[Event], None]) -> Pool:
     if device.type == "cuda":
-        return Streams(min(CUDA_STREAMS, jobs), device, hear)
+        return Streams(min(CUDA_STREAMS, jobs), device, on_event)
     if device.type == "cpu" and min(workers, jobs) > 1:
-        return Processes(min(workers, jobs), hear)
-    return ThisProcess(device, hear)
+        return Processes(min(workers, jobs), on_event)
+    return ThisProcess(device, on_event)
 
 
 def _drive(
     pool: Pool,
     jobs: Iterable[tuple[Graph, Job]],
     options: dict[str, Any],
-    hear: Callable[[Told], None],
+    on_event: Callable[[Event], None],
     should_stop: Callable[[], bool],
 ) -> None:
-    """Have a pool do all jobs; after an error, or Ctrl-C, what has finished still goes into the store."""
+    """Run all jobs in a pool. After an error or Ctrl-C, finished results still go into the store."""
     waiting = iter(jobs)
     running: set[Future[None]] = set()
     try:
         while True:
-            # One more than there are workers, so that none waits for the next job to arrive.
+            # One job more than workers, so that no worker waits.
             while len(running) <= pool.workers and not should_stop() and (entry := next(waiting, None)):
                 running.add(pool.submit(*entry, options))
             if not running:
                 break
             finished = wait(running, POLL_SECONDS, FIRST_COMPLETED).done
-            pool.listen()
-            hear(0)
+            pool.process_events()
+            on_event(0)
             for future in finished:
                 running.remove(future)
                 future.result()
     except BaseException as error:
-        pool.abandon()
+        pool.cancel()
         if isinstance(error, BrokenExecutor) or is_out_of_memory(error):
             raise PairNormError(
-                "a worker process was killed, ran out of memory, or could not begin",
+                "a worker process was killed, ran out of memory, or could not start",
                 code="worker-died",
-                hint="Fewer need less memory: pass {workers}. A script of yours is imported by every "
-                'worker: it needs `if __name__ == "__main__":`. What had finished is in the store.',
+                hint="Fewer workers need less memory: pass {workers}. Every worker imports your script: "
+                'it needs `if __name__ == "__main__":`. Finished trials are in the store.',
                 workers=1,
             ) from error
         raise

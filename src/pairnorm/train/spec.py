@@ -1,4 +1,4 @@
-"""A cell of an experiment, written down: everything that decides what is trained, except the seed."""
+"""A spec: everything that decides what is trained, except the seed."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
 Norm = Literal["none"] | Mode
 NORMS: tuple[Norm, ...] = ("none", *MODES)
-# Those that lose single entries; all others lose whole vectors.
+# Kinds with missing entries; all others have missing vectors.
 ENTRIES = ("entries", "value")
 MISSING_KINDS = ("vectors", "nodes", "class", "degree", *ENTRIES, "given")
 ADDED_FIELDS: dict[str, Any] = {
@@ -59,7 +59,7 @@ def _choice(*allowed: str) -> Callable[[str, Any], str]:
     return partial(one_of, allowed=allowed)
 
 
-# Beyond a billion a number is a slip, and beyond 2**63 no store could keep it.
+# A number above a billion is a mistake, and SQLite stores none above 2**63.
 _from_0, _from_1 = (partial(whole_number, least=least, most=10**9) for least in (0, 1))
 _positive, _not_negative = partial(real_number, above=0), partial(real_number, least=0)
 _fraction, _probability = partial(real_number, least=0, most=1), partial(real_number, least=0, below=1)
@@ -67,7 +67,7 @@ _fraction, _probability = partial(real_number, least=0, most=1), partial(real_nu
 
 @dataclass(frozen=True)
 class Spec:
-    """What a cell trains: dataset, model, normalization and protocol, frozen and hashable.
+    """What a trial trains: dataset, model, normalization and protocol, frozen and hashable.
 
     A *trial* is a spec and a seed. Seeds are not part of the spec, so that a request for ten runs after five
     computes only five. Specs of the same computation are equal: a field that cannot change the result takes
@@ -78,7 +78,7 @@ class Spec:
         dataset: name of the graph.
         model: ``"SGC"``, ``"GCN"`` or ``"GAT"``.
         depth: number of graph convolutions (K for SGC).
-        hidden: width of the hidden layers; 0 stands for the paper's (32 for GCN, 64 for GAT).
+        hidden: width of the hidden layers; 0 for the paper's (32 for GCN, 64 for GAT).
         heads: attention heads of a GAT.
         norm: ``"none"``, ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``.
         scale: PairNorm's s.
@@ -86,10 +86,11 @@ class Spec:
         skip: the paper's t: the output of layer l is added to that of layer l + t. 0 for none.
         dropout: probability with which a feature is dropped.
         adjacency: ``"rw"`` or ``"sym"``.
-        missing_rate: fraction of what ``missing_kind`` says that is missing.
-        missing_kind: ``"vectors"`` of nodes outside the training set (the paper), of some a ``"class"`` or
-            ``"degree"`` more often, vectors of any ``"nodes"``, single ``"entries"``, the large ``"value"``
-            more often, or what is missing in the data as ``"given"`` (then there is no rate).
+        missing_rate: fraction of missing vectors or entries.
+        missing_kind: ``"vectors"`` of nodes outside the training set (the paper); such vectors with a rate
+            that depends on the ``"class"`` or the ``"degree"``; vectors of any ``"nodes"``; single
+            ``"entries"``; entries with a rate that depends on their ``"value"``; or only values that are
+            missing in the data, ``"given"`` (then there is no rate).
         split: name of the split; ``"default"`` is the one that the dataset comes with, ``"public"`` the same
             for graphs with a public split.
         learning_rate: of Adam.
@@ -98,7 +99,7 @@ class Spec:
         scaling: ``"rows"`` for features divided by their sum, ``"none"`` for features as they are.
         method: method against oversmoothing, a name in ``pairnorm.train.METHODS`` or your own, see
             ``pairnorm.train.register``. A method that other fields express is replaced by these fields.
-        strength: the method's one parameter; 0 stands for its usual value.
+        strength: the parameter of the method; 0 for its usual value.
         imputation: of missing features, one of ``pairnorm.impute.IMPUTATIONS``; ``"zero"`` as in the paper.
         precision: the type of states between the layers of a GCN or GAT, ``"float32"`` or ``"bfloat16"``,
             without a method or with one of PairNorm's modes; see ``pairnorm.nn.GCN``.
@@ -144,10 +145,10 @@ class Spec:
     precision: Annotated[Precision, _choice(*PRECISIONS)] = "float32"
 
     def __post_init__(self) -> None:
-        values = vars(self)  # written to as such: a report makes a hundred thousand specs
+        values = vars(self)  # faster than object.__setattr__: a report makes a hundred thousand specs
         others = [values[name] for name in _OTHERS]
         plain = self.method == "none" and {*map(type, others)} <= {str, int, float}
-        values |= (_settled if plain else _settled.__wrapped__)(*others)
+        values |= (_canonical_fields if plain else _canonical_fields.__wrapped__)(*others)
         values["depth"] = _check("depth", self.depth)
         self._drop_idle_skip()
 
@@ -157,14 +158,14 @@ class Spec:
             vars(self)["skip"] = 0
 
     def __hash__(self) -> int:
-        """Return the hash of all fields, computed once: a report looks a million specs up."""
+        """Return the hash of all fields, computed once: a report looks up a million specs."""
         return self._hashed
 
     @cached_property
     def _hashed(self) -> int:
         return hash(_values(self))
 
-    def __getstate__(self) -> dict[str, Any]:  # without hashes: another process has others of texts
+    def __getstate__(self) -> dict[str, Any]:  # without hashes, which differ between processes
         return dict(zip(_HINTS, _values(self), strict=True))
 
     @property
@@ -176,8 +177,8 @@ class Spec:
     def text(self) -> str:
         """The canonical text: every field, in the order of declaration.
 
-        It must never change for a given cell, or finished work is lost. A field added by a later version is
-        therefore left out of the text where it has its default.
+        It must never change for a given spec, or finished trials are not found. Therefore fields of
+        ``ADDED_FIELDS`` are left out of the text if they have their default.
         """
         names = [
             name for name in _HINTS if name not in ADDED_FIELDS or getattr(self, name) != ADDED_FIELDS[name]
@@ -186,11 +187,11 @@ class Spec:
 
     @cached_property
     def hash(self) -> str:
-        """The name of the cell in the store: 16 hexadecimal digits of the SHA-256 of ``text``."""
+        """The key of the spec in a store: 16 hexadecimal digits of the SHA-256 of ``text``."""
         return sha256(self.text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        """Return the text without the fields that have their default, for people."""
+        """Return the text without the fields that have their default."""
         plain = Spec(self.dataset, self.model, self.depth)
         names = [name for name in _HINTS if name == "depth" or getattr(self, name) != getattr(plain, name)]
         return self._words({name: name for name in names})
@@ -223,7 +224,7 @@ class Spec:
                 kind = _HINTS[name].__origin__
                 values[name] = kind(value) if kind in (int, float) else value
             except ValueError:
-                values[name] = value  # the field's own check says what it expects instead
+                values[name] = value  # the check of the field then raises an error
         if "depth" not in values:
             raise _malformed(text, f"spec {quoted(text)} has no depth")
         return cls(**values)
@@ -246,7 +247,7 @@ class Spec:
                 f"the spec is of {self.dataset!r}, but that graph has the fingerprint {graph.fingerprint!r}",
                 code="other-graph",
                 value=self.dataset,
-                hint="Give the graph that it was made for, or leave out what follows the @.",
+                hint="Pass the graph that the spec was made for, or remove the text after the @.",
             )
         return self.replace(dataset=f"{name}@{graph.fingerprint}")
 
@@ -294,11 +295,11 @@ def _package_fingerprint(name: str) -> str | None:
 
 
 @lru_cache(8192, typed=True)  # a store has tens of thousands of specs, which differ in depth above all
-def _settled(*others: Any) -> dict[str, Any]:
-    """Return all fields but the depth, checked, each that cannot change the result with its one value."""
+def _canonical_fields(*others: Any) -> dict[str, Any]:
+    """Validate all fields except the depth; a field that cannot change the result gets its fixed value."""
     values = {name: _check(name, value) for name, value in zip(_OTHERS, others, strict=True)}
     values |= _apply_method(values)
-    return values | _without_meaning(values)
+    return values | _idle_fields(values)
 
 
 def _malformed(text: str, problem: str) -> PairNormError:
@@ -312,7 +313,7 @@ _NEITHER = {"norm": "none", "skip": 0}
 
 
 def _apply_method(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that the method sets; one that is not known here is left as it is written."""
+    """Return the fields that the method sets; none for a method that this process does not know."""
     if values["method"] == "none":
         return {"strength": 0.0}
     method, strength = METHODS.get(values["method"]), values["strength"]
@@ -326,21 +327,21 @@ def _apply_method(values: dict[str, Any]) -> dict[str, Any]:
             expected=f"one of {', '.join(method.models)}",
         )
     strength = (strength or method.grid[0]) if method.grid else 0.0
-    said: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if method.fields is not None:
-        said = {"method": "none", "strength": 0.0, **method.fields(strength)}
+        changes = {"method": "none", "strength": 0.0, **method.fields(strength)}
         if not values["strength"]:
-            said.pop("scale", None)  # PairNorm's has a field of its own
-    others = {name: value for name, value in _NEITHER.items() if method.alone or name in said}
+            changes.pop("scale", None)  # PairNorm's has a field of its own
+    others = {name: value for name, value in _NEITHER.items() if method.alone or name in changes}
     for name, without in others.items():
-        if values[name] not in (without, said.get(name)):
-            problem = f"{name} is {values[name]!r} beside method {values['method']!r}"
+        if values[name] not in (without, changes.get(name)):
+            problem = f"{name} is {values[name]!r} together with method {values['method']!r}"
             raise PairNormError(problem, code="not-together", value=values[name], expected="one or the other")
-    return said or {"strength": strength}
+    return changes or {"strength": strength}
 
 
-def _without_meaning(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that change nothing for this model, norm or rate, with the one value each has."""
+def _idle_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that cannot change the result for these values, with their fixed values."""
     fixed: dict[str, Any] = {}
     if values["model"] != "GAT":
         fixed |= {"heads": 1}

@@ -1,8 +1,8 @@
-"""Training GCN, GAT and SGC: a trainer for either kind, of many trials side by side.
+"""Trainers of GCN and GAT, and of SGC, each for many trials together.
 
 PairNorm commutes with its scale: with scale s every state of an SGC is s times the state with scale 1 (up to
-eps). So the states are made once, with scale 1, for all depths, and s multiplies the logits before the bias.
-PN-SCS does not commute; there every scale is propagated.
+eps). States are therefore propagated once, with scale 1, for all depths, and s multiplies the logits before
+the bias. PN-SCS does not commute: it propagates every scale.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,10 +35,10 @@ from pairnorm.train.spec import Spec
 def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
 ) -> Model:
-    """Build the model of a spec with a trial for each seed, which alone decides its first weights.
+    """Build the model of a spec with one trial per seed; the seed alone decides the initial weights.
 
     Args:
-        spec: a GCN or GAT, or a method with a model of its own.
+        spec: of a GCN or GAT, or of a method with its own model.
         num_features: features per node.
         num_classes: logits per node.
         seeds: one for each trial.
@@ -73,19 +73,19 @@ def build(
 
 
 def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
-    """Return what makes the norm of an SGC that is not PairNorm, None where there is none."""
+    """Return the factory of an SGC's norm other than PairNorm, or None."""
     method = find_method(spec.method)
     return None if method.norm is None else partial(method.norm, 0, trials, spec.strength)
 
 
 def sgc_settings(spec: Spec, trials: int = 1) -> dict[str, Any]:
-    """Return all that makes the SGC of a spec, but for its weights."""
+    """Return the arguments of the SGC of a spec, except its weights."""
     own = {name: getattr(spec, name) for name in ("scale", "dropout", "adjacency")}
     return {"num_layers": spec.depth, "norm": make_norm(spec, trials) or spec.mode, **own}
 
 
-def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
-    """Give the norms that want it the degree of every node; return the module."""
+def bind_degrees(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
+    """Give the node degrees to the norms that use them, and return the module."""
     for norm in module.modules():
         if isinstance(norm, DegreePairNorm):
             norm.bind(degrees(graph.adjacency).to(device))
@@ -93,14 +93,14 @@ def bound(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
 
 
 class GNNTrainer:
-    """One architecture, many (spec, seed) pairs that differ in seed, optimizer and in what is missing.
+    """Trains (spec, seed) pairs of one GCN or GAT that differ in seed, optimizer and missing features.
 
     Args:
         graph: the graph.
         trials: (spec, seed) pairs.
         device: where to run.
         curves: record loss and accuracy of every epoch.
-        shards: how ranks share its nodes, where they train together.
+        shards: division of the nodes among ranks that train together.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class GNNTrainer:
         spec, seeds = trials[0][0], [seed for _, seed in trials]
         self.problem = problem = Problem.of(graph, trials, device, shards)
         self.model = model = build(spec, problem.num_features, graph.num_classes, seeds, device)
-        bound(model, graph, device)
+        bind_degrees(model, graph, device)
         if shards is not None:
             shards.join(model)
         keys = keys_from_seeds(seeds, device)
@@ -136,7 +136,7 @@ class GNNTrainer:
         parameters = list(model.parameters())
         self.loop = Loop(
             parameters,
-            [*parameters, *model.buffers()],  # running statistics belong to the epoch that is kept
+            [*parameters, *model.buffers()],  # running statistics belong to the best epoch
             loss,
             accuracy,
             learning_rate=[spec.learning_rate for spec, _ in trials],
@@ -146,35 +146,35 @@ class GNNTrainer:
         self._epochs = spec.epochs
 
     def fit(self, tick: Callable[[int], None] = lambda epochs: None, checkpoint: Path | None = None) -> None:
-        """Train to the end and put the kept weights into the model.
+        """Train and load the best weights into the model.
 
         Args:
-            tick: is told, every so often, how many epochs have passed.
-            checkpoint: file that the state is written to as often, and taken up from if it is there; of
-                ranks, the first reads and writes it.
+            tick: called now and then with the number of epochs since its last call.
+            checkpoint: file of the state, written as often, and loaded first if it exists. Of several ranks,
+                the first reads and writes it.
         """
-        shards, behind, saved = self.problem.shards, 0, None
+        shards, finished, saved = self.problem.shards, 0, None
         first = shards is None or dist.get_rank(shards.process_group) == 0
         if checkpoint is not None and first and checkpoint.exists():
             saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        if checkpoint is not None and shards is not None:  # other machines may not see the file
+        if checkpoint is not None and shards is not None:  # other machines may not have the file
             saved = shards.of_first(saved)
         if saved is not None:
-            behind = self.loop.go_on(saved)
+            finished = self.loop.load_state(saved)
 
-        def tell(epochs: int) -> None:
+        def save(epochs: int) -> None:
             if checkpoint is not None and epochs and first:
                 with atomic_file(checkpoint) as draft:
                     torch.save(self.loop.state(), draft)
             tick(epochs)
 
-        self.loop.train(self._epochs - behind, tell)
+        self.loop.train(self._epochs - finished, save)
         self.loop.restore()
         self.model.eval()
 
     @torch.no_grad()
     def evaluate(self) -> tuple[Tensor, Tensor]:
-        """Return the last hidden representation and the logits of the kept models, of all nodes."""
+        """Return the last hidden representation and the logits of the best models, for all nodes."""
         found = self.model.hidden_and_logits(self.problem.features, self.problem.adjacency)
         shards = self.problem.shards
         if shards is None:
@@ -185,12 +185,12 @@ class GNNTrainer:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """One depth, fitted.
+    """The regressions of one depth.
 
     Args:
-        depth: the number of propagations.
-        loop: how it was fitted; the same for all depths, so look at it before the next.
-        state: what it was fitted to, with scale 1: ``[nodes, 1 or trials, features]``.
+        depth: number of propagation steps.
+        loop: of the training; shared by all depths, so read it before the next depth.
+        state: propagated features with scale 1: ``[nodes, 1 or trials, features]``.
         logits: ``[nodes, trials, variants, classes]``.
     """
 
@@ -201,13 +201,13 @@ class Fitted:
 
 
 class SGCTrainer:
-    """All depths of (spec, seed) pairs that differ in nothing but seed, what is missing, scale and optimizer.
+    """Trains all depths of SGC (spec, seed) pairs that differ in seed, missing features, scale and optimizer.
 
     Args:
         graph: the graph.
-        variants: for every trial, as many pairs that share its states: they differ in PairNorm's scale,
-            learning rate and weight decay; depths are not looked at.
-        depths: at which to fit a regression.
+        variants: for every trial, equally many pairs that share its states: they differ in PairNorm's scale,
+            learning rate and weight decay; their depths are ignored.
+        depths: at which to train a regression.
         device: where to run.
         curves: record loss and accuracy of every epoch.
     """
@@ -228,12 +228,12 @@ class SGCTrainer:
 
     @property
     def factors(self) -> list[list[float]]:
-        """What the states of a trial are multiplied by, for every variant."""
+        """The factor of a trial's states for every variant."""
         own = self.spec.norm == "PN-SCS"
         return [[1.0 if own else spec.scale for spec in specs] for specs in self.variants]
 
     def fit(self, tick: Callable[[int], None] = lambda epochs: None) -> Iterator[Fitted]:
-        """Propagate, and fit at every depth on the way."""
+        """Propagate, and train a regression at every requested depth."""
         own_scale = 1.0
         if self.spec.norm == "PN-SCS":
             (own_scale,) = {spec.scale for specs in self.variants for spec in specs}
@@ -242,20 +242,20 @@ class SGCTrainer:
             features = features.unsqueeze(1)
         norm: Any = None if mode is None else PairNorm(own_scale, mode)
         if (make := make_norm(self.spec, len(self.seeds))) is not None:
-            norm = bound(make(), self._graph, self.problem.labels.device)
-        walk = sgc_iterates(features, self.problem.adjacency, norm)
-        state = next(walk)
+            norm = bind_degrees(make(), self._graph, self.problem.labels.device)
+        iterates = sgc_iterates(features, self.problem.adjacency, norm)
+        state = next(iterates)
         regressions = _Regressions(
             self.problem, state.size(1), self.variants, self.seeds, self.factors, self._curves
         )
-        for depth, state in zip(range(1, self.depths[-1] + 1), walk, strict=False):
+        for depth, state in zip(range(1, self.depths[-1] + 1), iterates, strict=False):
             if depth in self.depths:
                 loop, logits = regressions.fit(state, tick)
                 yield Fitted(depth, loop, state, logits)
 
 
 class _Regressions:
-    """Regressions on one state after the other, by one loop: on CUDA, an epoch is captured only once."""
+    """Regressions on one state after the other with one loop, so that CUDA captures an epoch only once."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class _Regressions:
         self._train, self._validation = problem.parts["train"], problem.parts["validation"]
         self._epochs = spec.epochs
         device, trials, width = problem.labels.device, len(seeds), problem.num_features
-        # A trial's rows lie together, as the products want them.
+        # The rows of a trial are contiguous, for fast products.
         self._rows = rows = torch.zeros(trials, len(self._train), width, device=device)
         self._columns = columns = torch.zeros(states, width, len(self._validation), device=device)
         self._regression = regression = _Regression(
@@ -283,7 +283,7 @@ class _Regressions:
         self._loop = Loop(
             [regression.weight, regression.bias],
             regression.models,
-            lambda epoch: regression.learn(
+            lambda epoch: regression.set_gradients(
                 rows.transpose(0, 1), train_labels, keys.index_select(0, epoch.view(1))[0]
             ),
             lambda: regression.accuracy(columns, validation_labels),
@@ -294,22 +294,21 @@ class _Regressions:
 
     @torch.no_grad()
     def fit(self, state: Tensor, tick: Callable[[int], None]) -> tuple[Loop, Tensor]:
-        """Fit to ``[nodes, 1 or trials, features]``; return the loop and the logits of all nodes."""
+        """Train on ``[nodes, 1 or trials, features]``; return the loop and the logits of all nodes."""
         self._rows.copy_(state[self._train].transpose(0, 1))
         self._columns.copy_(state[self._validation].permute(1, 2, 0))
         self._regression.weight.copy_(self._first)
         self._regression.bias.zero_()
-        self._loop.begin_again()
+        self._loop.reset()
         self._loop.train(self._epochs, tick)
         self._loop.restore()
         return self._loop, self._regression.logits(state.permute(1, 2, 0))
 
 
 class _Regression:
-    """Logistic regressions of trials x variants; those of a trial share its features, not its weights.
+    """Logistic regressions of trials x variants. Variants of a trial share its features and initial weights.
 
-    The weight is ``[trials, variants · classes, features]``: one product per trial serves all variants, and
-    everything that follows runs along the nodes. Every variant of a seed starts from the same weights.
+    The weight is ``[trials, variants · classes, features]``: one product per trial computes all variants.
     """
 
     def __init__(
@@ -338,7 +337,7 @@ class _Regression:
         return self._by_class(columns).permute(3, 0, 1, 2)
 
     def accuracy(self, columns: Tensor, labels: Tensor) -> Tensor:
-        """Return the share of right answers, ``[trials, variants]``."""
+        """Return the accuracy, ``[trials, variants]``."""
         return accuracies(self._by_class(columns), labels)
 
     def _by_class(self, columns: Tensor) -> Tensor:
@@ -349,7 +348,7 @@ class _Regression:
         return product.view(*self.bias.shape, -1) * self._factor + self.bias.unsqueeze(-1)
 
     @torch.no_grad()
-    def learn(self, rows: Tensor, labels: Tensor, keys: Tensor) -> Tensor:
+    def set_gradients(self, rows: Tensor, labels: Tensor, keys: Tensor) -> Tensor:
         """Set the gradients of the mean cross-entropy, and return it: ``[trials, variants]``.
 
         Args:

@@ -19,7 +19,7 @@ from pairnorm.impute import feature_propagation
 from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
 
 pytest.importorskip("numba")
-from pairnorm.train.walk import Plan, Walk, label_propagation
+from pairnorm.train.propagation import Plan, Propagation, label_propagation
 
 NODES, FEATURES, CLASSES = 2000, 13, 3
 
@@ -101,7 +101,7 @@ METHODS = [
 def test_as_in_memory(packed, tmp_path, fill, norm, width):
     rows, depths = np.arange(0, NODES, 7), (0, 1, 4, 12)
     told = []
-    walk = Walk(packed, tmp_path, rows, depths, width, fill, norm, told.append)
+    walk = Propagation(packed, tmp_path, rows, depths, width, fill, norm, told.append)
     walk.run()
     assert len(told) == walk.steps
     expected = in_memory(packed, fill, norm, 12)
@@ -122,7 +122,7 @@ def test_as_in_memory(packed, tmp_path, fill, norm, width):
 
 def test_long_walks_do_not_underflow(tmp_path):
     graph = packed_graph(tmp_path / "graph", nodes=60, degree=40, weighted=False)
-    walk = Walk(graph, tmp_path, np.arange(60), (150,), 16)
+    walk = Propagation(graph, tmp_path, np.arange(60), (150,), 16)
     walk.run()
     state = walk.state(150).astype(float)
     assert np.square(state).sum(1).mean() == pytest.approx(1, rel=1e-3)
@@ -131,27 +131,27 @@ def test_long_walks_do_not_underflow(tmp_path):
 @pytest.mark.parametrize("norm", ["PN", "PN-SI"])
 def test_killed_walks_go_on(packed, tmp_path, norm):
     rows, depths = np.arange(50), (3, 6)
-    whole = Walk(packed, tmp_path / "whole", rows, depths, 5, norm=norm)
+    whole = Propagation(packed, tmp_path / "whole", rows, depths, 5, norm=norm)
     whole.run()
     script = (
         "import os, signal, sys\nimport numpy as np\nfrom pathlib import Path\n"
-        "from pairnorm.data import Graph\nfrom pairnorm.train.walk import Walk\n"
+        "from pairnorm.data import Graph\nfrom pairnorm.train.propagation import Walk\n"
         "left = [11]\n"
         "def tick(done):\n"
         "    left[0] -= 1\n"
         "    if not left[0]: os.kill(os.getpid(), signal.SIGKILL)\n"
         "graph, folder, norm = Graph.open(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]\n"
-        "Walk(graph, folder, np.arange(50), (3, 6), 5, norm=norm, tick=tick).run()"
+        "Propagation(graph, folder, np.arange(50), (3, 6), 5, norm=norm, on_progress=tick).run()"
     )
     command = [sys.executable, "-c", script, str(packed.folder), str(tmp_path / "killed"), norm]
     assert subprocess.run(command, env=os.environ).returncode == -signal.SIGKILL
     told = []
-    again = Walk(packed, tmp_path / "killed", rows, depths, 5, norm=norm, tick=told.append)
+    again = Propagation(packed, tmp_path / "killed", rows, depths, 5, norm=norm, on_progress=told.append)
     again.run()
     assert 0 < len(told) < again.steps
     for depth in depths:
         np.testing.assert_array_equal(again.state(depth), whole.state(depth))
-    other = Walk(packed, tmp_path / "killed", rows + 1, depths, 5, norm=norm, tick=told.append)
+    other = Propagation(packed, tmp_path / "killed", rows + 1, depths, 5, norm=norm, on_progress=told.append)
     told.clear()
     other.run()
     assert len(told) == other.steps  # other rows are another walk
@@ -205,7 +205,7 @@ def test_memory_is_what_was_planned(large, tmp_path, norm, fill):
 def test_fills_need_whole_vectors(tmp_path, raises):
     graph = packed_graph(tmp_path / "graph", entries=True)
     with raises("entries-missing", value="fp"):
-        Walk(graph, tmp_path, np.arange(5), (1,), 4, "fp")
+        Propagation(graph, tmp_path, np.arange(5), (1,), 4, "fp")
     with raises("unknown-choice", value="PN"):
-        Walk(graph, tmp_path, np.arange(5), (1,), 4, "mass", "PN")
-    Walk(graph, tmp_path, np.arange(5), (1,), 4).run()
+        Propagation(graph, tmp_path, np.arange(5), (1,), 4, "mass", "PN")
+    Propagation(graph, tmp_path, np.arange(5), (1,), 4).run()

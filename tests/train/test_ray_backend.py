@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pairnorm.data import Graph
-from pairnorm.train import Progress, Spec, Store, ray_pool, run
+from pairnorm.train import Progress, Spec, Store, ray_backend, run
 from pairnorm.train.jobs import Job
-from pairnorm.train.pools import Told
-from pairnorm.train.ray_pool import Ray
+from pairnorm.train.pools import Event
+from pairnorm.train.ray_backend import RayPool
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
 
@@ -92,14 +92,14 @@ def test_workers_that_are_killed_cost_nothing_that_had_finished(
 def test_a_job_out_of_memory_is_halved(
     cluster: Any, graph: Graph, store: Store, expected: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = ray_pool._work
+    trained = ray_backend._train_job
 
-    def greedy(graph: Graph, job: Job, *rest: Any) -> Iterator[Told]:
+    def greedy(graph: Graph, job: Job, *rest: Any) -> Iterator[Event]:
         if len(job.trials) > 1:
             raise ray.exceptions.OutOfMemoryError("as Ray's monitor of memory says it")
         yield from trained(graph, job, *rest)
 
-    monkeypatch.setattr(ray_pool, "_work", greedy)
+    monkeypatch.setattr(ray_backend, "_train_job", greedy)
     assert run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray") == len(PAIRS)
     assert_same(store, expected)
 
@@ -108,12 +108,12 @@ def test_a_task_that_fails_fails_the_run_with_its_own_error(
     raises: Any, cluster: Any, graph: Graph, store: Store
 ) -> None:
     with raises("version-mismatch", expected="0.0"):
-        list(ray_pool._work(graph, Job(()), False, {}, "0.0"))
-    pool = Ray("cpu", lambda told: None)
+        list(ray_backend._train_job(graph, Job(()), False, {}, "0.0"))
+    pool = RayPool("cpu", lambda event: None)
     future = pool.submit(graph, Job(((SPECS[0], 0),)), {"measures": ("nothing",)})
     end = time.monotonic() + 30
     while not future.done() and time.monotonic() < end:
-        pool.listen()
+        pool.process_events()
     with raises("unknown-choice", value="nothing"):
         future.result(0)
 
@@ -139,12 +139,12 @@ def test_a_graph_larger_than_an_object_store_is_refused(
     node = {"Alive": True, "Resources": {"CPU": 1, "object_store_memory": 100}}
     monkeypatch.setattr(ray, "nodes", lambda: [node])
     with raises("no-room"):
-        Ray("cpu", lambda told: None).submit(graph, Job(((SPECS[0], 0),)), {})
+        RayPool("cpu", lambda event: None).submit(graph, Job(((SPECS[0], 0),)), {})
 
 
 def test_a_cluster_without_gpus_says_so(raises: Any, cluster: Any) -> None:
     with raises("unknown-device", value="cuda"):
-        Ray("cuda", lambda told: None)
+        RayPool("cuda", lambda event: None)
 
 
 class TestWithoutCluster:
@@ -157,7 +157,7 @@ class TestWithoutCluster:
         monkeypatch.setenv("RAY_ADDRESS", address)
         monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(ConnectionError(address)))
         with raises("no-cluster", value=address):
-            Ray("cpu", lambda told: None)
+            RayPool("cpu", lambda event: None)
 
     def test_other_versions_are_said(self, raises: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def init(**_: Any) -> None:
@@ -165,7 +165,7 @@ class TestWithoutCluster:
 
         monkeypatch.setattr(ray, "init", init)
         with raises("version-mismatch"):
-            Ray("cpu", lambda told: None)
+            RayPool("cpu", lambda event: None)
 
 
 def test_places_are_checked(raises: Any, graph: Graph, store: Store) -> None:
