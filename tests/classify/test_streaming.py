@@ -15,7 +15,7 @@ from pairnorm.data.packed import PackedGraph
 
 pytest.importorskip("numba")
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-from test_walk import packed_graph
+from test_propagation import packed_graph
 
 from pairnorm.classify import streaming
 from pairnorm.classify.search_limits import PATIENCE
