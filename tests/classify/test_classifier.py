@@ -336,7 +336,7 @@ def test_where_nothing_else_is_labeled_there_is_no_score(small: Graph, raises) -
 
 
 @pytest.mark.parametrize(
-    "parameters", [{}, {"scaling": "columns"}, {"model": "GCN", "scaling": "columns"}, {"budget": "5m"}]
+    "parameters", [{}, {"scaling": "columns"}, {"model": "GCN", "scaling": "columns"}, {"time_limit": "5m"}]
 )
 def test_features_too_large_to_be_dense_are_refused_before_they_are_made_so(
     small: Graph, monkeypatch: pytest.MonkeyPatch, raises, parameters: dict[str, str]

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -6,11 +7,19 @@ import pytest
 import torch
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.classify import NodeClassifier, Scaling
+from pairnorm.classify import ClassifierWarning, NodeClassifier, Scaling
 from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, base, propagation
 from pairnorm.classify.candidates.base import WIDE_COLUMNS, KnownLabels, PseudoLabels
 from pairnorm.classify.diagnosis import suggest_depth
-from pairnorm.classify.search import SGC_DEPTHS, SIMPLE, Choice, baselines, parse_budget, plan, search
+from pairnorm.classify.search import (
+    SGC_DEPTHS,
+    SIMPLE,
+    Choice,
+    baselines,
+    plan,
+    resolve_time_limit,
+    search,
+)
 from pairnorm.data import Graph
 from pairnorm.train import METHODS
 
@@ -117,7 +126,7 @@ def test_where_labels_mean_nothing_one_of_every_kind_is_averaged(small: Graph) -
 
 
 def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
-    sgc, *_, gnn = plan(NodeClassifier(budget="2m", seeds=3, random_state=7), small)
+    sgc, *_, gnn = plan(NodeClassifier(time_limit="2m", seeds=3, random_state=7), small)
     assert isinstance(sgc, SGCFamily)
     assert {spec.model for spec in gnn.specs} == {"GCN", "GAT"}
     assert {spec.norm for spec in gnn.specs} == {"none", "PN-SI"}
@@ -190,7 +199,7 @@ def test_without_validation_one_model_is_set_by_rule(small: Graph, raises) -> No
         ({"scale": "large"}, "not-a-number", "large"),
         ({"scale": None}, "not-a-number", None),
         ({"seeds": 0}, "not-a-whole-number", 0),
-        ({"budget": "soon"}, "not-a-time", "soon"),
+        ({"time_limit": "soon"}, "not-a-time", "soon"),
     ],
 )
 def test_what_cannot_be_planned_is_named(
@@ -207,16 +216,18 @@ def test_epochs_of_a_gnn_are_checked(small: Graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("5m", 300), ("1.5 h", 5400), (12, 12), ("0.5", 0.5), (None, None)]
+    ("text", "seconds"),
+    [("90s", 90), ("5m", 300), ("1.5 h", 5400), (12, 12), ("0.5", 0.5), (None, 60), (0, inf)],
 )
-def test_times_are_read(text: object, seconds: float | None) -> None:
-    assert parse_budget(text) == seconds
+def test_time_limits_are_read(text: Any, seconds: float) -> None:
+    assert resolve_time_limit(text, 20_000) == seconds
+    assert text is not None or resolve_time_limit(text, 2_000_000) == 600
 
 
-@pytest.mark.parametrize("text", ["0", "-5", "5 d", "m", ""])
+@pytest.mark.parametrize("text", ["-5", "5 d", "m", ""])
 def test_what_is_no_time_is_refused(raises, text: str) -> None:
     with raises("not-a-time", value=text):
-        parse_budget(text)
+        resolve_time_limit(text, 10)
 
 
 def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
@@ -231,10 +242,10 @@ def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
     assert type(fitted.module).__name__ == best.model
 
 
-@pytest.mark.filterwarnings("ignore:the budget of")
+@pytest.mark.filterwarnings("ignore:the time limit of")
 def test_a_spent_budget_never_leaves_nothing(task: Task) -> None:
     """With SGC, no GCN is begun; without, the first is trained to its end."""
-    wanted = {"depth": [2, 3], "epochs": 5, "seeds": 1, "budget": "0.000001"}
+    wanted = {"depth": [2, 3], "epochs": 5, "seeds": 1, "time_limit": "0.000001"}
     for model, found in ((["SGC", "GCN"], {("SGC", 2), ("SGC", 3)}), ("GCN", {("GCN", 2)})):
         tried, *_ = search(task, plan(NodeClassifier(model, **wanted), task.graph))
         assert {(one.candidate.model, one.candidate.depth) for one in tried} == found
@@ -275,3 +286,40 @@ def test_rivals_without_validation_follow_the_models_rule(small: Graph) -> None:
 def test_over_many_nodes_no_gcn_is_compared_with(task: Task, monkeypatch) -> None:
     monkeypatch.setattr(propagation, "MANY_NODES", 1)
     assert [family.name for family in baselines(task.graph)][-1] == "logistic regression"
+
+
+def test_a_time_limit_still_tries_every_family_and_refines_the_best_depths(small: Graph) -> None:
+    features = Scaling.of(small)(small)
+    families = [SGCFamily(["PN"], SGC_DEPTHS), LabelPropagation()]
+    hurried, limited, exhaustive = (
+        search(Task(small, features, "rw", torch.device("cpu"), time_limit=limit), families)
+        for limit in (1e-9, 1000.0, inf)
+    )
+    assert [one.candidate.model for one in hurried.results] == ["SGC", "label propagation"]
+    assert len(limited.results) < len(exhaustive.results) / 2
+    assert limited.best.validation_loss < exhaustive.best.validation_loss + 0.02
+    depths = {one.candidate.depth for one in limited.results if one.candidate.model == "SGC"}
+    best = SGC_DEPTHS.index(limited.best.depth)
+    assert {SGC_DEPTHS[max(best - 1, 0)], SGC_DEPTHS[min(best + 1, len(SGC_DEPTHS) - 1)]} <= depths
+
+
+def test_an_interrupted_search_delivers_the_best_so_far(task: Task) -> None:
+    def interrupt(what: str) -> None:
+        raise KeyboardInterrupt
+
+    families = [LabelPropagation(), SGCFamily(["PN"], (1, 2), (1.0,))]
+    with pytest.warns(ClassifierWarning, match="interrupted: the best of"):
+        choice = search(task, families, interrupt)
+    assert choice.best.model in ("SGC", "label propagation")
+    with pytest.raises(KeyboardInterrupt):
+        search(task, [Interrupted()], interrupt)
+
+
+class Interrupted:
+    """A family that is interrupted before its first candidate."""
+
+    name, steps = "interrupted", 1
+
+    def fit(self, task: Task, tick: Any) -> Any:
+        tick("never")
+        yield from ()

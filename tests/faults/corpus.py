@@ -239,7 +239,7 @@ def write_corpus(folder: Path) -> Path:
     labeled = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", label="risk")
     NodeClassifier(model="SGC", depth=2, norm="PN", scale=1.0).fit(labeled).save(folder / "run")
     models = ["SGC", "label propagation", "logistic regression", "boosted trees", "GCN"]
-    NodeClassifier(model=models, depth=1, seeds=1, epochs=2, budget="20s").fit(labeled).save(
+    NodeClassifier(model=models, depth=1, seeds=1, epochs=2, time_limit="20s").fit(labeled).save(
         folder / "average"
     )
 

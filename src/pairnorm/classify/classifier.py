@@ -30,7 +30,7 @@ from pairnorm.classify.holdout import (
     warn_label_predictors,
 )
 from pairnorm.classify.scaling import Scaling, check_features
-from pairnorm.classify.search import Choice, parse_search_space, plan, search
+from pairnorm.classify.search import Choice, parse_search_space, plan, resolve_time_limit, search
 from pairnorm.classify.target import Target, hide
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
@@ -65,8 +65,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         model: ``"SGC"``, ``"label propagation"``, ``"logistic regression"``, ``"boosted trees"``, ``"most
             frequent class"``, ``"GCN"``, ``"GAT"``, ``"GCNII"``, ``"APPNP"``, several, or ``"auto"``: all but
-            the last four, networks, which come with a budget (only SGC where a depth, norm, scale or fill is
-            given).
+            the last four, networks, which join when a time limit is given (only SGC where a depth, norm,
+            scale or fill is given).
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: PN and
             PN-SI for SGC (which without a norm is one of another scale), none and PN-SI for GCN and GAT.
@@ -92,7 +92,9 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         dropout: of networks.
         epochs: of networks.
         seeds: how many of each network are averaged.
-        budget: time after which no network is gone on with: seconds, or a text such as ``"5m"``.
+        time_limit: seconds, or a text such as ``"5m"``, for the search: when it ends, the best candidates so
+            far are delivered. 0 for an exhaustive search. Default: 60 s up to 20,000 nodes, and longer for
+            larger graphs.
         checkpoints: folder in which their training is kept every few epochs; what is there is gone on with.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         random_state: the first seed, and that of the split.
@@ -128,7 +130,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         dropout: float = 0.6,
         epochs: int = 500,
         seeds: int = 5,
-        budget: float | str | None = None,
+        time_limit: float | str | None = None,
         checkpoints: str | PathLike[str] | None = None,
         device: str = "auto",
         random_state: int = 0,
@@ -138,7 +140,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.simple, self.refit, self.time, self.target = simple, refit, time, target
         self.scaling, self.adjacency, self.directed = scaling, adjacency, directed
         self.hidden, self.dropout, self.epochs, self.seeds = hidden, dropout, epochs, seeds
-        self.budget, self.checkpoints = budget, checkpoints
+        self.time_limit, self.checkpoints = time_limit, checkpoints
         self.device, self.random_state = device, random_state
 
     classes_: NDArray[Any]
@@ -271,6 +273,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             scaling(graph),
             self.adjacency,
             find_device(self.device),
+            time_limit=resolve_time_limit(self.time_limit, graph.num_nodes),
             metric=self.metric,
             fold_masks=fold_masks,
             hidden=hidden,

@@ -1,36 +1,32 @@
-"""Logistic regression solved to the end: all that an SGC learns, and the candidate that sees no graph."""
+"""Multinomial logistic regression by preconditioned L-BFGS, for several folds and a path of scales."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pairnorm.nn.ops.kernels import installed
-
-TOLERANCE, STEPS, INNER_STEPS = 1e-10, 100, 500
-SUFFICIENT = 1e-4
+# Newton decrements (twice the expected decrease of the objective) at which a solve has converged: for the
+# delivered model, and for comparing candidates.
+TOLERANCE, LOOSE_TOLERANCE = 1e-10, 1e-7
+MAX_STEPS, MEMORY = 1000, 10
+# The diagonal of the Hessian is recomputed after this many steps.
+REFRESH_STEPS = 10
+SUFFICIENT_DECREASE, SMALLEST_STEP = 1e-4, 1e-10
 # Below this many numbers, waking a second thread takes longer than the work it would share.
 WORTH_A_THREAD = 2**20
-# To make the Hessian of n weights takes as long as n / 4 products with it; of more it is too expensive.
-PER_PRODUCT, MOST_WEIGHTS = 4, 1500
-# It is made of so many rows at a time.
-ROWS = 2**11
 
 
 def regressions(
-    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], gradient: float = TOLERANCE
+    rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], tolerance: float = TOLERANCE
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Yield (s, W, b) for every scale; see ``fold_regressions``, of which this is one fold of all rows.
-
-    Of few weights, a Newton step that conjugate gradients do not reach soon is solved by factorization.
-    """
+    """Yield (s, W, b) for every scale: ``fold_regressions`` of one fold with all rows and known labels."""
     everyone = torch.ones(1, len(rows), device=rows.device)
-    few, target = min(rows.shape) * classes <= MOST_WEIGHTS, one_hot(labels, classes)
-    for scale, weight, bias in fold_regressions(rows, target, scales, everyone, gradient, factorize=few):
+    for scale, weight, bias in fold_regressions(rows, one_hot(labels, classes), scales, everyone, tolerance):
         yield scale, weight[0], bias[0]
 
 
@@ -39,9 +35,7 @@ def fold_regressions(
     target: Tensor,
     scales: Sequence[float],
     folds: Tensor,
-    gradient: float = TOLERANCE,
-    *,
-    factorize: bool = False,
+    tolerance: float = TOLERANCE,
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     r"""Yield (s, W, b) for every scale s, from small to large: the logistic regression on rows s·x.
 
@@ -51,150 +45,112 @@ def fold_regressions(
     $$
 
     The problem is convex: there is one answer, whatever the seed. The scale is the strength of regularization
-    (in V = sW the penalty is ‖V‖² / 2s²), so each scale starts from the answer of the one before.
+    (in V = sW the penalty is ‖V‖² / 2s²), so each scale starts from the answer of the one before. All folds
+    are solved at once in the principal coordinates of the centered rows, at most as many as there are rows:
+    there the Hessian is nearly diagonal, and its diagonal preconditions L-BFGS.
 
     Args:
         rows: float [m, d], the training nodes.
-        target: [m, classes], how probable each class is; one and zeros where the label is known.
+        target: [m, classes], the probability of each class; one-hot where the label is known.
         scales: PairNorm's s, each above 0.
-        folds: [folds, m], how much each row counts in the mean of a fold: W is [folds, d, classes].
-        gradient: where its largest number is below this, the end is reached.
-        factorize: whether to solve by factorization where conjugate gradients would take longer.
+        folds: [folds, m], the weight of each row in the mean of a fold: W is [folds, d, classes].
+        tolerance: the Newton decrement at which a fold has converged.
     """
-    basis, rows = principal(rows.double())
-    # The solver stops at a small gradient: it is given rows of norm one on average, whatever their unit.
+    rows = rows.double()
+    center = rows.mean(0)
+    basis, rows = principal(rows - center)
+    # Rows of norm one on average, whatever their unit, so that one tolerance serves all.
     unit = max(float(rows.square().sum(1).mean().sqrt()), 1e-30)
     rows = torch.cat([rows / unit, rows.new_ones(len(rows), 1)], 1)
-    target = target.double()
-    # [m, folds, 1]: what a row counts for in the mean of a fold.
     shares = (folds.T.to(rows) / folds.sum(1)).unsqueeze(2)
+    problem = _Problem(rows, target.double().unsqueeze(1), shares)
     weight = rows.new_zeros(rows.shape[1], len(folds), target.shape[1])
     for scale in sorted(scales):
         penalty = torch.full_like(weight[:, :1, :1], 1 / (scale * unit) ** 2)
         penalty[-1] = 0  # the bias
         with _threads(rows.numel()):
-            weight = _newton(rows, target.unsqueeze(1), shares, penalty, weight, gradient, factorize)
-        found = torch.einsum("dr,rkc->kdc", basis, weight[:-1])
-        yield scale, found.float() / (scale * unit), weight[-1].float()
+            weight = _minimize(problem, penalty, weight, tolerance)
+        found = torch.einsum("dr,rkc->kdc", basis, weight[:-1]) / unit
+        bias = weight[-1] - torch.einsum("d,kdc->kc", center, found)
+        bias = bias - bias.mean(1, keepdim=True)  # a constant for all classes changes nothing
+        yield scale, (found / scale).float(), bias.float()
 
 
-def _newton(
-    rows: Tensor, target: Tensor, shares: Tensor, penalty: Tensor, weight: Tensor, enough: float,
-    factorize: bool,
-) -> Tensor:  # fmt: skip
-    """Return the weights of the least mean cross-entropy + Σ penalty · weight² / 2 (Nocedal & Wright, 7.1).
+class _Problem(NamedTuple):
+    """Cross-entropy of several folds: rows [m, d], target [m, 1, classes], shares of rows [m, folds, 1]."""
 
-    Every Newton step is solved by conjugate gradients, more exactly the nearer the goal, and halved until the
-    objective falls enough. All folds go side by side, [d, folds, classes]: one that has arrived stays.
+    rows: Tensor
+    target: Tensor
+    shares: Tensor
+
+    def loss(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of every fold, [1, folds, 1], and the probabilities, [m, folds, classes]."""
+        logarithms = logits.log_softmax(2)
+        return -_sum(self.shares * self.target * logarithms), logarithms.exp()
+
+    def gradient(self, probabilities: Tensor) -> Tensor:
+        """Return the gradient of the loss, [d, folds, classes]."""
+        return _product(self.rows.T, self.shares * (probabilities - self.target))
+
+    def curvature(self, probabilities: Tensor) -> Tensor:
+        """Return the diagonal of the Hessian of the loss, [d, folds, classes]."""
+        return _product(self.rows.T.square(), self.shares * probabilities * (1 - probabilities))
+
+
+def _minimize(problem: _Problem, penalty: Tensor, weight: Tensor, tolerance: float) -> Tensor:
+    """Return the weights of the smallest loss + Σ penalty · weight² / 2 (Nocedal & Wright, algorithm 7.5).
+
+    A converged fold does not move any more, so that no fold depends on another. A step needs two products
+    with the rows: logits are linear in the weights, so that halving a step costs none.
     """
-    turned = rows.T.contiguous()  # products with it take half the time of those with rows.T
-    squares = turned.square()
-    most, stalled = weight[:, 0].numel() // PER_PRODUCT if factorize else INNER_STEPS, False
-
-    def objective(weight: Tensor) -> tuple[Tensor, Tensor]:
-        logarithms = _product(rows, weight).log_softmax(2)
-        return _sum(penalty / 2 * weight.square()) - _sum(shares * target * logarithms), logarithms.exp()
-
-    value, probabilities = objective(weight)
-    for _ in range(STEPS):
-        gradient = _product(turned, shares * (probabilities - target)) + penalty * weight
-        moving = gradient.abs().amax((0, 2), keepdim=True) >= enough
+    history: list[tuple[Tensor, Tensor, Tensor]] = []
+    logits = _product(problem.rows, weight)
+    loss, probabilities = problem.loss(logits)
+    value = loss + _sum(penalty / 2 * weight.square())
+    gradient = problem.gradient(probabilities) + penalty * weight
+    moving = torch.ones_like(value, dtype=torch.bool)
+    for step in range(MAX_STEPS):
+        if step % REFRESH_STEPS == 0:
+            diagonal = problem.curvature(probabilities) + penalty + 1e-15
+        moving = moving & (_sum(gradient.square() / diagonal) > tolerance)
         if not moving.any():
             break
-        weighted = shares * probabilities
-        hessian = _hessian(rows, turned, probabilities, weighted, penalty)
-        diagonal = _product(squares, weighted * (1 - probabilities)) + penalty + 1e-15
-        goal = -gradient * moving
-        step = _factorized(rows, probabilities, shares, penalty, goal) if stalled else None
-        if step is None:
-            step, arrived = _conjugate_gradients(hessian, goal, diagonal, most)
-            stalled = factorize and not arrived
-        descent, share = _sum(gradient * step), moving.to(rows)
-        while float(share.max()) > 1e-10:
-            new_value, new_chances = objective(weight + share * step)
-            short = new_value > value + SUFFICIENT * share * descent
+        direction = -_inverse_hessian(gradient, diagonal, history)
+        uphill = _sum(gradient * direction) > 0  # by rounding
+        direction = torch.where(uphill, -gradient / diagonal, direction) * moving
+        descent = _sum(gradient * direction)
+        change, share = _product(problem.rows, direction), moving.to(weight)
+        while True:
+            new_weight, new_logits = weight + share * direction, logits + share * change
+            loss, probabilities = problem.loss(new_logits)
+            new_value = loss + _sum(penalty / 2 * new_weight.square())
+            short = new_value > value + SUFFICIENT_DECREASE * share * descent
             if not (short & (share > 0)).any():
                 break
-            share = torch.where(short, torch.where(share > 1e-10, share / 2, 0), share)
-        else:  # rounding hides what is left to gain
+            share = torch.where(short, torch.where(share > SMALLEST_STEP, share / 2, 0), share)
+        if not share.any():  # rounding hides what is left to gain
             break
-        weight, value, probabilities = weight + share * step, new_value, new_chances
+        new_gradient = problem.gradient(probabilities) + penalty * new_weight
+        moved, turned = new_weight - weight, new_gradient - gradient
+        curvature = _sum(moved * turned)
+        history.append((moved, turned, torch.where(curvature > 0, 1 / curvature, 0)))
+        del history[:-MEMORY]
+        weight, logits, value, gradient = new_weight, new_logits, new_value, new_gradient
     return weight
 
 
-def _hessian(
-    rows: Tensor, turned: Tensor, probabilities: Tensor, weighted: Tensor, penalty: Tensor
-) -> Callable[[Tensor], Tensor]:
-    """Return what multiplies by the Hessian of the objective, [d, folds, classes]."""
-
-    def plain(direction: Tensor) -> Tensor:
-        product = _product(rows, direction)
-        change = weighted * (product - (probabilities * product).sum(2, keepdim=True))
-        return _product(turned, change) + penalty * direction
-
-    def fast(direction: Tensor) -> Tensor:
-        by_class = direction.permute(1, 2, 0).contiguous()
-        result = torch.empty_like(by_class)
-        curvature(*(part.numpy() for part in (rows, probabilities, weighted, by_class, result)))
-        return result.permute(2, 0, 1) + penalty * direction
-
-    if rows.device.type != "cpu" or not installed("cpu"):
-        return plain
-    from pairnorm.classify.curvature import curvature
-
-    return fast
-
-
-def _conjugate_gradients(
-    matrix: Callable[[Tensor], Tensor], goal: Tensor, diagonal: Tensor, most: int
-) -> tuple[Tensor, bool]:
-    """Return x with matrix(x) ≈ goal, and whether it is near enough after so many steps at most.
-
-    These are conjugate gradients with the diagonal as preconditioner.
-    """
-    solution, residual = torch.zeros_like(goal), goal
-    direction = scaled = residual / diagonal
-    size = _sum(residual * scaled)
-    enough = size.sqrt().clamp(max=0.01) * size
-    for _ in range(most):
-        if not (wanting := size > enough).any():
-            return solution, True
-        product = matrix(direction)
-        curvature = _sum(direction * product)
-        # Of a convex function, a curvature of nothing is rounding.
-        length = torch.where(wanting & (curvature > 0), size / curvature, 0)
-        solution = solution + length * direction
-        residual = residual - length * product
-        scaled = residual / diagonal
-        size, before = torch.where(length > 0, _sum(residual * scaled), 0), size
-        direction = scaled + size / before.clamp(min=1e-300) * direction
-    return solution, False
-
-
-def _factorized(
-    rows: Tensor, probabilities: Tensor, shares: Tensor, penalty: Tensor, goal: Tensor
-) -> Tensor | None:
-    """Return x with Hessian · x = goal of every fold, by Cholesky; None where rounding allows no factor."""
-    columns, folds, classes = goal.shape
-    every, solution = range(classes), torch.empty_like(goal)
-    for fold in range(folds):
-        hessian = rows.new_zeros(classes * columns, classes * columns)
-        blocks = hessian.view(classes, columns, classes, columns)
-        blocks[every, :, every] = penalty.flatten().diag()
-        # A bias that all classes share changes nothing: in its direction, any curvature will do.
-        blocks[:, -1, :, -1] += 1 / classes
-        for some, chance, share in zip(
-            *(part.split(ROWS) for part in (rows, probabilities[:, fold], shares[:, fold])), strict=True
-        ):
-            blocks[every, :, every] += (some.T * (share * chance).T.unsqueeze(1)) @ some
-            outer = ((share.sqrt() * chance).unsqueeze(2) * some.unsqueeze(1)).flatten(1)
-            hessian.addmm_(outer.T, outer, alpha=-1)
-        factor, failed = torch.linalg.cholesky_ex(hessian)
-        if failed:
-            return None
-        found = torch.cholesky_solve(goal[:, fold].T.reshape(-1, 1), factor)
-        solution[:, fold] = found.view(classes, columns).T
-    return solution
+def _inverse_hessian(
+    gradient: Tensor, diagonal: Tensor, history: Sequence[tuple[Tensor, Tensor, Tensor]]
+) -> Tensor:
+    """Return the L-BFGS approximation of Hessian⁻¹ · gradient (Nocedal & Wright, algorithm 7.4)."""
+    factors = []
+    for moved, turned, inverse in reversed(history):
+        factors.append(inverse * _sum(moved * gradient))
+        gradient = gradient - factors[-1] * turned
+    result = gradient / diagonal
+    for (moved, turned, inverse), factor in zip(history, reversed(factors), strict=True):
+        result = result + moved * (factor - inverse * _sum(turned * result))
+    return result
 
 
 def _product(matrix: Tensor, weight: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
-from math import inf
+from itertools import islice, product
+from math import inf, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +44,7 @@ from pairnorm.classify.candidates.sgc import SGCFamily
 from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.evaluation import mean_probabilities
+from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.classify.search_limits import SCALES, default_norms
 from pairnorm.data import Graph
 from pairnorm.train.methods import METHODS
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 
 # What is trained by gradient descent, and how deep by default.
 NETWORKS = {"GCN": (2, 4, 6, 8, 10), "GAT": (2, 4, 6, 8, 10), "GCNII": (8, 32), "APPNP": (4, 10)}
-# Those that need no budget, by what to call them.
+# Models that are tried within the default time limit.
 SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
 MODELS = ("SGC", *NETWORKS, *SIMPLE)
 # Those that can learn from what is thought of nodes without a label.
@@ -68,6 +70,10 @@ LEAST_SCALE, LARGEST_SCALE = 1e-6, 1e6
 GNN_NORM: Norm = "PN-SI"
 # Where nothing is left to choose by.
 USUAL_SCALE = 30.0
+# Seconds that a search takes at most up to so many nodes, growing with the square root of their number.
+DEFAULT_SECONDS, DEFAULT_NODES = 60.0, 20_000
+# Shares of the time limit after which no candidate is evaluated, and no ensemble self-trained.
+SEARCH_SHARE, SELF_TRAINING_SHARE = 0.5, 0.7
 BASELINE_EPOCHS, BASELINE_SEEDS = 200, 3
 BASELINE_RATES, BASELINE_DROPOUTS = (0.005, 0.02), (0.6, 0.2)
 
@@ -93,7 +99,7 @@ def parse_search_space(classifier: NodeClassifier) -> SearchSpace:
         _several("depth", classifier.depth, partial(whole_number, least=1, most=DEEPEST)),
         _several("scale", classifier.scale, partial(real_number, least=LEAST_SCALE, most=LARGEST_SCALE)),
         whole_number("seeds", classifier.seeds, least=1),
-        parse_budget(classifier.budget),
+        _granted(classifier.time_limit),
     )
     if [] in space:
         expected = "a model, a norm, a depth and a scale at least, or 'auto'"
@@ -290,7 +296,7 @@ def search(
         simple: choose one, not an average; among several families, an average may be smoothed too, and learn
             from itself, or, where what is held out tells nothing, be that of one of every kind.
     """
-    by_family = [(family, list(family.fit(task, tick))) for family in families]
+    by_family = _evaluate(task, families, tick)
     tried = [one for _, some in by_family for one in some]
     first = max(range(len(tried)), key=lambda place: tried[place].rank)
     several = not simple and len(task.held_out_labels) > 0
@@ -315,6 +321,30 @@ def search(
     return choice._replace(best=best.candidate)
 
 
+def _evaluate(
+    task: Task, families: Sequence[Family], tick: Tick
+) -> list[tuple[Family, Sequence[CandidateResult]]]:
+    """Evaluate candidates until there are no more, or time is up: one of each family first, then the others.
+
+    Ctrl-C ends the search; the best candidates so far are delivered.
+    """
+    running = [(family, family.fit(task, tick)) for family in families]
+    found: dict[int, list[CandidateResult]] = {place: [] for place in range(len(families))}
+    try:
+        for place, (_, results) in enumerate(running):
+            found[place].extend(islice(results, 1))
+        for place in sorted(found, key=lambda place: families[place].steps):
+            while not task.has_used(SEARCH_SHARE) and (one := next(running[place][1], None)) is not None:
+                found[place].append(one)
+    except KeyboardInterrupt:
+        if not any(found.values()):
+            raise
+        count = sum(len(results) for results in found.values())
+        text = f"interrupted: the best of {count} candidates are used. Press Ctrl-C again to stop at once."
+        warnings.warn(text, ClassifierWarning, stacklevel=4)
+    return [(family, found[place]) for place, family in enumerate(families) if found[place]]
+
+
 def _chosen(
     task: Task, by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], counts: Counter[int]
 ) -> Choice:
@@ -337,7 +367,8 @@ def _refined(task: Task, choice: Choice) -> Choice:
         smooths=(smooth,), probabilities=probabilities, learned=(task.folds[0], fitted[0])
     )
     models = {one.candidate.model for _, one in choice.parts}
-    if has_many_nodes(task.graph) or not models.intersection(SELF_TRAINING_MODELS):
+    few = has_many_nodes(task.graph) or task.has_used(SELF_TRAINING_SHARE)
+    if few or not models.intersection(SELF_TRAINING_MODELS):
         return choice
     retrained = [choice.self_train(fold, one) for fold, one in zip(task.folds, fitted, strict=True)]
     later, probabilities = choose_smooth(task, retrained)
@@ -347,16 +378,27 @@ def _refined(task: Task, choice: Choice) -> Choice:
     return choice._replace(smooths=(smooth, later), probabilities=probabilities, learned=learned)
 
 
-def parse_budget(budget: float | str | None) -> float | None:
-    """Return seconds, of a number or of a text such as ``'90s'``, ``'5m'`` or ``'1.5h'``.
+def resolve_time_limit(time_limit: float | str | None, nodes: int) -> float:
+    """Return the time limit in seconds; infinite for 0, which asks for an exhaustive search.
 
-    >>> parse_budget("5m")
+    >>> resolve_time_limit("5m", 1000)
     300.0
 
     Args:
-        budget: None for none.
+        time_limit: a number of seconds, a text such as ``"5m"``, or None for 60 s up to 20,000 nodes and more
+            for larger graphs.
+        nodes: how many nodes the graph has.
     """
-    return None if budget is None else parse_duration("budget", budget)
+    if time_limit is None:
+        return DEFAULT_SECONDS * sqrt(max(1.0, nodes / DEFAULT_NODES))
+    seconds = parse_duration("time_limit", time_limit, allow_zero=True)
+    return seconds if seconds > 0 else inf
+
+
+def _granted(time_limit: float | str | None) -> float | None:
+    """Return the seconds that were asked for, which networks join for; None without a limit of one's own."""
+    seconds = inf if time_limit is None else resolve_time_limit(time_limit, 0)
+    return None if seconds == inf else seconds
 
 
 def _choice(allowed: Sequence[str], what: str, value: Any) -> str:

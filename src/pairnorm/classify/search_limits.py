@@ -21,8 +21,8 @@ ENOUGH = 4000
 MAX_TRAINING_ROWS = 20_000
 # After so many depths that brought no smaller loss, a costly propagation ends.
 PATIENCE = 3
-# Near enough to the end to compare candidates by; what is chosen is solved to the end.
-LOOSE_TOLERANCE = 1e-7
+# After so many scales in a row with a larger loss, larger ones are not tried, unless all are asked for.
+SCALE_PATIENCE = 2
 # By this factor above the least loss, a scale is beyond what the labels can bear.
 MUCH_WORSE = 2.0
 
@@ -47,11 +47,13 @@ class SearchLimits:
         many_nodes: whether there are so many that walks are long.
         numbers: that a regression learns from: training nodes times columns, in every fold.
         metric: what candidates are compared by; others than the loss may like what is too confident.
+        exhaustive: whether to try every scale and depth.
     """
 
     many_nodes: bool
     numbers: int
     metric: str = "loss"
+    exhaustive: bool = True
 
     @property
     def is_expensive(self) -> bool:
@@ -66,9 +68,12 @@ class SearchLimits:
         Args:
             tried: from the smallest scale to the largest.
         """
-        least = inf
+        least, worse = inf, 0
         for one in tried:
             yield one
+            worse = worse + 1 if one.validation_loss > least else 0
+            if worse == SCALE_PATIENCE and not self.exhaustive:
+                break
             if self.is_expensive and self.metric == "loss" and one.validation_loss > MUCH_WORSE * least:
                 break
             least = min(least, one.validation_loss)

@@ -20,11 +20,10 @@ from pairnorm.classify.candidates.propagation import MANY_NODES
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows
-from pairnorm.classify.regression import TOLERANCE, regressions
+from pairnorm.classify.regression import LOOSE_TOLERANCE, TOLERANCE, regressions
 from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.classify.search_limits import (
     ENOUGH,
-    LOOSE_TOLERANCE,
     MAX_TRAINING_ROWS,
     SCALES,
     SearchLimits,

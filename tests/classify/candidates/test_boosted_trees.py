@@ -1,3 +1,6 @@
+import re
+
+import lightgbm
 import numpy as np
 import pytest
 import torch
@@ -23,18 +26,20 @@ def table() -> Task:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_trees_as_arrays_are_scikit_learns(table: Task, classes: int, monkeypatch) -> None:
+def test_compact_text_predicts_what_lightgbm_predicts(table: Task, classes: int) -> None:
     task = table
     if classes == 2:
         graph = table.graph.replace(labels=table.graph.labels.clamp(max=1), class_names=("a", "b"))
         task = Task(graph, table.features, "rw", CPU)
-    columns = module._Columns.of(task, 2)
-    rows = columns(task.graph, task.features, CPU).rows(slice(None))
-    model = module._boost(task, rows[task.graph.train.numpy()], 8, 30)
-    for numba in (True, False):
-        monkeypatch.setattr(module, "installed", lambda device, numba=numba: numba)
-        found = module.Trees(columns, *module._arrays(model)).logits(task.graph, task.features, CPU)
-        np.testing.assert_allclose(found[:, 0].softmax(-1).numpy(), model.predict_proba(rows), atol=1e-5)
+    rows = module._Columns.of(task, 2)(task.graph, task.features, CPU).rows(slice(None))
+    target = {"objective": "binary"} if classes == 2 else {"objective": "multiclass", "num_class": 3}
+    data = lightgbm.Dataset(rows, task.graph.labels.numpy())
+    model = lightgbm.train({**target, "num_leaves": 4, "verbose": -1, "num_threads": 1}, data, 20)
+    text = module._validate(module._compact(model.model_to_string()), rows.shape[1], classes)
+    found = module._Ensemble(text, torch.arange(classes))(rows, classes).softmax(-1).numpy()
+    expected = model.predict(rows)
+    expected = np.stack([1 - expected, expected], 1) if classes == 2 else expected
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_fewer_hops_are_columns_of_more(table: Task) -> None:
@@ -62,16 +67,40 @@ def test_many_features_become_principal_components(small: Graph, task: Task) -> 
 def test_damaged_trees_are_refused(table: Task) -> None:
     ((*_, learn),) = BoostedTrees((1,), (4,)).fit(table, lambda done: None)
     settings, tensors = learn(table).state()
-    for name, wrong in {
-        "left": torch.zeros_like(tensors["left"]),
-        "right": tensors["right"] + 10**6,
-        "feature": tensors["feature"] + 1000,
-        "roots": tensors["roots"] - 10**6,
-        "learned": tensors["learned"] + 3,
-    }.items():
-        saved = Saved(Candidate("boosted trees"), settings, tensors | {name: wrong}, 3, 3)
-        with pytest.raises((ValueError, RuntimeError)):
-            module.Trees.restore(saved)
+    text = tensors["trees"].numpy().tobytes().decode()
+
+    def restore(**changed: torch.Tensor) -> module.Trees:
+        return module.Trees.restore(Saved(Candidate("boosted trees"), settings, tensors | changed, 3, 3))
+
+    assert restore().ensemble.text == text
+    with pytest.raises(ValueError, match="3 classes"):
+        restore(classes=tensors["classes"] + 3)
+    damages = [
+        (r"left_child=\S+", "left_child=0"),
+        (r"right_child=\S+", "right_child=99999"),
+        (r"right_child=-\d+", "right_child=-99"),
+        (r"split_feature=\d+", "split_feature=1000"),
+        (r"split_feature=\d+", "split_feature=-1"),
+        (r"leaf_value=\S+", "leaf_value=nan"),
+        (r"leaf_value=\S+ ", "leaf_value="),
+        (r"threshold=\S+", "threshold=nan"),
+        (r"decision_type=2", "decision_type=1"),
+        (r"num_leaves=\d+", "num_leaves=9"),
+        (r"num_leaves=\d+", "num_leaves=9999999999"),
+        (r"num_cat=0", "num_cat=1"),
+        (r"num_class=3", "num_class=4"),
+        (r"max_feature_idx=\d+", "max_feature_idx=5"),
+        (r"objective=multiclass", "objective=custom"),
+        (r"Tree=1\n", "Tree=7\n"),
+        (r"\Z", "\nparameters:\n"),
+        (r"(?s)Tree=1\n.*", ""),
+        (r"(?s).*", ""),
+    ]
+    for pattern, wrong in damages:
+        damaged = re.sub(pattern, wrong, text, count=1)
+        assert damaged != text, pattern
+        with pytest.raises((ValueError, LookupError)):
+            restore(trees=torch.tensor(list(damaged.encode()), dtype=torch.uint8))
 
 
 def test_only_directions_tell_where_from_and_where_to(flow: Graph) -> None:

@@ -128,7 +128,8 @@ class Task:
         features: [n, d], scaled, dense or ``torch.sparse_csr``.
         adjacency: ``"rw"`` or ``"sym"``.
         device: where to train.
-        began: when the search began, which a budget counts from.
+        began: when the search began, which the time limit counts from.
+        time_limit: seconds for the whole fit; infinite for an exhaustive search.
         metric: what candidates are compared by, one of ``METRICS``.
         fold_masks: bool [n] for every fold, which of the training and validation nodes are held out in turn;
             where it is empty, the validation nodes are, once.
@@ -142,6 +143,7 @@ class Task:
     adjacency: Normalization
     device: torch.device
     began: float = field(default_factory=time.perf_counter)
+    time_limit: float = inf
     metric: str = "loss"
     fold_masks: Sequence[Tensor] = ()
     pseudo_labels: PseudoLabels | None = None
@@ -166,7 +168,11 @@ class Task:
     def limits(self) -> SearchLimits:
         """What is left out because of the task's size."""
         numbers = int(self.learnable.graph.train.sum()) * self.graph.num_features * len(self.folds)
-        return SearchLimits(has_many_nodes(self.graph), numbers, self.metric)
+        return SearchLimits(has_many_nodes(self.graph), numbers, self.metric, self.time_limit == inf)
+
+    def has_used(self, share: float) -> bool:
+        """Return whether more than this share of the time limit has passed."""
+        return time.perf_counter() - self.began > share * self.time_limit
 
     @cached_property
     def learnable(self) -> Task:

@@ -1,4 +1,4 @@
-"""Gradient-boosted trees over a node's own columns, those around it, and the labels near it."""
+"""Gradient-boosted trees over a node's own columns, those of its neighbors, and the labels near it."""
 
 from __future__ import annotations
 
@@ -28,34 +28,35 @@ from pairnorm.classify.candidates.base import (
 from pairnorm.classify.candidates.columns import direction_columns, feature_columns, label_columns
 from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.regression import principal
+from pairnorm.classify.search_limits import subsample
 from pairnorm.data import Graph
-from pairnorm.nn.ops.kernels import installed
 
 HOPS, LEAVES = (1, 3), (4, 16)
-# Rounds and learning rate; over many nodes, half as many of twice the rate lose next to nothing.
-PACE, QUICK = (200, 0.06), (100, 0.12)
+MAX_ROUNDS, LEARNING_RATE = 150, 0.08
+# With many nodes, twice the learning rate halves the number of trees.
+FAST_ROUNDS, FAST_LEARNING_RATE = 100, 0.12
+# Rounds are chosen on this share of the training rows; trees then grow on all of them.
+STOPPING_SHARE = 0.25
+# Each tree sees this share of the columns.
+COLUMN_SHARE = 0.5
 # Of more features than this, the leading principal components are taken.
 MOST_FEATURES = 64
 MOST_HOPS = 10
-# Of more training nodes, where there are many nodes, trees are grown on so many.
-ENOUGH_ROWS = 10_000
-# How many steps down how many trees are taken at once: 64 MB of indices.
-AT_ONCE = 2**23
-# How many rows a kernel takes at once, for as many threads as there may be.
+# With many nodes, trees grow on at most this many training rows.
+MAX_ROWS = 10_000
+# Logit of a class without training rows.
+UNSEEN_LOGIT = -30.0
 ROWS_AT_ONCE = 2**16
-FIELDS = ("feature", "threshold", "missing_left", "left", "right", "value")
 
 
 @dataclass(frozen=True)
 class BoostedTrees:
-    """scikit-learn's HistGradientBoosting, which takes missing values as they are.
-
-    The number of trees is chosen by the validation loss.
+    """LightGBM, which takes missing values as they are, over several neighborhoods and sizes of trees.
 
     Args:
-        hops: how far around a node to look.
+        hops: how many hops around a node its columns cover.
         leaves: the most leaves of a tree.
-        directed: whether to tell neighbors along edges from those against them.
+        directed: whether in-neighbors and out-neighbors have separate columns.
         name: of the family.
     """
 
@@ -70,7 +71,7 @@ class BoostedTrees:
         return len(self.hops) * len(self.leaves) * len(self.directed)
 
     def fit(self, task: Task, tick: Tick) -> Results:
-        """Yield one for every setting."""
+        """Yield one candidate per setting."""
         check_size(task.graph)
         widest, parts = max(self.hops), []
         for fold in task.folds:
@@ -81,47 +82,33 @@ class BoostedTrees:
             parts.append((fold, train, held))
         width = columns.features
 
-        def grow(setting: tuple[bool, int, int]) -> list[Tensor]:
+        def evaluate(setting: tuple[bool, int, int]) -> tuple[int, Tensor]:
             directed, hops, leaves = setting
             # Fewer hops are the first columns, and those that come after all hops; directions are the last.
             taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns.width(directed)]
-            found = [_stages(fold, train[:, taken], held[:, taken], leaves) for fold, train, held in parts]
-            return [torch.cat(stage) for stage in zip(*found, strict=True)]
+            rounds = 1 + int(
+                sum(_stopping_losses(fold, train[:, taken], leaves) for fold, train, _ in parts).argmin()
+            )
+            grown = [_Ensemble.grow(fold, train[:, taken], leaves, rounds) for fold, train, _ in parts]
+            logits = [
+                trees(held[:, taken], task.classes) for trees, (*_, held) in zip(grown, parts, strict=True)
+            ]
+            return rounds, torch.cat(logits)
 
         settings = list(product(self.directed, self.hops, self.leaves))
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for (directed, hops, leaves), stages in zip(settings, pool.map(grow, settings), strict=True):
-                losses = [
-                    float(torch.nn.functional.cross_entropy(one, task.held_out_labels)) for one in stages
-                ]
-                best = int(np.argmin(losses)) if len(task.held_out_labels) else len(stages) - 1
-                learn = partial(_learn, hops=hops, leaves=leaves, iterations=best + 1, directed=directed)
-                setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {best + 1} rounds of {leaves} leaves"
+            every = zip(settings, pool.map(evaluate, settings), strict=True)
+            for (directed, hops, leaves), (rounds, logits) in every:
+                learn = partial(_learn, hops=hops, leaves=leaves, rounds=rounds, directed=directed)
+                setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {rounds} rounds of {leaves} leaves"
                 setting += ", directed edges" if directed else ""
-                yield task.evaluate(
-                    Candidate(self.name, setting=setting, directed=directed), stages[best].unsqueeze(1), learn
-                )
+                candidate = Candidate(self.name, setting=setting, directed=directed)
+                yield task.evaluate(candidate, logits.unsqueeze(1), learn)
                 tick(f"{self.name}, {setting}")
 
 
-def _stages(task: Task, train: Any, held: Any, leaves: int) -> list[Tensor]:
-    """Return the logits of the rows held out after every round, [m, classes]."""
-    with _alone():
-        model = _boost(task, train, leaves)
-        learned = torch.from_numpy(model.classes_)
-        every = model.staged_decision_function(held)
-        return [_logits(torch.from_numpy(raw).float(), learned, task.classes) for raw in every]
-
-
-def _alone() -> Any:
-    """Keep scikit-learn to one thread: beside other work its threads take ten times as long as one."""
-    from threadpoolctl import threadpool_limits
-
-    return threadpool_limits(1, user_api="openmp")
-
-
 class _Columns(NamedTuple):
-    """How a node becomes a row: features, or their principal components, and labels around it."""
+    """The columns of a node: its features or their principal components, and those of its neighborhood."""
 
     hops: int
     known: KnownLabels
@@ -171,153 +158,223 @@ class _Table(NamedTuple):
             yield self.rows(slice(start, start + length))
 
 
-def _boost(task: Task, known: Any, leaves: int, iterations: int | None = None) -> Any:
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    train = task.graph.train.cpu()
-    rounds, rate = QUICK if has_many_nodes(task.graph) else PACE
-    model = HistGradientBoostingClassifier(
-        learning_rate=rate,
-        max_iter=iterations or rounds,
-        max_leaf_nodes=leaves,
-        min_samples_leaf=max(2, min(20, int(train.sum()) // 20)),
-        l2_regularization=1.0,
-        early_stopping=False,
-        random_state=0,
-    )
-    known[:, np.isnan(known).all(0)] = 0  # without a value there is nothing to cut into bins
-    return model.fit(known, task.graph.labels.cpu()[train].numpy())
-
-
-def _logits(raw: Tensor, learned: Tensor, classes: int) -> Tensor:
-    """Return logits of all classes, [m, classes]; one that was not learned gets next to nothing.
-
-    Of two classes, one number parts them: what is raw is [m] or [m, 1] then.
-    """
-    raw = raw.unsqueeze(1) if raw.dim() == 1 else raw
-    raw = raw if raw.shape[1] > 1 else torch.cat([-raw / 2, raw / 2], 1)
-    logits = raw.new_full((len(raw), classes), -30.0)
-    logits[:, learned] = raw
-    return logits
-
-
 def _sampled(task: Task) -> Task:
-    """Return the task with the training nodes that trees are grown on; labels are seen of all."""
-    return fewer(task, ENOUGH_ROWS) if has_many_nodes(task.graph) else task
+    """Return the task with the training nodes that trees grow on; label columns use all of them."""
+    return fewer(task, MAX_ROWS) if has_many_nodes(task.graph) else task
 
 
-def _learn(task: Task, hops: int, leaves: int, iterations: int, directed: bool) -> Trees:
+def _learn(task: Task, hops: int, leaves: int, rounds: int, directed: bool) -> Trees:
     columns, some = _Columns.of(task, hops, directed), _sampled(task)
     rows = columns(task.graph, task.features, task.device).rows(some.graph.train)
-    with _alone():
-        model = _boost(some, rows, leaves, iterations)
-    return Trees(columns, *_arrays(model))
+    return Trees(columns, _Ensemble.grow(some, rows, leaves, rounds))
 
 
-def _arrays(model: Any) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-    """Return nodes, roots, baseline and classes of scikit-learn's trees: arrays instead of a pickle."""
-    nodes: list[Any] = []
-    roots: list[list[int]] = []
-    start = 0
-    for trees in model._predictors:
-        roots.append([])
-        for tree in trees:
-            nodes.append(tree.nodes)
-            roots[-1].append(start)
-            start += len(tree.nodes)
-    flat = np.concatenate(nodes)
-    first = np.repeat(np.concatenate(roots), [len(one) for one in nodes])
-    leaf = flat["is_leaf"].astype(bool)
-    here = np.arange(start)
-    arrays = {
-        "feature": np.where(leaf, 0, flat["feature_idx"]),
-        "threshold": np.where(leaf, 0.0, flat["num_threshold"]),
-        "missing_left": flat["missing_go_to_left"].astype(bool),
-        "left": np.where(leaf, here, first + flat["left"]),
-        "right": np.where(leaf, here, first + flat["right"]),
-        "value": flat["value"],
+def _boost(task: Task, rows: Any, target: Any, leaves: int, rounds: int, **options: Any) -> Any:
+    """Train LightGBM on rows whose classes are numbered from 0."""
+    import lightgbm
+
+    classes = len(task.graph.labels[task.graph.train].unique())
+    parameters = {
+        "objective": "binary" if classes == 2 else "multiclass",
+        "num_class": 1 if classes == 2 else max(2, classes),
+        "learning_rate": _pace(task)[1],
+        "num_leaves": leaves,
+        "min_data_in_leaf": max(2, min(20, len(rows) // 20)),
+        "min_data_in_bin": 1,
+        "feature_fraction": COLUMN_SHARE,
+        "lambda_l2": 1.0,
+        "num_threads": 1,
+        "deterministic": True,
+        "force_row_wise": True,
+        "feature_pre_filter": False,
+        "verbose": -1,
     }
-    found = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-    for name in ("feature", "left", "right"):
-        found[name] = found[name].long()
-    baseline = torch.from_numpy(np.ravel(model._baseline_prediction).astype(np.float64))
-    return found, torch.tensor(roots), baseline, torch.from_numpy(model.classes_).long()
+    return lightgbm.train(parameters, lightgbm.Dataset(rows, target), rounds, **options)
+
+
+def _pace(task: Task) -> tuple[int, float]:
+    """Return the most rounds, and the learning rate."""
+    return (FAST_ROUNDS, FAST_LEARNING_RATE) if has_many_nodes(task.graph) else (MAX_ROUNDS, LEARNING_RATE)
+
+
+def _targets(task: Task) -> tuple[Tensor, Tensor]:
+    """Return the classes that have training nodes, and the number among them of each training node."""
+    classes, target = task.graph.labels.cpu()[task.graph.train.cpu()].unique(return_inverse=True)
+    return classes, target
+
+
+def _stopping_losses(task: Task, rows: Any, leaves: int) -> Any:
+    """Return the loss after each round, float64 [rounds], summed over training rows left out for this.
+
+    Rounds are chosen by it, over all folds, and not by the nodes on which the trees are then evaluated.
+    """
+    import lightgbm
+
+    classes, target = _targets(task)
+    most, _ = _pace(task)
+    left_out = np.zeros(len(rows), bool)
+    left_out[subsample(target, round(STOPPING_SHARE * len(rows))).numpy()] = True
+    if len(target[torch.from_numpy(~left_out)].unique()) < len(classes):  # a class of one node
+        return np.arange(most) * 0.0
+    curve: dict[str, Any] = {}
+    held = lightgbm.Dataset(rows[left_out], target.numpy()[left_out])
+    record = lightgbm.record_evaluation(curve)
+    _boost(
+        task, rows[~left_out], target.numpy()[~left_out], leaves, most, valid_sets=[held], callbacks=[record]
+    )
+    (losses,) = curve["valid_0"].values()
+    return np.array(losses) * left_out.sum()
+
+
+class _Ensemble(NamedTuple):
+    """Trees as LightGBM's text, and the classes they were grown for, int64."""
+
+    text: str
+    classes: Tensor
+
+    @classmethod
+    def grow(cls, task: Task, rows: Any, leaves: int, rounds: int) -> Self:
+        """Grow trees on all training rows."""
+        classes, target = _targets(task)
+        return cls(_compact(_boost(task, rows, target.numpy(), leaves, rounds).model_to_string()), classes)
+
+    def __call__(self, rows: Any, classes: int, threads: int = 1) -> Tensor:
+        """Return the logits of all classes, float32 [m, classes]."""
+        import lightgbm
+
+        raw = lightgbm.Booster(model_str=self.text).predict(rows, raw_score=True, num_threads=threads)
+        raw = torch.from_numpy(np.asarray(raw)).float().view(len(rows), -1)
+        raw = torch.cat([-raw / 2, raw / 2], 1) if raw.shape[1] == 1 else raw
+        logits = raw.new_full((len(rows), classes), UNSEEN_LOGIT)
+        logits[:, self.classes] = raw[:, : len(self.classes)]
+        return logits
+
+
+# Fields of a tree that prediction needs, in LightGBM's order.
+_HEADER = ("version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective",
+           "feature_names", "feature_infos")  # fmt: skip
+_SPLITS = ("split_feature", "threshold", "decision_type", "left_child", "right_child")
+_TREE = ("num_leaves", "num_cat", *_SPLITS, "leaf_value", "is_linear", "shrinkage")
+
+
+def _compact(text: str) -> str:
+    """Return LightGBM's text without statistics and parameters."""
+    lines = ["tree"]
+    for line in text.partition("end of trees")[0].splitlines():
+        name = line.partition("=")[0]
+        if name == "Tree":
+            lines.append("")
+        if name in ("Tree", *_HEADER, *_TREE):
+            lines.append(line)
+    return "\n".join([*lines, "", "end of trees", ""])
+
+
+def _validate(text: str, columns: int, classes: int) -> str:
+    """Check all that LightGBM would follow blindly: shapes, indices and finite leaves; else a ValueError."""
+    header, *trees = text.removesuffix("\nend of trees\n").split("\nTree=")
+    facts = _fields(header.removeprefix("tree\n"), _HEADER)
+    outputs = 1 if classes == 2 else max(2, classes)
+    expected = {
+        "version": "v4",
+        "num_class": str(outputs),
+        "num_tree_per_iteration": str(outputs),
+        "label_index": "0",
+        "max_feature_idx": str(columns - 1),
+    }
+    if any(facts[name] != value for name, value in expected.items()) or len(trees) % outputs or not trees:
+        raise ValueError("the trees are not those of this table and these classes")
+    if facts["objective"] not in (f"multiclass num_class:{outputs}", "binary sigmoid:1"):
+        raise ValueError(f"the objective is {facts['objective'][:50]!r}")
+    if len(facts["feature_names"].split()) != columns or len(facts["feature_infos"].split()) != columns:
+        raise ValueError("the trees have other columns")
+    for number, block in enumerate(trees):
+        first, _, rest = block.partition("\n")
+        _validate_tree(_fields(rest, _TREE), columns)
+        if first != str(number):
+            raise ValueError("the trees are not in order")
+    return text
+
+
+def _fields(text: str, names: Sequence[str]) -> dict[str, str]:
+    lines = [line.partition("=") for line in text.splitlines() if line]
+    found = {name: value for name, _, value in lines}
+    if len(found) != len(lines) or not found.keys() <= set(names):
+        raise ValueError("the trees have unknown fields")
+    return found
+
+
+def _validate_tree(tree: dict[str, str], columns: int) -> None:
+    leaves = int(tree["num_leaves"])
+    values = np.array(tree["leaf_value"].split(), dtype=float)
+    if (tree["num_cat"], tree["is_linear"]) != ("0", "0") or len(values) != leaves or leaves < 1:
+        raise ValueError("a tree is not one of numbers")
+    if not np.isfinite(values).all() or not np.isfinite(float(tree["shrinkage"])):
+        raise ValueError("a leaf is not finite")
+    if leaves == 1:
+        return
+    feature, kind, left, right = (
+        np.array(tree[name].split(), dtype=np.int64)
+        for name in ("split_feature", "decision_type", "left_child", "right_child")
+    )
+    threshold = np.array(tree["threshold"].split(), dtype=float)
+    nodes = np.arange(leaves - 1)
+    if not all(len(one) == len(nodes) for one in (feature, kind, left, right, threshold)):
+        raise ValueError("a tree has a node too many or too few")
+    children = np.concatenate([left, right])
+    below = children[children >= 0]
+    # Every inner node but the root, and every leaf, is the child of one node, which comes before it.
+    if sorted(below) != [*nodes[1:]] or sorted(-1 - children[children < 0]) != [*range(leaves)]:
+        raise ValueError("a tree leads nowhere")
+    if not ((left < 0) | (left > nodes)).all() or not ((right < 0) | (right > nodes)).all():
+        raise ValueError("a tree leads in a circle")
+    if not ((feature >= 0) & (feature < columns)).all() or np.isnan(threshold).any():
+        raise ValueError("a tree asks for a column that does not exist")
+    if not np.isin(kind, (0, 2, 4, 6, 8, 10)).all():
+        raise ValueError("a tree has a split of an unknown kind")
 
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Fitted trees as arrays of nodes; a leaf is its own child.
-
-    Args:
-        columns: how a node becomes a row.
-        nodes: ``feature``, ``threshold``, ``missing_left``, ``left``, ``right``, ``value`` of each.
-        roots: int64 [rounds, trees], where each tree begins.
-        baseline: float64 [trees], what they are added to.
-        learned: int64, the classes that had training nodes.
-    """
+    """Fitted trees, and how the columns are made that they were grown on."""
 
     columns: _Columns
-    nodes: dict[str, Tensor]
-    roots: Tensor
-    baseline: Tensor
-    learned: Tensor
+    ensemble: _Ensemble
 
     def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
         """Return the sum over all trees for every node, [n, 1, classes]."""
-        table = self.columns(graph, features, device)
-        if installed("cpu"):
-            from pairnorm.classify.candidates.tree_sums import tree_sums
-
-            arrays = tuple(self.nodes[name].numpy() for name in FIELDS)
-            roots, baseline = self.roots.numpy(), self.baseline.numpy()
-            blocks = (tree_sums(rows, roots, baseline, arrays) for rows in table.blocks(ROWS_AT_ONCE))
-            raw = torch.from_numpy(np.concatenate(list(blocks)))
-        else:
-            every = table.blocks(max(1, AT_ONCE // self.roots.numel()))
-            raw = torch.cat([self._sum(torch.from_numpy(rows).double()) for rows in every])
-        return _logits(raw, self.learned, self.columns.classes).float().unsqueeze(1).to(device)
-
-    def _sum(self, rows: Tensor) -> Tensor:
-        node, at = self.roots.flatten().expand(len(rows), -1), self.nodes
-        while True:
-            value = rows.gather(1, at["feature"][node])
-            left = torch.where(value.isnan(), at["missing_left"][node], value <= at["threshold"][node])
-            below = torch.where(left, at["left"][node], at["right"][node])
-            if torch.equal(below, node):
-                break
-            node = below
-        return at["value"][node].view(len(rows), *self.roots.shape).sum(1) + self.baseline
+        table, threads = self.columns(graph, features, device), torch.get_num_threads()
+        blocks = [self.ensemble(rows, self.columns.classes, threads) for rows in table.blocks(ROWS_AT_ONCE)]
+        return torch.cat(blocks).unsqueeze(1).to(device)
 
     def state(self) -> State:
-        """Return the trees and the labels."""
-        tensors = {**self.nodes, "roots": self.roots, "baseline": self.baseline, "learned": self.learned}
-        tensors |= {"names": self.columns.known.names, "labels": self.columns.known.labels}
-        if self.columns.axes is not None:
-            tensors["axes"] = self.columns.axes
+        """Return the trees as bytes, and the known labels."""
+        known, axes = self.columns.known, self.columns.axes
+        text = torch.from_numpy(np.frombuffer(self.ensemble.text.encode(), dtype=np.uint8).copy())
+        tensors = {
+            "trees": text,
+            "classes": self.ensemble.classes,
+            "names": known.names,
+            "labels": known.labels,
+        }
+        tensors |= {} if axes is None else {"axes": axes}
         return {"hops": self.columns.hops} | ({"directed": True} if self.columns.directed else {}), tensors
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
-        """Take up trees in which every path goes down, to columns that exist."""
+        """Read and validate what ``state`` gave."""
         hops = whole_number("hops", saved.settings["hops"], least=1, most=MOST_HOPS)
-        axes = saved.tensors.get("axes")
+        axes, classes = saved.tensors.get("axes"), saved.tensors["classes"]
         if axes is not None and (len(axes) != saved.features or axes.shape[1] > MOST_FEATURES):
             raise ValueError(f"the axes are not those of {saved.features} features")
         features = saved.features if axes is None else axes.shape[1]
         directed = saved.settings.get("directed") is True
         columns = _Columns(hops, KnownLabels.restore(saved), saved.classes, features, axes, directed)
-        roots, learned = saved.tensors["roots"], saved.tensors["learned"]
-        count = len(saved.tensors["feature"])
-        nodes = {name: saved.tensor(name, count) for name in FIELDS}
-        here = torch.arange(count)
-        left, right, feature = nodes["left"], nodes["right"], nodes["feature"]
-        leaf = (left == here) & (right == here)
-        down = (left > here) & (right > here) & (torch.maximum(left, right) < count)
-        trees = 1 if len(learned) == 2 else len(learned)
-        if not (leaf | down).all() or not ((feature >= 0) & (feature < columns.width(directed))).all():
-            raise ValueError("the trees lead nowhere")
-        if roots.shape[1:] != (trees,) or not ((roots >= 0) & (roots < count)).all():
-            raise ValueError("the roots are not those of the trees")
-        if not ((learned >= 0) & (learned < saved.classes)).all():
+        if classes.dim() != 1 or not len(classes) or len(classes.unique()) != len(classes):
+            raise ValueError("the classes of the trees are not a list")
+        if (
+            not ((classes >= 0) & (classes < saved.classes)).all()
+            or saved.tensors["trees"].dtype != torch.uint8
+        ):
             raise ValueError(f"the trees are not those of {saved.classes} classes")
-        return cls(columns, nodes, roots, saved.tensor("baseline", trees), learned)
+        text = saved.tensors["trees"].numpy().tobytes().decode("ascii")
+        return cls(columns, _Ensemble(_validate(text, columns.width(directed), len(classes)), classes))

@@ -1,4 +1,4 @@
-"""GCN, GAT, GCNII and APPNP: a trial for every seed, trained side by side, while the budget allows."""
+"""GCN, GAT, GCNII and APPNP: a trial for every seed, trained side by side, while time allows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pairnorm.train.trainers import GNNTrainer, build
 
 
 class OutOfTime(Exception):
-    """Raised from inside an epoch loop once the budget is spent."""
+    """Raised from inside an epoch loop once time is up."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ class GNNFamily:
             tick(f"{_model(spec)}, depth {spec.depth}")
         if left:
             warnings.warn(
-                f"the budget of {self.seconds:.0f} s was spent when {left} of {len(self.specs)} networks"
-                " were left to try, the deepest among them. Allow more time, or name a model and depths.",
+                f"the time limit of {self.seconds:.0f} s was reached when {left} of {len(self.specs)} "
+                "networks were left to try, the deepest among them. Allow more time, or name a model and "
+                "depths.",
                 ClassifierWarning,
                 stacklevel=4,
             )

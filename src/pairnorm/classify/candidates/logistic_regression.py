@@ -14,8 +14,8 @@ from pairnorm.classify.candidates.base import Candidate, Results, Saved, State, 
 from pairnorm.classify.candidates.norm_statistics import EPS
 from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.candidates.sgc import fold_weights, held_products
-from pairnorm.classify.regression import TOLERANCE
-from pairnorm.classify.search_limits import ENOUGH, LOOSE_TOLERANCE, MAX_TRAINING_ROWS, SCALES
+from pairnorm.classify.regression import LOOSE_TOLERANCE, TOLERANCE
+from pairnorm.classify.search_limits import ENOUGH, MAX_TRAINING_ROWS, SCALES
 from pairnorm.data import Graph
 from pairnorm.nn import pair_norm
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from math import inf
 
 import torch
 from torch import Tensor
@@ -21,11 +22,13 @@ from pairnorm.classify.candidates.propagation import (
     is_expensive,
     normalized,
 )
-from pairnorm.classify.regression import TOLERANCE, fold_regressions, span
-from pairnorm.classify.search_limits import ENOUGH, LOOSE_TOLERANCE, MAX_TRAINING_ROWS, SCALES
+from pairnorm.classify.regression import LOOSE_TOLERANCE, TOLERANCE, fold_regressions, span
+from pairnorm.classify.search_limits import ENOUGH, MAX_TRAINING_ROWS, SCALES
 from pairnorm.nn import SGC, PairNorm, sgc_iterates
 from pairnorm.train.spec import Norm
 
+# Where to try depths first, as shares of the list of depths; how many imputations and norms to refine.
+FIRST_DEPTHS, REFINED = (0.1, 0.5, 0.8), 2
 Step = tuple[Tensor, Iterator[tuple[Candidate, Tensor, Tensor]]]
 
 
@@ -49,26 +52,77 @@ class SGCFamily:
 
     @property
     def steps(self) -> int:
-        """One for every fill, norm and depth; PN-SCS is propagated anew for every scale."""
-        walks = sum(len(self.scales) if norm == "PN-SCS" else 1 for norm in self.norms)
-        return walks * len(self.depths) * len(self.fills)
+        """One for every imputation, norm and depth; PN-SCS is propagated anew for every scale."""
+        runs = sum(len(self.scales) if norm == "PN-SCS" else 1 for norm in self.norms)
+        return runs * len(self.depths) * len(self.fills)
 
     def fit(self, task: Task, tick: Tick) -> Results:
-        """Yield an SGC for every fill, norm, depth and scale that ``SearchLimits`` does not leave out."""
+        """Yield one SGC per imputation, norm, depth and scale, within the search limits.
+
+        Unless the search is exhaustive, each imputation and norm is tried at three depths; the best two are
+        then refined between the depths next to their best one, as long as the held-out loss falls.
+        """
         check_size(task.graph)
-        for fill, norm in product(self.fills, self.norms):
-            for scales in _walks(norm, self.scales):
-                depths, name = sorted(self.depths), f"SGC{'' if norm == 'none' else '-' + norm}"
-                walks = [
-                    _sweep(fewer(one, ENOUGH), fill, norm, depths, scales, LOOSE_TOLERANCE)
-                    for one in task.tasks_by_features
-                ]
-                walk = ((steps[0][0], _tried(task, steps)) for steps in zip(*walks, strict=True))
-                for depth, state, tried, better in task.limits.depths(depths, walk, tick, name):
-                    yield from tried
-                    if better and norm != "PN-SCS" and task.hidden is None:
-                        # The best so far is likely to be learned.
-                        _walk(task, fill, norm).keep(depth, state)
+        depths, done = sorted(self.depths), 0
+
+        def count(what: str) -> None:
+            nonlocal done
+            done += 1
+            tick(what)
+
+        losses: dict[tuple[str, Norm], dict[int, float]] = {
+            pair: {} for pair in product(self.fills, self.norms)
+        }
+        exhaustive = task.limits.exhaustive or len(depths) <= len(FIRST_DEPTHS) + 1
+        first = depths if exhaustive else [depths[int(share * (len(depths) - 1))] for share in FIRST_DEPTHS]
+        for pair, found in losses.items():
+            yield from self._explore(task, pair, first, found, count)
+        while (target := _refinement(losses, depths)) is not None:
+            pair, between = target
+            yield from self._explore(task, pair, between, losses[pair], count)
+        for _ in range(self.steps - done):
+            tick(f"{self.name}: not needed")
+
+    def _explore(
+        self, task: Task, pair: tuple[str, Norm], depths: Sequence[int], losses: dict[int, float], tick: Tick
+    ) -> Results:
+        """Yield one SGC per depth and scale, and record the smallest loss of each depth."""
+        fill, norm = pair
+        name = f"SGC{'' if norm == 'none' else '-' + norm}"
+        losses |= dict.fromkeys(depths, inf)  # also those that the limits leave out
+        for scales in _walks(norm, self.scales):
+            runs = [
+                _sweep(fewer(one, ENOUGH), fill, norm, depths, scales, LOOSE_TOLERANCE)
+                for one in task.tasks_by_features
+            ]
+            states = ((steps[0][0], _tried(task, steps)) for steps in zip(*runs, strict=True))
+            for depth, state, results, better in task.limits.depths(depths, states, tick, name):
+                losses[depth] = min(losses[depth], *(one.validation_loss for one in results))
+                yield from results
+                if better and norm != "PN-SCS" and task.hidden is None:
+                    # The best so far is likely to be learned.
+                    _walk(task, fill, norm).keep(depth, state)
+
+
+def _refinement(
+    losses: dict[tuple[str, Norm], dict[int, float]], depths: Sequence[int]
+) -> tuple[tuple[str, Norm], list[int]] | None:
+    """Return an imputation and norm, and the depths to try next: halfway between its best and those tried.
+
+    None once the best depths of the best two imputations and norms have been tried on both sides.
+    """
+    ranked = sorted(losses, key=lambda pair: min(losses[pair].values()))
+    for pair in ranked[:REFINED]:
+        tried = [place for place, depth in enumerate(depths) if depth in losses[pair]]
+        best = min(tried, key=lambda place: losses[pair][depths[place]])
+        below = max((place for place in tried if place < best), default=-1)
+        above = min((place for place in tried if place > best), default=len(depths))
+        between = sorted(
+            {(below + best) // 2, (best + above + 1) // 2} & set(range(below + 1, above)) - {best}
+        )
+        if between:
+            return pair, [depths[place] for place in between]
+    return None
 
 
 def _tried(task: Task, steps: Sequence[Step]) -> Results:
