@@ -245,7 +245,7 @@ def test_selection_what_cannot_be(raises: Any, selection: Selection, code: str, 
 
 def test_options_can_be_pasted() -> None:
     selection = Selection(["table1"], ["cora"], runs=1, depths=[2, 4], missing=[0, 100])
-    assert selection.options == " --dataset cora --runs 1 --depths 2,4 --missing 0,100"
+    assert selection.options == " --dataset cora --runs 1 --depth 2,4 --missing 0,100"
     assert Selection().options == ""
 
 

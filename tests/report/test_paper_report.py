@@ -101,7 +101,7 @@ def test_the_committed_store_gives_the_committed_tables_and_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Figures and the page are left out: their bits may differ where another library draws them."""
-    monkeypatch.setattr(plotting, "_write", lambda figure, paths, digest: None)
+    monkeypatch.setattr(plotting, "_write", lambda figure, paths: None)
     monkeypatch.setattr(report, "can_render_html", lambda: False)
     (tmp_path / "notes.md").write_bytes((RESULTS / "notes.md").read_bytes())
     write_report(RESULTS / "store.sqlite", tmp_path)
@@ -113,7 +113,7 @@ def test_the_committed_store_gives_the_committed_tables_and_report(
 def test_an_export_gives_the_same_tables(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plotting, "_write", lambda figure, paths, digest: None)
+    monkeypatch.setattr(plotting, "_write", lambda figure, paths: None)
     monkeypatch.setattr(report, "can_render_html", lambda: False)
     with Store(store, read_only=True) as opened:
         opened.export(tmp_path / "paper.csv")

@@ -1,15 +1,12 @@
 """How all figures look and are written: for print, for color-blind readers, with the same bytes always."""
 
-import io
 import multiprocessing
-import pickle
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pairnorm.base.files import atomic_file
 
@@ -81,51 +78,50 @@ def whole_ticks(axis: "Axes") -> None:
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    """Write ``name.png`` and ``name.pdf``, but where they are there and show just this figure.
-
-    The same figure gives the same bytes: no dates, no versions.
-    """
-    return _save(figure, folder, name, _write)
+    """Write ``name.png`` and ``name.pdf``; the same figure gives the same bytes: no dates, no versions."""
+    paths = _paths(folder, name)
+    _write(figure, paths)
+    return paths
 
 
 @contextmanager
 def saving(workers: int) -> Iterator[Save]:
-    """Give a ``save`` that leaves drawing to so many processes; all is written when the context ends.
+    """Give a ``save`` that draws in other processes; all files are written when the context ends.
 
-    Processes are started when the first figure is to be drawn, and import matplotlib, but no torch.
+    Processes start with the first figure and import matplotlib, but no torch.
+
+    Args:
+        workers: number of processes; 1 draws in this one.
     """
     if workers == 1:
         yield save
         return
-    # Not forked: threads of torch would not live in the child. Ctrl-C is this process's to answer.
-    unheard = signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), *unheard)
+    # Not forked: threads of torch would not survive in the child. This process alone handles Ctrl-C.
+    ignore_interrupts = signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), *ignore_interrupts)
     drawn: list[Future[None]] = []
+
+    def submit(figure: "Figure", folder: Path, name: str) -> list[Path]:
+        paths = _paths(folder, name)
+        drawn.append(pool.submit(_write, figure, paths))
+        return paths
+
     try:
-        yield lambda figure, folder, name: _save(
-            figure, folder, name, lambda *args: drawn.append(pool.submit(_write, *args))
-        )
+        yield submit
         for future in drawn:
             future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _save(
-    figure: "Figure", folder: Path, name: str, write: Callable[["Figure", list[Path], str], None]
-) -> list[Path]:
-    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
-    digest = _digest(figure)
-    if not all(_shows(path, digest) for path in paths):
-        write(figure, paths, digest)
-    return paths
+def _paths(folder: Path, name: str) -> list[Path]:
+    return [folder / f"{name}.png", folder / f"{name}.pdf"]
 
 
-def _write(figure: "Figure", paths: list[Path], digest: str) -> None:
+def _write(figure: "Figure", paths: list[Path]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
 
     # The canvases themselves: figure.savefig draws everything twice, the first time for nothing.
     with style():
@@ -134,38 +130,9 @@ def _write(figure: "Figure", paths: list[Path], digest: str) -> None:
         canvas.draw()
         # Nothing is transparent: without that channel a file is packed with less effort to the same size.
         image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba()).convert("RGB")
-        comment, dots = PngInfo(), (DOTS_PER_INCH, DOTS_PER_INCH)
-        comment.add_text("Comment", digest)
         with atomic_file(paths[0]) as draft:
-            image.save(draft, "png", compress_level=3, dpi=dots, pnginfo=comment)
+            image.save(draft, "png", compress_level=3, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
         figure.set_layout_engine("none")  # everything has its place by now, and to find it takes long
         with atomic_file(paths[1]) as draft:
-            named = {"CreationDate": None, "Creator": None, "Producer": None, "Keywords": digest}
+            named = {"CreationDate": None, "Creator": None, "Producer": None}
             FigureCanvasPdf(figure).print_pdf(draft, metadata=named)  # type: ignore[no-untyped-call]
-
-
-def _shows(path: Path, digest: str) -> bool:
-    try:
-        return digest.encode() in path.read_bytes()
-    except OSError:
-        return False
-
-
-def _digest(figure: "Figure") -> str:
-    """Return what tells a figure from all others: the SHA-256 of all that it, or our style, says to draw."""
-    from matplotlib.path import Path as Outline
-    from matplotlib.transforms import TransformNode
-
-    # A transform knows its parents by their addresses; all rectangles share one path, which bars change.
-    of_process = {"_parents", "_interpolation_steps"}
-
-    class FigurePickler(pickle.Pickler):
-        def reducer_override(self, part: Any) -> Any:
-            if not isinstance(part, TransformNode | Outline):
-                return NotImplemented
-            state = {name: value for name, value in vars(part).items() if name not in of_process}
-            return object.__new__, (type(part),), state
-
-    pickled = io.BytesIO()
-    FigurePickler(pickled).dump((figure, _SETTINGS, DOTS_PER_INCH))
-    return sha256(pickled.getbuffer()).hexdigest()
