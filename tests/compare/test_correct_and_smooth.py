@@ -3,7 +3,7 @@ import warnings
 import pytest
 import torch
 
-from pairnorm.compare.correct_and_smooth import correct_and_smooth
+from pairnorm.compare.baselines import correct_and_smooth
 from pairnorm.data import csbm
 from pairnorm.nn import normalized_adjacency
 

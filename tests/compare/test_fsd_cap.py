@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pairnorm.compare.fsd_cap import class_aware, fractional, fsd_cap, subgraph_diffusion
+from pairnorm.compare.baselines import class_aware, fractional, fsd_cap, subgraph_diffusion
 from pairnorm.compare.missing import mask_features
 from pairnorm.data import Graph, csbm, missing_nodes
 from pairnorm.nn import normalized_adjacency

@@ -10,7 +10,7 @@ import torch
 
 from pairnorm.classify import NodeClassifier
 from pairnorm.compare import missing
-from pairnorm.compare.fsd_cap import fsd_cap
+from pairnorm.compare.baselines import fsd_cap
 from pairnorm.compare.missing import (
     FIT,
     FSD_CAP,

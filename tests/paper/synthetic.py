@@ -77,8 +77,8 @@ def fill(path: Path, experiments: list[Experiment], contrary: bool = False) -> P
                 write_layers(store, {spec: layers(spec, contrary) for spec in specs})
             continue
         for cell in experiment.cells():
-            for spec in experiment.candidates(cell):
-                for seed in experiment.seeds(cell):
+            for seed in experiment.seeds(cell):
+                for spec in experiment.candidates(cell, seed):
                     cells.setdefault(spec, {})[seed] = trial(spec, seed, contrary)
     with Store(path) as store:
         store.add_trials({spec: list(found.values()) for spec, found in cells.items()}, seconds=1.0)

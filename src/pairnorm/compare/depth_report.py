@@ -49,7 +49,7 @@ Written by `pairnorm {command}` from the runs in the store. Mean test accuracy Â
 its own parameter; the validation accuracy of the first run selected one. At 100% missing only training nodes
 have features. Differences are tested with Student's t, paired over the runs, which share seeds and masks, at
 an error rate of {rate:.0%} for all comparisons with one method (Holm). All runs have one split; other splits
-differ by more.
+differ by more. `Skip` at two layers is the model without it: no two hidden layers are a step apart.
 """
 CHOSEN = """\
 Validation accuracy selects the method and its depth. Next to it are the methods that are not significantly

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.compare.correct_and_smooth import correct_and_smooth
-from pairnorm.compare.fsd_cap import fsd_cap
+from pairnorm.compare.baselines import correct_and_smooth, fsd_cap
 from pairnorm.compare.missing import (
     ALONE,
     FIT,
