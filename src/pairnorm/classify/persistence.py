@@ -196,7 +196,9 @@ def verify(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
         classifier: fitted, and saved to the folder.
         folder: the folder.
     """
-    loaded = load(type(classifier), folder).set_params(device=classifier.device)
+    place = Path(folder)  # which the caller holds a lock on
+    loaded = _restore(type(classifier), place, _read(place), _read_tensors(place))
+    loaded.set_params(device=classifier.device)
     found = loaded.predict_proba(classifier.graph_)
     if not np.allclose(found, classifier.probabilities_, atol=MAX_DEVIATION):
         largest = float(np.abs(found - classifier.probabilities_).max())
@@ -217,6 +219,11 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     place = Path(folder)
     with locked_folder(place):
         facts, tensors = _read(place), _read_tensors(place)
+    return _restore(cls, place, facts, tensors)
+
+
+def _restore(cls: type[Classifier], place: Path, facts: Facts, tensors: dict[str, Tensor]) -> Classifier:
+    """Build a classifier from the contents of its files."""
     try:
         state = _checked(facts, tensors)
         best = (facts.average or facts.parts[0].candidate).candidate()
