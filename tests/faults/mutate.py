@@ -126,9 +126,28 @@ def _sqlite(data: bytes, random: Random) -> bytes:
     table = random.choice([name for (name,) in connection.execute(query)])
     column = random.choice([row[1] for row in connection.execute(f"PRAGMA table_info({table})")])
     value = random.choice([one for one in STRANGE if not isinstance(one, list | dict)])
+    if data[68:72] == b"Pair" and random.random() < 0.3:  # a store
+        return _store_schema(connection, table, random)
     where = f'"{column}" = (SELECT "{column}" FROM {table} LIMIT 1 OFFSET {random.randrange(3)})'
     with suppress(sqlite3.Error, OverflowError, UnicodeEncodeError):
         connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE {where}', (value,))
+    return bytes(connection.serialize())
+
+
+def _store_schema(connection: sqlite3.Connection, table: str, random: Random) -> bytes:
+    """Give a store a view that runs without end, or a trigger, in place of or next to a table."""
+    names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+    columns = ", ".join(f'i AS "{name}"' for name in names)
+    endless = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT {columns} FROM n"
+    kind = random.choice(("view", "another", "trigger", "gone"))
+    with suppress(sqlite3.Error):
+        if kind in ("view", "gone"):
+            connection.execute(f"DROP TABLE {table}")
+        if kind in ("view", "another"):
+            connection.execute(f"CREATE VIEW {table if kind == 'view' else 'records'} AS {endless}")
+        if kind == "trigger":
+            body = f"INSERT INTO trials SELECT {', '.join('i' for _ in names)} FROM ({endless})"
+            connection.execute(f"CREATE TRIGGER again BEFORE INSERT ON trials BEGIN {body}; END")
     return bytes(connection.serialize())
 
 

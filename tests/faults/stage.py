@@ -125,7 +125,7 @@ def reproduce(corpus: Path, place: Path, number: int) -> list[str]:
 
 
 def check_reproduce(corpus: Path, place: Path) -> None:
-    """What was in the store stays in it."""
+    """Stored trials stay in the store, and equal those of a run that was not killed, bit for bit."""
     path, seen = place / "store.sqlite", place / "seen.json"
     if not path.exists() or not path.stat().st_size:
         return
@@ -141,6 +141,15 @@ def check_reproduce(corpus: Path, place: Path) -> None:
     if state != "ok" or any(trials.get(name) != trial for name, trial in before.items()):
         raise Lost(f"trials of the store ({state})")
     seen.write_text(json.dumps(trials))
+    if (reference := corpus / "paper.sqlite").exists():
+        with Store(reference, read_only=True) as store:
+            whole = {
+                f"{spec} {trial.seed}": vars(trial)
+                for spec, found in store.trials_by_spec().items()
+                for trial in found
+            }
+        if different := [name for name, trial in trials.items() if whole.get(name) != trial]:
+            raise Lost(f"{len(different)} trials differ from those of a run that was not killed")
 
 
 def report(corpus: Path, place: Path, number: int) -> list[str]:
