@@ -7,7 +7,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import k_hop_subgraph
 
-from pairnorm import PairNorm
+from pairnorm import PairNorm, add_pair_norm
 from pairnorm.nn import calibrate
 from pairnorm.nn.pair_norm import MODES
 
@@ -67,14 +67,14 @@ def inferred(model, batches):
     return result
 
 
-def test_all_nodes_of_a_batch_without_seeds_are_its_own(graph):
+def test_all_nodes_of_a_batch_without_seeds_count(graph):
     found, expected = Net("PN"), Net("PN")
     calibrate(found, [Data(*graph)])
     calibrate(expected, Batches(graph, NODES))
     torch.testing.assert_close(found.state_dict(), expected.state_dict())
 
 
-def test_all_nodes_of_a_batch_of_graphs_are_its_own(graph):
+def test_all_nodes_of_a_batch_of_graphs_count(graph):
     found = Net("PN")
     calibrate(found, [Batch.from_data_list([Data(*graph), Data(*graph)])])
     assert int(found.norms[0].statistics.count) == 2 * NODES
@@ -113,7 +113,7 @@ def test_nodes_that_come_again_are_counted_once(graph):
         torch.testing.assert_close(twice.state_dict()[name], buffer)
 
 
-def test_own_ways_to_call_a_model_and_to_tell_seeds(graph):
+def test_custom_forward_and_seeds(graph):
     x, edge_index = graph
     batch = {"inputs": x, "edges": edge_index, "seeds": torch.arange(NODES).flip(0)}
     model = Net("PN-SI")
@@ -154,3 +154,57 @@ def test_weights_carry_the_statistics(graph):
     other.load_state_dict(model.state_dict())
     assert torch.equal(other.eval()(*graph), model.eval()(*graph))
     assert torch.equal(copy.deepcopy(model)(*graph), model(*graph))
+
+
+def test_a_norm_called_by_keyword(graph):
+    class ByKeyword(Net):
+        def forward(self, x, edge_index):
+            for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+                x = norm(x=convolution(x, edge_index).relu())
+            return x
+
+    by_keyword, by_position = ByKeyword("PN"), Net("PN")
+    for model in (by_keyword, by_position):
+        calibrate(model, Batches(graph, 40))
+    torch.testing.assert_close(by_keyword.state_dict(), by_position.state_dict())
+
+
+def test_a_norm_that_is_never_called_is_an_error(graph, raises):
+    model = Net("PN")
+    model.unused = PairNorm(track_running_stats=True)
+    with raises("never-called", value="unused"):
+        calibrate(model, Batches(graph, 40))
+
+
+class Unnormalized(torch.nn.Module):
+    """The convolutions of ``Net`` and one activation module that they share."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.convolutions = torch.nn.ModuleList(SAGEConv(6, 6) for _ in range(DEPTH))
+        self.act = torch.nn.ReLU()
+
+    def forward(self, x, edge_index):
+        for convolution in self.convolutions[:-1]:
+            x = self.act(convolution(x, edge_index))
+        return self.convolutions[-1](x, edge_index)
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+def test_a_patched_model_is_calibrated(graph, ran_before):
+    whole, model = Unnormalized().eval(), Unnormalized()
+    add_pair_norm(whole, 2.0, "PN")
+    handle = add_pair_norm(model, 2.0, "PN", track_running_stats=True)
+    if ran_before:
+        model(*graph)
+    calibrate(model, Batches(graph, 40))
+    assert handle.places["convolutions.0"].startswith("before convolutions.1")  # statistics of each layer
+    assert model.convolutions[1].pair_norm_before.training
+    with torch.no_grad():
+        found = inferred(model.eval(), Batches(graph, 13))
+        torch.testing.assert_close(found, whole(*graph), rtol=1e-5, atol=1e-5)
+    twin = Unnormalized()
+    add_pair_norm(twin, 2.0, "PN", track_running_stats=True)
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(twin.eval()(*graph), model(*graph))

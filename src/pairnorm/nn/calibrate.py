@@ -1,4 +1,4 @@
-"""Exact statistics for PairNorm in models that see a graph in batches."""
+"""Compute exact statistics for PairNorm in models that see a graph in batches."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.pair_norm import PairNorm
+from pairnorm.nn.patch import PairNormPatch
 
 
 class _Reached(Exception):
-    """Ends a forward pass at the layer whose statistics are being taken."""
+    """Ends a forward pass at the layer whose statistics are computed."""
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:
@@ -19,10 +20,10 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _seeds(batch: Any) -> Tensor:
-    # A cluster, or a whole graph, has no neighbors beside its own; of whole graphs PyG counts the graphs.
-    whole = getattr(batch, "ptr", None) is not None
-    own = None if whole else getattr(batch, "batch_size", None)
-    return torch.arange(len(batch.x) if own is None else own)
+    # A cluster or a whole graph has no sampled neighbors; for whole graphs, PyG's batch_size counts graphs.
+    holds_graphs = getattr(batch, "ptr", None) is not None
+    count = None if holds_graphs else getattr(batch, "batch_size", None)
+    return torch.arange(len(batch.x) if count is None else count)
 
 
 def calibrate(
@@ -33,37 +34,65 @@ def calibrate(
 ) -> None:
     """Replace the statistics of every ``PairNorm(track_running_stats=True)`` by those of all seed nodes.
 
-    Layer by layer, in the order in which they are called: a pass over the loader for each, in eval, by the
-    statistics of the layers before. Where every batch has the whole neighborhood of its seeds, as many hops
-    as there are convolutions, and every node is a seed, these are exactly the statistics of the whole graph.
+    It goes through the loader once for each PairNorm, in the order of their calls, in eval, where the layers
+    before already normalize by their new statistics. Where every batch has the whole neighborhood of its
+    seeds, as many hops as there are convolutions, and every node is a seed, these are exactly the statistics
+    of the whole graph.
 
     Args:
-        model: On the device of the batches; its mode is left as it was.
-        loader: What can be gone through again, such as PyG's ``NeighborLoader``.
+        model: The model, on the device of the batches: one with PairNorm in its code, or one changed by
+            ``add_pair_norm(model, track_running_stats=True)``. It stays in training or eval as it was.
+        loader: An iterable that can be iterated again, such as PyG's ``NeighborLoader``.
         forward: Calls the model on a batch; default: ``model(batch.x, batch.edge_index)``.
-        seeds: The rows of a batch that are its own nodes and no neighbor's; default: the first
-            ``batch.batch_size``, or all where it has none, as PyG's ``ClusterLoader``, or is of whole
-            graphs. Where a batch has ``n_id``, a node that comes again is not counted again.
+        seeds: Returns the rows of a batch that are its own nodes, not sampled neighbors; default: the first
+            ``batch.batch_size``, or all where there is none, as in PyG's ``ClusterLoader``, or where a batch
+            consists of whole graphs. Where a batch has ``n_id``, each node counts once.
     """
-    norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.statistics is not None]
-    if not norms:
-        problem = "the model has no PairNorm that keeps statistics"
-        raise PairNormError(
-            problem, code="nothing-to-calibrate", expected="PairNorm(track_running_stats=True)"
-        )
-    done: list[PairNorm] = []
-    training = {module: module.training for module in model.modules()}
+    is_training = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
-            while (found := _next(model, loader, norms, done, forward, seeds)) is not None:
-                done.append(found)
+            if any(isinstance(one, PairNormPatch) and not one.is_resolved for one in model.modules()):
+                for batch in loader:
+                    _find_places(model, batch, forward)
+                    break
+            norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.track_running_stats]
+            if not norms:
+                problem = "the model has no PairNorm with running statistics"
+                expected = "PairNorm(track_running_stats=True)"
+                raise PairNormError(problem, code="nothing-to-calibrate", expected=expected)
+            done: list[PairNorm] = []
+            while (norm := _calibrate_next(model, loader, norms, done, forward, seeds)) is not None:
+                done.append(norm)
     finally:
-        for module, mode in training.items():
+        for module, mode in is_training.items():
             module.training = mode
+        for module in model.modules():  # those that a patch added meanwhile
+            if module not in is_training:
+                module.training = model.training
+    if skipped := [name for name, one in model.named_modules() if one in set(norms) - set(done)]:
+        problem = f"the model never calls its PairNorm {skipped[0]!r}"
+        raise PairNormError(problem, code="never-called", value=skipped[0], hint="Remove it, or call it.")
 
 
-def _next(
+def _find_places(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], Any]) -> None:
+    """Let a patch find its places; PairNorm at them has no statistics yet, which ends the pass."""
+
+    def stop(*_: Any) -> None:
+        raise _Reached
+
+    hook = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, _: stop() if isinstance(module, PairNorm) else None
+    )
+    try:
+        forward(model, batch)
+    except _Reached:
+        pass
+    finally:
+        hook.remove()
+
+
+def _calibrate_next(
     model: nn.Module,
     loader: Iterable[Any],
     norms: list[PairNorm],
@@ -71,15 +100,15 @@ def _next(
     forward: Callable[[nn.Module, Any], Any],
     seeds: Callable[[Any], Tensor],
 ) -> PairNorm | None:
-    """Take the statistics of the layer that comes after those done, and return it; None after the last."""
+    """Compute the statistics of the layer that comes after those done; return it, or None after the last."""
     reached: list[PairNorm] = []
     rows = torch.empty(0, dtype=torch.long)
 
-    def look(norm: nn.Module, args: tuple[Any, ...]) -> None:
+    def update(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert isinstance(norm, PairNorm)
         assert norm.statistics is not None
         if norm in called:
-            problem = "a PairNorm that keeps statistics is called twice in one forward pass"
+            problem = "a PairNorm with running statistics is called twice in one forward pass"
             hint = "Give every layer a PairNorm of its own."
             raise PairNormError(problem, code="shared-layer", hint=hint)
         called.add(norm)
@@ -88,11 +117,12 @@ def _next(
         if norm not in reached:
             norm.statistics.reset()
             reached.append(norm)
-        norm.statistics.update(args[0][rows.to(args[0].device)])
+        x = args[0] if args else kwargs["x"]
+        norm.statistics.update(x[rows.to(x.device)])
         raise _Reached
 
     seen = torch.empty(0, dtype=torch.bool)
-    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(update, with_kwargs=True) for norm in norms]
     try:
         for batch in loader:
             called: set[nn.Module] = set()
@@ -110,18 +140,20 @@ def _next(
             hook.remove()
     if not reached:
         problem = "the loader has no batches"
-        raise PairNormError(problem, code="empty", hint="Pass one that can be gone through again.")
+        raise PairNormError(
+            problem, code="empty", hint="Pass one that can be iterated again."
+        )
     if len(reached) > 1:
-        problem = "the layers of the model come in an order that differs from batch to batch"
+        problem = "the layers of the model run in an order that differs from batch to batch"
         raise PairNormError(problem, code="wrong-order")
     return reached[0]
 
 
 def _unseen(rows: Tensor, ids: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows whose nodes come for the first time, and which nodes have come."""
-    most = int(ids.max()) + 1 if len(ids) else 0
-    if most > len(seen):
-        seen = torch.cat([seen, seen.new_zeros(max(most, 2 * len(seen)) - len(seen))])
+    """Return the rows whose nodes come for the first time, and the updated mask of seen nodes."""
+    size = int(ids.max()) + 1 if len(ids) else 0
+    if size > len(seen):
+        seen = torch.cat([seen, seen.new_zeros(max(size, 2 * len(seen)) - len(seen))])
     new = rows[~seen[ids].to(rows.device)]
     seen[ids] = True
     return new, seen
