@@ -13,7 +13,12 @@ nox.options.error_on_missing_interpreters = False
 
 
 def _test(session: nox.Session) -> None:
-    session.run("python", "-m", "pytest", *(session.posargs or ["-n", "auto", "--dist", "worksteal"]))
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        *(session.posargs or ["-m", "slow or not slow", "-n", "auto", "--dist", "worksteal"]),
+    )
 
 
 @nox.session(python=PYTHONS)

@@ -281,9 +281,17 @@ def table():
     }
 
 
+# The compiler takes seconds for each: three architectures stand for all, unless slow tests are asked for.
+SLOW_WAYS, SAMPLED = {"compile", "export"}, {"GraphSAGE", "HeteroConv", "hand-written"}
+CASES = [
+    pytest.param(name, way, marks=[pytest.mark.slow] if way in SLOW_WAYS and name not in SAMPLED else [])
+    for name in ARCHITECTURES
+    for way in WAYS
+]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "way"), CASES)
 def test_a_patched_model_equals_one_with_the_norm_written_in(architecture, way):
     try:
         expected = WAYS[way](*build(architecture, is_patched=False))

@@ -730,6 +730,16 @@ def replica(module):
     return twin
 
 
+def test_a_forward_of_the_instance_itself(x, edges):
+    model, batch = TwoLayers(), torch.arange(NODES) // 5
+    model.forward = lambda x, edge_index, batch=None: 2 * TwoLayers.forward(model, x, edge_index)
+    reference = 2 * TwoLayers.forward(model, x, edges, norm=lambda h: NORM(h, batch))
+    own = model.forward
+    with add_pair_norm(model, SCALE):
+        torch.testing.assert_close(model(x, edges, batch), reference)
+    assert model.forward is own
+
+
 def test_replicas_of_data_parallel(x, edges, raises):
     model = pyg.GCN(5, 8, 3, 3)
     batch = torch.arange(NODES) // 5

@@ -140,9 +140,7 @@ def _calibrate_next(
             hook.remove()
     if not reached:
         problem = "the loader has no batches"
-        raise PairNormError(
-            problem, code="empty", hint="Pass one that can be iterated again."
-        )
+        raise PairNormError(problem, code="empty", hint="Pass one that can be iterated again.")
     if len(reached) > 1:
         problem = "the layers of the model run in an order that differs from batch to batch"
         raise PairNormError(problem, code="wrong-order")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CHILD = "add_pair_norm"
 """The name of the patch among the children of a model: an error about weights then says what is missing."""
+_OWN_FORWARD = "_forward_without_pair_norm"
 _RESOLVING = threading.Lock()
 
 
@@ -111,6 +112,8 @@ def add_pair_norm(
     _check_unnormalized(model, mode)
     patch = PairNormPatch(model, norm, batch, layers)
     model.add_module(CHILD, patch)
+    if "forward" in model.__dict__:  # as in PyG's Sequential; it would hide that of the class
+        model.__dict__[_OWN_FORWARD] = model.__dict__.pop("forward")
     base: Any = type(model)  # mypy takes no class of modules for hashable
     model.__class__ = _patched_class(base)
     _forget_compiled()
@@ -171,6 +174,8 @@ class PairNormPatch(nn.Module):
             return
         del model._modules[CHILD]
         model.__class__ = type(model).__mro__[1]
+        if _OWN_FORWARD in model.__dict__:
+            model.__dict__["forward"] = model.__dict__.pop(_OWN_FORWARD)
         for module in model.modules():
             module._modules.pop("pair_norm_before", None)
             module._modules.pop("pair_norm_after", None)
@@ -252,13 +257,13 @@ class PairNormPatch(nn.Module):
     )
 
     def _observe(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        rewind, base = _Rewind(model), type(model).__mro__[1]
+        rewind = _Rewind(model)
         ACTIVE.is_observing = True
         try:
             places, reasons, num_nodes = find_places(
                 model,
                 graph_convolutions(model, self._layers),
-                lambda: base.forward(model, *args, **kwargs),  # type: ignore[attr-defined]
+                lambda: _run_original(model, args, kwargs),
                 not self._norm[0].track_running_stats,
             )
         finally:
@@ -318,7 +323,7 @@ def _patched_class(base: Any) -> type[nn.Module]:
             patch._options.has_seen_batch = True
         ACTIVE.call = call
         try:
-            return base.forward(self, *args, **kwargs)
+            return _run_original(self, args, kwargs)
         finally:
             ACTIVE.call = before
 
@@ -336,6 +341,13 @@ def _patched_class(base: Any) -> type[nn.Module]:
         "_load_from_state_dict": load,
     }
     return type(base.__name__, (base,), members)
+
+
+def _run_original(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    own: Any = model.__dict__.get(_OWN_FORWARD)
+    if own is not None:
+        return own(*args, **kwargs)
+    return type(model).__mro__[1].forward(model, *args, **kwargs)  # type: ignore[attr-defined]
 
 
 def _new_patched(base: Any) -> nn.Module:
