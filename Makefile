@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/python -m pairnorm demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 # An hour of damaged files and killed commands, and killed workers of Ray; `make fuzz MINUTES=10 SEED=7` is shorter, and another hour.
 MINUTES ?= 60
@@ -20,7 +20,7 @@ SEED ?= 0
 fuzz: $(READY)
 	$(BIN)/python tests/faults/fuzz.py --minutes $(MINUTES) --seed $(SEED)
 
-# On every Python of this machine, and once with the oldest versions that pyproject.toml claims.
+# All tests, the slow ones as well: on every Python of this machine, and once with the oldest versions that pyproject.toml claims.
 test-all: $(READY)
 	$(BIN)/python -m nox
 
