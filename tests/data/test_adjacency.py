@@ -21,10 +21,10 @@ Edges = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 
 
 @given(Edges)
 def test_it_equals_a_dense_matrix_filled_by_hand(edges: list[tuple[int, int, int]]) -> None:
-    expected = np.zeros((7, 7))
+    totals = np.zeros((7, 7))
     for a, b, weight in edges:
-        if a != b:
-            expected[a, b] = expected[b, a] = max(expected[a, b], weight)
+        totals[a, b] += weight if a != b else 0
+    expected = np.maximum(totals, totals.T)
     listed = np.array(edges, dtype=np.int64).reshape(-1, 3)
     weighted, counts = symmetric_adjacency(listed[:, 0], listed[:, 1], 7, listed[:, 2])
     np.testing.assert_array_equal(weighted.to_dense().numpy(), expected)
@@ -72,10 +72,12 @@ def test_notes_count_and_agree_in_number() -> None:
     assert notes == ("1 self-loop was dropped", "2 repeated edges were merged", "1,200 nodes have no edge")
 
 
-def test_the_note_on_merged_edges_says_which_weight_is_kept() -> None:
-    graph = Graph.from_edges([[0, 0, 1], [1, 1, 0]], weights=[1, 3, 2])
-    assert graph.adjacency.values().tolist() == [3, 3]
-    assert graph.notes == ("1 repeated edge was merged, keeping the largest weight",)
+def test_weights_of_repeated_edges_are_added_up_in_each_direction() -> None:
+    graph = Graph.from_edges([[0, 0, 1], [1, 1, 0]], weights=[5, 7, 2])
+    assert graph.adjacency.values().tolist() == [12, 12]
+    assert graph.notes == ("1 repeated edge was merged, adding up the weights",)
+    both_ways = Graph.from_edges([[0, 1, 1, 2], [1, 0, 2, 1]], weights=[5, 5, 7, 7])
+    assert both_ways.adjacency.values().tolist() == [5, 5, 7, 7]
 
 
 @pytest.mark.parametrize(

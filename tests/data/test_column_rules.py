@@ -207,3 +207,62 @@ def test_repeated_rows_are_kept_once(tmp_path: Path) -> None:
         Graph.from_files(*files)
     with pytest.raises(PairNormError, match="two nodes have the id 'a'"):
         pack(*files, tmp_path / "other", memory="256MB")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("edges.txt", "# Nodes: 4\n# FromNodeId ToNodeId\n1 2\n2 3\n\n3   1\n", {}),
+        ("edges.edges", "1 2\n2 3\n3 1\n", {}),
+        ("edges.csv", "1,2\n2,3\n3,1\n", {}),
+        (
+            "edges.txt",
+            "1\t2\n2\t3\n3\t1\n",
+            {"edge_delimiter": "tab", "source": "1", "target": "2"},
+        ),
+        ("edges.csv", "a;b\n1;2\n2;3\n3;1\n", {"edge_delimiter": ";"}),
+        ("edges.txt", "1 1\n1 2\n2 3\n3 1\n", {}),
+    ],
+)
+def test_edge_lists(tmp_path: Path, name: str, text: str, options: dict[str, Any]) -> None:
+    (tmp_path / "nodes.csv").write_text("id,x\n1,0.5\n2,1\n3,2\n4,3\n")
+    (tmp_path / name).write_text(text)
+    files = tmp_path / "nodes.csv", tmp_path / name
+    packed = Graph.from_packed(pack(*files, tmp_path / "graph", memory="256MB", **options))
+    graph = assert_same([Graph.from_files(*files, **options), packed])
+    assert graph.edge_index.tolist() == packed.edge_index.tolist() == [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]]
+
+
+@pytest.mark.parametrize("weights", [None, "w"])
+def test_repeated_edges(tmp_path: Path, weights: str | None) -> None:
+    (tmp_path / "nodes.csv").write_text("id\na\nb\nc\n")
+    (tmp_path / "edges.csv").write_text("source,target,w\na,b,5\na,b,7\nb,a,2\nb,c,1\nc,b,1\n")
+    files = tmp_path / "nodes.csv", tmp_path / "edges.csv"
+    packed = Graph.from_packed(pack(*files, tmp_path / "graph", memory="256MB", weight=weights))
+    graph = assert_same([Graph.from_files(*files, weight=weights), packed])
+    expected = [1, 1, 1, 1] if weights is None else [12, 12, 1, 1]
+    assert graph.adjacency.values().tolist() == packed.adjacency.values().tolist() == expected
+
+
+def test_lists_are_neither_labels_nor_ids(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"id": ["a", "b"], "tags": [["x", "y"], ["z"]]})
+    frame.to_parquet(tmp_path / "nodes.parquet")
+    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
+    files = tmp_path / "nodes.parquet", tmp_path / "edges.csv"
+    for options in ({"label": "tags"}, {"id": "tags"}, {}):
+        for read in (Graph.from_files, lambda *f, **o: pack(*f, tmp_path / "graph", memory="256MB", **o)):
+            with pytest.raises(PairNormError, match="column 'tags' holds") as caught:
+                read(*files, **options)
+            assert caught.value.code == "not-a-cell"
+
+
+def test_sheets_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    with pandas.ExcelWriter(tmp_path / "book.xlsx") as book:
+        pandas.DataFrame({"id": ["x"]}).to_excel(book, sheet_name="cover", index=False)
+        pandas.DataFrame({"id": ["a", "b"], "x": [1, 2]}).to_excel(book, sheet_name="People", index=False)
+        pandas.DataFrame({"source": ["a"], "target": ["b"]}).to_excel(book, sheet_name="links", index=False)
+    graph = Graph.from_files(f"{tmp_path}/book.xlsx#people", f"{tmp_path}/book.xlsx#links")
+    assert graph.node_names.tolist() == ["a", "b"]
+    with pytest.raises(PairNormError, match=r"there is no sheet 'poeple'.*Did you mean 'People'"):
+        Graph.from_files(f"{tmp_path}/book.xlsx#poeple", f"{tmp_path}/book.xlsx#links")

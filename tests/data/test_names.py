@@ -85,9 +85,17 @@ def test_bad_edges_are_named_by_line_and_value(
 
 
 def test_a_file_without_a_header_is_noticed(write: Write, raises: Callable) -> None:
-    edges = open_table(write("edges.csv", "5,7\n7,9\n"))
-    with raises("header-missing", "edges.csv", value=("5", "7")):
-        read_edges(edges, Ends("5", "7", guessed=True), np.array([5, 7, 9]), None)
+    for guessed in (True, False):  # naming the columns of a file without a header does not eat its first edge
+        edges = open_table(write("edges.csv", "5,7\n7,9\n"))
+        found = read_edges(edges, Ends("5", "7", guessed), np.array([5, 7, 9]), None)
+        assert found.edge_index.tolist() == [[0, 1], [1, 2]]
+        assert edges.notes == ["line 1 of edges.csv is an edge, not a header"]
+    edges = open_table(write("edges.csv", "0,1\n1,2\n"))  # perhaps the header that pandas writes
+    with raises("header-missing", "edges.csv", value=("0", "1")):
+        read_edges(edges, Ends("0", "1", guessed=True), np.array([0, 1, 2]), None)
+    with raises("unknown-node", "edges.csv, line 2"):
+        edges = open_table(write("edges.csv", "5,7\n7,8\n"))
+        read_edges(edges, Ends("5", "7"), np.array([5, 7, 9]), None)
 
 
 def test_no_edges_are_fine(write: Write) -> None:

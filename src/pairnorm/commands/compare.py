@@ -45,7 +45,18 @@ def add(commands: Any) -> None:
         root=SHARED["root"],
         out=option("FOLDER", "Write figure, table, report and results to this folder.", "comparison"),
     )
-    parser.group("Columns", "id", "label", "classes", "split", *EDGE_COLUMNS, "categorical", "ignore", "keep")
+    parser.group(
+        "Columns",
+        "id",
+        "label",
+        "classes",
+        "merge-classes",
+        "split",
+        *EDGE_COLUMNS,
+        "categorical",
+        "ignore",
+        "keep",
+    )
     parser.group(
         "What",
         "feature-scaling",

@@ -30,7 +30,9 @@ def add(commands: Any) -> None:
         "FILE", "Write the figure to this file: .png, .pdf, .svg, or .html for a page.", "diagnosis.png"
     )
     parser.group("Files", *FILES, out=out)
-    parser.group("Columns", "id", "label", "classes", *EDGE_COLUMNS, "categorical", "ignore", "keep")
+    parser.group(
+        "Columns", "id", "label", "classes", "merge-classes", *EDGE_COLUMNS, "categorical", "ignore", "keep"
+    )
     parser.group("Running", "feature-scaling", "quiet")
 
 

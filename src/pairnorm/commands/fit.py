@@ -73,7 +73,18 @@ def add(commands: Any) -> None:
         memory=option("SIZE", "Use at most this memory with --graph, such as 8GB. Default: what is free."),
         out=option("FOLDER", "Write predictions, model and report to this folder.", "run"),
     )
-    parser.group("Columns", "id", "label", "classes", "split", *EDGE_COLUMNS, "categorical", "ignore", "keep")
+    parser.group(
+        "Columns",
+        "id",
+        "label",
+        "classes",
+        "merge-classes",
+        "split",
+        *EDGE_COLUMNS,
+        "categorical",
+        "ignore",
+        "keep",
+    )
     parser.group(
         "Model",
         "feature-scaling",

@@ -107,6 +107,8 @@ SHARED = {
     "ignore": option("COLUMN", "Leave out this column. May be repeated.", **SEVERAL),
     "keep": option("COLUMN", "Keep this column of many different texts. May be repeated.", **SEVERAL),
     "classes": option("N", "Cut a numeric label into N classes; each makes every value one.", type=_count),
+    "merge-classes": flag("Merge labels that differ by case, spaces or one letter."),
+    "edge-delimiter": option("TEXT", "Separate cells of --edges by this text. Default: as in --delimiter."),
     "on-unknown-node": option(
         "ACTION", "Handle edges with unknown endpoints: error stops, drop leaves them out. Default: error."
     ),
@@ -127,11 +129,12 @@ SHARED = {
     "quiet": flag("Print only notes and errors."),
     "json": flag("Print a summary as JSON to standard output, and messages to standard error."),
 }
-FILES = ("nodes", "edges", "features", "database", "delimiter", "encoding", "decimal")
+FILES = (*("nodes", "edges", "features", "database", "delimiter", "edge-delimiter", "encoding", "decimal"),)
 EDGE_COLUMNS = ("source", "target", "weight", "on-unknown-node")
 COLUMNS = (
     *("features", "database", "delimiter", "encoding", "decimal", "id", "label", "split", "classes"),
     *("source", "target", "weight", "on_unknown_node", "categorical", "ignore", "keep"),
+    *("merge_classes", "edge_delimiter"),
 )
 NOT_GIVEN = (None, False, "auto", "here")
 """Values of options that a user did not set."""

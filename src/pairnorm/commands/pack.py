@@ -24,10 +24,23 @@ def add(commands: Any) -> None:
         | {"help": "Read nodes from this table (.csv, .tsv, .parquet). May be repeated, or hold a *."},
         edges=TABLES | {"help": "Read edges from this table. May be repeated, or hold a *."},
         delimiter=SHARED["delimiter"],
+        decimal=SHARED["decimal"],
+        **{"edge-delimiter": SHARED["edge-delimiter"]},
         out=option("FOLDER", "Write the graph to this new folder.", required=True),
     )
     parser.group(
-        "Columns", "id", "label", "split", "source", "target", "weight", "categorical", "ignore", "keep"
+        "Columns",
+        "id",
+        "label",
+        "classes",
+        "merge-classes",
+        "split",
+        "source",
+        "target",
+        "weight",
+        "categorical",
+        "ignore",
+        "keep",
     )
     parser.group(
         "Packing",

@@ -15,7 +15,7 @@ from pairnorm.base.errors import PairNormError
 
 @dataclass(frozen=True)
 class EdgeCounts:
-    """What a list of edges held on the way to distinct undirected edges: each an oddity worth a note."""
+    """Counts of what was changed to make a list of edges undirected and distinct; each is worth a note."""
 
     self_loops: int
     duplicates: int
@@ -24,7 +24,7 @@ class EdgeCounts:
 
     def notes(self, weighted: bool = False) -> tuple[str, ...]:
         """Return a sentence for each oddity."""
-        kept = ", keeping the largest weight" if weighted else ""
+        kept = ", adding up the weights" if weighted else ""
         sentences = (
             ("self-loop was dropped", "self-loops were dropped"),
             (f"repeated edge was merged{kept}", f"repeated edges were merged{kept}"),
@@ -43,8 +43,8 @@ def symmetric_adjacency(
 ) -> tuple[Tensor, EdgeCounts]:
     """Return the adjacency matrix, A = A^T without self-loops, as a CSR tensor, and what was odd.
 
-    An edge that is listed more than once, in either direction, keeps its largest weight, so that listing it
-    both ways changes nothing.
+    The weights of an edge that is listed several times in one direction are added up. Of the two directions
+    the larger weight counts, so that listing every edge both ways changes nothing.
     """
     source, target = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
     between = source != target
@@ -63,11 +63,11 @@ def symmetric_adjacency(
     else:
         order = np.argsort(keys, kind="stable")
         keys, values = keys[order], np.asarray(weights, dtype=np.float32)[order]
-    directed = int(np.count_nonzero(first_of_run(keys)))
+    listed, keys, values = len(keys), *merge_weights(keys, values)
+    directed, duplicates = len(keys), listed - len(keys)
     pairs = keys >> 1
     del keys
     first = np.flatnonzero(first_of_run(pairs))
-    duplicates = len(pairs) - directed
     pairs = pairs[first]
     if values is not None and len(values):
         values = np.maximum.reduceat(values, first)
@@ -128,6 +128,17 @@ def check_edges(ends: NDArray[Any], nodes: int, weights: NDArray[np.float32] | N
         raise PairNormError(
             problem, code="bad-weight", value=float(weights[edge]), expected="a positive, finite number"
         )
+
+
+def merge_weights(
+    keys: NDArray[np.int64], weights: NDArray[np.float32] | None
+) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+    """Return the distinct keys of a sorted array, and the sum of the weights of each."""
+    first = first_of_run(keys)
+    if weights is not None and len(weights):
+        totals = np.add.reduceat(weights, np.flatnonzero(first), dtype=np.float64)
+        weights = np.minimum(totals, np.finfo(np.float32).max).astype(np.float32)
+    return keys[first], weights
 
 
 def first_of_run(values: NDArray[np.int64]) -> NDArray[np.bool_]:

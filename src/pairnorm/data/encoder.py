@@ -29,7 +29,7 @@ READING_OPTIONS = (
     "encoding",
     "decimal",
     "unknown_edges",
-    "merge_classes",
+    *("merge_classes", "edge_delimiter"),
 )
 
 
@@ -52,6 +52,7 @@ class ColumnOptions:
     classes: int | str | None = None
     unknown_edges: str | None = None
     merge_classes: bool | None = None
+    edge_delimiter: str | None = None
 
     def __post_init__(self) -> None:
         for option in ("categorical", "ignore", "keep"):
@@ -117,6 +118,7 @@ class Encoder:
         encoding: of text files.
         decimal: the decimal point.
         unknown_edges: ``'drop'`` or ``'error'`` for edges with unknown endpoints.
+        edge_delimiter: separates the cells of tables of edges, where it differs from ``delimiter``.
         merge_classes: whether classes that differ by case or one letter are one.
         bins: where a numeric label was cut into classes.
     """
@@ -131,6 +133,7 @@ class Encoder:
     decimal: str | None = None
     unknown_edges: str | None = None
     merge_classes: bool | None = None
+    edge_delimiter: str | None = None
     bins: tuple[float, ...] = ()
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.data.adjacency import first_of_run
+from pairnorm.data.adjacency import first_of_run, merge_weights
 
 FEWEST_PER_RANGE, ENTRIES_PER_RANGE = 2**18, 2**25
 BYTES_PER_SORTED_ENTRY = 48
@@ -59,7 +59,9 @@ class Ranges:
                 keys, weights = entries["key"], np.empty(0, np.float32)
                 keys.sort()
             del entries
-            ways = int(np.count_nonzero(first_of_run(keys)))
+            keys, totals = merge_weights(keys, weights)
+            weights = weights if totals is None else totals
+            ways = len(keys)
             keys >>= 1
             first = first_of_run(keys)
             if len(weights):

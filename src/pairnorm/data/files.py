@@ -46,9 +46,12 @@ def read_files(
         if nodes == edges == STDIN:
             problem = "nodes and edges are both '-'"
             raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
-        how = {name: getattr(again, name) for name in ("delimiter", "encoding", "decimal")}
+        how = {"encoding": again.encoding, "decimal": again.decimal, "database": database}
+        signs = {"edges": again.edge_delimiter or again.delimiter}
         tables = [
-            [] if given is None else open_tables(role, given, database=database, **how)
+            []
+            if given is None
+            else open_tables(role, given, delimiter=signs.get(role, again.delimiter), **how)
             for role, given in (("nodes", nodes), ("edges", edges), ("features", features))
         ]
         return from_tables(tables, again, encoder)

@@ -394,6 +394,7 @@ class Graph:
         keep: Sequence[str] = (),
         unknown_edges: str | None = None,
         delimiter: str | None = None,
+        edge_delimiter: str | None = None,
         encoding: str | None = None,
         decimal: str | None = None,
         name: str | None = None,
@@ -433,6 +434,8 @@ class Graph:
             keep: columns of ``nodes`` to take as categories though there are very many of them.
             unknown_edges: ``'drop'`` to leave out edges whose ends are no nodes. Default: ``'error'``.
             delimiter: what separates cells of text, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
+            edge_delimiter: separates the cells of ``edges``, where it differs. Edge lists separated by
+                spaces, with comments (#) and without a header, are recognized.
             encoding: of text. Default: found by its bytes, and noted unless it is UTF-8.
             decimal: the decimal point of text, ``'.'`` or ``','``. Default: a point; where all cells of a
                 column have a comma, that, and noted.
@@ -442,7 +445,7 @@ class Graph:
         """
         options = ColumnOptions(
             *(id, label, split, source, target, weight, delimiter, categorical, ignore),
-            *(keep, encoding, decimal, classes, unknown_edges, merge_classes),
+            *(keep, encoding, decimal, classes, unknown_edges, merge_classes, edge_delimiter),
         )
         parts = files.read_files(nodes, edges, features, database, options, encoder)
         place = files.place_name(nodes) if database is None else "graph"

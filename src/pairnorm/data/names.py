@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 # What becomes of whole numbers where a column of floats is written as text.
 FINAL_ZERO = re.compile(r"([+-]?\d+)\.0")
+# Columns of a frame without names, as pandas writes them.
+PANDAS_DEFAULT = ("0", "1")
 SPELLING = "only in case, spaces, leading zeros, a final .0 or Unicode form"
 
 
@@ -57,15 +59,20 @@ def note_unused_columns(table: Source, ends: Ends, weight: str | None) -> None:
         table.notes.append(f"{columns} of {table.name}: not used{more}")
 
 
-def header_missing(edges: Source, ends: Ends) -> PairNormError:
-    """Return the error for a table of edges whose first line names two nodes."""
-    return PairNormError(
-        f"{edges.name}: line 1 is no header: it holds the node ids {quoted(ends.source)} and "
-        f"{quoted(ends.target)}",
-        code="header-missing",
-        value=ends[:2],
-        hint="Put a first line such as 'source,target' above it, or name the columns.",
-    )
+def without_header(edges: Source, ends: Ends) -> Source:
+    """Return a table of edges whose first line names two nodes, to be read without a header."""
+    if edges.open is None or (ends.guessed and ends[:2] == PANDAS_DEFAULT):
+        raise PairNormError(
+            f"{edges.name}: line 1 may be a header or an edge between the nodes {quoted(ends.source)} and "
+            f"{quoted(ends.target)}",
+            code="header-missing",
+            value=ends[:2],
+            hint="Put a first line such as 'source,target' above it, or name the columns.",
+        )
+    if not ends.guessed and ends[:2] == PANDAS_DEFAULT:
+        return edges
+    edges.notes.append(f"line 1 of {edges.name} is an edge, not a header")
+    return replace(edges, has_header=False)
 
 
 def read_rows(
@@ -237,8 +244,8 @@ def read_edges(
 
     With ``drop``, an edge whose ends are not both nodes is left out, and how many those are is noted.
     """
-    if ends.guessed and all((names.astype(str) == end).any() for end in ends[:2]):
-        raise header_missing(edges, ends)
+    if edges.has_header and all((names.astype(str) == end).any() for end in ends[:2]):
+        edges = without_header(edges, ends)
     index, first = NodeIndex(names, drop), 0
     pairs, weights = [np.zeros((2, 0), dtype=np.int64)], []
     # Whole numbers are read as such: that is several times faster than text.

@@ -236,6 +236,8 @@ class PackedGraph:
             held = self.facts.blocks[number]
             low, high = max(columns.start, held.start), min(columns.stop, held.stop)
             parts.append(self._block(number)[rows, low - held.start : high - held.start].astype(np.float32))
+        if not parts:
+            return np.empty((len(self.labels[rows]), 0), np.float32)
         return np.concatenate(parts, 1) if len(parts) > 1 else parts[0]
 
     def files(self, columns: range) -> dict[str, NDArray[Any]]:

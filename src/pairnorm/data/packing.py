@@ -20,7 +20,7 @@ from pairnorm.base.memory import parse_memory
 from pairnorm.data.adjacency import EdgeCounts
 from pairnorm.data.encoder import READING_OPTIONS, ColumnOptions, Encoder
 from pairnorm.data.external_sort import BYTES_PER_SORTED_ENTRY, ENTRIES_PER_RANGE, FEWEST_PER_RANGE, Ranges
-from pairnorm.data.names import Ends, find_ends, header_missing, note_unused_columns
+from pairnorm.data.names import Ends, find_ends, note_unused_columns, without_header
 from pairnorm.data.pack_nodes import NodePacker, Tick
 from pairnorm.data.packed import DTYPES, Facts, PackedGraph
 from pairnorm.data.queries import Database, File, Files, Table, as_id, as_number, sql_name, sql_row
@@ -48,6 +48,7 @@ def pack(
     classes: int | str | None = None,
     merge_classes: bool | None = None,
     delimiter: str | None = None,
+    edge_delimiter: str | None = None,
     decimal: str | None = None,
     memory: int | str = "4GB",
     dtype: str = "float32",
@@ -76,6 +77,7 @@ def pack(
             number as a class. Default: many different numbers are refused.
         merge_classes: merge classes that differ by case, spaces or one letter.
         delimiter: of text files, or ``'tab'``.
+        edge_delimiter: of the text files of edges, where it differs.
         decimal: the decimal point of text, ``'.'`` or ``','``. Default: decided by column, and noted.
         memory: bytes, or a text such as ``'4GB'``; DuckDB gets half, sorting the other half.
         dtype: of the features on disk, ``'float32'`` or ``'float16'``.
@@ -95,6 +97,7 @@ def pack(
         decimal=decimal,
         classes=classes,
         merge_classes=merge_classes,
+        edge_delimiter=edge_delimiter,
     )
     if options.split is not None and options.label is None:
         problem = f"split is {quoted(options.split)} but label is not given"
@@ -139,7 +142,7 @@ class _Links(NamedTuple):
 
     @classmethod
     def opened(cls, base: Database, files: Files, options: ColumnOptions) -> _Links:
-        table = base.open(files, options.delimiter)
+        table = base.open(files, options.edge_delimiter or options.delimiter, "edges")
         ends = find_ends(table.source, options.source, options.target)
         note_unused_columns(table.source, ends, options.weight)
         return cls(table, ends)
@@ -159,7 +162,7 @@ class _EdgePacker:
         (table, query, kinds), ends = links
         weight = self.options.weight
         value = "" if weight is None else f", {self._weight(weight, kinds)} AS w"
-        self._check_header(table, ends)
+        query = self._without_header(table, ends, query)
         first, second = (as_id(end, kinds[end], self.whole) for end in ends[:2])
         self.tick("edges", 0.0)
         # One join at a time: each builds one table of the names, which may spill.
@@ -185,11 +188,13 @@ class _EdgePacker:
     def _weight(self, weight: str, kinds: Mapping[str, str]) -> str:
         return as_number(weight) if kinds[weight] == "VARCHAR" else f"{sql_name(weight)}::DOUBLE"
 
-    def _check_header(self, table: Source, ends: Ends) -> None:
-        if ends.guessed and table.delimiter is not None:
-            found = self.base.run(f"SELECT count(*) FROM names WHERE name::VARCHAR IN {sql_row(ends[:2])}")
-            if found == [(2,)]:
-                raise header_missing(table, ends)
+    def _without_header(self, table: Source, ends: Ends, query: str) -> str:
+        """Return a query that reads the first line as an edge where it names two nodes."""
+        if table.delimiter is not None and table.has_header:
+            names = f"SELECT count(*) FROM names WHERE name::VARCHAR IN {sql_row(ends[:2])}"
+            if self.base.run(names) == [(2,)] and not without_header(table, ends).has_header:
+                return query.replace("header=true", "header=false", 1)
+        return query
 
     def _reject_end(self, table: Source, query: str, column: str, end: str, lost: int) -> None:
         cell = sql_name(column)

@@ -63,7 +63,7 @@ class Database:
     def __init__(self, folder: Path, memory: int) -> None:
         import duckdb
 
-        self.memory = memory
+        self.memory, self.folder = memory, folder
         with explained(memory):
             self._base = duckdb.connect(str(folder / "names.duckdb"))
         self.run(f"SET memory_limit='{memory // 2}B'")
@@ -88,7 +88,7 @@ class Database:
             for batch in self._base.sql(query).to_arrow_reader(rows):
                 yield [column.to_numpy(zero_copy_only=False) for column in batch.columns]
 
-    def open(self, files: Files, delimiter: str | None = None) -> Table:
+    def open(self, files: Files, delimiter: str | None = None, role: str = "nodes") -> Table:
         """Look at the columns of some files, which must be the same in all."""
         names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
         paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
@@ -97,12 +97,12 @@ class Database:
             if not str(path).isprintable() and "\udc80" <= max(str(path)) <= "\udcff":
                 problem = f"{path}: the file name is not valid UTF-8, which DuckDB needs"
                 raise PairNormError(problem, code="unusable-path", value=str(path), hint="Rename the file.")
-        source, *others = (open_table(path, delimiter) for path in paths)
+        source, *others = opened = [open_table(path, delimiter, role=role) for path in paths]
         for other in others:
             if (other.columns, other.delimiter) != (source.columns, source.delimiter):
                 problem = f"{other.name}: its columns are not those of {source.name}"
                 raise PairNormError(problem, code="unlike-columns", value=other.name)
-        listed = sql_list([str(path) for path in paths])
+        listed = sql_list([str(path) for path in self._converted(opened, paths)])
         durations: dict[str, str] = {}
         if source.delimiter is None:
             table = f"read_parquet({listed})"
@@ -114,8 +114,9 @@ class Database:
                 table = f"(SELECT * REPLACE ({named}) FROM {table})"
         else:
             columns = ", ".join(f"{sql_text(name)}: 'VARCHAR'" for name in source.columns)
+            header = str(source.has_header).lower()
             table = (
-                f"read_csv({listed}, delim={sql_text(source.delimiter)}, header=true, quote='\"', "
+                f"read_csv({listed}, delim={sql_text(source.delimiter)}, header={header}, quote='\"', "
                 f"escape='\"', auto_detect=false, columns={{{columns}}}, max_line_size=16777216)"
             )
         kinds = {name: kind for name, kind, *_ in self.run(f"DESCRIBE SELECT * FROM {table}")}
@@ -128,6 +129,17 @@ class Database:
                     hint="Give each column its own name.",
                 )
         return Table(source, table, kinds | dict.fromkeys(durations, DURATION))
+
+    def _converted(self, sources: Sequence[Source], paths: Sequence[Path]) -> Sequence[Path]:
+        """Copy edge lists that DuckDB cannot read: separated by spaces, with comments."""
+        if not any("separated by spaces" in note for source in sources for note in source.notes):
+            return paths
+        copies = []
+        for number, source in enumerate(sources):
+            copies.append(self.folder / f"edges-{number}.tsv")
+            with source.characters() as text, open(copies[-1], "w", encoding="utf-8") as copy:
+                copy.writelines(line for line in text if line.strip())
+        return copies
 
 
 def _check_kind(path: Path) -> None:

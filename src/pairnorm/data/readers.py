@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from glob import glob
-from io import BufferedReader, BytesIO
+from io import BufferedReader, BytesIO, RawIOBase, TextIOWrapper
+from itertools import islice
 from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any
 
-from pairnorm.base.errors import PairNormError, one_of, quoted
+from pairnorm.base.errors import PairNormError, closest, one_of, quoted
 from pairnorm.base.files import check_path
 from pairnorm.data.tables import Source, readable, shown
 
@@ -35,6 +36,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
 TABLES = (*DELIMITERS, ".parquet", ".xlsx", ".json", ".jsonl")
 STDIN = "-"
+COMMENT, MAX_COMMENT_LINES = ("#", "%"), 1000
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark begins it
@@ -112,6 +114,8 @@ def kind_of(path: PurePath) -> str:
     >>> kind_of(PurePath("nodes.CSV.gz"))
     '.csv'
     """
+    if ".xlsx#" in path.name.lower():  # the sheet of a workbook
+        return ".xlsx"
     ending = path.suffix.lower()
     if ending == ".zip" and not PurePath(path.stem).suffix and Path(path).is_file():
         with readable(path.name):
@@ -137,6 +141,12 @@ def open_table(
     role: str = "nodes",
 ) -> Source:
     """Look at the head of one file; see ``open_tables``."""
+    book, _, sheet = str(path).rpartition("#")
+    if book.lower().endswith(".xlsx") and not path.exists():
+        frame, notes = _frame(path.name, ".xlsx", partial(_plain, existing(Path(book))), f"#{sheet}")
+        return Source(
+            path.name, columns_of(path.name, list(frame.columns)), frame, decimal=decimal, notes=notes
+        )
     if existing(path).stat().st_size == 0:
         raise _empty(path.name)
     opened: Open = partial(COMPRESSED.get(path.suffix.lower(), _plain), path)
@@ -167,7 +177,10 @@ def _table(
         raise PairNormError(problem, code="out-of-range", value=delimiter, expected="one character, or 'tab'")
     with readable(name):
         found, notes = (_with_mark(encoding), []) if encoding else _find_encoding(name, opened)
-        source = Source(name, (), None, opened, None, delimiter, found, decimal, notes)
+        if role == "edges" and given is None and _is_edge_list(opened, found):
+            notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
+            opened, found, delimiter = partial(_open_edge_list, opened, found), "utf-8", "\t"
+        source = Source(name, (), open=opened, delimiter=delimiter, encoding=found)
         with source.lines() as lines:
             titles = ([cell.strip() for cell in cells] for cells in lines)
             header: list[str] = next(filter(any, titles), [])
@@ -175,16 +188,62 @@ def _table(
         raise _empty(name)
     other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)
     if len(header) == 1 and other and given is None:
-        found_out = _table(name, kind, opened, role, other, encoding, decimal)
-        said = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
-        return replace(found_out, notes=[*found_out.notes, said])
+        result = _table(name, kind, opened, role, other, encoding, decimal)
+        note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
+        return replace(result, notes=[*result.notes, note])
     if len(header) == 1 and other:
         problem = (
             f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not by {delimiter!r}?"
         )
         hint = "Pass {delimiter}."
         raise PairNormError(problem, code="wrong-delimiter", value=delimiter, hint=hint, delimiter=other)
-    return Source(name, columns_of(name, header), None, opened, None, delimiter, found, decimal, notes)
+    has_header = role != "edges" or len({*header}) == len(header)
+    columns = columns_of(name, header) if has_header else tuple(f"column {n + 1}" for n in range(len(header)))
+    if not has_header:
+        notes.append(f"line 1 of {name} is an edge, not a header")
+    return Source(name, columns, None, opened, None, delimiter, found, decimal, has_header, notes)
+
+
+def _is_edge_list(opened: Open, encoding: str) -> bool:
+    """Return whether a text begins with comments, or separates the cells of its first line by spaces."""
+    with opened() as file, TextIOWrapper(file, encoding, errors="replace") as text:
+        for line in islice(text, MAX_COMMENT_LINES):
+            if line.startswith(COMMENT):
+                continue
+            if line.strip():
+                cells = line.split()
+                return len(cells) in (2, 3, 4) and not any(sign in line for sign in ',;|\t"')
+    return False
+
+
+def _open_edge_list(opened: Open, encoding: str) -> IO[bytes]:
+    return BufferedReader(_SpacesAsTabs(opened, encoding))
+
+
+class _SpacesAsTabs(RawIOBase):
+    """The bytes of an edge list with a tab between cells, and empty lines for comments."""
+
+    def __init__(self, opened: Open, encoding: str) -> None:
+        self._text = TextIOWrapper(opened(), encoding)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        """Return True, as ``io`` asks."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer, as ``io`` asks."""
+        while len(self._rest) < len(buffer) and (lines := self._text.readlines(2**16)):
+            cells = ("" if line.startswith(COMMENT) else "\t".join(line.split()) for line in lines)
+            self._rest += ("\n".join(cells) + "\n").encode()
+        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._text.close()
+        super().close()
 
 
 def columns_of(name: str, header: Sequence[Any]) -> tuple[str, ...]:
@@ -355,14 +414,20 @@ def arrow_frame(table: Any) -> pandas.DataFrame:
 
 
 def _read_excel(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
-    """Read the sheet that is called as what it holds, else the first."""
+    """Read the sheet named after ``#``, else the one named after the role, else the first."""
     import pandas
 
     _library("openpyxl", "Excel")
     with pandas.ExcelFile(BytesIO(file.read()), engine="openpyxl") as book:
         sheets = [str(sheet) for sheet in book.sheet_names]
-        sheet = next((sheet for sheet in sheets if sheet.strip().lower() == role), sheets[0])
-        if len(sheets) > 1:
+        wanted = role.removeprefix("#").strip().lower()
+        named = [sheet for sheet in sheets if sheet.strip().lower() == wanted]
+        if role.startswith("#") and not named:
+            problem, hint = f"there is no sheet {quoted(role[1:])}", closest(role[1:], sheets)
+            expected = f"one of {shown(sheets, 10)}"
+            raise PairNormError(problem, code="unknown-sheet", value=role[1:], expected=expected, hint=hint)
+        sheet = next(iter(named), sheets[0])
+        if len(sheets) > 1 and not role.startswith("#"):
             notes.append(f"the {role} are read from sheet {quoted(sheet)} of {shown(sheets)}")
         cells = pandas.read_excel(
             book, sheet_name=sheet, header=None, dtype=object, na_values=[""], keep_default_na=False

@@ -46,7 +46,8 @@ class Source:
         open: gives the bytes of a text file from the beginning.
         delimiter: what separates the cells of a text file.
         encoding: of a text file.
-        decimal: the decimal point, where the user said which.
+        decimal: the decimal point, where the user named it.
+        has_header: whether the first line of a text file names the columns.
         notes: what was odd, a sentence each; grows while the rows are read.
         parts: the tables that it was put together from, and of each row the number of its table and its row.
     """
@@ -59,6 +60,7 @@ class Source:
     delimiter: str | None = None
     encoding: str = "utf-8"
     decimal: str | None = None
+    has_header: bool = True
     notes: list[str] = field(default_factory=list, compare=False)
     parts: tuple[Sequence[Source], NDArray[np.int64]] | None = None
     _column_notes: dict[str, list[str]] = field(default_factory=dict, compare=False)
@@ -120,7 +122,7 @@ class Source:
             return f"row {row + 1:,}"
         # Counted only when something is wrong, for blank lines and quoted line breaks make it slow work.
         with self.lines(errors="replace") as reader:
-            seen, start = -1, 1
+            seen, start = -self.has_header, 1
             for cells in reader:
                 if len(cells) > 1 or any(cell.strip() for cell in cells):
                     if seen == row:
@@ -308,7 +310,7 @@ def _read_text(source: Source, text: Sequence[str], rows: int | None) -> Iterato
         whole_or_blocks = pandas.read_csv(
             file,
             sep=source.delimiter,
-            header=0,
+            header=0 if source.has_header else None,
             names=list(source.columns),
             index_col=False,
             dtype=dict.fromkeys(text, str),
