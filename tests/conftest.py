@@ -50,10 +50,10 @@ def raises() -> Raises:
 @pytest.fixture(scope="module")
 def brief_baselines() -> Iterator[None]:
     """The GCN that ``fit`` compares with trains for moments, where no test looks at how good it is."""
-    from pairnorm.classify import search
+    from pairnorm.classify import search_space
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "BASELINE_EPOCHS", 5)
+        patch.setattr(search_space, "BASELINE_EPOCHS", 5)
         yield
 
 

@@ -8,11 +8,11 @@ import torch
 
 from pairnorm.classify import Candidate, NodeClassifier
 from pairnorm.classify import findings as findings_module
-from pairnorm.classify import search as search_module
+from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Baseline, Findings
 from pairnorm.classify.holdout import without
-from pairnorm.classify.search import baselines
+from pairnorm.classify.search_space import baselines
 from pairnorm.data import Graph
 from pairnorm.report.fit_report import write_report
 

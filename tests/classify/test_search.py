@@ -12,14 +12,10 @@ from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, base
 from pairnorm.classify.candidates.base import WIDE_COLUMNS, KnownLabels, PseudoLabels
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.search import (
-    SGC_DEPTHS,
-    SIMPLE,
     Choice,
-    baselines,
-    plan,
-    resolve_time_limit,
     search,
 )
+from pairnorm.classify.search_space import SGC_DEPTHS, SIMPLE, baselines, plan, resolve_time_limit
 from pairnorm.data import Graph
 from pairnorm.train import METHODS
 

@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.classify import NodeClassifier
-from pairnorm.classify import search as search_module
+from pairnorm.classify import search_space as search_module
 from pairnorm.classify.findings import UNMASKED, Findings
 from pairnorm.classify.target import hide
 from pairnorm.data import Graph

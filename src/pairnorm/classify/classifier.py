@@ -30,7 +30,8 @@ from pairnorm.classify.holdout import (
     warn_label_predictors,
 )
 from pairnorm.classify.scaling import Scaling, check_features
-from pairnorm.classify.search import Choice, parse_search_space, plan, resolve_time_limit, search
+from pairnorm.classify.search import Choice, search
+from pairnorm.classify.search_space import parse_search_space, plan, resolve_time_limit
 from pairnorm.classify.target import Target, hide
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder

@@ -28,8 +28,9 @@ from pairnorm.classify.evaluation import (
     tilted,
 )
 from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without
-from pairnorm.classify.search import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines, search
+from pairnorm.classify.search import search
 from pairnorm.classify.search_limits import MAX_TRAINING_ROWS, PATIENCE
+from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
 from pairnorm.classify.target import Standardized, lacks_most, standardize, strata
 from pairnorm.data import Graph, Split
 from pairnorm.data.random import Stream

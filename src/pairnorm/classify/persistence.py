@@ -19,7 +19,7 @@ from pairnorm.classify.candidates.base import KnownLabels, Saved
 from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling
-from pairnorm.classify.search import DEEPEST, LARGEST_SCALE
+from pairnorm.classify.search_space import DEEPEST, LARGEST_SCALE
 from pairnorm.data import Encoder, Split
 from pairnorm.version import __version__
 

@@ -21,7 +21,6 @@ from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperatur
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows
 from pairnorm.classify.regression import LOOSE_TOLERANCE, TOLERANCE, regressions
-from pairnorm.classify.search import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.classify.search_limits import (
     ENOUGH,
     MAX_TRAINING_ROWS,
@@ -30,6 +29,7 @@ from pairnorm.classify.search_limits import (
     default_norms,
     subsample,
 )
+from pairnorm.classify.search_space import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.propagation import COLUMNS_PER_LINE, MAX_WIDTH, Plan, Propagation, label_propagation

@@ -170,7 +170,7 @@ def run(options: Namespace) -> Result:
 def _classifier(options: Namespace) -> "NodeClassifier":
     """Return the classifier that the options describe, its parameters validated."""
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.search import FILLS, MODELS
+    from pairnorm.classify.search_space import FILLS, MODELS
     from pairnorm.train.engine import find_device
     from pairnorm.train.spec import NORMS
 
@@ -293,7 +293,7 @@ def _run_packed(options: Namespace) -> Result:
     from pairnorm.base.files import reserved
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.predictions import has_parquet
-    from pairnorm.classify.search import FILLS
+    from pairnorm.classify.search_space import FILLS
     from pairnorm.classify.streaming import Streaming
     from pairnorm.data import Graph
     from pairnorm.report.fit_report import result_folder

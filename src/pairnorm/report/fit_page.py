@@ -14,7 +14,7 @@ from pairnorm.classify.conformal import PredictionSets
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
 from pairnorm.classify.evaluation import Scores, paired_difference, wilson
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
-from pairnorm.classify.search import BASELINE_EPOCHS, BASELINE_SEEDS
+from pairnorm.classify.search_space import BASELINE_EPOCHS, BASELINE_SEEDS
 from pairnorm.data import Graph
 from pairnorm.report.charts import NORMS, Chart, Line, confusion, intervals, lines, reliability
 from pairnorm.report.document import (

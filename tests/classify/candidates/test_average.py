@@ -1,3 +1,4 @@
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -131,3 +132,14 @@ def test_unreachable_nodes_get_the_class_shares_of_the_training_labels(task: Tas
     held = hidden[graph.validation]
     first, second = (one.probabilities[held] for one in choice.results)
     torch.testing.assert_close(first, second)
+
+
+def test_a_pickle_stays_small_after_predictions_for_other_graphs(task: Task) -> None:
+    family = SGCFamily(["PN"], (2,), (10.0,))
+    fitted = search(task, [family]).learn(task)
+    before = len(pickle.dumps(fitted))
+    fitted.logits(task.graph, task.features, task.device)
+    assert len(pickle.dumps(fitted)) == before
+    again = pickle.loads(pickle.dumps(fitted))
+    logits = [one.logits(task.graph, task.features, task.device) for one in (fitted, again)]
+    assert torch.equal(*logits)

@@ -8,7 +8,7 @@ from pairnorm.classify.candidates import SGCFamily, Task, columns
 from pairnorm.classify.candidates import propagation as module
 from pairnorm.classify.candidates.base import KnownLabels
 from pairnorm.classify.candidates.propagation import SharedPropagation, filled, normalized
-from pairnorm.classify.search import plan
+from pairnorm.classify.search_space import plan
 from pairnorm.data import Graph
 from pairnorm.impute import impute
 from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
@@ -89,8 +89,8 @@ def test_what_shares_walks_predicts_the_same(gaps: Graph, monkeypatch, norm, lim
         ((*_, learn),) = SGCFamily([norm], (4,), (10.0,), ("fp",)).fit(task, lambda what: None)
         network = learn(task)
         assert network.module.weight.shape[1] == gaps.num_features
-        found.append(network.logits(gaps, task.features, CPU))
-    assert torch.allclose(*found, atol=1e-3)
+        found.append(network.logits(gaps, task.features, CPU).softmax(-1))
+    assert torch.allclose(*found, atol=5e-3)  # with many nodes, the solver's tolerance is looser
 
 
 def test_an_sgc_without_pair_norm_is_one_of_another_scale(gaps: Graph) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,6 +170,9 @@ class Average:
     fallback_probabilities: Tensor
     smooth: Smooth | None = None
     said: dict[str, tuple[object, Graph, Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "said": {}}  # a pickle has no graph in it
 
     def __deepcopy__(self, memo: object) -> Average:
         return replace(self, said={})  # fitted candidates never change
