@@ -16,13 +16,13 @@ from pairnorm.train import Store
 
 def test_centering_moves_the_mean_and_rescaling_sets_the_length() -> None:
     points, labels = steps()
-    before, centerd, rescaled = points.values()
+    before, centered, rescaled = points.values()
     assert float(before.mean(0).norm()) > 0.5
-    torch.testing.assert_close(centerd.mean(0), torch.zeros(2).double(), atol=1e-5, rtol=0)
-    torch.testing.assert_close(before - before.mean(0), centerd)
+    torch.testing.assert_close(centered.mean(0), torch.zeros(2).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(before - before.mean(0), centered)
     assert abs(float(rescaled.square().sum(1).mean()) - 1) < 1e-4
     # Rescaling only stretches: every point keeps its direction.
-    cosine = torch.nn.functional.cosine_similarity(centerd, rescaled)
+    cosine = torch.nn.functional.cosine_similarity(centered, rescaled)
     torch.testing.assert_close(cosine, torch.ones_like(cosine), atol=1e-4, rtol=0)
     assert set(labels.tolist()) == set(range(len(CLASSES)))
 

@@ -1,4 +1,4 @@
-"""How all figures look and are written: for print, for color-blind readers, with the same bytes always."""
+"""Style and write figures: for print and color-blind readers, with reproducible bytes."""
 
 import multiprocessing
 import signal
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Save = Callable[["Figure", Path, str], list[Path]]
 """Writes a figure into a folder under a name, and returns the files."""
 
-# Okabe & Ito: told apart by color-blind readers, and dark enough on white.
+# Okabe & Ito: distinguishable for color-blind readers, and dark enough on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GRAY = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#555555"
 )  # fmt: skip
@@ -32,7 +32,7 @@ _SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine has it
     "font.size": 10,
     "axes.titlesize": 11,
-    "axes.titley": 1.0,  # where it is anyway: to look whether ticks are in its way takes a tenth of the time
+    "axes.titley": 1.0,  # its default; the automatic search takes a tenth of the time
     "axes.labelsize": 10,
     "legend.fontsize": 9.5,
     "axes.spines.top": False,
@@ -63,14 +63,14 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure, in inches, that makes room for what is drawn outside its axes."""
+    """Return an empty figure, in inches, that fits what is drawn outside its axes."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def whole_ticks(axis: "Axes") -> None:
-    """Put whole numbers along the x axis, which starts at 0."""
+    """Use whole numbers on the x axis, which starts at 0."""
     from matplotlib.ticker import MaxNLocator
 
     axis.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
@@ -123,12 +123,12 @@ def _write(figure: "Figure", paths: list[Path]) -> None:
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from PIL import Image
 
-    # The canvases themselves: figure.savefig draws everything twice, the first time for nothing.
+    # Use the canvases: figure.savefig draws everything twice.
     with style():
         figure.set_dpi(DOTS_PER_INCH)
         canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
         canvas.draw()
-        # Nothing is transparent: without that channel a file is packed with less effort to the same size.
+        # Nothing is transparent: without that channel a file compresses faster.
         image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba()).convert("RGB")
         with atomic_file(paths[0]) as draft:
             image.save(draft, "png", compress_level=3, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))

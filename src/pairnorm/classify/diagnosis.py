@@ -98,7 +98,7 @@ class _State(NamedTuple):
 def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[_State]:
     """Yield the state of every depth, without PairNorm and with it, from one propagation.
 
-    Every row of D̃⁻¹Ã sums to one: what is centerd before a step and what is not differ by the same row
+    Every row of D̃⁻¹Ã sums to one: what is centered before a step and what is not differ by the same row
     afterwards. So PairNorm's state, one scale and one row tell the plain state, whose own small differences
     would be lost beside its mean.
     """

@@ -44,7 +44,7 @@ BATCH = 2**16
 """Nodes whose classes are looked at together."""
 LEFT_OUT = (
     "GCN, GAT, GCNII and APPNP, which keep a state per layer for their gradients",
-    "PN-SCS, whose rows are scaled by all columns before they are centerd",
+    "PN-SCS, whose rows are scaled by all columns before they are centered",
     "row scaling: columns are standardized",
 )
 

@@ -164,13 +164,13 @@ def _depth(options: Namespace, path: Path) -> int | None:
         "runs": chosen.runs,
         "epochs": chosen.epochs,
     }
-    wanted = depth.DepthComparison(**{name: value for name, value in given.items() if value is not None})
-    outcome = train(path, depth, wanted, set(wanted.datasets), _command(options), running(options))
+    comparison = depth.DepthComparison(**{name: value for name, value in given.items() if value is not None})
+    outcome = train(path, depth, comparison, set(comparison.datasets), _command(options), running(options))
     if outcome is None:
         return 130
     show_remaining(outcome.left, _command(options))
     console.show(f"Results: {safe(path)}")
-    files = write_depths(wanted, path, options.out, "depth", "reproduce depth")
+    files = write_depths(comparison, path, options.out, "depth", "reproduce depth")
     console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
     return None
 
@@ -193,9 +193,9 @@ def _missing(options: Namespace, path: Path) -> int | None:
         options.runs,
         options.epochs,
     ).chosen()
-    lacking = count_pending(chosen, MissingResults.read(path))
-    if lacking:
-        console.show(f"{lacking:,} runs at least are lacking; what is in {safe(path)} is not run again.")
+    pending = count_pending(chosen, MissingResults.read(path))
+    if pending:
+        console.show(f"Pending runs: {pending:,} or more; results in {safe(path)} are not computed again.")
 
     def progress(stage: str, now: "Progress") -> None:
         if now.trials:
@@ -203,7 +203,7 @@ def _missing(options: Namespace, path: Path) -> int | None:
 
     try:
         with console.progress() as on_progress:
-            left = compare(chosen, path, how, progress) if lacking else 0
+            left = compare(chosen, path, how, progress) if pending else 0
     except KeyboardInterrupt:
         console.show(f"\n[yellow]Stopped.[/] Resume with: [bold]{safe(_command(options))}[/]")
         return 130
@@ -216,26 +216,26 @@ def _missing(options: Namespace, path: Path) -> int | None:
 
 
 def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
-    """Show and write what the store says of the comparison where features are missing; return the files."""
+    """Print and write the comparison of methods for missing features; return the files."""
     from pairnorm.compare.missing_report import draw, lines, report, write_csv
     from pairnorm.compare.missing_runs import MissingResults
 
-    found = lines(chosen, MissingResults.read(path))
+    results = lines(chosen, MissingResults.read(path))
     rows = [
         (
             *(line.cell.protocol, line.cell.dataset, f"{line.cell.missing_percent:g}%", line.method),
             *(f"{line.accuracy:.3f}", "" if isnan(line.std) else f"{line.std:.3f}"),
             str(len(line.accuracies)),
         )
-        for line in found
+        for line in results
         if line.accuracies
     ]
     headings = ("Protocol", "Graph", "Missing", "Method", "Accuracy", "±", "Runs")
     console.table(headings, rows, left=(0, 1, 3))
-    figures = _drawn(lambda: draw(found, out / "figures")) or []
+    figures = _drawn(lambda: draw(results, out / "figures")) or []
     files = [out / "missing.csv", *figures, out / "missing.md"]
-    write_csv(found, files[0])
-    write_text(files[-1], report(chosen, found, "figures/missing.png" if figures else None))
+    write_csv(results, files[0])
+    write_text(files[-1], report(chosen, results, "figures/missing.png" if figures else None))
     return files
 
 
@@ -250,11 +250,11 @@ def methods_in(text: str | None) -> list[str] | None:
     return [match_name(name.strip(), METHODS) for name in text.split(",")]
 
 
-def write_depths(wanted: "DepthComparison", path: Path, out: Path, name: str, command: str) -> list[Path]:
+def write_depths(comparison: "DepthComparison", path: Path, out: Path, name: str, command: str) -> list[Path]:
     """Write table, figures and report of a comparison by depth, say so, and return the files.
 
     Args:
-        wanted: the comparison.
+        comparison: the comparison.
         path: the store.
         out: folder of the files.
         name: of the files, without an ending.
@@ -265,8 +265,8 @@ def write_depths(wanted: "DepthComparison", path: Path, out: Path, name: str, co
     from pairnorm.train import Store
 
     with Store(path) as store:
-        table = DepthTable.read(wanted, store)
-    figures = _drawn(lambda: draw(wanted, table.rows, out / "figures", name)) or {}
+        table = DepthTable.read(comparison, store)
+    figures = _drawn(lambda: draw(comparison, table.rows, out / "figures", name)) or {}
     pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
     texts = {out / f"{name}.csv": table.csv(), out / f"{name}.md": report(table, command, pictures)}
     for target, text in texts.items():
@@ -325,14 +325,14 @@ def selection(options: Namespace, *what: str) -> "Selection":
 
 
 def train(
-    path: Path, runner: Any, wanted: Any, graphs: Collection[str], command: str, running: "Running"
+    path: Path, runner: Any, requested: Any, graphs: Collection[str], command: str, running: "Running"
 ) -> "Outcome | None":
     """Train what a store lacks and show how far it is; None, and how to go on, after an interruption.
 
     Args:
         path: the store; a new one is made once nothing is known that would keep it empty.
         runner: the module whose ``reproduce`` and ``count_pending`` are called.
-        wanted: what they are asked for.
+        requested: their first argument, such as experiments.
         graphs: names of those that are needed.
         command: goes on after an interruption.
         running: where, and for how long.
@@ -350,21 +350,21 @@ def train(
             on_progress(stage, now.done, now.total, latest, "layer-epochs")
 
     with Store(path) as store:
-        lacking = runner.count_pending(wanted, store)
-        if lacking and store.read_only:
-            problem = f"{path} cannot be written, and {lacking:,} trials are to be trained"
+        pending = runner.count_pending(requested, store)
+        if pending and store.read_only:
+            problem = f"{path} cannot be written, and {pending:,} trials are to be trained"
             hint = "Copy it to where you may write, and name it: {store}"
             raise PairNormError(problem, code="not-writable", value=str(path), hint=hint, store=...)
-        if lacking:
-            console.show(f"Training {lacking:,} trials; what is in {safe(path)} is not trained again.")
+        if pending:
+            console.show(f"Training {pending:,} trials; results in {safe(path)} are not computed again.")
         try:
             with console.progress() as on_progress:
-                outcome: Outcome = runner.reproduce(wanted, store, running, progress)
+                outcome: Outcome = runner.reproduce(requested, store, running, progress)
                 return outcome
         except KeyboardInterrupt:
-            left = runner.count_pending(wanted, store)
+            left = runner.count_pending(requested, store)
             console.show(
-                f"\n[yellow]Stopped.[/] {max(0, lacking - left):,} of {lacking:,} trials are kept in "
+                f"\n[yellow]Stopped.[/] {max(0, pending - left):,} of {pending:,} trials are kept in "
                 f"{safe(path)}; {left:,} are left.\nResume with: [bold]{safe(command)}[/]"
             )
             return None
@@ -397,11 +397,11 @@ def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
 
     with open_results(store) as results:
         layers, experiment = read_layers(results), chosen.narrow(CASE_STUDY)
-    found = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}
-    if not any(found.values()):
+    by_model = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}
+    if not any(by_model.values()):
         problem = f"{store} has no layers of the case study with these options"
         hint = f"Run pairnorm reproduce case-study{chosen.options} --store {store} first."
         raise PairNormError(problem, code="not-run", value=str(store), hint=hint)
-    for model, studies in found.items():
+    for model, studies in by_model.items():
         write_tensorboard(studies, model, folder)
     console.show(f"TensorBoard: [bold]tensorboard --logdir {safe(folder)}[/]")

@@ -45,7 +45,7 @@ SPREAD = 0.35
 
 
 def steps() -> tuple[dict[str, Tensor], Tensor]:
-    """Return the points before PairNorm, centerd, and rescaled, each [nodes, 2], and their classes.
+    """Return the points before PairNorm, centered, and rescaled, each [nodes, 2], and their classes.
 
     The points are Cora's papers of three fields after two convolutions. Their coordinates say how much their
     words resemble those of the training papers of the first and of the last field.
@@ -62,21 +62,21 @@ def steps() -> tuple[dict[str, Tensor], Tensor]:
     chosen = torch.isin(graph.labels, torch.tensor(numbers))
     plane = plane[chosen]
     before = SPREAD * plane / plane.std(0)
-    centerd = before - before.mean(0)
-    points = {"graph convolution": before, "centerd": centerd, "rescaled": pair_norm(before, 1.0, "PN")}
+    centered = before - before.mean(0)
+    points = {"graph convolution": before, "centered": centered, "rescaled": pair_norm(before, 1.0, "PN")}
     labels = torch.tensor([numbers.index(int(label)) for label in graph.labels[chosen]])
     return points, labels
 
 
 def figure2() -> "Figure":
-    """Draw the input of PairNorm, then the same points centerd and rescaled."""
+    """Draw the input of PairNorm, then the same points centered and rescaled."""
     points, labels = steps()
     with style():
         figure = new_figure(10.2, 4.3)
         axes = figure.subplots(1, 3, sharex=True, sharey=True)
         titles = (
             r"output of graph convolution, $\tilde{x}_i$",
-            r"centerd, $\tilde{x}^c_i$",
+            r"centered, $\tilde{x}^c_i$",
             r"rescaled, $\dot{x}_i$, with $s = 1$",
         )
         for axis, title, plane in zip(axes, titles, points.values(), strict=True):

@@ -18,7 +18,7 @@ from pairnorm.sweep.tables import PARTIAL, TITLES, Entry, Table
 GLOSSARY = {
     "Missing": "The share of nodes outside the training set whose features were taken away.",
     "Layers": "How many graph convolutions; chosen by accuracy on the validation nodes.",
-    "PN": "With PairNorm: after each layer, nodes are centerd and rescaled so that their distances do not "
+    "PN": "With PairNorm: after each layer, nodes are centered and rescaled so that their distances do not "
     "shrink.",
     "SGC, GCN, GAT": "The models: a linear one, one with hidden layers, and one with attention.",
     "Row-diff, col-diff": "The mean distance between nodes, and between features: both fall as a model "
@@ -62,7 +62,7 @@ def _cards(tables: Mapping[str, Table], decided: Sequence[Verdict]) -> Iterator[
     yield (
         "What was asked",
         "Does the paper hold?",
-        "PairNorm (Zhao & Akoglu, ICLR 2020) was built anew, and its experiments run again.",
+        "PairNorm (Zhao & Akoglu, ICLR 2020) was implemented independently, and its experiments run again.",
     )
     if gaps:
         near = sum(gap <= 0.05 for gap in gaps)
@@ -97,13 +97,13 @@ def _shown(table: Table, results: ResultIndex, selection: Selection) -> Shown:
 def _row(entry: Entry) -> list[str]:
     dataset, method, percent = entry.cell
     ours, paper, difference = entry.ours, entry.paper, entry.difference
-    found = ["–", "–", "–"]
+    numbers = ["–", "–", "–"]
     if ours is not None:
         spread = "–" if isnan(ours.accuracy_std) else f"{ours.accuracy_std:.3f}"
-        found = [f"{ours.accuracy:.3f}{'' if ours.complete else '*'}", spread, str(ours.layers)]
+        numbers = [f"{ours.accuracy:.3f}{'' if ours.complete else '*'}", spread, str(ours.layers)]
     theirs = ["–", "–"] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
     gap = "–" if difference is None else f"{difference:+.3f}"
-    return [TITLES[dataset], method, f"{percent}%", *found, *theirs, gap]
+    return [TITLES[dataset], method, f"{percent}%", *numbers, *theirs, gap]
 
 
 def _curve(entry: Entry, results: ResultIndex, experiments: Sequence[Experiment]) -> Chart | None:
@@ -117,8 +117,8 @@ def _curve(entry: Entry, results: ResultIndex, experiments: Sequence[Experiment]
     if entry.paper is not None:
         marks.append((entry.paper.layers, entry.paper.accuracy, "the paper's"))
     title = f"{TITLES[cell.dataset]}, {cell.method}, {cell.missing_percent}% missing"
-    found = [_line(curve, f"{part}_accuracy", part, COLORS[part], SYMBOLS[part]) for part in COLORS]
-    return lines(title, found, "layers", "accuracy", ".3f", marks)
+    curves = [_line(curve, f"{part}_accuracy", part, COLORS[part], SYMBOLS[part]) for part in COLORS]
+    return lines(title, curves, "layers", "accuracy", ".3f", marks)
 
 
 def _line(curve: Sequence[Summary], metric: str, name: str, color: str, symbol: str = "circle") -> Line:
@@ -192,7 +192,7 @@ def _panels(results: ResultIndex, experiment: Experiment, dataset: str) -> Itera
         if not any(curves.values()):
             continue
         for metric in ("accuracy", "loss") if measured else ("accuracy",):
-            found = [
+            drawn = [
                 _line(curve, f"{part}_{metric}", part, COLORS[part], SYMBOLS[part])._replace(
                     dashed=plain, listed=not plain, name=f"{part}, without" if plain else part
                 )
@@ -201,13 +201,13 @@ def _panels(results: ResultIndex, experiment: Experiment, dataset: str) -> Itera
                 if curve
                 for plain in [method == model]
             ]
-            yield lines(f"{model}: {metric}", found, "layers", metric, ".3f")
+            yield lines(f"{model}: {metric}", drawn, "layers", metric, ".3f")
         for measure in experiment.measures:
-            found = [
+            drawn = [
                 _line(curve, measure, method, GRAY)._replace(dashed=method == model)
                 for method, curve in curves.items()
                 if curve and all(measure in trial.measures for one in curve for trial in one.trials)
             ]
-            if found:
+            if drawn:
                 name = measure.replace("_", "-")
-                yield lines(f"{model}: {name}", found, "layers", name, ".3g", from_zero=True)
+                yield lines(f"{model}: {name}", drawn, "layers", name, ".3g", from_zero=True)

@@ -116,7 +116,7 @@ def _add_tuned(outputs: Outputs, results: ResultIndex, tuned: Experiment, untune
 NOTES = "notes.md"
 """A file in the output folder that, if there is one, becomes a section of the report: findings of people."""
 FEW, MANY = 3, 7
-"""A claim that fails in so few of so many cases is said to."""
+"""The summary counts claims that fail in at most ``FEW`` of at least ``MANY`` cases."""
 LARGE = 0.05
 """A difference from the paper that is listed."""
 
@@ -135,13 +135,13 @@ def write_report(
     Args:
         store: the store, or its export as ``.csv`` or ``.csv.gz``.
         out: the folder.
-        selection: how much of the experiments is wanted. Default: the paper's.
+        selection: which part of the experiments is requested. Default: the paper's.
         workers: processes that draw figures. More than one are for programs that can be imported again, as
             those that ``if __name__ == "__main__"`` guards.
     """
     selection, folder = selection or Selection(), Path(out)
-    with open_results(store) as found:
-        stored, layers = found.results_by_spec(), read_layers(found)
+    with open_results(store) as opened:
+        stored, layers = opened.results_by_spec(), read_layers(opened)
     cells = {spec: [one.trial for one in some] for spec, some in stored.items()}
     results = ResultIndex(cells)
     own = own_trials(cells, selection)
@@ -286,7 +286,7 @@ def _by_experiment(
             if again
             else list(narrowed.requested())
         )
-        done = [found[seed] for spec, seed in pairs if (found := origins.get(spec)) and seed in found]
+        done = [seeds[seed] for spec, seed in pairs if (seeds := origins.get(spec)) and seed in seeds]
         times = _busy(_distinct(done))
         command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
         title = experiment.title[:1].upper() + experiment.title[1:]
@@ -305,7 +305,7 @@ def _busy(ran: Iterable[Origin]) -> dict[str, str]:
     jobs: dict[str, set[tuple[str, float]]] = {}
     for one in ran:
         jobs.setdefault(one.device, set()).add((one.finished, one.seconds))
-    return {device: _duration(_union(found)) for device, found in jobs.items()}
+    return {device: _duration(_union(some)) for device, some in jobs.items()}
 
 
 def _union(jobs: Iterable[tuple[str, float]]) -> float:

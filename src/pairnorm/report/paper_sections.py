@@ -29,7 +29,7 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
     """Return the section on SGC and SGC-PN when each has its own best optimizer."""
     if table is None:
         return ""
-    found = {entry.cell: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
+    complete = {entry.cell: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
     lines = [
         "## How much of the gain is PairNorm's\n",
         "The paper trains SGC with the optimizer of GCN. Here validation accuracy also selects learning rate "
@@ -41,7 +41,7 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
     for dataset in DATASETS:
         for percent in table.percents:
             methods = ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
-            ours = [found.get(TableCell(dataset, method, percent)) for method in methods]
+            ours = [complete.get(TableCell(dataset, method, percent)) for method in methods]
             known = [one for one in ours if one is not None]
             if len(known) < len(methods):
                 continue
@@ -60,17 +60,17 @@ def gain_section(table: Table | None, show: Show = markdown) -> str:
 
 def scaling_section(tables: Mapping[str, Table], show: Show = markdown) -> str:
     """Return the section on features that are divided by their sum and features that are not."""
-    found = {name: tables[name] for name in ("scaling", "table1", "table1-rows") if name in tables}
-    if "scaling" not in found:
+    shown = {name: tables[name] for name in ("scaling", "table1", "table1-rows") if name in tables}
+    if "scaling" not in shown:
         return ""
     lines = [
         "## How features are scaled\n",
         "The paper's text does not say how. Its released code gives SGC features as they are, GCN and GAT "
         "the features of a node divided by their sum, and so do the tables above. Here the other way for "
         "both; `raw` are features as they are.\n",
-        show(found.pop("scaling")),
+        show(shown.pop("scaling")),
     ]
-    for table in found.values():
+    for table in shown.values():
         apart = [entry.difference for entry in table.entries if entry.difference is not None]
         if apart:
             lines.append(
@@ -88,11 +88,11 @@ def splits_section(results: ResultIndex, selection: Selection) -> str:
         return ""
     rows, gaps = [], []
     for dataset, model, percent in product(experiment.datasets, ("SGC", "GCN", "GAT"), experiment.missing):
-        found = [
+        pair = [
             results.chosen(experiment, TableCell(dataset, method, percent))
             for method in (model, f"{model}-PN")
         ]
-        plain, normalized = found
+        plain, normalized = pair
         if plain is None or normalized is None or not (plain.complete and normalized.complete):
             continue
         gaps.append(paired_difference(*(one.best.values("test_accuracy") for one in (normalized, plain))))
@@ -128,7 +128,7 @@ def ablation_section(
     experiment = selection.narrow(ABLATION)
     if table is None or experiment is None:
         return ""
-    found = {
+    best_by_cell = {
         cell: chosen
         for cell in experiment.cells()
         if (chosen := results.chosen(experiment, cell)) is not None and chosen.complete
@@ -145,42 +145,44 @@ def ablation_section(
     rows = []
     for one, other in (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN")):
         for model in ("GCN", "GAT"):
-            effects = [_effect(found, model, one, other, percent) for percent in experiment.missing]
+            effects = [_effect(best_by_cell, model, one, other, percent) for percent in experiment.missing]
             if any(effect is not None for effect in effects):
                 shown = ["" if effect is None else f"{effect:+.3f}" for effect in effects]
                 rows.append([f"{model}: {one} instead of {other}", *shown])
     headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
-    advice = [_recommendation(found, model, list(experiment.missing)) for model in ("GCN", "GAT")]
+    advice = [_recommendation(best_by_cell, model, list(experiment.missing)) for model in ("GCN", "GAT")]
     return "\n".join([*lines, markdown_table(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
 
 
-def _effect(found: dict[TableCell, Chosen], model: str, one: str, other: str, percent: int) -> float | None:
+def _effect(
+    best_by_cell: dict[TableCell, Chosen], model: str, one: str, other: str, percent: int
+) -> float | None:
     """Return the mean difference between cells whose methods differ in one word only."""
     differences = []
-    for cell, chosen in found.items():
+    for cell, chosen in best_by_cell.items():
         words = cell.method.split(" ")
         if words[0] != model or one not in words or len(words) < 3 or cell.missing_percent != percent:
             continue
         twin = " ".join(other if word == one else word for word in words)
-        if (against := found.get(cell._replace(method=twin))) is not None:
+        if (against := best_by_cell.get(cell._replace(method=twin))) is not None:
             differences.append(chosen.accuracy - against.accuracy)
     return fmean(differences) if differences else None
 
 
-def _recommendation(found: dict[TableCell, Chosen], model: str, percents: Sequence[int]) -> str:
+def _recommendation(best_by_cell: dict[TableCell, Chosen], model: str, percents: Sequence[int]) -> str:
     """Name the method that validation prefers where every method has been tried to the end."""
     methods = [method for method in ABLATION.methods if method.split(" ")[0] == model]
     columns = [
         (dataset, percent)
         for dataset in ABLATION.datasets
         for percent in percents
-        if all(TableCell(dataset, method, percent) in found for method in methods)
+        if all(TableCell(dataset, method, percent) in best_by_cell for method in methods)
     ]
     if not columns:
         return ""
 
     def mean(method: str, value: Callable[[Chosen], float], among: Iterable[tuple[str, int]]) -> float:
-        return fmean(value(found[TableCell(dataset, method, percent)]) for dataset, percent in among)
+        return fmean(value(best_by_cell[TableCell(dataset, method, percent)]) for dataset, percent in among)
 
     # Chosen by validation, like everything else: the test set must not decide which protocol is best.
     scores = {
@@ -209,13 +211,16 @@ def own_trials(cells: Mapping[Spec, Sequence[Trial]], selection: Selection) -> l
 
 def _of_experiments(selection: Selection) -> set[Spec]:
     experiments = {
-        one for found in EXPERIMENTS.values() for one in (found, selection.narrow(found)) if one is not None
+        one
+        for experiment in EXPERIMENTS.values()
+        for one in (experiment, selection.narrow(experiment))
+        if one is not None
     }
     return {spec for one in experiments for spec in one.specs()}
 
 
 def _shortened(own: Sequence[Summary]) -> Iterator[str]:
-    """Yield how to see those beside the paper's numbers that are the paper's but for their epochs."""
+    """Yield the command that compares trials with the paper's numbers that differ in their epochs only."""
     paper = _of_experiments(Selection())
     usual = {spec.epochs for spec in paper}
     counts = Counter(
@@ -237,10 +242,10 @@ def own_section(own: Sequence[Summary]) -> str:
         *_shortened(own),
     ]
     for dataset in dict.fromkeys(summary.spec.dataset for summary in own):
-        found = [summary for summary in own if summary.spec.dataset == dataset]
-        first = best(found)
-        varied = [name for name in _FIELDS if len({getattr(one.spec, name) for one in found}) > 1]
-        columns = [*varied, "runs", "validation", "test accuracy", *_measures(found)]
+        summaries = [summary for summary in own if summary.spec.dataset == dataset]
+        first = best(summaries)
+        varied = [name for name in _FIELDS if len({getattr(one.spec, name) for one in summaries}) > 1]
+        columns = [*varied, "runs", "validation", "test accuracy", *_measures(summaries)]
         lines += [
             f"### {markdown_text(dataset)}\n",
             f"Best by validation: {markdown_code(first.spec)}, {_accuracy(first)} of the test nodes over "
@@ -252,14 +257,14 @@ def own_section(own: Sequence[Summary]) -> str:
                 str(len(one.trials)),
                 f"{one.mean('validation_accuracy'):.3f}",
                 _accuracy(one),
-                *(f"{value:.3g}" if value is not None else "" for value in _values(one, found)),
+                *(f"{value:.3g}" if value is not None else "" for value in _values(one, summaries)),
             ]
-            for one in sorted(found, key=lambda one: -one.validation)[:SHOWN]
+            for one in sorted(summaries, key=lambda one: -one.validation)[:SHOWN]
         ]
         lines += [
             markdown_table(list(map(markdown_text, columns)), rows),
             "",
-            *([f"… and {len(found) - SHOWN:,} more.\n"] if len(found) > SHOWN else []),
+            *([f"… and {len(summaries) - SHOWN:,} more.\n"] if len(summaries) > SHOWN else []),
         ]
     return "\n".join(lines)
 
@@ -278,8 +283,8 @@ def own_csv(own: Sequence[Summary]) -> str:
     return csv_text(headings, rows)
 
 
-def _measures(found: Sequence[Summary]) -> list[str]:
-    return list(dict.fromkeys(name for one in found for trial in one.trials for name in trial.measures))
+def _measures(summaries: Sequence[Summary]) -> list[str]:
+    return list(dict.fromkeys(name for one in summaries for trial in one.trials for name in trial.measures))
 
 
 def _values(one: Summary, among: Sequence[Summary]) -> list[float | None]:

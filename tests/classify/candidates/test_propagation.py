@@ -99,9 +99,9 @@ def test_an_sgc_without_pair_norm_is_one_of_another_scale(gaps: Graph) -> None:
     matrix = normalized_adjacency(gaps.adjacency)
     plain = next(islice(sgc_iterates(features, matrix), 6, None))
     normed = next(islice(sgc_iterates(features, matrix, PairNorm()), 6, None))
-    centerd = plain - plain.mean(0)
-    scale = float(centerd.norm() / normed.norm())
-    assert torch.allclose(centerd, scale * normed, atol=1e-4 * float(centerd.abs().max()))
+    centered = plain - plain.mean(0)
+    scale = float(centered.norm() / normed.norm())
+    assert torch.allclose(centered, scale * normed, atol=1e-4 * float(centered.abs().max()))
 
 
 def test_over_many_nodes_one_norm_is_planned(small: Graph, many) -> None:

@@ -22,7 +22,7 @@ from pairnorm.nn import pair_norm
 
 @dataclass(frozen=True)
 class LogisticRegression:
-    """An SGC of depth 0: a regression on a node's own features, centerd and scaled by PairNorm.
+    """An SGC of depth 0: a regression on a node's own features, centered and scaled by PairNorm.
 
     Args:
         scales: PairNorm's s, the strength of regularization.
