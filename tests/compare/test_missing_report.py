@@ -71,11 +71,11 @@ def test_the_report_says_who_is_ahead_and_what_is_not_whole() -> None:
     assert "| SGC-PN, feature propagation | 0.750 [1] |" in text
     assert f"| {FIT} | **0.800** |" in text
     assert f"| {REFITTED} | 0.810 |" in text  # is no rival
-    assert "0 places have 5 or more other methods" in text
+    assert "0 settings have 5 or more other methods" in text
     assert "| ssnc-mv | Cora | 100% | 0.800 | SGC-PN, feature propagation | 0.750 | 3 | +0.050 |" in text
 
 
-def place(percent: float, others: int, gap: float) -> list[Line]:
+def setting(percent: float, others: int, gap: float) -> list[Line]:
     """`fit` and some others, all ahead of it or behind it by a gap, over five runs."""
     ours = {seed: 0.7 + 0.01 * seed for seed in range(5)}
     theirs = {seed: value - gap + 0.002 * (-1) ** seed for seed, value in ours.items()}
@@ -86,16 +86,16 @@ def place(percent: float, others: int, gap: float) -> list[Line]:
     ]
 
 
-def test_only_places_with_enough_other_methods_are_counted() -> None:
+def test_only_settings_with_enough_other_methods_are_counted() -> None:
     """Bug: "ahead, or level, in 54 of 70" counted 41 places with one or two weak others."""
-    text = report([ONE], [*place(100, 5, 0.05), *place(80, 5, -0.05), *place(40, 2, 0.05)])
-    assert "2 places have 5 or more other methods. In 1 of them `fit` has the highest mean" in text
+    text = report([ONE], [*setting(100, 5, 0.05), *setting(80, 5, -0.05), *setting(40, 2, 0.05)])
+    assert "2 settings have 5 or more other methods. In 1 of them `fit` has the highest mean" in text
     assert "in 1 it is significantly behind" in text
-    assert "The other 1 places have fewer methods" in text
+    assert "The other 1 settings have fewer methods" in text
 
 
 def test_a_difference_within_the_noise_is_not_significant() -> None:
-    text = report([ONE], place(100, 5, -0.001))
+    text = report([ONE], setting(100, 5, -0.001))
     assert "in 0 it is significantly behind" in text
     assert "| 5 | -0.001 (-0.004 to +0.001) |" in text
 

@@ -48,7 +48,7 @@ COLUMNS = (
 )
 TITLES = {**GRAPHS, **{name: f"{GRAPHS[whole]}, reached" for name, whole in REACHED.items()}}
 MIN_OTHERS = 5
-"""Other methods that a place needs to count in the summary; the most frequent class is none."""
+"""Other methods that a setting needs to count in the summary; the most frequent class is none."""
 IMPUTATION_TITLES = {
     "zero": "zero",
     "mean": "column mean",
@@ -245,12 +245,12 @@ def _shown(protocol: Protocol, line: Line, best: bool) -> str:
 
 
 def _fit_against_others(found: Sequence[Line]) -> str:
-    """Compare ``fit`` with the most accurate other method of every place."""
-    places: dict[tuple[str, str, float], list[Line]] = defaultdict(list)
+    """Compare ``fit`` with the most accurate other method of every setting."""
+    settings: dict[tuple[str, str, float], list[Line]] = defaultdict(list)
     for line in found:
-        places[line.cell.protocol, line.cell.dataset, line.cell.missing_percent].append(line)
+        settings[line.cell.protocol, line.cell.dataset, line.cell.missing_percent].append(line)
     rows, gaps, counted = [], [], []
-    for (protocol, dataset, percent), some in places.items():
+    for (protocol, dataset, percent), some in settings.items():
         ranked = _ranked(some, dataset)
         ours = next((line for line in ranked if line.cell.model == FIT), None)
         others: list[tuple[float, str, Runs | float]] = [
@@ -286,11 +286,11 @@ def _fit_against_others(found: Sequence[Line]) -> str:
     return "\n".join(
         [
             "## `fit` against the other methods\n",
-            f"{len(enough)} places have {MIN_OTHERS} or more other methods. In {ahead} of them `fit` has the "
-            f"highest mean or equals it; in {behind} it is significantly behind (Student's t, paired over "
-            f"runs, 5% for all places, Holm); {single} have a single run of `fit` and cannot be tested. The "
-            f"other {len(rows) - len(enough)} places have fewer methods and say little. The best other is "
-            "selected on test, hence optimistic, among the methods that were run and published numbers for "
+            f"{len(enough)} settings have {MIN_OTHERS} or more other methods. In {ahead} of them `fit` has "
+            f"the highest mean or equals it; in {behind} it is significantly behind (Student's t, paired "
+            f"over runs, 5% for all settings, Holm); {single} have a single run of `fit` and cannot be tested. "
+            f"The other {len(rows) - len(enough)} settings have fewer methods and say little. The best other "
+            "is selected on test, hence optimistic, among the methods that were run and published numbers for "
             "the protocol. On tables the numbers are AUC (two classes) or macro F1. In brackets: the 95% "
             "interval of the difference over the runs of both.\n",
             markdown_table(headings, rows),

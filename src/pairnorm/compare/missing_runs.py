@@ -93,7 +93,7 @@ def read_evaluations(store: Store) -> list[Evaluation]:
 
 
 def write_evaluations(store: Store, rows: Iterable[Evaluation]) -> None:
-    """Write evaluations to a store, in place of those of the same runs."""
+    """Write evaluations to a store, replacing those of the same runs."""
     records = {json.dumps(row[:KEY_FIELDS]): list(row[KEY_FIELDS:]) for row in rows}
     store.write_records(RECORDS, records)
 
@@ -254,11 +254,11 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
         own = [name for name, whole in REACHED.items() if whole == cell.dataset]
         tests |= {name: graph.test & reached(graph) for name in own}
     rows = []
-    for model, chances in found.items():
+    for model, probabilities in found.items():
         for dataset, test in tests.items():
             mask, labels = test.numpy(), graph.labels.numpy()
-            predicted = chances.argmax(1) if classifier is None else classifier.decide(chances)
-            scores = Scores.of(labels[mask], predicted[mask], graph.num_classes, chances[mask])
+            predicted = probabilities.argmax(1) if classifier is None else classifier.decide(probabilities)
+            scores = Scores.of(labels[mask], predicted[mask], graph.num_classes, probabilities[mask])
             rows.append(
                 Evaluation(
                     *cell._replace(dataset=dataset, model=model, imputation=IMPUTATION_OF.get(model, "")),
@@ -279,8 +279,8 @@ def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
 
     choice, task = classifier.choice_, classifier.task_
-    tried = [one for one in choice.results if one.candidate.model == model.removesuffix(" alone")]
-    best = max(tried, key=lambda one: one.rank)
+    candidates = [one for one in choice.results if one.candidate.model == model.removesuffix(" alone")]
+    best = max(candidates, key=lambda one: one.rank)
     alone = choice._replace(parts=[(1, best)], smooths=(None,), learned=None).learn(task.learnable)
     temperature = fit_temperature(
         best.probabilities.clamp(min=1e-30).log().unsqueeze(1), task.held_out_labels
@@ -289,13 +289,13 @@ def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     return np.asarray(mean_probabilities(logits, temperature).numpy())
 
 
-def _corrected(graph: Graph, chances: Tensor) -> Tensor:
+def _corrected(graph: Graph, probabilities: Tensor) -> Tensor:
     """Correct and smooth with the two alphas of the highest validation accuracy."""
     matrix = normalized_adjacency(graph.adjacency, "sym")
-    tried = [
-        correct_and_smooth(matrix, chances, graph.labels, graph.train, *alphas)
+    smoothed = [
+        correct_and_smooth(matrix, probabilities, graph.labels, graph.train, *alphas)
         for alphas in product(ALPHAS, repeat=2)
     ]
-    right = [int((one.argmax(1) == graph.labels)[graph.validation].sum()) for one in tried]
-    best = tried[right.index(max(right))]
+    right = [int((one.argmax(1) == graph.labels)[graph.validation].sum()) for one in smoothed]
+    best = smoothed[right.index(max(right))]
     return best / best.sum(1, keepdim=True).clamp(min=1e-12)

@@ -50,7 +50,7 @@ def pairs_of(
     Args:
         evidence: the numbers.
         one: a method; ``*`` stands for the model's name.
-        other: likewise; of several, separated by commas, the one that validation accuracy selects.
+        other: another method; of several, separated by commas, the one that validation accuracy selects.
         test: one of ``TESTS``.
         percents: of missing vectors.
         models: what ``*`` stands for.
@@ -76,7 +76,7 @@ def at_most(
     percents: Sequence[int],
     experiment: str | None = None,
 ) -> Iterator[Case]:
-    """Test that a plain model chooses no more than so many layers."""
+    """Test that validation selects at most this many layers for a plain model."""
     for model, dataset, percent in product(models, DATASETS, percents):
         yield decide(
             f"{model}, {TITLES[dataset]}, {percent}%",

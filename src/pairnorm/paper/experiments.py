@@ -264,13 +264,13 @@ NAMES = (*ALL, *GROUPS)
 
 @dataclass(frozen=True)
 class Selection:
-    """What to reproduce, and how much of it.
+    """Experiments to reproduce, and the selected part of them.
 
     Args:
         what: names of experiments; ``paper`` for those of the paper, ``all`` for every one.
         datasets: only these graphs.
-        runs: so many runs instead of the paper's.
-        epochs: so many epochs instead of the paper's.
+        runs: number of runs instead of the paper's.
+        epochs: number of epochs instead of the paper's.
         depths: these depths instead of the paper's.
         missing: only these percentages of missing vectors.
 
@@ -287,19 +287,19 @@ class Selection:
     missing: Sequence[int] | None = None
 
     def experiments(self) -> list[Experiment]:
-        """Return the experiments; complain if nothing of what was asked for by name is left."""
+        """Return the selected parts of the named experiments; raise an error if nothing is left."""
         for name in self.what:
             one_of("what to reproduce", name, NAMES)
-        asked = [EXPERIMENTS[name] for name in self.names() if name in EXPERIMENTS]
-        found = [small for experiment in asked if (small := self.narrow(experiment))]
-        rates = sorted({percent for experiment in asked for percent in experiment.missing})
+        requested = [EXPERIMENTS[name] for name in self.names() if name in EXPERIMENTS]
+        found = [small for experiment in requested if (small := self.narrow(experiment))]
+        rates = sorted({percent for experiment in requested for percent in experiment.missing})
         for percent in self.missing or ():
-            if asked and percent not in rates:
+            if requested and percent not in rates:
                 problem = f"missing is {percent}"
                 expected = f"one of {', '.join(map(str, rates))}, which {', '.join(self.what)} has"
                 raise PairNormError(problem, code="out-of-range", value=percent, expected=expected)
-        if asked and not found:
-            graphs = dict.fromkeys(name for experiment in asked for name in experiment.datasets)
+        if requested and not found:
+            graphs = dict.fromkeys(name for experiment in requested for name in experiment.datasets)
             raise PairNormError(
                 f"nothing of {', '.join(self.what)} is left",
                 code="nothing-selected",
@@ -312,11 +312,11 @@ class Selection:
         return found
 
     def names(self) -> list[str]:
-        """Return what was asked for, groups spelt out."""
+        """Return the names of the requested experiments, with groups expanded."""
         return list(dict.fromkeys(name for given in self.what for name in GROUPS.get(given, (given,))))
 
     def narrow(self, experiment: Experiment) -> Experiment | None:
-        """Return an experiment as small as asked for, None if nothing of it is left."""
+        """Return the selected part of an experiment, None if nothing of it is left."""
         for name in self.datasets or ():
             one_of("dataset", name, DATASETS)
         for what, values in (("runs", [self.runs]), ("epochs", [self.epochs]), ("depths", self.depths or ())):

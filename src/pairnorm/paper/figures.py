@@ -264,7 +264,7 @@ def _legend(figure: "Figure", title: str, diamond: bool = False) -> None:
     handles.append(Line2D([], [], color="black", linestyle=NORMALIZED, label="with PairNorm"))
     if diamond:
         handles.append(Line2D([], [], label="best validation", **DIAMOND))
-    # Side by side where there is room, else the parts beside the rest.
+    # In one row where there is room, otherwise in two columns.
     columns = len(handles) if figure.get_figwidth() > 1.4 * len(handles) else 2
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, title=title, handlelength=2.6)
 
