@@ -288,11 +288,11 @@ def _fit_against_others(found: Sequence[Line]) -> str:
             "## `fit` against the other methods\n",
             f"{len(enough)} settings have {MIN_OTHERS} or more other methods. In {ahead} of them `fit` has "
             f"the highest mean or equals it; in {behind} it is significantly behind (Student's t, paired "
-            f"over runs, 5% for all settings, Holm); {single} have a single run of `fit` and cannot be tested. "
-            f"The other {len(rows) - len(enough)} settings have fewer methods and say little. The best other "
-            "is selected on test, hence optimistic, among the methods that were run and published numbers for "
-            "the protocol. On tables the numbers are AUC (two classes) or macro F1. In brackets: the 95% "
-            "interval of the difference over the runs of both.\n",
+            f"over runs, 5% for all settings, Holm); {single} have a single run of `fit` and cannot be "
+            f"tested. The other {len(rows) - len(enough)} settings have fewer methods and say little. The "
+            "best other is selected on test, hence optimistic, among the methods that were run and "
+            "published numbers for the protocol. On tables the numbers are AUC (two classes) or macro F1. "
+            "In brackets: the 95% interval of the difference over the runs of both.\n",
             markdown_table(headings, rows),
         ]
     )
