@@ -328,7 +328,8 @@ def ranks(tmp_path_factory):
         for rank in range(2)
     ]
     for process in processes:
-        assert process.wait(timeout=300) == 0, process.communicate()[1].decode()[-2000:]
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors.decode()[-2000:]
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -15,7 +15,7 @@ class Marked(nn.Module):
 
 
 class Kipf(nn.Module):
-    """The usual hand-written layer: it is known by its argument."""
+    """The usual hand-written layer, recognized by its argument."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ class Kipf(nn.Module):
 
 
 class OddConvolution(nn.Module):
-    """Known by its name, since its arguments tell nothing."""
+    """Recognized by its name, not by its arguments."""
 
     def forward(self, h, operator):
         return operator @ h
@@ -109,6 +109,11 @@ def test_dgl_style_modules_are_known_by_where_they_come_from():
     graph_conv = type("GraphConv", (nn.Module,), {"__module__": "dgl.nn.pytorch.conv.graphconv"})
     pooling = type("GlobalAttentionPooling", (nn.Module,), {"__module__": "dgl.nn.pytorch.glob"})
     assert names(graph_conv(), pooling()) == ["0"]
+
+
+def test_decoders_and_heads_that_take_a_graph_do_not_count():
+    others = [type(name, (Kipf,), {}) for name in ("Decoder", "EdgeDecoder", "LinkPredictor", "GraphHead")]
+    assert names(Kipf(), *(other() for other in others)) == ["0"]
 
 
 def test_the_scoring_convolution_of_a_pooling_layer_is_none_of_the_model():
