@@ -3,6 +3,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import sqlite3
 import sys
 import zipfile
@@ -368,3 +369,9 @@ def test_what_is_no_database_is_named(tmp_path: Path, raises: Callable) -> None:
         with raises("database-error") as caught:
             open_tables("nodes", "people", database=url)
         assert "secret" not in str(caught.value)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path, raises: Callable) -> None:
+    os.mkfifo(tmp_path / "nodes.csv")
+    with raises("not-a-file", value=str(tmp_path / "nodes.csv")):
+        open_table(tmp_path / "nodes.csv")

@@ -104,6 +104,10 @@ def existing(path: Path) -> Path:
     """Return a path if it is a file, else raise an error that names it."""
     if path.is_file():
         return path
+    if path.exists() and not path.is_dir():  # reading a pipe or a device could wait for ever
+        problem = f"{path}: it is a pipe or a device"
+        hint = "Write its contents to a file, or pipe them to the standard input: -"
+        raise PairNormError(problem, code="not-a-file", value=str(path), expected="a regular file", hint=hint)
     problem = f"{path}: there is no such file"
     raise PairNormError(problem, code="file-missing", value=str(path), hint="Check the name and the folder.")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import coo_array
 
-from pairnorm.data.external_sort import Ranges
+from pairnorm.data.packing import Ranges
 
 
 @pytest.mark.parametrize("rows", [1, 7, 40, 100])
