@@ -58,8 +58,8 @@ def step() -> None:
     import torch.distributed as dist
 
     from pairnorm.nn import GCN, SparseMatrix
-    from pairnorm.nn.distributed import Shards
-    from pairnorm.nn.ops.pattern import Pattern, place_type
+    from pairnorm.nn.ops.pattern import Pattern, index_dtype
+    from pairnorm.train.distributed import Shards
 
     parser = argparse.ArgumentParser(prog="torchrun -m benchmarks.scale")
     for name, default in (("nodes", NODES), ("degree", DEGREE), ("width", WIDTH), ("depth", DEPTH)):
@@ -76,7 +76,7 @@ def step() -> None:
     shards, size = Shards(nodes), dist.get_world_size()
     torch.manual_seed(0)  # all ranks draw the same matrix
     with device:
-        crow = torch.arange(0, entries + 1, options.degree).to(place_type(entries))
+        crow = torch.arange(0, entries + 1, options.degree).to(index_dtype(entries))
         column = torch.randint(nodes, (entries,), dtype=torch.int32)
         matrix = SparseMatrix(
             Pattern(crow, column, (nodes, nodes)), torch.full((entries,), 1 / options.degree)
@@ -101,7 +101,7 @@ def step() -> None:
         columns = width * (depth - 1) + CLASSES  # of all layers
         sent = 2 * 2 * (size - 1) / size**2 * 4 * nodes * columns
         read = 2 * entries * (8 * depth + 4 * columns / size)
-        held = 2 * (8 * entries + place_type(entries).itemsize * nodes) + 6 * 4 * nodes * columns / size
+        held = 2 * (8 * entries + index_dtype(entries).itemsize * nodes) + 6 * 4 * nodes * columns / size
         print(
             f"{min(taken):.4f} s a step, the fastest of {len(taken)}, by {size} ranks on {device.type}, "
             f"{nodes:,} nodes, {entries:,} entries, depth {depth}, width {width}.\n"

@@ -23,8 +23,8 @@ class Whiten(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``, ``[nodes, features]``, normalized."""
-        centerd = x - x.mean(0)
-        return centerd / (centerd.var(0) + 1e-6) ** (self.strength / 2)
+        centered = x - x.mean(0)
+        return centered / (centered.var(0) + 1e-6) ** (self.strength / 2)
 
 
 register("Whiten", Whiten)

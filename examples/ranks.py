@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pairnorm.data import csbm
 from pairnorm.nn import GCN, normalized_adjacency
-from pairnorm.nn.distributed import Shards
+from pairnorm.train.distributed import Shards
 
 
 def main(device: torch.device, epochs: int = 100, checkpoint: Path | None = None) -> None:

@@ -1,9 +1,14 @@
 """What all tests share: one thread, a way to expect an error by its code, and a browser."""
 
+import json
 import os
+import select
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +101,34 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def check_ranks() -> Iterator[Callable[[str, int], None]]:
+    """Have processes of one gloo group check something; see ``ranks.py``."""
+    program = [sys.executable, "-W", "error", str(Path(__file__).with_name("ranks.py"))]
+    server = subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, start_new_session=True
+    )
+
+    def check(name: str, size: int) -> None:
+        server.stdin.write(f"{name} {size}\n")
+        answers, *_ = select.select([server.stdout], [], [], 120)
+        assert answers, "the ranks hang"
+        assert json.loads(server.stdout.readline()) == ""
+
+    yield check
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.communicate()
+
+
+@pytest.fixture
+def edge_index() -> "Any":
+    """An undirected graph of 20 nodes: a hub, random edges, and two isolated nodes at the end."""
+    import torch
+
+    random = torch.randint(0, 18, (2, 25), generator=torch.Generator().manual_seed(1))
+    hub = torch.stack([torch.zeros(12, dtype=torch.long), torch.arange(1, 13)])
+    edges = torch.cat([random[:, random[0] != random[1]], hub], 1)
+    return torch.unique(torch.cat([edges, edges.flip(0)], 1), dim=1)

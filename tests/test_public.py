@@ -91,7 +91,7 @@ from pairnorm.measure import row_diff
 from pairnorm.nn import GAT, GCN, SGC
 x, edges = torch.randn(6, 4), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
 for model in (GCN, GAT, SGC):
-    model(4, 3, depth=3, norm="PN-SI", dropout=0.5)(x, edges).sum().backward()
+    model(4, 3, num_layers=3, norm="PN-SI", dropout=0.5)(x, edges).sum().backward()
 row_diff(PairNorm()(x))
 """
     run(script)

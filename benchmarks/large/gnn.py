@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.large.walk import best
 from pairnorm.nn import GAT, GCN, normalized_adjacency
-from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.sparse import SparseMatrix
 
 MODELS = {"GCN": GCN, "GAT": GAT}
 NODES, EDGES_PER_NODE = 10_000_000, 10

@@ -89,7 +89,7 @@ def moved(nodes: int, entries: int, width: int, bytes_each: int) -> int:
 
 def on_cpu(nodes: int, degree: int, width: int) -> Measured:
     """Measure the kernels that walk over packed graphs, with torch's number of threads."""
-    from pairnorm.nn.ops.hop import cpu
+    from pairnorm.train import hop
 
     began = time.perf_counter()
     generator = np.random.default_rng(0)
@@ -101,16 +101,16 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
         part[:] = generator.standard_normal(part.shape, dtype=np.float32)
     generated = time.perf_counter() - began
     _, copy = best(lambda: np.copyto(y, x))
-    cpu.hop(crow, column, None, x, y)  # compiles
+    hop.hop(crow, column, None, x, y)  # compiles
     rows = generator.integers(0, nodes, SAMPLE)
     expected = [np.concatenate([x[row, None], x[column[crow[row] : crow[row + 1]]]]) for row in rows]
     error = np.abs(np.stack([one.mean(0, dtype=np.float64) for one in expected]) - y[rows]).max()
     error /= np.abs(y[rows]).max()
-    cpu.center(y, cpu.column_sums(y) / nodes)
+    hop.center(y, hop.column_sums(y) / nodes)
     steps, norms = [], []
     for _ in range(DEPTH):
-        steps.append(seconds(lambda: cpu.hop(crow, column, None, x, y), "cpu"))  # noqa: B023
-        norms.append(seconds(lambda: cpu.center(y, cpu.column_sums(y) / nodes), "cpu"))  # noqa: B023
+        steps.append(seconds(lambda: hop.hop(crow, column, None, x, y), "cpu"))  # noqa: B023
+        norms.append(seconds(lambda: hop.center(y, hop.column_sums(y) / nodes), "cpu"))  # noqa: B023
         x, y = y, x
     return Measured(
         nodes=nodes, entries=len(column), width=width, seconds=sum(steps) + sum(norms), step=min(steps),
@@ -122,7 +122,7 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
 def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measured:
     """Measure a walk in bfloat16 whose sums are in single precision; rows of two steps are checked."""
     from benchmarks.large.hop import hop
-    from pairnorm.nn.ops.pair_norm.cuda import forward
+    from pairnorm.nn.ops._triton.pair_norm import forward
 
     torch.manual_seed(0)
     if device == "cuda":
@@ -152,7 +152,7 @@ def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measur
             error = max(error, step_error(x, crow, column, y, rows))
         del x  # a third state need not stand beside the two
         began = time.perf_counter()
-        x = forward(y, 1.0, 1e-6, individually=False)[0]
+        x = forward(y, None, 1.0, 1e-6, "PN", False)[0]
         wait(device)
         norms.append(time.perf_counter() - began)
         if depth in (1, DEPTH):

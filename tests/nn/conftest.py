@@ -1,14 +1,7 @@
 """What the tests of the core share: seeds, random graphs, and a switch to the plain torch forms."""
 
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -31,7 +24,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[No
     @contextmanager
     def plain() -> Iterator[None]:
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "installed", lambda device: False)
+            patch.setattr(kernels, "is_installed", lambda device: False)
             yield
 
     return plain
@@ -45,35 +38,6 @@ def either_form(request: pytest.FixtureRequest, without_kernels: Callable) -> It
         return
     with without_kernels():
         yield request.param
-
-
-@pytest.fixture(scope="session")
-def check_ranks() -> Iterator[Callable[[str, int], None]]:
-    """Have processes of one gloo group check something; see ``ranks.py``."""
-    program = [sys.executable, "-W", "error", str(Path(__file__).with_name("ranks.py"))]
-    server = subprocess.Popen(
-        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, start_new_session=True
-    )
-
-    def check(name: str, size: int) -> None:
-        server.stdin.write(f"{name} {size}\n")
-        answers, *_ = select.select([server.stdout], [], [], 120)
-        assert answers, "the ranks hang"
-        assert json.loads(server.stdout.readline()) == ""
-
-    yield check
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.communicate()
-
-
-@pytest.fixture
-def edge_index() -> Tensor:
-    """An undirected graph of 20 nodes: a hub, random edges, and two isolated nodes at the end."""
-    random = torch.randint(0, 18, (2, 25), generator=torch.Generator().manual_seed(1))
-    hub = torch.stack([torch.zeros(12, dtype=torch.long), torch.arange(1, 13)])
-    edges = torch.cat([random[:, random[0] != random[1]], hub], 1)
-    return torch.unique(torch.cat([edges, edges.flip(0)], 1), dim=1)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import torch
 
 from pairnorm.nn import GCN, SparseMatrix, drop_edges, normalized_adjacency
-from pairnorm.nn.ops.dropout.keys import draw_keys
+from pairnorm.nn.ops.dropout import draw_keys
 
 NODES, FEATURES, CLASSES = 20, 6, 3
 

@@ -4,8 +4,7 @@ from torch_geometric.nn import APPNP as PeerAPPNP
 from torch_geometric.nn import GCN2Conv
 
 from pairnorm.nn import APPNP, GCNII, SparseMatrix
-from pairnorm.nn.ops.dropout.keys import draw_keys
-from pairnorm.nn.ops.dropout.plain import dropout
+from pairnorm.nn.ops.dropout import draw_keys, dropout
 
 NODES, FEATURES, HIDDEN, CLASSES = 20, 6, 8, 3
 either = pytest.mark.parametrize("kind", [GCNII, APPNP])

@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn import sparse as features
 from pairnorm.nn.layers import GATConvolution, GCNConvolution, Hop
-from pairnorm.nn.ops.dropout.keys import draw_keys
-from pairnorm.nn.ops.dropout.plain import dropout, keep_mask
-from pairnorm.nn.ops.sparse_linear import plain as features
+from pairnorm.nn.ops.dropout import draw_keys, dropout, keep_mask
 from pairnorm.nn.propagate import normalized_adjacency
 
 

@@ -13,8 +13,7 @@ from pairnorm import pair_norm
 from pairnorm.nn import GAT, GCN, SGC, SparseMatrix, normalized_adjacency
 from pairnorm.nn.models import glorot
 from pairnorm.nn.norms import BatchNorm, DiffGroupNorm, MeanSubtraction
-from pairnorm.nn.ops.dropout.keys import draw_keys
-from pairnorm.nn.ops.dropout.plain import dropout
+from pairnorm.nn.ops.dropout import draw_keys, dropout
 
 NODES, FEATURES, CLASSES = 20, 6, 3
 MODELS = {

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric.nn import PairNorm as PeerPairNorm
 
 from pairnorm import PairNorm, pair_norm
-from pairnorm.nn.ops.pair_norm import blocks
+from pairnorm.nn.ops._numba import pair_norm as kernels
 from pairnorm.nn.pair_norm import MODES
 
 modes = pytest.mark.parametrize("mode", MODES)
@@ -34,13 +34,13 @@ def brute_force(x, scale, mode, eps=1e-6, batch=None):
     for graph, trial in itertools.product(numpy.unique(batch), numpy.ndindex(x.shape[1:-1])):
         nodes = [(node, *trial) for node in numpy.flatnonzero(batch == graph)]
         mean = sum(x[node] for node in nodes) / len(nodes)
-        centerd = {node: x[node] - mean for node in nodes}
-        mean_square = sum(row @ row for row in centerd.values()) / len(nodes)
+        centered = {node: x[node] - mean for node in nodes}
+        mean_square = sum(row @ row for row in centered.values()) / len(nodes)
         for node in nodes:
             if mode == "PN":
-                result[node] = scale * centerd[node] / math.sqrt(mean_square + eps)
+                result[node] = scale * centered[node] / math.sqrt(mean_square + eps)
             elif mode == "PN-SI":
-                result[node] = scale * centerd[node] / math.sqrt(centerd[node] @ centerd[node] + eps)
+                result[node] = scale * centered[node] / math.sqrt(centered[node] @ centered[node] + eps)
             else:
                 result[node] = scale * x[node] / math.sqrt(x[node] @ x[node] + eps) - mean
     return torch.from_numpy(result)
@@ -123,7 +123,8 @@ class TestPrecision:
     @pytest.mark.parametrize("path", ["plain", "kernels", "blocks", "batch"])
     def test_large_offset(self, mode, order, noise, path, without_kernels, monkeypatch):
         if path == "blocks":
-            monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 2048)
+            monkeypatch.setattr(kernels, "MIN_ELEMENTS_FOR_THREADS", 2048)
+            monkeypatch.setattr(kernels, "BLOCKS_PER_TASK", 1)
         x = 1e4 + noise * torch.randn(700, 32)
         if order == "zero row first":
             x[0] = 0
@@ -145,7 +146,7 @@ class TestPrecision:
     @modes
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_constant_rows_in_half_precision(self, mode, dtype):
-        """Rows scaled in half precision, then centerd, were 14% off."""
+        """Rows scaled in half precision, then centered, were 14% off."""
         x = torch.full((40, 8), 3.0).mul_(torch.arange(1, 41).view(40, 1)).to(dtype)
         expected = brute_force(x, 300.0, mode)
         difference = (pair_norm(x, 300.0, mode).double() - expected).abs()
@@ -159,7 +160,7 @@ class TestPrecision:
         x[0, 0] = 1.0
         x[:, 0] *= size if path != "one row" else torch.where(torch.arange(60) == 0, size, 1.0).view(60, 1)
         if path == "blocks":
-            monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 64)
+            monkeypatch.setattr(kernels, "MIN_ELEMENTS_FOR_THREADS", 64)
         if path == "half":
             x = x.bfloat16()
         expected = brute_force(x, 2.0, mode)
@@ -241,7 +242,7 @@ class TestGradient:
     @modes
     @pytest.mark.parametrize("shape", [(40, 6), (30, 2, 5), (90, 32)])
     def test_single_precision_equals_double(self, mode, shape, either_form, monkeypatch):
-        monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 2000)
+        monkeypatch.setattr(kernels, "MIN_ELEMENTS_FOR_THREADS", 2000)
         x = torch.randn(shape, requires_grad=True)
         grad = torch.randn(shape)
         (single,) = torch.autograd.grad(pair_norm(x, 2.0, mode), x, grad)
@@ -280,7 +281,7 @@ class TestGradient:
     @pytest.mark.parametrize("nodes", [200, 9000])
     def test_saves_one_tensor_of_the_input_size(self, mode, batch, dtype, nodes):
         x = torch.randn(nodes, 2, 64, dtype=dtype, requires_grad=True)
-        assert (x.numel() > blocks.BLOCK_ELEMENTS) == (nodes == 9000)
+        assert (x.numel() > kernels.MIN_ELEMENTS_FOR_THREADS) == (nodes == 9000)
         groups = torch.zeros(nodes, dtype=torch.long) if batch else None
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
@@ -410,6 +411,21 @@ class TestLayer:
         layer.load_state_dict({})
         assert not list(layer.parameters())
 
+    def test_individual_scaling_as_pyg_spells_it(self, raises):
+        assert PairNorm(scale_individually=True).mode == "PN-SI"
+        assert PairNorm(scale_individually=False).mode == "PN"
+        assert PairNorm(mode="PN-SI", scale_individually=True).mode == "PN-SI"
+        for mode, individually in (("PN-SI", False), ("PN-SCS", True)):
+            with raises("conflicting-options"):
+                PairNorm(mode=mode, scale_individually=individually)
+
+    @pytest.mark.parametrize(("norm", "ours", "peers"), [(1e-3, 0.707, 0.999), (1e-6, 0.001, 0.5)])
+    def test_eps_is_under_the_root_unlike_in_pyg(self, norm, ours, peers):
+        x = torch.tensor([[norm, 0.0], [-norm, 0.0]])
+        assert PairNorm(mode="PN-SI", eps=1e-6)(x)[0, 0].item() == pytest.approx(ours, rel=1e-2)
+        peer = PeerPairNorm(scale_individually=True, eps=1e-6)
+        assert peer(x)[0, 0].item() == pytest.approx(peers, rel=1e-2)
+
 
 class TestErrors:
     @pytest.mark.parametrize("mode", ["PN-Si", "pn", "", None, 3])
@@ -526,8 +542,8 @@ class TestStatistics:
         assert repr(norm) == "PairNorm(scale=1.0, mode='PN', eps=1e-06, track_running_stats=True)"
 
     def test_a_layer_does_not_fuse_it(self):
-        from pairnorm.nn.ops.pair_norm.plain import fuses
+        from pairnorm.nn.ops.pair_norm import can_fuse
 
         x = torch.randn(4, 1, 2)
-        assert fuses(PairNorm(), x)
-        assert not fuses(PairNorm(track_running_stats=True), x)
+        assert can_fuse(PairNorm(), x)
+        assert not can_fuse(PairNorm(track_running_stats=True), x)

@@ -7,7 +7,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from pairnorm.nn import SGC, PairNorm, SparseMatrix, normalized_adjacency, sgc_iterates
 from pairnorm.nn.ops import pattern
 from pairnorm.nn.ops.pattern import Pattern
-from pairnorm.nn.propagate import restart_walk
+from pairnorm.nn.propagate import propagate_with_restart
 
 graphs = pytest.mark.parametrize(
     "name", ["undirected", "directed", "weighted", "self-loops", "isolated nodes", "no edge"]
@@ -142,14 +142,14 @@ def test_a_walk_that_comes_back_solves_its_equation_for_every_alpha():
     """Against a dense solution of Z = α P Z + (1 - α) Z₀, and clamped against its own steps."""
     matrix, start = normalized_adjacency(adjacency("directed")), torch.randn(12, 4)
     dense, alphas = matrix.to_dense().double(), [0.1, 0.5, 0.8]
-    found = restart_walk(matrix, start, alphas, 100)
+    found = propagate_with_restart(matrix, start, alphas, 100)
     for alpha, state in zip(alphas, found.unbind(1), strict=True):
         solved = torch.linalg.solve(torch.eye(12) - alpha * dense, (1 - alpha) * start.double())
         torch.testing.assert_close(state.double(), solved, rtol=1e-4, atol=1e-5)
     state = start
     for _ in range(3):
         state = (0.5 * dense.float() @ state + 0.5 * start).clamp(-0.2, 0.3)
-    torch.testing.assert_close(restart_walk(matrix, start, [0.5], 3, (-0.2, 0.3))[:, 0], state)
+    torch.testing.assert_close(propagate_with_restart(matrix, start, [0.5], 3, (-0.2, 0.3))[:, 0], state)
 
 
 class TestErrors:
@@ -200,7 +200,7 @@ def test_blocks_and_64_bits_change_nothing(kind, form, monkeypatch):
     expected = normalized_adjacency(given, kind, 40)
     assert expected.pattern.crow.dtype == torch.int32
     monkeypatch.setattr(pattern, "ENTRIES_PER_BLOCK", 5)
-    monkeypatch.setattr(pattern, "MOST_IN_32_BITS", 3)  # as if there were more than 2³¹
+    monkeypatch.setattr(pattern, "MAX_ENTRIES_IN_32_BITS", 3)  # as if there were more than 2³¹
     found = normalized_adjacency(given, kind, 40)
     assert found.pattern.crow.dtype == torch.int64
     assert torch.equal(found.pattern.crow, expected.pattern.crow.long())
@@ -213,7 +213,7 @@ def test_blocks_and_64_bits_change_nothing(kind, form, monkeypatch):
 
 def test_products_and_gradients_with_64_bits(monkeypatch, either_form):
     dense = adjacency("weighted", 30)
-    monkeypatch.setattr(pattern, "MOST_IN_32_BITS", 3)
+    monkeypatch.setattr(pattern, "MAX_ENTRIES_IN_32_BITS", 3)
     matrix = SparseMatrix.from_torch(dense)
     assert matrix.pattern.crow.dtype == matrix.pattern.transposed.crow.dtype == torch.int64
     x = torch.randn(30, 2, 5, requires_grad=True)

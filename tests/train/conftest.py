@@ -179,11 +179,11 @@ class _Plain(nn.Module):
     def norm(self, h: Tensor) -> Tensor:
         if self.spec.norm == "none":
             return h
-        centerd = h - h.mean(0)
+        centered = h - h.mean(0)
         if self.spec.norm == "PN":
-            return self.spec.scale * centerd / (centerd.square().sum(1).mean() + 1e-6).sqrt()
+            return self.spec.scale * centered / (centered.square().sum(1).mean() + 1e-6).sqrt()
         if self.spec.norm == "PN-SI":
-            return self.spec.scale * centerd / (centerd.square().sum(1, keepdim=True) + 1e-6).sqrt()
+            return self.spec.scale * centered / (centered.square().sum(1, keepdim=True) + 1e-6).sqrt()
         return self.spec.scale * h / (h.square().sum(1, keepdim=True) + 1e-6).sqrt() - h.mean(0)
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ from pairnorm.data import (
     csbm,
 )
 from pairnorm.nn import pair_norm
-from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
-from pairnorm.nn.ops.dropout.plain import dropout as drop
+from pairnorm.nn.ops.dropout import dropout as drop
+from pairnorm.nn.ops.dropout import keys_from_seeds, step_keys
 from pairnorm.train import Spec, build, train
 from pairnorm.train.trainers import Fitted, GNNTrainer, SGCTrainer
 
@@ -151,7 +151,7 @@ DEPTHS, SCALES, SEEDS = (1, 2, 6), (0.1, 1.0, 10.0), (4, 9)
 def fit(graph: Graph, spec: Spec, scales: tuple[float, ...] = SCALES) -> dict[int, Fitted]:
     variants = [[(spec.replace(scale=scale), seed) for scale in scales] for seed in SEEDS]
     run = SGCTrainer(graph, variants, DEPTHS, CPU_sgc, curves=True)
-    # One loop serves all depths: it is copied as each leaves it.
+    # One loop supports all depths: it is copied as each leaves it.
     return {fitted.depth: replace(fitted, loop=deepcopy(fitted.loop)) for fitted in run.fit()}
 
 

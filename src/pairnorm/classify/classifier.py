@@ -38,8 +38,8 @@ from pairnorm.data.encoder import Encoder
 from pairnorm.data.features import take_columns
 from pairnorm.data.graph import check_graph
 from pairnorm.nn import Normalization
-from pairnorm.nn.distributed import shards_of
 from pairnorm.nn.propagate import NORMALIZATIONS
+from pairnorm.train.distributed import shards_of
 from pairnorm.train.engine import find_device
 
 

@@ -59,7 +59,7 @@ def fold_regressions(
     rows = rows.double()
     center = rows.mean(0)
     basis, rows = principal(rows - center)
-    # Rows of norm one on average, whatever their unit, so that one tolerance serves all.
+    # Rows of norm one on average, whatever their unit, so that one tolerance supports all.
     unit = max(float(rows.square().sum(1).mean().sqrt()), 1e-30)
     rows = torch.cat([rows / unit, rows.new_ones(len(rows), 1)], 1)
     shares = (folds.T.to(rows) / folds.sum(1)).unsqueeze(2)

@@ -132,7 +132,7 @@ def run(options: Namespace) -> Result:
     the best. The reported accuracy is that on test nodes, which played no part in
     the selection. Without a split of yours, one is drawn at random.
     """
-    from pairnorm.nn.distributed import launched_ranks, ranks
+    from pairnorm.train.distributed import launched_ranks, ranks
     from pairnorm.train.schedule import PLACES
 
     one_of("backend", options.backend, PLACES)

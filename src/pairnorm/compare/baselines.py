@@ -8,7 +8,7 @@ from pairnorm.data import Graph
 from pairnorm.data.adjacency import hops
 from pairnorm.nn import SparseMatrix, normalized_adjacency
 from pairnorm.nn.ops.pattern import Pattern
-from pairnorm.nn.propagate import degrees, restart_walk
+from pairnorm.nn.propagate import degrees, propagate_with_restart
 from pairnorm.train import Spec, fit
 
 # Settings of the released code, which states them for Cora only.
@@ -38,11 +38,11 @@ def correct_and_smooth(
     truth = one_hot(labels[known], probabilities.size(1)).to(probabilities)
     errors = torch.zeros_like(probabilities)
     errors[known] = truth - probabilities[known]
-    spread = restart_walk(matrix, errors, [correct], CORRECTION_STEPS, (-1, 1)).squeeze(1)
+    spread = propagate_with_restart(matrix, errors, [correct], CORRECTION_STEPS, (-1, 1)).squeeze(1)
     scale = errors[known].abs().sum() / len(truth) / spread.abs().sum(1, keepdim=True)
     scale = torch.where(scale.isinf() | (scale > 1000), 1, scale)  # almost nothing arrived
     corrected = (probabilities + scale * spread).index_put((known,), truth)
-    return restart_walk(matrix, corrected, [smooth], CORRECTION_STEPS, (0, 1)).squeeze(1)
+    return propagate_with_restart(matrix, corrected, [smooth], CORRECTION_STEPS, (0, 1)).squeeze(1)
 
 
 @torch.no_grad()

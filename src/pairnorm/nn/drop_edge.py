@@ -1,14 +1,14 @@
-"""DropEdge: in every training step each trial averages over a random part of the edges."""
+"""DropEdge: in every training step each model averages over a random part of the edges."""
 
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.nn.ops.dropout.plain import keep_entries
-from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.ops.dropout import keep_entries
+from pairnorm.nn.sparse import SparseMatrix
 
 
 def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatrix:
-    r"""Drop edges of every trial, and divide what is left of each row by its sum.
+    r"""Drop edges of every model, and divide what is left of each row by its sum.
 
     Rong et al. (2020, "DropEdge: Towards Deep Graph Convolutional Networks on Node Classification"). With
     $m_{ij} \in \{0, 1\}$, which is 1 on the diagonal and otherwise 0 with probability ``rate``:
@@ -22,12 +22,12 @@ def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatr
     Args:
         adjacency: The one with rows of sum 1, ``normalized_adjacency(..., "rw")``.
         rate: In steps of 2⁻¹⁶.
-        keys: int32 ``[models]``; equal keys drop equal edges. See ``pairnorm.nn.ops.dropout.keys``.
+        keys: int32 ``[models]``; equal keys drop equal edges. See ``pairnorm.nn.ops.dropout``.
     """
     pattern = adjacency.pattern
     if adjacency.values.dim() != 1 or pattern.shape[0] != pattern.shape[1]:
         problem = f"edges are dropped of {adjacency!r}"
-        expected = "a square matrix with the same values for all trials"
+        expected = "a square matrix with the same values for all models"
         raise PairNormError(problem, code="wrong-shape", value=list(pattern.shape), expected=expected)
     count = pattern.num_entries
     if "loops" not in pattern.derived:

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.layers import Features, GCNIIConvolution, Hop, Linear
 from pairnorm.nn.models import DeepModel
-from pairnorm.nn.ops.dropout.plain import dropout
-from pairnorm.nn.ops.kernels import opaque
-from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.ops.dropout import dropout
+from pairnorm.nn.ops.kernels import disable_dynamo
 from pairnorm.nn.propagate import Normalization
+from pairnorm.nn.sparse import SparseMatrix
 
 
 class _InitialResidual(DeepModel):
@@ -30,7 +30,7 @@ class _InitialResidual(DeepModel):
         found = self._keys(keys, self.num_keys, adjacency.values.device)
         return [None if pair is None else pair[0] for pair in found]
 
-    @opaque
+    @disable_dynamo
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
         """Return logits; arguments as for ``GCN``."""
         return self._logits(self.hidden_and_logits(x, adjacency, keys)[1])

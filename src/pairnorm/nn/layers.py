@@ -1,21 +1,17 @@
 """The graph convolutions and the linear map that models are made of, for many models at once."""
 
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from pairnorm.nn.ops.activation.plain import activate
-from pairnorm.nn.ops.attention.plain import attend
-from pairnorm.nn.ops.attention.ranks import attend_rows
-from pairnorm.nn.ops.dropout.plain import dropout
-from pairnorm.nn.ops.gcn_layer.plain import gcn_layer
-from pairnorm.nn.ops.linear.plain import trial_linear, trial_linear_with_scores
-from pairnorm.nn.ops.sparse_linear.plain import sparse_linear
-from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
-from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix
+from pairnorm.nn.ops.activation import activate
+from pairnorm.nn.ops.dropout import dropout
+from pairnorm.nn.ops.gcn_layer import gcn_layer
+from pairnorm.nn.ops.linear import stacked_linear, stacked_linear_with_scores
+from pairnorm.nn.ops.sparse_linear import sparse_linear
 from pairnorm.nn.pair_norm import PairNorm
+from pairnorm.nn.sparse import SparseMatrix
 
 Features = Tensor | SparseMatrix
 
@@ -23,7 +19,7 @@ Features = Tensor | SparseMatrix
 class GraphConvolution(nn.Module):
     """A linear map of every node, an exchange with its neighbors, bias and activation.
 
-    Subclasses say which exchange, in ``forward``. Parameters are stacked along a leading trial axis:
+    Subclasses say which exchange, in ``forward``. Parameters are stacked along a leading model axis:
     ``weight`` is ``[models, in, out]``, ``bias`` ``[models, out]``.
 
     Args:
@@ -115,17 +111,16 @@ class GATConvolution(GraphConvolution):
     ) -> Tensor:
         """Return ``[nodes, models, out]``; arguments as for ``GCNConvolution``."""
         feature_keys, attention_keys = (None, None) if keys is None else (keys[0], keys[1])
-        average = partial(attend, adjacency.pattern)
-        if isinstance(adjacency, ShardedMatrix):
-            average = partial(attend_rows, adjacency)
-            if feature_keys is not None and isinstance(x, Tensor):
-                x = dropout(x.expand(-1, len(feature_keys), -1), rate, feature_keys, adjacency.rows.start)
-                feature_keys = None
+        if adjacency.is_sharded and feature_keys is not None and isinstance(x, Tensor):
+            x = dropout(x.expand(-1, len(feature_keys), -1), rate, feature_keys, adjacency.first_row)
+            feature_keys = None
         if isinstance(x, SparseMatrix):
             z = sparse_linear(x, self.weight, rate, feature_keys)
-            scores = trial_linear(z, self._ends())
+            scores = stacked_linear(z, self._attention_vectors())
         else:
-            z, scores = trial_linear_with_scores(x, self.weight, self._ends(), rate, feature_keys)
+            z, scores = stacked_linear_with_scores(
+                x, self.weight, self._attention_vectors(), rate, feature_keys
+            )
         nodes, num_models, width = z.size(0), z.size(1), self.source.size(-1)
         if attention_keys is not None and self.heads > 1:  # every head drops attention of its own
             heads = torch.arange(self.heads, dtype=torch.int32, device=z.device)
@@ -133,24 +128,24 @@ class GATConvolution(GraphConvolution):
         z = z.reshape(nodes, num_models * self.heads, width)
         scores = scores.reshape(nodes, num_models * self.heads, 2)
         if self.heads == 1:
-            return average(scores, z, self.bias, self.activation, rate, attention_keys, norm)
+            return adjacency.attend(scores, z, self.bias, self.activation, rate, attention_keys, norm)
         if self.concat:
             bias = self.bias.view(num_models * self.heads, width)
-            y = average(scores, z, bias, self.activation, rate, attention_keys)
+            y = adjacency.attend(scores, z, bias, self.activation, rate, attention_keys)
             y = y.reshape(nodes, num_models, self.bias.size(-1))
         else:
-            y = average(scores, z, rate=rate, keys=attention_keys)
+            y = adjacency.attend(scores, z, rate=rate, keys=attention_keys)
             y = activate(y.reshape(nodes, num_models, self.heads, width).mean(2), self.bias, self.activation)
         return y if norm is None else norm(y)
 
-    def _ends(self) -> Tensor:
-        """Return what makes scores of z, ``[models, heads · out, heads · 2]``: a head sees its own part."""
+    def _attention_vectors(self) -> Tensor:
+        """Return the vectors that map z to scores, ``[models, heads · out, heads · 2]``, a block per head."""
         num_models, heads, width = self.source.shape
-        ends = torch.stack([self.source, self.target], -1)
+        vectors = torch.stack([self.source, self.target], -1)
         if heads > 1:
-            own = torch.eye(heads, dtype=ends.dtype, device=ends.device)
-            ends = ends.unsqueeze(3) * own[:, None, :, None]
-        return ends.reshape(num_models, heads * width, heads * 2)
+            own = torch.eye(heads, dtype=vectors.dtype, device=vectors.device)
+            vectors = vectors.unsqueeze(3) * own[:, None, :, None]
+        return vectors.reshape(num_models, heads * width, heads * 2)
 
 
 class GCNIIConvolution(nn.Module):
@@ -179,7 +174,7 @@ class GCNIIConvolution(nn.Module):
         """Return ``[nodes, models, features]`` from states of that shape."""
         mixed = torch.lerp(adjacency @ x, initial, self.alpha)
         identity = torch.eye(self.weight.size(-1), dtype=self.weight.dtype, device=self.weight.device)
-        return trial_linear(mixed, torch.lerp(identity, self.weight, self.beta)).relu()
+        return stacked_linear(mixed, torch.lerp(identity, self.weight, self.beta)).relu()
 
     def extra_repr(self) -> str:
         """The settings, for ``repr``."""
@@ -211,7 +206,7 @@ class Linear(nn.Module):
             rate: Rate of dropout.
             keys: Dropout keys ``[models]``; None for no dropout.
         """
-        linear = sparse_linear if isinstance(x, SparseMatrix) else trial_linear
+        linear = sparse_linear if isinstance(x, SparseMatrix) else stacked_linear
         y = linear(x, self.weight, rate, keys)  # type: ignore[arg-type]
         return y if self.bias is None else y + self.bias
 

@@ -18,15 +18,13 @@ from torch.nn.modules.module import _has_any_global_hook
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.nn.drop_edge import drop_edges
 from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Hop, Linear
-from pairnorm.nn.ops.activation.plain import ACTIVATIONS
-from pairnorm.nn.ops.dropout.keys import draw_keys
-from pairnorm.nn.ops.dropout.plain import dropout
-from pairnorm.nn.ops.kernels import opaque
-from pairnorm.nn.ops.linear.plain import trial_linear
-from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
-from pairnorm.nn.ops.sparse_product.ranks import ShardedMatrix
+from pairnorm.nn.ops.activation import ACTIVATIONS
+from pairnorm.nn.ops.dropout import draw_keys, dropout
+from pairnorm.nn.ops.kernels import disable_dynamo
+from pairnorm.nn.ops.linear import stacked_linear
 from pairnorm.nn.pair_norm import MODES, Mode, PairNorm
 from pairnorm.nn.propagate import NORMALIZATIONS, Normalization, normalized_adjacency, sgc_iterates
+from pairnorm.nn.sparse import SparseMatrix
 
 Order = Literal["after", "before"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -47,7 +45,7 @@ def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Te
 
 
 class DeepModel(nn.Module):
-    """What all models share: checked settings, the trial axis, initial weights by seed."""
+    """What all models share: checked settings, the model axis, initial weights by seed."""
 
     drop_edge = 0.0
 
@@ -83,7 +81,7 @@ class DeepModel(nn.Module):
         """Draw Glorot-uniform weights, and set biases to zero; a norm resets its own parameters.
 
         Args:
-            seeds: One for each trial, which its weights then depend on alone, whatever the device. Without
+            seeds: One for each model, which its weights then depend on alone, whatever the device. Without
                 them, torch's generator draws.
         """
         generators: list[torch.Generator | None] = [None] * (self.num_models or 1)
@@ -105,8 +103,8 @@ class DeepModel(nn.Module):
                 if name.endswith("bias"):
                     parameter.zero_()
                     continue
-                for trial, generator in zip(parameter, generators, strict=True):
-                    trial.copy_(glorot(trial.shape, generator))
+                for model, generator in zip(parameter, generators, strict=True):
+                    model.copy_(glorot(model.shape, generator))
 
     def _norms(self) -> list[nn.Module]:
         return [] if self.norm is None else [self.norm]
@@ -208,7 +206,7 @@ class _DeepGNN(DeepModel):
         """What convolution ``layer`` does itself."""
         return "none" if layer == self._hidden_layers or self._activates_late else self.activation
 
-    @opaque
+    @disable_dynamo
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
         """Return logits.
 
@@ -238,7 +236,7 @@ class _DeepGNN(DeepModel):
             if narrow and 0 < layer == self._hidden_layers:
                 h = h.float()  # type: ignore[union-attr]
             norm = norms[min(layer, len(norms) - 1)] if norms and layer < self._hidden_layers else None
-            together = isinstance(norm, PairNorm) and convolution.activation == self.activation
+            together = type(norm) is PairNorm and convolution.activation == self.activation
             together = together and not _watched(convolution, norm)  # type: ignore[arg-type]
             h = convolution(h, adjacency, self.dropout, layer_keys[layer], norm if together else None)
             if layer == self._hidden_layers:
@@ -395,7 +393,7 @@ class SGC(DeepModel):
         in_channels: Features per node.
         out_channels: Logits per node.
         num_layers: The number K of propagations.
-        norm: As for ``GCN``; one serves all steps.
+        norm: As for ``GCN``; one supports all steps.
         scale: PairNorm's s.
         dropout: Rate at which the propagated features are dropped.
         adjacency: ``"rw"`` or ``"sym"``.
@@ -440,12 +438,12 @@ class SGC(DeepModel):
         walk = sgc_iterates(x, adjacency, self.norm, lambda adjacency, h: self.hop(h, adjacency))
         return next(islice(walk, self.num_layers, None))
 
-    @opaque
+    @disable_dynamo
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
         """Return logits; arguments as for ``GCN``, ``keys`` ``[1, 2, models]``."""
         h = self.hidden(x, adjacency)
         layer_keys = self._keys(keys, 1, h.device)[0]
         if layer_keys is not None:
-            first = adjacency.rows.start if isinstance(adjacency, ShardedMatrix) else 0
+            first = adjacency.first_row if isinstance(adjacency, SparseMatrix) else 0
             h = dropout(h.expand(-1, self.weight.size(0), -1), self.dropout, layer_keys[0], first)
-        return self._logits(trial_linear(h, self.weight) + self.bias)
+        return self._logits(stacked_linear(h, self.weight) + self.bias)

@@ -1,4 +1,4 @@
-"""The adjacency of a graph, read from whatever a caller has; normalized; and the walks over it."""
+"""Read the adjacency of a graph from any of its usual forms, normalize it, and propagate features over it."""
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.nn.ops.kernels import opaque
+from pairnorm.nn.ops.kernels import disable_dynamo
 from pairnorm.nn.ops.pattern import Pattern, row_starts
-from pairnorm.nn.ops.sparse_product.plain import SparseMatrix
+from pairnorm.nn.sparse import SparseMatrix
 
 Normalization = Literal["rw", "sym"]
 NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
 
 
-@opaque
+@disable_dynamo
 def normalized_adjacency(
     adjacency: Tensor | SparseMatrix, normalization: Normalization = "rw", num_nodes: int | None = None
 ) -> SparseMatrix:
@@ -28,12 +28,18 @@ def normalized_adjacency(
     $$
 
     Args:
-        adjacency: A matrix ``[nodes, nodes]``, sparse or dense, whose row i holds what node i receives from,
-            or an ``edge_index`` ``[2, edges]`` of (source, target) pairs as in PyG. Weights count; a
-            self-loop that is there keeps its weight. Of a directed graph every node averages over the nodes
-            that point at it.
-        normalization: ``"rw"`` (what the paper's experiments used) or ``"sym"``.
+        adjacency: A matrix ``[nodes, nodes]``, sparse or dense, whose row i has an entry for every node that
+            node i receives from. Or an ``edge_index`` ``[2, edges]`` of (source, target) pairs as in PyG.
+            Weights count, and their gradients flow back. A self-loop of the graph keeps its weight. In a
+            directed graph every node averages over the nodes that point at it.
+        normalization: ``"rw"`` (as in the paper's experiments) or ``"sym"``.
         num_nodes: Needed with an ``edge_index`` when the last nodes are isolated.
+
+    Returns:
+        The normalized matrix: float64 where the adjacency is, float32 otherwise.
+
+    Raises:
+        PairNormError: where indices are out of range, or the weights of a node do not have a positive sum.
 
     Example:
         >>> matrix = normalized_adjacency(torch.tensor([[0, 1], [1, 0]]))
@@ -42,25 +48,31 @@ def normalized_adjacency(
                 [2.]])
     """
     one_of("normalization", normalization, NORMALIZATIONS)
-    matrix = _looped(_sorted(adjacency, num_nodes))
-    pattern, weight, degree = matrix.pattern, matrix.values, _row_sums(matrix)
-    for _, place, row in pattern.blocks():
-        if normalization == "rw":
-            weight[place] /= degree[row]
-        else:
-            weight[place] = weight[place] * degree[row].rsqrt() * degree[pattern.column[place]].rsqrt()
-    return matrix
+    with torch.inference_mode(False):  # else training could not use the result later
+        matrix = _add_self_loops(_sorted(adjacency, num_nodes))
+        pattern, weight, degree = matrix.pattern, matrix.values, _row_sums(matrix)
+        if weight.requires_grad:
+            factor = 1 / degree if normalization == "rw" else degree.rsqrt()
+            weight = weight * factor[pattern.row]
+            return SparseMatrix(pattern, weight if normalization == "rw" else weight * factor[pattern.column])
+        for _, entries, row in pattern.blocks():  # in place, because large graphs fill the memory
+            if normalization == "rw":
+                weight[entries] /= degree[row]
+            else:
+                roots = degree[row].rsqrt() * degree[pattern.column[entries]].rsqrt()
+                weight[entries] *= roots
+        return matrix
 
 
 def degrees(adjacency: Tensor | SparseMatrix) -> Tensor:
     """Return the row sums of an adjacency matrix with self-loops, ``[nodes]``."""
-    return _row_sums(_looped(_sorted(adjacency, None)))
+    return _row_sums(_add_self_loops(_sorted(adjacency, None)))
 
 
 def _row_sums(matrix: SparseMatrix) -> Tensor:
     degree = matrix.values.new_zeros(matrix.num_rows)
-    for _, place, row in matrix.pattern.blocks():
-        degree.index_add_(0, row, matrix.values[place])
+    for _, entries, row in matrix.pattern.blocks():
+        degree = degree.index_add_(0, row, matrix.values[entries])
     for node in (~((degree > 0) & degree.isfinite())).nonzero()[:1, 0].tolist():
         problem = f"the weights of node {node} add up to {degree[node]:g}"
         expected = "a positive finite sum"
@@ -70,8 +82,10 @@ def _row_sums(matrix: SparseMatrix) -> Tensor:
 
 def _sorted(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> SparseMatrix:
     """Return the matrix with the columns of every row in order, each once: parallel edges add up."""
+    adjacency = _without_subclass(adjacency)
     if not (isinstance(adjacency, Tensor) and is_edge_index(adjacency)):
         matrix = _square(adjacency)
+        matrix.pattern.check_unchanged()
         if _is_sorted(matrix.pattern):
             return matrix
         adjacency = matrix
@@ -81,7 +95,8 @@ def _sorted(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> SparseMa
     del row, column
     if isinstance(adjacency, SparseMatrix):
         key, inverse = torch.unique(key, return_inverse=True)
-        weight = weight.new_zeros(key.numel(), dtype=torch.float32).index_add_(0, inverse, weight.float())
+        weight = _weights(weight)
+        weight = weight.new_zeros(key.numel()).index_add_(0, inverse, weight)
     else:
         del weight  # of every edge one
         if key.device.type == "cpu":
@@ -105,9 +120,9 @@ def _is_sorted(pattern: Pattern) -> bool:
     return True
 
 
-def _looped(matrix: SparseMatrix) -> SparseMatrix:
+def _add_self_loops(matrix: SparseMatrix) -> SparseMatrix:
     """Return the matrix, whose rows are sorted, with a self-loop of weight one where there is none."""
-    pattern, values = matrix.pattern, matrix.values.float()
+    pattern, values = matrix.pattern, _weights(matrix.values)
     missing = torch.ones(pattern.shape[0], dtype=torch.bool, device=values.device)
     for _, place, row in pattern.blocks():
         missing[row[pattern.column[place] == row]] = False
@@ -126,20 +141,25 @@ def _looped(matrix: SparseMatrix) -> SparseMatrix:
     return SparseMatrix(Pattern(crow, column, pattern.shape), weight)
 
 
+def _weights(values: Tensor) -> Tensor:
+    """Return float64 values as they are, others in float32."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def sgc_iterates(
     x: Tensor | SparseMatrix,
     adjacency: SparseMatrix,
     norm: Callable[[Tensor], Tensor] | None = None,
     hop: Callable[[SparseMatrix, Tensor], Tensor] = operator.matmul,
 ) -> Iterator[Tensor]:
-    """Yield the state of SGC at depth 0, 1, 2, ...: features, normalized, propagated, normalized, ...
+    """Yield the state of SGC after 0, 1, 2, ... propagation steps, each normalized.
 
     Args:
         x: Features ``[nodes, features]`` or ``[nodes, models, features]``; sparse ones become
             ``[nodes, 1 or models, features]``.
         adjacency: The normalized adjacency.
-        norm: What comes on the input and after every step, a ``PairNorm`` for instance; None for nothing.
-        hop: What a step is, where it is not the product.
+        norm: Applied to the input and after every step, a ``PairNorm`` for instance; None for no norm.
+        hop: A propagation step; default: the product.
 
     Example:
         >>> matrix = normalized_adjacency(torch.tensor([[0, 1], [1, 0]]))
@@ -157,29 +177,29 @@ def sgc_iterates(
 
 
 @torch.no_grad()
-def restart_walk(
+def propagate_with_restart(
     matrix: SparseMatrix,
     start: Tensor,
     alphas: Sequence[float],
     steps: int,
     between: tuple[float, float] | None = None,
 ) -> Tensor:
-    r"""Walk over the graph for several α at once, and come back to the start: ``[nodes, alphas, columns]``.
+    r"""Propagate with restart, for several α at once: ``[nodes, alphas, columns]``.
 
     $$\mathbf{Z} \leftarrow \alpha \mathbf{P} \mathbf{Z} + (1 - \alpha) \mathbf{Z}_0$$
 
     Args:
         matrix: P, of ``normalized_adjacency``.
         start: $\mathbf{Z}_0$, ``[nodes, columns]``.
-        alphas: how much of every step is heard from the neighbors.
-        steps: how many steps.
-        between: what every state is clamped to.
+        alphas: The share of the neighbors in every step.
+        steps: Number of steps.
+        between: Bounds that every state is clamped to.
     """
     alpha = torch.tensor(alphas, dtype=start.dtype, device=start.device).unsqueeze(1)
     state, back = start.unsqueeze(1).expand(-1, len(alphas), -1), (1 - alpha) * start.unsqueeze(1)
     for _ in range(steps):
-        heard = matrix @ state
-        state = torch.addcmul(back, alpha, heard, out=heard)  # fresh memory costs as much as the sum
+        product = matrix @ state
+        state = torch.addcmul(back, alpha, product, out=product)  # fresh memory costs as much as the sum
         state = state if between is None else state.clamp_(*between)
     return state
 
@@ -195,11 +215,19 @@ def entries(
         adjacency: see ``normalized_adjacency``.
         num_nodes: see ``normalized_adjacency``.
     """
+    adjacency = _without_subclass(adjacency)
     if isinstance(adjacency, Tensor) and is_edge_index(adjacency):
         return _edge_index_entries(adjacency, num_nodes)
     matrix = _square(adjacency)
+    matrix.pattern.check_unchanged()
     pattern = matrix.pattern
     return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
+
+
+def _without_subclass(adjacency: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
+    """Return the tensor in PyG's ``EdgeIndex``, and anything else as it is."""
+    unwrap = getattr(adjacency, "as_tensor", None)
+    return adjacency if unwrap is None else unwrap()  # type: ignore[no-any-return]
 
 
 def _square(adjacency: Tensor | SparseMatrix) -> SparseMatrix:

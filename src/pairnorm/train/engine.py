@@ -13,10 +13,10 @@ from pairnorm.data.graph import check_graph
 from pairnorm.measure.functional import MEASURES, dirichlet_energy
 from pairnorm.nn import SGC
 from pairnorm.nn.find_convolutions import graph_convolutions
-from pairnorm.nn.per_trial import ModelPerTrial
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.loop import CAPTURE, Loop, on_device
 from pairnorm.train.methods import Model
+from pairnorm.train.per_trial import ModelPerTrial
 from pairnorm.train.problem import Problem
 from pairnorm.train.result import Trial, check_seeds
 from pairnorm.train.spec import Spec

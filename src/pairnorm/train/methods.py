@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.nn import APPNP, GAT, GCN, GCNII
 from pairnorm.nn.norms import NORMS, BatchNorm, make_norm
-from pairnorm.nn.per_trial import ModelPerTrial, PerTrial
 from pairnorm.nn.propagate import Normalization
+from pairnorm.train.per_trial import ModelPerTrial, PerTrial
 
 if TYPE_CHECKING:
     from pairnorm.train.spec import Spec
@@ -148,7 +148,7 @@ def register(
         parameter: what the strength is called.
         grid: values to tune the strength over, the usual one first; empty where there is none. Default: the
             factory's attribute of this name, else empty.
-        models: among ``"GCN"`` and ``"GAT"``, that a norm serves.
+        models: among ``"GCN"`` and ``"GAT"``, that a norm supports.
 
     Returns:
         The name under which trials are stored, such as ``"Mine@1"``.

@@ -21,7 +21,7 @@ from pairnorm.data import (
 )
 from pairnorm.impute import impute
 from pairnorm.nn import SparseMatrix, normalized_adjacency
-from pairnorm.nn.distributed import Shards
+from pairnorm.train.distributed import Shards
 from pairnorm.train.spec import Spec
 
 DRAW: dict[str, Callable[..., Missing]] = {

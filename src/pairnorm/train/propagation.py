@@ -33,7 +33,7 @@ from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.base.memory import size
 from pairnorm.data.packed import PackedGraph, blocks
-from pairnorm.nn.ops.hop import cpu
+from pairnorm.train import hop
 
 IMPUTATIONS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
@@ -165,7 +165,7 @@ class Propagation:
 
     @cached_property
     def _roots(self) -> Array | None:
-        return cpu.degree_roots(self.graph.crow, self.graph.weight) if self.imputation == "fp" else None
+        return hop.degree_roots(self.graph.crow, self.graph.weight) if self.imputation == "fp" else None
 
     def run(self) -> None:
         """Compute the pending blocks."""
@@ -302,7 +302,7 @@ class Propagation:
         return state
 
     def _propagate(self, state: Array, other: Array, roots: Array | None = None) -> None:
-        cpu.hop(self.graph.crow, self.graph.column, self.graph.weight, state, other, roots)
+        hop.hop(self.graph.crow, self.graph.column, self.graph.weight, state, other, roots)
 
     def _steps(self, state: Array, depth: int) -> Iterator[tuple[Array, float, float]]:
         """Yield state, unit and t for every depth from 0; the propagated columns are state · unit.
@@ -346,7 +346,7 @@ class Propagation:
                     self._propagate(scaled, state)
                     del scaled
                 _center(state, self.norm)
-                cpu.row_squares(state, squares)
+                hop.row_squares(state, squares)
                 state.tofile(self._path(f"state-{depth % 2}-{number:04d}"))
                 del state
                 self.on_progress(f"columns {columns.start + 1} to {columns.stop}, depth {depth}")
@@ -380,7 +380,7 @@ def label_propagation(
         width: classes propagated at a time.
         out: the file.
     """
-    roots, classes = cpu.degree_roots(graph.crow, graph.weight), len(graph.facts.classes)
+    roots, classes = hop.degree_roots(graph.crow, graph.weight), len(graph.facts.classes)
     result = _new_file(out, graph.facts.nodes, classes)
     for block in blocks(classes, width):
         state, other = (np.zeros((graph.facts.nodes, len(block)), np.float32) for _ in range(2))
@@ -388,7 +388,7 @@ def label_propagation(
         column = labels[labeled] - block.start
         state[labeled, column] = 1
         for _ in range(rounds):
-            cpu.hop(graph.crow, graph.column, graph.weight, state, other, roots)
+            hop.hop(graph.crow, graph.column, graph.weight, state, other, roots)
             np.multiply(other, np.float32(alpha), out=other)
             other[labeled, column] += np.float32(1 - alpha)
             state, other = other, state
@@ -417,9 +417,9 @@ def _center(state: Array, norm: str) -> float:
     for PN, center twice. For PN-SI, this would enlarge the rounding of rows that are zero.
     """
     nodes = len(state)
-    squares = cpu.center(state, cpu.column_sums(state) / nodes)
+    squares = hop.center(state, hop.column_sums(state) / nodes)
     if norm == "PN":
-        squares = cpu.center(state, cpu.column_sums(state) / nodes)
+        squares = hop.center(state, hop.column_sums(state) / nodes)
     return float(squares.sum()) / nodes
 
 

@@ -19,16 +19,15 @@ from pairnorm.base.errors import one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.data import Graph
 from pairnorm.nn import GAT, GCN, PairNorm, sgc_iterates
-from pairnorm.nn.distributed import Shards
 from pairnorm.nn.models import MakeNorm, glorot
 from pairnorm.nn.norms import DegreePairNorm
-from pairnorm.nn.ops.collectives import all_rows
-from pairnorm.nn.ops.dropout.keys import keys_from_seeds, step_keys
-from pairnorm.nn.ops.dropout.plain import dropout
+from pairnorm.nn.ops.dropout import dropout, keys_from_seeds, step_keys
 from pairnorm.nn.propagate import degrees
+from pairnorm.train.distributed import Shards
 from pairnorm.train.loop import Loop
 from pairnorm.train.methods import Model, find_method
 from pairnorm.train.problem import Problem, accuracies
+from pairnorm.train.sharding import all_rows
 from pairnorm.train.spec import Spec
 
 

@@ -12,12 +12,12 @@ def brute_force(x, degree, scale, mode, eps):
     """The projection as a matrix, row by row in float64."""
     dominant = degree.double().sqrt()
     dominant = dominant / dominant.norm()
-    centerd = x.double() - torch.outer(dominant, dominant) @ x.double()
-    squares = [row @ row for row in centerd]
+    centered = x.double() - torch.outer(dominant, dominant) @ x.double()
+    squares = [row @ row for row in centered]
     if mode == "PN":
         squares = [sum(squares) / len(squares)] * len(squares)
     return torch.stack(
-        [scale * row / (square + eps).sqrt() for row, square in zip(centerd, squares, strict=True)]
+        [scale * row / (square + eps).sqrt() for row, square in zip(centered, squares, strict=True)]
     )
 
 

@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from pairnorm.nn.ops.activation import cuda as activation
-from pairnorm.nn.ops.dropout import cuda as dropout
-from pairnorm.nn.ops.linear import cuda as linear
-from pairnorm.nn.ops.pair_norm import cuda as pair_norm
+from pairnorm.nn.ops._triton import activation as activation
+from pairnorm.nn.ops._triton import dropout as dropout
+from pairnorm.nn.ops._triton import linear as linear
+from pairnorm.nn.ops._triton import pair_norm as pair_norm
 
 NODES = 10_000_000
 
@@ -37,9 +37,9 @@ def test_ten_million_nodes_fit_the_grid(grids, trials, features):
     dropout.forward(x, 0.5, keys)
     activation.forward(x, x[0], "relu")
     activation.backward(x, x, "relu")
-    for individually in (False, True):
-        _, norm = pair_norm.forward(x, 1.0, 1e-6, individually)
-        pair_norm.backward(x, x, norm, 1.0, individually)
+    for mode in ("PN", "PN-SI"):
+        _, saved = pair_norm.forward(x, None, 1.0, 1e-6, mode, True)
+        pair_norm.backward(saved, (x,), (None, 1.0, 1e-6, mode), (x,), (True,))
     weight = torch.empty(trials, features, 32, device="meta")
     linear.forward(x, weight, None, 0.5, keys, True)
     assert len(grids) > 10

@@ -12,16 +12,15 @@ OPERATIONS = [*ON_CUDA, "gcn_layer", "sparse_linear"]
 needs_numba = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
 
 
-def choose(operation, x):
-    plain = importlib.import_module(f"pairnorm.nn.ops.{operation}.plain")
+def find(operation, x):
     others = {"linear": [torch.ones(1, 2, 2)], "gcn_layer": [None]}.get(operation, [])
-    return kernels.choose(plain._load, x, *others)
+    return kernels.find_kernels(operation, x, *others)
 
 
 @needs_numba
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_single_precision_on_a_cpu_is_served_by_numba(operation):
-    assert choose(operation, torch.ones(3)).__name__ == f"pairnorm.nn.ops.{operation}.cpu"
+def test_numba_supports_single_precision_on_a_cpu(operation):
+    assert find(operation, torch.ones(3)).__name__ == f"pairnorm.nn.ops._numba.{operation}"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -36,20 +35,20 @@ def test_single_precision_on_a_cpu_is_served_by_numba(operation):
     ids=["double", "half", "empty", "meta"],
 )
 def test_what_no_kernel_serves(operation, x):
-    assert choose(operation, x) is None
+    assert find(operation, x) is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_without_the_compiler_the_plain_form_serves(device, monkeypatch):
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    assert not kernels.installed.__wrapped__(device)
+    assert not kernels.is_installed.__wrapped__(device)
 
 
 def test_transforms_of_torch_see_the_plain_form():
     seen = []
 
     def function(x):
-        seen.append(kernels.is_transformed())
+        seen.append(kernels.in_transform())
         return x.sum()
 
     torch.func.grad(function)(torch.ones(3))
@@ -57,7 +56,7 @@ def test_transforms_of_torch_see_the_plain_form():
     with torch.autograd.forward_ad.dual_level():
         function(torch.ones(3))
     assert seen == [True, True, True]
-    assert not kernels.is_transformed()
+    assert not kernels.in_transform()
 
 
 def test_a_launch_is_on_the_device_of_its_tensors(monkeypatch):
@@ -84,7 +83,7 @@ def test_a_launch_is_on_the_device_of_its_tensors(monkeypatch):
 @pytest.mark.parametrize("operation", ON_CUDA)
 def test_every_launch_of_triton_is_guarded(operation):
     """Bug: with ``device="cuda:1"`` kernels went to device 0, the current one."""
-    cuda = importlib.import_module(f"pairnorm.nn.ops.{operation}.cuda")
+    cuda = importlib.import_module(f"pairnorm.nn.ops._triton.{operation}")
     source = importlib.util.find_spec(cuda.__name__).loader.get_source(cuda.__name__)
     functions = source.split("\ndef ")
     for before, function in itertools.pairwise(functions):
@@ -96,7 +95,7 @@ def test_every_launch_of_triton_is_guarded(operation):
 @pytest.mark.parametrize("nodes", [1, 31, 32, 33, 1000])
 @pytest.mark.parametrize(("across", "most"), [(1, 1), (3, 8), (40, 8)])
 def test_shares_cover_every_node_once(nodes, across, most):
-    programs, share = kernels.shares(nodes, across, 32, most)
+    programs, share = kernels.partition_nodes(nodes, across, 32, most)
     assert share % 32 == 0
     assert (programs - 1) * share < nodes <= programs * share
     assert programs * across <= max(most, across)

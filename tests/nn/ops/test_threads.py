@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from pairnorm.nn import SparseMatrix, pair_norm
-from pairnorm.nn.ops.hop import cpu as hop
-from pairnorm.nn.ops.pair_norm import blocks
-from pairnorm.nn.ops.sparse_product import cpu as sparse_product
-from pairnorm.nn.ops.threads import share_out
+from pairnorm.nn.ops._numba import pair_norm as pair_norm_kernels
+from pairnorm.nn.ops._numba import sparse_product as sparse_product
+from pairnorm.nn.ops.jit import share_out
+from pairnorm.train import hop as hop
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_products_do_not_depend_on_threads(with_threads, monkeypatch, trials):
     matrix, x = SparseMatrix.from_torch(dense), torch.randn(50, trials, 33)
     expected = torch.einsum("ij,jtf->itf", dense, x)
     whole = matrix @ x
-    monkeypatch.setattr(sparse_product, "WORTH_A_THREAD", 0)
+    monkeypatch.setattr(sparse_product, "MIN_WORK_FOR_THREADS", 0)
     monkeypatch.setattr(sparse_product, "NUMBERS_PER_TASK", 7 * 33 * trials)
     for count in (1, 2, 3):
         found = with_threads(count, lambda: matrix @ x)
@@ -74,7 +74,7 @@ def test_a_step_and_its_sums_do_not_depend_on_threads(with_threads, monkeypatch)
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
 def test_pair_norm_of_a_large_tensor_does_not_depend_on_threads(with_threads, mode):
-    x = torch.randn(3 * blocks.BLOCK_ELEMENTS // 64, 64, requires_grad=True)
+    x = torch.randn(3 * pair_norm_kernels.MIN_ELEMENTS_FOR_THREADS // 64, 64, requires_grad=True)
 
     def both():
         y = pair_norm(x, mode=mode)

@@ -23,7 +23,7 @@ from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.data.random import Stream
 from pairnorm.nn import Mode, Normalization
-from pairnorm.nn.distributed import Shards
+from pairnorm.train.distributed import Shards
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.spec import Norm
 

@@ -18,7 +18,7 @@ from pairnorm.data.adjacency import along_and_against
 from pairnorm.data.features import stored_rows
 from pairnorm.impute.masked import broadcast_mask, known_values
 from pairnorm.nn import SparseMatrix
-from pairnorm.nn.propagate import restart_walk
+from pairnorm.nn.propagate import propagate_with_restart
 
 FOLDS = 10
 ALPHA, ROUNDS = 0.9, 20
@@ -110,7 +110,7 @@ def _label_columns(graph: Graph, labels: Tensor, classes: int) -> Tensor:
     # A set of columns for every fold, from the labels outside it, and one from all labels, for the others.
     outside = (folds[:, None] != torch.arange(FOLDS + 1, device=device)).float()
     start = (outside[:, :, None] * given[:, None]).flatten(1)
-    state = restart_walk(normalized(graph, "rw", device), start, [ALPHA], ROUNDS)
+    state = propagate_with_restart(normalized(graph, "rw", device), start, [ALPHA], ROUNDS)
     far = state.view(len(given), FOLDS + 1, classes)[torch.arange(len(given), device=device), folds]
     return torch.cat([*_near(*_walk(graph.adjacency, device), given), _shares(far)], 1)
 

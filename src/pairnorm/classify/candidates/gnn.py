@@ -17,7 +17,7 @@ from torch import Tensor
 from pairnorm.classify.candidates.base import Candidate, CandidateResult, Results, Task, Tick
 from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.holdout import ClassifierWarning
-from pairnorm.nn.distributed import Shards
+from pairnorm.train.distributed import Shards
 from pairnorm.train.methods import Model
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, build

@@ -14,7 +14,7 @@ from pairnorm.base.errors import real_number
 from pairnorm.classify.candidates.base import Candidate, KnownLabels, Results, Saved, State, Task, Tick
 from pairnorm.classify.candidates.propagation import normalized
 from pairnorm.data import Graph
-from pairnorm.nn.propagate import restart_walk
+from pairnorm.nn.propagate import propagate_with_restart
 
 ALPHAS = (0.5, 0.9, 0.99)
 ROUNDS = 100
@@ -84,6 +84,6 @@ class Spreading:
 def _spread(graph: Graph, labels: Tensor, alphas: Sequence[float], classes: int) -> Tensor:
     """Return the logits of ``Spreading`` for every α, [n, alphas, classes], of one walk."""
     given = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
-    state = restart_walk(normalized(graph, "sym", labels.device), given, alphas, ROUNDS)
+    state = propagate_with_restart(normalized(graph, "sym", labels.device), given, alphas, ROUNDS)
     # Where no label arrives, the most frequent class is the best fallback_probabilities.
     return (state + 1e-12 * given.sum(0) + 1e-30).log()

@@ -137,7 +137,7 @@ def _tried(task: Task, steps: Sequence[Step]) -> Results:
 
 
 def _walks(norm: Norm, scales: Sequence[float]) -> list[Sequence[float]]:
-    """Return the scales that one propagation serves: PairNorm commutes with its scale, all but PN-SCS."""
+    """Return the scales that one propagation supports: PairNorm commutes with its scale, all but PN-SCS."""
     return [[scale] for scale in scales] if norm == "PN-SCS" else [scales]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pairnorm.classify.candidates.propagation import normalized
 from pairnorm.data import Graph
-from pairnorm.nn.propagate import restart_walk
+from pairnorm.nn.propagate import propagate_with_restart
 
 ALPHAS, POWERS = (0.3, 0.5, 0.8, 0.9), (1.0, 1.5, 2.0, 3.0)
 ROUNDS = 50
@@ -49,7 +49,7 @@ def spread(graph: Graph, probabilities: Tensor, labels: Tensor, alphas: Sequence
     certain = torch.nn.functional.one_hot(labels.clamp(min=0), probabilities.shape[1]).to(probabilities)
     start = torch.where((labels >= 0)[:, None], certain, probabilities)
     matrix = normalized(graph, "sym", probabilities.device)
-    return sharpened(restart_walk(matrix, start, alphas, ROUNDS), 1.0)
+    return sharpened(propagate_with_restart(matrix, start, alphas, ROUNDS), 1.0)
 
 
 def sharpened(probabilities: Tensor, power: float) -> Tensor:

@@ -60,7 +60,7 @@ class ParametricNorm(BaseNorm):
         """Set every ``bias`` to zero and every other parameter to one.
 
         Args:
-            seeds: one for each trial, for norms that draw their parameters; see ``DiffGroupNorm``.
+            seeds: one for each model, for norms that draw their parameters; see ``DiffGroupNorm``.
         """
         for name, parameter in self.named_parameters():
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError, real_number
 from pairnorm.nn.norms.base import ParametricNorm
-from pairnorm.nn.ops.moments import widen
+from pairnorm.nn.ops.moments import to_accumulation_dtype
 
 
 class BatchNorm(ParametricNorm):
@@ -51,7 +51,7 @@ class BatchNorm(ParametricNorm):
         self.check(x)
         if self.training:
             check_several(x)
-        wide = widen(x)
+        wide = to_accumulation_dtype(x)
         running = (self.running_mean, self.running_var)
         mean, variance = (statistic.flatten().to(wide.dtype) for statistic in running)
         y = F.batch_norm(wide.flatten(1), mean, variance, None, None, self.training, self.momentum, self.eps)

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.norms.base import BaseNorm
-from pairnorm.nn.ops.moments import Groups, check_states, widen
+from pairnorm.nn.ops.moments import Groups, check_states, to_accumulation_dtype
 
 # The most similarities that may be held at a time where no fused attention kernel takes the input. A GPU
 # takes sixteen times that, lest it wait for launches.
@@ -54,7 +54,7 @@ class ContraNorm(BaseNorm):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
         check_states(x)
-        wide = widen(x)
+        wide = to_accumulation_dtype(x)
         groups = Groups.of(x, batch, batch_size)
         if groups.batch is None:
             alike = self._alike(wide)

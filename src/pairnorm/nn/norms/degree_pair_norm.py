@@ -1,4 +1,4 @@
-"""PairNorm for the symmetric adjacency: centerd about the state that it falls towards, √degree."""
+"""PairNorm for the symmetric adjacency: centered about the state that it falls towards, √degree."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -9,7 +9,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of, real_number
 from pairnorm.nn.norms.base import BaseNorm
 from pairnorm.nn.ops.moments import Groups, check_states
-from pairnorm.nn.ops.pair_norm.plain import center_and_scale
+from pairnorm.nn.ops.pair_norm import normalize
 
 MODES = ("PN", "PN-SI")
 
@@ -88,12 +88,12 @@ class DegreePairNorm(BaseNorm):
         self.degree = self.degree.to(x.device)
         one = Groups.of(x, batch, batch_size)
         groups = _Weighted(one.num_nodes, one.batch, one.size, degree=self.degree)
-        return center_and_scale(x, groups, self.scale, self.eps, self.mode == "PN-SI")
+        return normalize(x, groups, self.scale, self.eps, self.mode)
 
 
 @dataclass(frozen=True)
 class _Weighted(Groups):
-    """Graphs that are centerd by the projection onto the root of the degrees, which is its own adjoint."""
+    """Graphs that are centered by the projection onto the root of the degrees, which is its own adjoint."""
 
     degree: Tensor = field(kw_only=True)
 
@@ -101,16 +101,18 @@ class _Weighted(Groups):
     def has_kernels(self) -> bool:
         return False
 
-    def center(self, x: Tensor) -> Tensor:
-        """Subtract the projection, twice: the second is what rounding left of the first."""
-        root = self.degree.to(x.dtype).sqrt().view(-1, *[1] * (x.dim() - 1))
-        share = root / self.mean_of_each(root.square())
-        x = torch.addcmul(x, share, self._projection(root, x), value=-1)
-        return x.addcmul_(share, self._projection(root, x), value=-1)
-
-    def _projection(self, root: Tensor, x: Tensor) -> Tensor:
-        """The mean of root · x over the nodes of each graph, in what fits ``x``."""
+    def project(self, x: Tensor) -> Tensor:
+        """Return Σ √d x / Σ d over the nodes of each graph."""
+        root = self._root(x)
         if self.batch is not None:
-            return self.mean_of_each(root * x)
-        # A product of matrices, which makes no tensor of the size of x.
-        return (root.view(1, -1) @ x.flatten(1)).view(1, *x.shape[1:]) / max(self.num_nodes, 1)
+            return self.mean(root * x) / self.mean(root.square()).clamp(min=torch.finfo(x.dtype).tiny)
+        # A product of matrices, which creates no tensor of the size of x.
+        total = (root.view(1, -1) @ x.flatten(1)).view(1, *x.shape[1:])
+        return total / root.square().sum().clamp(min=torch.finfo(x.dtype).tiny)
+
+    def expand(self, projection: Tensor) -> Tensor:
+        """Hand each node the projection of its graph times the root of its degree."""
+        return self._root(projection) * self.spread(projection)
+
+    def _root(self, like: Tensor) -> Tensor:
+        return self.degree.to(like.dtype).sqrt().view(-1, *[1] * (like.dim() - 1))

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from pairnorm.base.errors import PairNormError, real_number, whole_number
 from pairnorm.nn.norms.base import ParametricNorm
 from pairnorm.nn.norms.batch_norm import check_several
-from pairnorm.nn.ops.linear.plain import trial_linear
-from pairnorm.nn.ops.moments import widen
+from pairnorm.nn.ops.linear import stacked_linear
+from pairnorm.nn.ops.moments import to_accumulation_dtype
 
 ROWS_OF_SUMS = 512
 """So many nodes are summed up at once: a GPU takes long for one sum over all of them."""
@@ -70,7 +70,7 @@ class DiffGroupNorm(ParametricNorm):
         """Draw the assignment from ±1/√features, as ``torch.nn.Linear`` does, and forget the statistics.
 
         Args:
-            seeds: One for each trial, which its assignment then depends on alone; without them, torch's
+            seeds: One for each model, which its assignment then depends on alone; without them, torch's
                 generator draws.
         """
         super().reset_parameters()
@@ -83,29 +83,29 @@ class DiffGroupNorm(ParametricNorm):
             raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected=expected)
         bound = 1 / math.sqrt(self.in_channels)
         with torch.no_grad():
-            for trial in range(num_models):
-                generator = None if seeds is None else torch.Generator().manual_seed(seeds[trial])
+            for model in range(num_models):
+                generator = None if seeds is None else torch.Generator().manual_seed(seeds[model])
                 drawn = torch.empty(self.in_channels, self.groups).uniform_(
                     -bound, bound, generator=generator
                 )
-                self.assignment.view(num_models, self.in_channels, self.groups)[trial] = drawn
+                self.assignment.view(num_models, self.in_channels, self.groups)[model] = drawn
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
         with torch.autocast(x.device.type, enabled=False):
-            wide = widen(x).view(len(x), self.num_models or 1, self.in_channels)
+            wide = to_accumulation_dtype(x).view(len(x), self.num_models or 1, self.in_channels)
             assignment, weight, bias, running_mean, running_var = (
                 tensor.to(wide.dtype).view(self.num_models or 1, *tensor.shape[-2:])
                 for tensor in (self.assignment, self.weight, self.bias, self.running_mean, self.running_var)
             )
-            share = trial_linear(wide, assignment).softmax(-1)
+            share = stacked_linear(wide, assignment).softmax(-1)
             if self.training:
                 check_several(x)
                 normalized = self._in_training(wide, share, weight)
             else:
                 scale = weight * (running_var + self.eps).rsqrt()
-                normalized = wide * trial_linear(share, scale) - (running_mean * scale).sum(1)
+                normalized = wide * stacked_linear(share, scale) - (running_mean * scale).sum(1)
             return (wide + self.balance * (normalized + bias.sum(1))).view_as(x).to(x.dtype)
 
     def _in_training(self, x: Tensor, share: Tensor, weight: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class DiffGroupNorm(ParametricNorm):
                 (self.running_var, variance * (nodes / (nodes - 1))),
             ):
                 running.lerp_(new.view_as(running).to(running.dtype), self.momentum)
-        by_feature, by_group = delta * trial_linear(share, scale), x_mean * trial_linear(upsilon, scale)
+        by_feature, by_group = delta * stacked_linear(share, scale), x_mean * stacked_linear(upsilon, scale)
         normalized: Tensor = by_feature + by_group - (covariance * scale).sum(1)
         return normalized
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.nn.norms.base import ParametricNorm
-from pairnorm.nn.ops.moments import Groups, widen
+from pairnorm.nn.ops.moments import Groups, to_accumulation_dtype
 
 
 class GraphNorm(ParametricNorm):
@@ -32,10 +32,10 @@ class GraphNorm(ParametricNorm):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
-        groups, wide = Groups.of(x, batch, batch_size), widen(x)
+        groups, wide = Groups.of(x, batch, batch_size), to_accumulation_dtype(x)
         # Exact where the mean goes altogether: x − αμ would keep its rounding. The mean square of what is
         # left is the variance and the square of the share of the mean.
-        centerd, left = groups.center(wide), (1 - self.mean_scale) * groups.mean_of_each(wide)
-        variance = groups.mean_of_each(centerd.square()) + left.square()
+        centered, left = groups.center(wide), (1 - self.mean_scale) * groups.mean_of_each(wide)
+        variance = groups.mean_of_each(centered.square()) + left.square()
         factor = self.weight * (variance + self.eps).rsqrt()
-        return torch.addcmul(left * factor + self.bias, centerd, factor).to(x.dtype)
+        return torch.addcmul(left * factor + self.bias, centered, factor).to(x.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pairnorm.base.errors import one_of
 from pairnorm.nn.norms.base import ParametricNorm
-from pairnorm.nn.ops.moments import Groups, widen
+from pairnorm.nn.ops.moments import Groups, to_accumulation_dtype
 
 MODES = ("graph", "node")
 
@@ -46,7 +46,7 @@ class LayerNorm(ParametricNorm):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
-        wide = widen(x)
+        wide = to_accumulation_dtype(x)
         factor: Tensor = self.weight
         if self.mode == "node":
             y = F.layer_norm(wide, wide.shape[-1:], eps=self.eps)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pairnorm.nn.norms.base import BaseNorm
-from pairnorm.nn.ops.moments import Groups, check_states, widen
+from pairnorm.nn.ops.moments import Groups, check_states, to_accumulation_dtype
 
 
 class MeanSubtraction(BaseNorm):
@@ -19,4 +19,4 @@ class MeanSubtraction(BaseNorm):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
         check_states(x)
-        return Groups.of(x, batch, batch_size).center(widen(x)).to(x.dtype)
+        return Groups.of(x, batch, batch_size).center(to_accumulation_dtype(x)).to(x.dtype)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from pairnorm.base.errors import real_number
 from pairnorm.nn.norms.base import BaseNorm
-from pairnorm.nn.ops.moments import check_states, widen
+from pairnorm.nn.ops.moments import check_states, to_accumulation_dtype
 
 
 class NodeNorm(BaseNorm):
@@ -19,7 +19,7 @@ class NodeNorm(BaseNorm):
     \mathbf{x}_i \big/ (\sigma_i^2 + \epsilon)^{1 / 2p}
     $$
 
-    Nothing is centerd, and no statistic runs over nodes: ``batch`` makes no difference.
+    Nothing is centered, and no statistic runs over nodes: ``batch`` makes no difference.
 
     Args:
         p: The paper's p: 1 gives every node a variance of one, larger values change less.
@@ -33,7 +33,7 @@ class NodeNorm(BaseNorm):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
         check_states(x)
-        wide = widen(x)
+        wide = to_accumulation_dtype(x)
         # Not Tensor.var, which takes twice the time for rows as short as these.
         variance = (wide - wide.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
         return (wide * (variance + self.eps).pow(-0.5 / self.p)).to(x.dtype)

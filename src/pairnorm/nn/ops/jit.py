@@ -1,12 +1,17 @@
-"""How kernels in numba are compiled: kept on disk where that can be, anew where what is kept is damaged."""
+"""Compile numba kernels with a cache on disk that survives damaged files, and share rows among threads."""
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+import torch
 from numba import njit
 from numba.core.caching import FunctionCache
+
+# With fewer multiplications than this, waking a thread takes longer than the work it would share.
+MIN_WORK_FOR_THREADS = 2**22
 
 
 class KernelWarning(UserWarning):
@@ -14,7 +19,7 @@ class KernelWarning(UserWarning):
 
 
 class _Kept(FunctionCache):  # type: ignore[misc]
-    """Compiled code on disk; a file that ends early, or cannot be written, is no reason to fail."""
+    """KernelFunction code on disk; a file that ends early, or cannot be written, is no reason to fail."""
 
     def load_overload(self, *what: Any) -> Any:
         """Return what was compiled before, or None."""
@@ -62,3 +67,21 @@ def _say_once() -> None:
         KernelWarning,
         stacklevel=3,
     )
+
+
+def share_out(rows: int, rows_per_task: int, work: Callable[[int, int], Any]) -> None:
+    """Let ``torch.get_num_threads()`` threads work on ranges of rows.
+
+    Args:
+        rows: how many there are.
+        rows_per_task: how many are a range.
+        work: is called with the first row of a range and the one after its last, and releases the GIL.
+    """
+    starts = range(0, rows, rows_per_task)
+    threads = min(torch.get_num_threads(), len(starts))
+    if threads <= 1:
+        for start in starts:
+            work(start, min(start + rows_per_task, rows))
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda start: work(start, min(start + rows_per_task, rows)), starts))

@@ -1,85 +1,92 @@
-"""Which kernels serve an operation, chosen by device, type and size; and what launches of Triton share."""
+"""The registry of compiled kernels: which back end runs an operation, and how autograd calls it.
 
-from collections.abc import Callable
+An operation is a module ``pairnorm.nn.ops.<op>`` that defines it in torch (the reference). A back end is a
+module of the same name in ``ops/_numba`` (CPU) or ``ops/_triton`` (CUDA). Each back end has a function
+``supports(*tensors)`` and the functions that its operation calls.
+"""
+
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable takes 1.5 s to import the compiler
 
+BACKENDS = {"cpu": ("numba", "_numba"), "cuda": ("triton", "_triton")}
+"""The library and the folder of kernels of each type of device."""
+STATE_DTYPES = (torch.float32, torch.bfloat16)
+"""Types in which the CUDA kernels read and write hidden states; they accumulate in float32."""
 
-class Kernels(Protocol):
-    """What every module of kernels has; the ``Kernels`` of an operation add its functions and their types."""
-
-    def serves(self, *args: Any, **kwargs: Any) -> bool:
-        """Say whether the kernels take tensors of this type and size, and sooner than the plain form."""
-
-
-STATES = (torch.float32, torch.bfloat16)
-"""Types in which the CUDA kernels of networks take and leave states; whatever they sum is float32."""
-
-K = TypeVar("K", bound=Kernels)
 P = ParamSpec("P")
 R = TypeVar("R")
+Outputs = Tensor | tuple[Tensor | None, ...]
+Saved = tuple[Any, ...]
 
 
-def choose(load: Callable[[str], K | None], x: Tensor, *others: Any) -> K | None:
-    """Return the kernels that serve ``x``, or None: then the plain form does.
+def find_kernels(operation: str, x: Tensor, *others: Any) -> Any:
+    """Return the module of kernels that runs an operation on ``x``; None where the reference must run.
 
     Args:
-        load: gives an operation's kernels for a type of device.
-        x: the tensor that the operation is about.
-        others: what else ``serves`` of these kernels looks at.
+        operation: Name of a module in ``_numba`` or ``_triton``.
+        x: The tensor that decides device, dtype and size.
+        others: Further arguments of the ``supports`` function of the kernels.
     """
-    # None serves float64: to load their compiler in order to learn so would take half a second.
-    if derives_itself() or x.numel() == 0 or x.dtype == torch.float64 or not installed(x.device.type):
+    # No kernel takes float64: importing a compiler only to find that out would take half a second.
+    if x.numel() == 0 or x.dtype == torch.float64 or needs_reference(x) or not is_installed(x.device.type):
         return None
-    kernels: K | None = _loaded(load, x.device.type)
-    return kernels if kernels is not None and kernels.serves(x, *others) else None
+    kernels = _load(operation, x.device.type)
+    return kernels if kernels is not None and kernels.supports(x, *others) else None
 
 
 @cache
-def _loaded(load: Callable[[str], Any], device: str) -> Any:
-    """Import kernels once, for every call of an operation asks for them."""
-    return load(device)
+def _load(operation: str, device: str) -> Any:
+    package = f"{__package__}.{BACKENDS[device][1]}"
+    return import_module(f"{package}.{operation}") if find_spec(f"{package}.{operation}") else None
 
 
 @cache
-def installed(device: str) -> bool:
-    """Say whether the compiler of a device's kernels is there."""
-    library = {"cpu": "numba", "cuda": "triton"}.get(device)
-    return library is not None and find_spec(library) is not None
+def is_installed(device: str) -> bool:
+    """Return whether the compiler of the kernels for a type of device is installed."""
+    return device in BACKENDS and find_spec(BACKENDS[device][0]) is not None
 
 
-def is_transformed() -> bool:
-    """Say whether torch.func or forward-mode differentiation is at work: kernels are opaque to them."""
+def in_transform() -> bool:
+    """Return whether torch.func or forward-mode differentiation is active."""
     return bool(torch._C._are_functorch_transforms_active()) or torch.autograd.forward_ad._current_level >= 0
 
 
-def derives_itself() -> bool:
-    """Say whether whoever calls wants the formula alone: torch.compile, torch.func or forward mode."""
-    return torch.compiler.is_compiling() or is_transformed()
+def in_transform_or_compile() -> bool:
+    """Return whether torch.compile, torch.export, torch.func or forward mode traces the operations."""
+    return torch.compiler.is_compiling() or in_transform()
 
 
-def opaque(function: Callable[P, R]) -> Callable[P, R]:
-    """Make torch.compile call a function as it is, kernels and all, and go on behind it."""
-    aside = _disable_dynamo(function)
+def needs_reference(x: Tensor) -> bool:
+    """Return whether only the reference can run: under a tracer, or on a subclass of Tensor.
+
+    Kernels read memory. FakeTensor and DTensor have none of their own; dispatch modes must see every call.
+    """
+    if in_transform_or_compile() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return type(x) is not Tensor and type(x) is not nn.Parameter
+
+
+def disable_dynamo(function: Callable[P, R]) -> Callable[P, R]:
+    """Make torch.compile call a function as it is, with its kernels, and continue after it."""
+    disabled = _disable_dynamo(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # The other way, by itself, would import the compiler for those who do without.
-        return aside(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+        # Calling `disabled` always would import the compiler for users who never compile.
+        return disabled(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
 
     return call
 
 
 def on_device(launch: Callable[P, R]) -> Callable[P, R]:
-    """Make a function that launches Triton's kernels do so on the device of its tensors.
-
-    Triton takes the current device, whatever its arguments are on.
-    """
+    """Make a function launch Triton kernels on the device of its first tensor, not on the current one."""
 
     @wraps(launch)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -90,11 +97,84 @@ def on_device(launch: Callable[P, R]) -> Callable[P, R]:
     return guarded
 
 
-def shares(nodes: int, across: int, rows: int, most: int) -> tuple[int, int]:
-    """How many programs share out the nodes, in tiles of ``rows``, and how many nodes each takes.
+def partition_nodes(nodes: int, columns: int, rows: int, max_programs: int) -> tuple[int, int]:
+    """Return how many programs partition the nodes, and how many nodes each program takes.
 
-    There are as many again for each of ``across`` trials or blocks, ``most`` in all.
+    Args:
+        nodes: Number of nodes.
+        columns: Number of programs next to one another for the same nodes.
+        rows: Nodes of a tile.
+        max_programs: Largest number of programs in all.
     """
     tiles = -(-nodes // rows)
-    share = -(-tiles // max(1, min(tiles, most // across))) * rows
+    share = -(-tiles // max(1, min(tiles, max_programs // columns))) * rows
     return -(-nodes // share), share
+
+
+class KernelFunction(torch.autograd.Function):
+    """Run ``reference(*inputs, *settings)`` with kernels; a second derivative uses the reference.
+
+    The kernels have ``forward(*inputs, *settings, needs_backward)``, which returns outputs and saved tensors,
+    and ``backward(saved, inputs, settings, grads, needs_grad)``, which returns a gradient for every input.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernels: Any,
+        reference: Callable[..., Outputs],
+        settings: tuple[Any, ...],
+        *inputs: Tensor | None,
+    ) -> Outputs:
+        """Return one output or several."""
+        outputs, saved = kernels.forward(*inputs, *settings, any(ctx.needs_input_grad))
+        ctx.kernels, ctx.reference, ctx.settings, ctx.count = kernels, reference, settings, len(inputs)
+        ctx.save_for_backward(*inputs, *saved)
+        ctx.set_materialize_grads(False)
+        return outputs  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the inputs."""
+        inputs, saved = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        needs_grad = ctx.needs_input_grad[3:]
+        gradients: Sequence[Tensor | None]
+        if all(grad is None for grad in grads):
+            gradients = [None] * ctx.count
+        elif torch.is_grad_enabled():
+            gradients = reference_gradient(
+                lambda *given: ctx.reference(*given, *ctx.settings), inputs, needs_grad, *grads
+            )
+        else:
+            gradients = ctx.kernels.backward(saved, inputs, ctx.settings, grads, needs_grad)
+        return None, None, None, *gradients
+
+
+def reference_gradient(
+    reference: Callable[..., Outputs],
+    inputs: Sequence[Tensor | None],
+    needs_grad: Sequence[bool],
+    *grads: Tensor | None,
+) -> list[Tensor | None]:
+    """Return the gradients of ``reference(*inputs)``, which can be differentiated again.
+
+    Args:
+        reference: Returns one output or several, by operations that torch can differentiate.
+        inputs: Its arguments.
+        needs_grad: Which inputs need a gradient.
+        grads: Gradients of the outputs; None for an output that nothing depends on.
+    """
+    with torch.enable_grad():
+        outputs = reference(*inputs)
+    outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+    used = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None]
+    positions = [position for position, needed in enumerate(needs_grad) if needed]
+    gradients = torch.autograd.grad(
+        [output for output, _ in used],  # type: ignore[arg-type]
+        [inputs[position] for position in positions],  # type: ignore[arg-type]
+        [grad for _, grad in used],
+        create_graph=True,
+        allow_unused=True,
+    )
+    by_position = dict(zip(positions, gradients, strict=True))
+    return [by_position.get(position) for position in range(len(inputs))]

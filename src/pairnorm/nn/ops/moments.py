@@ -1,14 +1,18 @@
-"""The one reduction that PairNorm is made of: count, mean and squares about it, of the nodes of a graph."""
+"""PairNorm's statistics: count, mean and squared distances from it, of the nodes of each graph."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.nn.ops.kernels import is_transformed
+from pairnorm.nn.ops.collectives import all_sum, gather
+from pairnorm.nn.ops.kernels import needs_reference
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def check_states(x: Tensor) -> None:
@@ -29,7 +33,7 @@ def no_tensor(name: str, value: object, expected: str = "a tensor") -> PairNormE
     return PairNormError(problem, code="wrong-type", value=value, expected=expected, hint=hint)
 
 
-def widen(x: Tensor) -> Tensor:
+def to_accumulation_dtype(x: Tensor) -> Tensor:
     """Return ``x`` in the dtype that statistics accumulate in: float32, float64 for float64."""
     return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
 
@@ -41,36 +45,41 @@ def _wrong(what: str, found: object, expected: str, hint: str = "") -> PairNormE
     )
 
 
+def row_squares(rows: Tensor) -> Tensor:
+    """Return the squared norms of rows ``[..., features]`` in float64, ``[..., 1]``.
+
+    Squares of float32 beyond 1e19 are infinite: rows are divided by their largest number first.
+    """
+    divisor = row_divisors(rows)
+    return divisor.double().square() * (rows / divisor).square().sum(-1, keepdim=True).double()
+
+
+def row_divisors(rows: Tensor) -> Tensor:
+    """Return the largest absolute number of every row, at least one, ``[..., 1]``; a constant to autograd."""
+    if rows.size(-1) == 0:
+        return rows.new_ones(*rows.shape[:-1], 1)
+    return rows.detach().abs().amax(-1, keepdim=True).clamp(min=1)
+
+
 @dataclass(frozen=True)
 class Moments:
-    """What is known of the rows of each graph, or of each part of one.
+    """Count, mean and squared distances of the rows of each graph, or of each part of one, in float64.
 
     Args:
-        count: how many rows, ``[parts, ..., 1]`` or what broadcasts to it.
-        mean: of the rows, ``[parts, ..., features]``.
-        squares: distances from the mean, squared and summed, ``[parts, ..., 1]``.
+        count: Number of rows, ``[parts, ..., 1]`` or what broadcasts to it.
+        mean: Mean of the rows, ``[parts, ..., features]``.
+        squares: Sum of the squared distances from the mean, ``[parts, ..., 1]``.
     """
 
     count: Tensor
     mean: Tensor
     squares: Tensor
 
-    @classmethod
-    def of(cls, x: Tensor, groups: "Groups") -> "Moments":
-        """Sum up the rows of every graph, in float64; ``x`` is float32 or float64."""
-        shift = groups.mean(x)
-        centerd = x - groups.spread(shift)
-        rest = groups.mean(centerd)  # what rounding left of the mean
-        centerd = centerd - groups.spread(rest)
-        mean = shift.double() + rest.double()
-        squares = groups.sum(centerd.square().sum(-1, keepdim=True).double())
-        return cls(groups.counts(mean), mean, squares)
-
     def merge(self) -> "Moments":
-        """Merge the parts of one graph: blocks of a tensor, or what several machines have gathered.
+        """Merge the parts of one graph: blocks of a tensor, or what the ranks of a process group have.
 
-        As Chan, Golub and LeVeque do, about the mean of all: Σx² - n·mean² would cancel to nothing on
-        oversmoothed states.
+        By the formula of Chan, Golub and LeVeque, about the mean of all rows: Σx² - n·mean² would cancel to
+        nothing on oversmoothed states.
         """
         count = self.count.sum(0, keepdim=True)
         mean = (self.count * self.mean).sum(0, keepdim=True) / count.clamp(min=1)
@@ -80,7 +89,14 @@ class Moments:
     @property
     def mean_square(self) -> Tensor:
         """The mean squared distance from the mean; zero where there are no rows."""
-        return self.squares / self.count
+        return self.squares / self.count.clamp(min=1)
+
+
+def _without_transforms(x: Tensor) -> Tensor:
+    """Return the values in a tensor that torch.func has wrapped; those of all samples under vmap."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 @dataclass(frozen=True)
@@ -88,7 +104,7 @@ class Groups:
     """Which graph each node belongs to; without ``batch`` all nodes are one graph.
 
     ``mean`` reduces ``[nodes, ...]`` to ``[graphs, ...]`` and ``spread`` hands every node its graph's value
-    back, so a formula written with the two serves one graph and a batch of graphs alike.
+    back, so a formula written with the two supports one graph and a batch of graphs alike.
     """
 
     num_nodes: int
@@ -111,9 +127,9 @@ class Groups:
             raise PairNormError(problem, code="wrong-type", value=batch.dtype, expected=expected, hint=hint)
         # To look at the numbers is a device sync on CUDA and a graph break under torch.compile: with
         # batch_size, neither happens.
-        looked = batch_size is None or (batch.device.type == "cpu" and not torch.compiler.is_compiling())
-        if looked and batch.numel() and not is_transformed():
-            least, most = (int(end) for end in batch.aminmax())
+        looked = batch_size is None or (batch.device.type == "cpu" and not needs_reference(batch))
+        if looked and batch.numel():
+            least, most = (int(end) for end in _without_transforms(batch).aminmax())
             limit = most + 1 if batch_size is None else batch_size
             if least < 0 or most >= limit:
                 graph = least if least < 0 else most
@@ -125,7 +141,7 @@ class Groups:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether it is what kernels do: all nodes are one graph, centerd by their mean."""
+        """Whether kernels do the same: all nodes are one graph, centered by their mean."""
         return self.batch is None
 
     def sum(self, x: Tensor) -> Tensor:
@@ -162,14 +178,73 @@ class Groups:
         """Hand each node its graph's statistic: ``[graphs, ...]`` to what fits ``[nodes, ...]``."""
         return statistic if self.batch is None else statistic.index_select(0, self.batch)
 
-    def center(self, x: Tensor) -> Tensor:
-        """Subtract from every node the mean of its graph.
+    def project(self, x: Tensor) -> Tensor:
+        """Return what centering removes, ``[graphs, ..., features]``: the mean."""
+        return self.mean(x)
 
-        Done twice: the second mean is what rounding left of the first, which matters when a large common
-        offset hides small differences, the very state of an oversmoothed representation.
+    def expand(self, projection: Tensor) -> Tensor:
+        """Hand each node what centering subtracts from it."""
+        return self.spread(projection)
+
+    def subtract(self, x: Tensor, projection: Tensor) -> Tensor:
+        """Subtract a float64 projection in two parts, so that none of its digits is lost."""
+        high = projection.to(x.dtype)
+        low = (projection - high).to(x.dtype)
+        return (x - self.expand(high)) - self.expand(low)
+
+    def center(self, x: Tensor) -> Tensor:
+        """Subtract from every node the mean of its graph; this is its own adjoint.
+
+        Done twice: the second mean is the rounding error of the first. It matters when a large common offset
+        hides small differences, as in an oversmoothed representation.
         """
-        x = x - self.mean_of_each(x)
-        return x - self.mean_of_each(x)
+        x = x - self.expand(self.project(x))
+        return x - self.expand(self.project(x))
+
+    def statistics(self, x: Tensor) -> tuple[Moments, Tensor]:
+        """Return the moments of every graph, and the centered rows; ``x`` is float32 or float64."""
+        shift = self.project(x)
+        centered = x - self.expand(shift)
+        rest = self.project(centered)  # the rounding error of the mean
+        centered = centered - self.expand(rest)
+        mean = shift.double() + rest.double()
+        return Moments(self.counts(mean), mean, self.sum(row_squares(centered))), centered
+
+    def gradient_means(self, grad: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the projection of ``grad`` and the mean of ``dots`` over the nodes of each graph."""
+        return self.project(grad), self.mean(dots)
+
+
+@dataclass(frozen=True)
+class RankGroups(Groups):
+    """Graphs whose nodes are distributed over the ranks of a process group: one collective for each sum.
+
+    All ranks take part, those without rows too. What crosses between ranks is in float64.
+    """
+
+    process_group: "ProcessGroup" = field(kw_only=True)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels do the same: they know no ranks."""
+        return False
+
+    def statistics(self, x: Tensor) -> tuple[Moments, Tensor]:
+        """Return the moments of every graph over all ranks, and own rows, centered."""
+        own, _ = super().statistics(x)
+        parts = gather(torch.cat([own.count, own.mean, own.squares], -1), self.process_group)
+        count, mean, squares = parts.tensor_split([1, 1 + x.size(-1)], -1)
+        merged = Moments(count, mean, squares).merge()
+        moments = Moments(merged.count[0], merged.mean[0], merged.squares[0])
+        return moments, self.subtract(x, moments.mean)
+
+    def gradient_means(self, grad: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means over the nodes of all ranks."""
+        totals = self.sum(torch.cat([grad, dots], -1)).double()
+        totals = all_sum(torch.cat([totals, self.counts(totals)], -1), self.process_group)
+        grad_total, dot_total, count = totals.tensor_split([grad.size(-1), grad.size(-1) + 1], -1)
+        count = count.clamp(min=1)
+        return (grad_total / count).to(grad.dtype), (dot_total / count).to(grad.dtype)
 
 
 class RunningMoments(nn.Module):
@@ -197,7 +272,9 @@ class RunningMoments(nn.Module):
     def update(self, x: Tensor) -> None:
         """Take in the rows of ``x`` ``[rows, ..., features]``, merged exactly with those before."""
         self.check(x, empty=True)
-        found = Moments.of(widen(x), Groups(x.size(0)))
+        if x.size(0) == 0:
+            return
+        found, _ = Groups(x.size(0)).statistics(to_accumulation_dtype(x))
         if self.count.numel():
             before = Moments(
                 self.count.expand_as(found.count),
@@ -207,7 +284,7 @@ class RunningMoments(nn.Module):
             pairs = zip(vars(before).values(), vars(found).values(), strict=True)
             found = Moments(*(torch.cat(pair) for pair in pairs)).merge()
         self.count = found.count.flatten()[:1]
-        self.mean, self.mean_square = found.mean[0], (found.squares / found.count.clamp(min=1))[0]
+        self.mean, self.mean_square = found.mean[0], found.mean_square[0]
 
     def check(self, x: Tensor, empty: bool = False) -> None:
         """Raise an error where there are no moments, or those of something else than ``x``.

@@ -1,0 +1,84 @@
+"""The keyed dropout of ``plain`` in numba: one pass, equal to the plain form bit for bit."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from pairnorm.nn.ops._numba.vectors import (
+    LANES,
+    array,
+    by_model,
+    empty_by_model,
+    fill,
+    load,
+    store,
+    where_less,
+)
+from pairnorm.nn.ops.dropout import LEVELS, dropped_levels, position_hash
+from pairnorm.nn.ops.jit import kernel
+
+FIRST, SECOND, HALF = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0xFFFF)
+CPU = torch.device("cpu")
+
+NONE = np.zeros((1, 1), np.uint32), np.zeros(1, np.uint32), np.uint32(0), np.float32(1)
+
+
+def supports(x: Tensor) -> bool:
+    """Return whether the kernels take this dtype."""
+    return x.dtype == torch.float32
+
+
+def forward(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
+    """Drop entries of ``[nodes, models, features]``."""
+    own = by_model(x)
+    result, by_models = empty_by_model(*own.shape)
+    _apply(own.numpy(), *settings(own, rate, keys, first), by_models.numpy())
+    return result
+
+
+def settings(x: Tensor, rate: float, keys: Tensor | None, first: int = 0) -> tuple[Any, ...]:
+    """Return what ``drop`` needs for ``x`` ``[models, nodes, features]``; ``dropped`` is 0 for no dropout."""
+    if keys is None or rate == 0:
+        return NONE
+    _, nodes, features = x.shape
+    words, dropped = (features + 1) // 2, dropped_levels(rate)
+    hashes = position_hash((first + nodes) * words, CPU)[first * words :]
+    positions = hashes.view(nodes, words).numpy().view(np.uint32)
+    scale = np.float32(LEVELS / (LEVELS - dropped))
+    return positions, array(keys).view(np.uint32), np.uint32(dropped), scale
+
+
+@njit(inline="always")
+def factors(positions: Any, row: Any, start: Any, key: Any, limit: Any, scale: Any) -> Any:
+    """Return what the first and what the second half of a row are multiplied by: ``scale`` or 0."""
+    bits = (load(positions, row, start) ^ key) * FIRST
+    bits = (bits ^ (bits >> np.uint32(15))) * SECOND
+    bits = bits ^ (bits >> np.uint32(16))
+    zero, scale, limit = fill(np.float32(0)), fill(scale), fill(limit)
+    return (
+        where_less(bits & HALF, limit, zero, scale),
+        where_less(bits >> np.uint32(16), limit, zero, scale),
+    )
+
+
+@kernel
+def _apply(x: Any, positions: Any, keys: Any, dropped: Any, scale: Any, result: Any) -> None:
+    for model in range(len(x)):
+        drop(x[model], positions, keys[model], dropped, scale, result[model])
+
+
+@kernel
+def drop(x: Any, positions: Any, key: Any, dropped: Any, scale: Any, result: Any) -> None:
+    """Drop entries of a model; ``result`` may be ``x`` itself."""
+    words = positions.shape[1]
+    # The low halves of the words serve the first features, the high halves the others: no strides.
+    first, second = x[:, :words], x[:, words:]
+    to_first, to_second = result[:, :words], result[:, words:]
+    for row in range(len(x)):
+        for start in range(0, words, LANES):
+            low, high = factors(positions, row, start, key, dropped, scale)
+            store(to_first, row, start, load(first, row, start) * low)
+            store(to_second, row, start, load(second, row, start) * high)

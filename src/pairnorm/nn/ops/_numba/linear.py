@@ -1,0 +1,163 @@
+"""Dropout and linear map of many models in numba: narrow products, done where the numbers lie in the cache.
+
+States are ``[models, nodes, features]`` in memory, so that a kernel finishes one model before the next.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairnorm.nn.ops._numba.dropout import NONE, drop
+from pairnorm.nn.ops._numba.dropout import settings as drop_settings
+from pairnorm.nn.ops._numba.vectors import (
+    LANES,
+    array,
+    by_model,
+    empty,
+    empty_by_model,
+    fill,
+    load,
+    store,
+    total,
+    zeros,
+)
+from pairnorm.nn.ops.jit import kernel
+from pairnorm.nn.ops.kernels import Saved
+
+MAX_WEIGHT_ELEMENTS = 2**13
+BLOCK = 64
+ZERO = np.float32(0)
+
+
+def supports(x: Tensor, weight: Tensor, att_vectors: Tensor | None = None) -> bool:
+    """Return whether the weight of a model fits the first cache; a library is faster for larger ones."""
+    return x.dtype == torch.float32 and weight.size(1) * weight.size(2) <= MAX_WEIGHT_ELEMENTS
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    att_vectors: Tensor | None,
+    rate: float,
+    keys: Tensor | None,
+    needs_backward: bool,
+) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, ...]]:
+    """Return ``[nodes, models, out]``, the scores, and the tensors for the backward pass."""
+    own = by_model(x)
+    models, nodes, _ = own.shape
+    drops = drop_settings(own, rate, keys)
+    x_dropped = own if drops is NONE else empty(own.shape)
+    result, z = empty_by_model(models, nodes, weight.size(2))
+    scores = empty(models, nodes, 0 if att_vectors is None else att_vectors.size(2))
+    rows = array(weight[:, :0] if att_vectors is None else att_vectors.transpose(1, 2))
+    _forward(own.numpy(), *drops, array(weight), rows, x_dropped.numpy(), z.numpy(), scores.numpy())
+    return (result, None if att_vectors is None else scores.transpose(0, 1)), (x_dropped, z)
+
+
+def backward(
+    saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients of x, of the weight and of the att_vectors."""
+    (x_dropped, z), (_, weight, att_vectors), (grad, grad_scores) = saved, inputs, grads
+    grad = zeros(z.shape) if grad is None else by_model(grad)
+    by_score = zeros(*z.shape[:2], 0) if grad_scores is None else by_model(grad_scores)
+    rows = array(weight[:, :0] if grad_scores is None else att_vectors.transpose(1, 2))
+    grad_x = empty(x_dropped.shape if needs_grad[0] else (len(z), 0, x_dropped.size(2)))
+    grad_weight, grad_rows = empty(weight.shape), empty(rows.shape)
+    _backward(
+        x_dropped.numpy(), *drop_settings(x_dropped, *settings), array(weight.transpose(1, 2)), rows,
+        z.numpy(), grad.numpy(), by_score.numpy(), empty(z.shape[1:]).numpy(), grad_x.numpy(),
+        grad_weight.numpy(), grad_rows.numpy(),
+    )  # fmt: skip
+    return (
+        grad_x.transpose(0, 1) if needs_grad[0] else None,
+        grad_weight,
+        None if grad_scores is None else grad_rows.transpose(1, 2),
+    )
+
+
+@kernel
+def _forward(
+    x: Any, positions: Any, keys: Any, dropped: Any, scale: Any, weight: Any, att_vectors: Any,
+    x_dropped: Any, z: Any, scores: Any,
+) -> None:  # fmt: skip
+    for model in range(len(x)):
+        if dropped:
+            drop(x[model], positions, keys[model], dropped, scale, x_dropped[model])
+        product(x_dropped[model], weight[model], z[model])
+        for end in range(scores.shape[2]):
+            for row in range(scores.shape[1]):
+                score = ZERO
+                for start in range(0, z.shape[2], LANES):
+                    score += total(load(z[model], row, start) * load(att_vectors[model], end, start))
+                scores[model, row, end] = score
+
+
+@kernel
+def _backward(
+    x_dropped: Any, positions: Any, keys: Any, dropped: Any, scale: Any, weight: Any, att_vectors: Any,
+    z: Any, grad: Any, by_score: Any, complete: Any, grad_x: Any, grad_weight: Any, grad_vectors: Any,
+) -> None:  # fmt: skip
+    for model in range(len(x_dropped)):
+        own = grad[model]
+        if by_score.shape[2]:
+            transposed_product(by_score[model], z[model], grad_vectors[model])
+            for start in range(0, z.shape[2], LANES):
+                for row in range(z.shape[1]):
+                    gradient = load(own, row, start)
+                    for end in range(by_score.shape[2]):
+                        gradient = gradient + load(att_vectors[model], end, start) * by_score[model, row, end]
+                    store(complete, row, start, gradient)
+            own = complete
+        transposed_product(x_dropped[model], own, grad_weight[model])
+        if grad_x.shape[1]:
+            product(own, weight[model], grad_x[model])
+            if dropped:
+                drop(grad_x[model], positions, keys[model], dropped, scale, grad_x[model])
+
+
+@kernel
+def product(x: Any, weight: Any, z: Any) -> None:
+    """Write x·weight to ``z``, four rows at a time, for which a row of the weight is loaded once."""
+    last = len(x) - 1
+    for start in range(0, z.shape[1], LANES):
+        for row in range(0, len(x), 4):
+            # Beyond the last row it is the last one again, which does no harm.
+            a, b, c, d = row, min(row + 1, last), min(row + 2, last), min(row + 3, last)
+            first = second = third = fourth = fill(ZERO)
+            for column in range(x.shape[1]):
+                weights = load(weight, column, start)
+                first = first + weights * x[a, column]
+                second = second + weights * x[b, column]
+                third = third + weights * x[c, column]
+                fourth = fourth + weights * x[d, column]
+            store(z, a, start, first)
+            store(z, b, start, second)
+            store(z, c, start, third)
+            store(z, d, start, fourth)
+
+
+@kernel
+def transposed_product(x: Any, y: Any, result: Any) -> None:
+    """Write xᵀ·y to ``result``, four of its rows at a time, from blocks that the first cache holds."""
+    last = x.shape[1] - 1
+    result[:] = 0
+    for begin in range(0, len(x), BLOCK):
+        end = min(begin + BLOCK, len(x))
+        for start in range(0, y.shape[1], LANES):
+            for column in range(0, x.shape[1], 4):
+                a, b, c, d = column, min(column + 1, last), min(column + 2, last), min(column + 3, last)
+                first, second = load(result, a, start), load(result, b, start)
+                third, fourth = load(result, c, start), load(result, d, start)
+                for row in range(begin, end):
+                    values = load(y, row, start)
+                    first = first + values * x[row, a]
+                    second = second + values * x[row, b]
+                    third = third + values * x[row, c]
+                    fourth = fourth + values * x[row, d]
+                store(result, a, start, first)
+                store(result, b, start, second)
+                store(result, c, start, third)
+                store(result, d, start, fourth)

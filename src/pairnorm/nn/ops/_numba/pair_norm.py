@@ -1,0 +1,362 @@
+"""PairNorm in numba: sums of blocks of rows, merged as Chan does, then one pass that writes the result.
+
+``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice, writes once.
+Blocks fit the cache of a core and do not depend on the number of threads, and neither do the results.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from pairnorm.nn.ops._numba.vectors import LANES, empty, fill, load, store, total, widen
+from pairnorm.nn.ops.jit import kernel, share_out
+from pairnorm.nn.ops.pair_norm import in_double, is_huge
+
+BLOCK_ELEMENTS = 2**16
+BLOCKS_PER_TASK = 16
+MIN_ELEMENTS_FOR_THREADS = 2**20
+ZERO, ONE = np.float32(0), np.float32(1)
+# Squares of float32 end here, and a factor of 1/r would become subnormal not far beyond.
+LARGE_NORM = np.float32(1.8e19)
+
+
+def supports(x: Tensor) -> bool:
+    """Return whether the kernels take this dtype."""
+    return x.dtype == torch.float32
+
+
+def forward(
+    x: Tensor, groups: Any, scale: float, eps: float, mode: str, needs_backward: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return y, and the norms and the mean for the backward pass."""
+    rows, individually = _stacked(x), mode == "PN-SI"
+    nodes, models, features = rows.shape
+    y, norm = empty(x.shape), empty(models, nodes if individually else 1)
+    mean = torch.empty(models, features, dtype=torch.float64, device="cpu")
+    given, result, norms, center = rows.numpy(), y.view(rows.shape).numpy(), norm.numpy(), mean.numpy()
+    if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
+        _forward(given, scale, eps, result, norms, center)
+        return y, (norm, mean)
+    step = _rows_per_block(rows)
+    means, squares = np.empty((-(-nodes // step), models, features)), np.empty((-(-nodes // step), models))
+    _share(rows, lambda row, block: _block_moments(given[row], step, means[block], squares[block]))
+    square = np.empty(models)
+    _merge(means, squares, nodes, step, center, square)
+
+    def write(row: slice, _: slice) -> None:
+        own = norms[:, row] if individually else norms
+        _normalize(given[row], center, square, scale, eps, result[row], own, individually)
+
+    _share(rows, write)
+    return y, (norm, mean)
+
+
+def backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any) -> tuple[Tensor]:
+    """Return dL/dx."""
+    (norm, mean), (x,), (_, scale, _, mode) = saved, inputs, settings
+    if is_huge(norm):
+        return (in_double(x, settings, grads[0]),)
+    rows, grad_out, individually = _stacked(x), _stacked(grads[0]).numpy(), mode == "PN-SI"
+    nodes, models, features = rows.shape
+    given, gradient, norms, center = rows.numpy(), empty(x.shape), norm.numpy(), mean.numpy()
+    result = gradient.view(rows.shape).numpy()
+    if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
+        _backward(grad_out, given, center, norms, scale, result)
+        return (gradient,)
+    step = _rows_per_block(rows)
+    sums, dots = np.empty((-(-nodes // step), models, features)), np.empty((-(-nodes // step), models))
+
+    def add(row: slice, block: slice) -> None:
+        own = norms[:, row] if individually else norms
+        _gradient_sums(
+            grad_out[row], given[row], center, own, scale, step, individually, result[row], sums[block],
+            dots[block],
+        )  # fmt: skip
+
+    _share(rows, add)
+    grad_mean, grad_dot = sums.sum(0) / nodes, dots.sum(0) / nodes
+    _share(
+        rows,
+        lambda row, _: _finish_gradient(
+            grad_out[row], given[row], center, norms, scale, grad_mean, grad_dot, individually, result[row]
+        ),
+    )
+    return (gradient,)
+
+
+def _stacked(x: Tensor) -> Tensor:
+    """View as ``[nodes, models, features]``."""
+    return x.detach().contiguous().view(x.size(0), -1, x.size(-1))
+
+
+def _rows_per_block(x: Tensor) -> int:
+    return max(1, BLOCK_ELEMENTS // x[0].numel())
+
+
+def _share(x: Tensor, work: Callable[[slice, slice], Any]) -> None:
+    """Call ``work`` with ranges of rows and of the blocks that they make up."""
+    step = _rows_per_block(x)
+
+    def some(start: int, stop: int) -> None:
+        work(slice(start, stop), slice(start // step, -(-stop // step)))
+
+    share_out(len(x), step * BLOCKS_PER_TASK, some)
+
+
+@kernel
+def _forward(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
+    for model in range(x.shape[1]):
+        normalize_block(x[:, model], scale, eps, y[:, model], norm[model], mean[model])
+
+
+@kernel
+def _backward(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any) -> None:
+    for model in range(x.shape[1]):
+        gradient_block(grad[:, model], x[:, model], mean[model], norm[model], scale, result[:, model])
+
+
+@kernel
+def _block_moments(x: Any, step: int, means: Any, squares: Any) -> None:
+    for block in range(len(means)):
+        part = x[block * step : (block + 1) * step]
+        for model in range(x.shape[1]):
+            squares[block, model] = moments(part[:, model], means[block, model : model + 1])
+
+
+@kernel
+def _merge(means: Any, squares: Any, nodes: int, step: int, mean: Any, square: Any) -> None:
+    """Merge the moments of blocks, of every model: mean, and mean squared distance from it."""
+    for model in range(means.shape[1]):
+        mean[model] = 0
+        square[model] = 0
+        for block in range(len(means)):
+            count = min(step, nodes - block * step)
+            square[model] += squares[block, model]
+            square[model] += merge(mean[model], block * step, means[block, model], count)
+        square[model] /= nodes
+
+
+@kernel
+def _normalize(
+    x: Any, mean: Any, square: Any, scale: float, eps: float, y: Any, norm: Any, individually: bool
+) -> None:
+    for model in range(x.shape[1]):
+        normalize(
+            x[:, model], mean[model : model + 1], square[model], scale, eps, y[:, model], norm[model],
+            individually,
+        )  # fmt: skip
+
+
+@kernel
+def normalize_block(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
+    """Normalize ``x`` ``[nodes, features]``, and write the mean and the norms: one, or one for every row."""
+    nodes, features = x.shape
+    step = max(1, BLOCK_ELEMENTS // features)
+    mean[:] = 0
+    part, square = np.empty((1, features)), 0.0
+    for start in range(0, nodes, step):
+        rows = x[start : start + step]
+        square += moments(rows, part)
+        square += merge(mean, start, part[0], len(rows))
+    normalize(x, mean.reshape(1, features), square / nodes, scale, eps, y, norm, len(norm) == nodes)
+
+
+@kernel
+def moments(x: Any, mean: Any) -> float:
+    """Write the mean of the rows, in float64, and return the sum of squared distances from it."""
+    for start in range(0, x.shape[1], LANES):
+        column = widen(load(x, 0, start))
+        for row in range(1, len(x)):
+            column = column + widen(load(x, row, start))
+        store(mean, 0, start, column)
+    mean /= len(x)
+    high = mean.astype(np.float32)
+    low = (mean - high).astype(np.float32)
+    square = 0.0
+    for row in range(len(x)):
+        square += squared_distance(x, row, high, low)
+    if not square < np.inf:  # beyond the range of float32
+        square = 0.0
+        for row in range(len(x)):
+            square += wide_squared_distance(x, row, mean)
+    return square
+
+
+@kernel
+def merge(mean: Any, count: int, other: Any, other_count: int) -> float:
+    """Merge the mean of further rows into ``mean``, and return what the squares gain (Chan et al.)."""
+    gain, share = 0.0, other_count / (count + other_count)
+    for feature in range(len(mean)):
+        step = other[feature] - mean[feature]
+        mean[feature] += step * share
+        gain += step * step
+    return gain * count * share
+
+
+@kernel
+def normalize(
+    x: Any, mean: Any, square: float, scale: float, eps: float, y: Any, norm: Any, individually: bool
+) -> None:
+    """Write s·c/r; ``square`` is the mean squared distance of all rows from ``mean`` ``[1, features]``."""
+    high = mean.astype(np.float32)
+    low = (mean - high).astype(np.float32)
+    if not individually:
+        root = np.sqrt(square + eps)
+        norm[0] = root
+        if root < LARGE_NORM:
+            factor = np.float32(scale / root)
+            for row in range(len(x)):
+                write_scaled(x, row, high, low, factor, y)
+        else:
+            for row in range(len(x)):
+                write_wide(x, row, mean, scale / root, y)
+        return
+    for row in range(len(x)):
+        norm[row] = np.sqrt(squared_distance(x, row, high, low) + np.float32(eps))
+    for row in range(len(x)):
+        if norm[row] < LARGE_NORM:
+            write_scaled(x, row, high, low, np.float32(scale) / norm[row], y)
+        else:
+            root = np.sqrt(wide_squared_distance(x, row, mean) + eps)
+            norm[row] = root
+            write_wide(x, row, mean, scale / root, y)
+
+
+@njit(inline="always")
+def write_scaled(x: Any, row: Any, high: Any, low: Any, factor: Any, y: Any) -> None:
+    """Write a centered row times a number: centered again, because what was just stored is slow to load."""
+    for start in range(0, x.shape[1], LANES):
+        store(y, row, start, centered(x, row, start, high, low) * factor)
+
+
+@kernel
+def write_wide(x: Any, row: int, mean: Any, factor: float, y: Any) -> None:
+    """Write a centered row times a number that float32 does not hold."""
+    for feature in range(x.shape[1]):
+        y[row, feature] = (x[row, feature] - mean[0, feature]) * factor
+
+
+@njit(inline="always")
+def centered(x: Any, row: Any, start: Any, high: Any, low: Any) -> Any:
+    """Return x - mean; the mean has two parts, so that none of its digits is lost."""
+    return load(x, row, start) - load(high, 0, start) - load(low, 0, start)
+
+
+@njit(inline="always")
+def squared_distance(x: Any, row: Any, high: Any, low: Any) -> Any:
+    """Return the squared norm of a centered row."""
+    products = fill(ZERO)
+    for start in range(0, x.shape[1], LANES):
+        value = centered(x, row, start, high, low)
+        products = products + value * value
+    return total(products)
+
+
+@kernel
+def wide_squared_distance(x: Any, row: int, mean: Any) -> float:
+    """Return the squared norm of a centered row, in float64."""
+    square = 0.0
+    for feature in range(x.shape[1]):
+        value = x[row, feature] - mean[0, feature]
+        square += value * value
+    return square
+
+
+@njit(inline="always")
+def centered_dot(grad: Any, x: Any, row: Any, high: Any, low: Any) -> Any:
+    """Return the inner product of a gradient and a centered row."""
+    products = fill(ZERO)
+    for start in range(0, x.shape[1], LANES):
+        products = products + load(grad, row, start) * centered(x, row, start, high, low)
+    return np.float64(total(products))
+
+
+@kernel
+def _gradient_sums(
+    grad: Any, x: Any, mean: Any, norm: Any, scale: float, step: int, individually: bool, result: Any,
+    sums: Any, dots: Any,
+) -> None:  # fmt: skip
+    for block in range(len(sums)):
+        part = slice(block * step, (block + 1) * step)
+        for model in range(x.shape[1]):
+            own = norm[model, part] if individually else norm[model]
+            dots[block, model] = gradient_sums(
+                grad[part][:, model], x[part][:, model], mean[model : model + 1], own, scale, individually,
+                result[part][:, model], sums[block, model : model + 1],
+            )  # fmt: skip
+
+
+@kernel
+def gradient_sums(
+    grad: Any, x: Any, mean: Any, norm: Any, scale: float, individually: bool, result: Any, sums: Any
+) -> float:
+    """Write the sums of dL/dy over the rows, and return the sum of dL/dy·c.
+
+    Where rows are scaled individually, write dL/dc to ``result``, and its sums instead.
+    """
+    high = mean.astype(np.float32)
+    low = (mean - high).astype(np.float32)
+    rows = len(x)
+    dot, dots = 0.0, np.empty(rows if individually else 0, np.float32)
+    for row in range(rows):
+        product = centered_dot(grad, x, row, high, low)
+        dot += product
+        if individually:
+            dots[row] = product / norm[row]
+    for start in range(0, x.shape[1], LANES):
+        column = widen(fill(ZERO))
+        for row in range(rows):
+            value = load(grad, row, start)
+            if individually:
+                unit = centered(x, row, start, high, low) * (ONE / norm[row])
+                value = (value - unit * dots[row]) * (np.float32(scale) / norm[row])
+                store(result, row, start, value)
+            column = column + widen(value)
+        store(sums, 0, start, column)
+    return dot
+
+
+@kernel
+def _finish_gradient(
+    grad: Any, x: Any, mean: Any, norm: Any, scale: float, sums: Any, dots: Any, individually: bool,
+    result: Any,
+) -> None:  # fmt: skip
+    for model in range(x.shape[1]):
+        finish_gradient(
+            grad[:, model], x[:, model], mean[model : model + 1], norm[model, 0], scale,
+            sums[model : model + 1], dots[model], individually, result[:, model],
+        )  # fmt: skip
+
+
+@kernel
+def finish_gradient(
+    grad: Any, x: Any, mean: Any, norm: Any, scale: float, grad_mean: Any, mean_dot: float,
+    individually: bool, result: Any,
+) -> None:  # fmt: skip
+    """Write dL/dx: center dL/dc, which ``result`` holds where rows are scaled individually."""
+    high = mean.astype(np.float32)
+    low = (mean - high).astype(np.float32)
+    shift = grad_mean.astype(np.float32)
+    factor, inverse, grad_dot = np.float32(scale / norm), np.float32(1 / norm), np.float32(mean_dot / norm)
+    for row in range(len(x)):
+        for start in range(0, x.shape[1], LANES):
+            if individually:
+                value = load(result, row, start) - load(shift, 0, start)
+            else:
+                unit = centered(x, row, start, high, low) * inverse
+                value = (load(grad, row, start) - load(shift, 0, start) - unit * grad_dot) * factor
+            store(result, row, start, value)
+
+
+@kernel
+def gradient_block(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any) -> None:
+    """Write dL/dx of ``[nodes, features]``."""
+    nodes, features = x.shape
+    individually = len(norm) == nodes
+    center, sums = mean.reshape(1, features), np.zeros((1, features))
+    dot = gradient_sums(grad, x, center, norm, scale, individually, result, sums)
+    finish_gradient(grad, x, center, norm[0], scale, sums / nodes, dot / nodes, individually, result)

@@ -1,0 +1,317 @@
+"""What kernels in numba are written with: vectors of numbers, activations of them, tensors as arrays.
+
+Loops written with vectors keep sums in registers, as LLVM alone does not.
+
+``load(matrix, row, start)`` takes ``LANES`` columns of a row, with zeros for those beyond the last, and
+``store`` writes them back. Operators work lane by lane, with a vector or a number of its type on the right.
+"""
+
+import ctypes
+import mmap
+import operator
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import njit, types
+from numba.extending import intrinsic, overload, register_model
+from numba.extending import models as numba_models
+from torch import Tensor
+
+# Two to four registers each, so that the four sums of a product and what they are made of fit the machine.
+LANES = 32 if get_host_cpu_features().get("avx512f") else 16
+# Sums may be reordered and multiplications fused, but NaN must stay NaN.
+FAST = ("reassoc", "contract", "arcp", "nsz")
+INT = ir.IntType(32)
+
+
+class Vector(types.Type):  # type: ignore[misc]
+    """The numba type of ``LANES`` numbers of one type."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        super().__init__(f"Vector({dtype})")
+
+
+@register_model(Vector)
+class _VectorModel(numba_models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        super().__init__(manager, vector, _llvm(vector))
+
+
+def _llvm(vector: Vector) -> ir.VectorType:
+    element = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "uint32": INT}[str(vector.dtype)]
+    return ir.VectorType(element, LANES)
+
+
+def _call(builder: Any, operation: str, result: Any, *arguments: Any, flags: tuple[str, ...] = ()) -> Any:
+    """Call one of LLVM's own functions on vectors."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(builder.module.declare_intrinsic(operation, (), kind), arguments, fastmath=flags)
+
+
+def _fill(builder: Any, value: Any) -> Any:
+    undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    first = builder.insert_element(undefined, value, INT(0))
+    return builder.shuffle_vector(first, undefined, ir.VectorType(INT, LANES)([0] * LANES))
+
+
+def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any]:
+    """Return the address of ``matrix[row, start]`` and how many columns there are from there on."""
+    kind = signature.args[0]
+    matrix = context.make_array(kind)(context, builder, arguments[0])
+    row, start = (
+        context.cast(builder, argument, given, types.intp)
+        for argument, given in zip(arguments[1:3], signature.args[1:3], strict=True)
+    )
+    offset = builder.mul(row, builder.extract_value(matrix.strides, 0))
+    offset = builder.add(offset, builder.mul(start, start.type(kind.dtype.bitwidth // 8)))
+    address = builder.add(builder.ptrtoint(matrix.data, start.type), offset)
+    left = builder.trunc(builder.sub(builder.extract_value(matrix.shape, 1), start), INT)
+    return builder.inttoptr(address, _llvm(Vector(kind.dtype)).as_pointer()), left
+
+
+def _all_or_some(builder: Any, left: Any) -> Any:
+    """Part whole vectors from the last of a row: masks take longer to make than a branch does."""
+    return builder.if_else(builder.icmp_signed(">=", left, INT(LANES)))
+
+
+def _exist(builder: Any, left: Any) -> Any:
+    """Return which of ``LANES`` columns there are."""
+    lanes = ir.VectorType(INT, LANES)(list(range(LANES)))
+    return builder.icmp_signed("<", lanes, _fill(builder, left))
+
+
+@intrinsic
+def load(typing: Any, matrix: Any, row: Any, start: Any) -> Any:
+    """Return ``LANES`` columns of a row, from ``start`` on."""
+    vector = Vector(matrix.dtype)
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, left = _place(context, builder, signature, arguments)
+        kind = _llvm(vector)
+        name = f"llvm.masked.load.v{LANES}{_suffix(vector)}.p0"
+        found = []
+        with _all_or_some(builder, left) as (all_exist, some_exist):
+            with all_exist:
+                found.append((builder.load(pointer, align=4), builder.block))
+            with some_exist:
+                exists, none = _exist(builder, left), ir.Constant(kind, None)
+                loaded = _call(builder, name, kind, pointer, INT(4), exists, none)
+                found.append((loaded, builder.block))
+        result = builder.phi(kind)
+        for value, block in found:
+            result.add_incoming(value, block)
+        return result
+
+    return vector(matrix, row, start), build
+
+
+@intrinsic
+def store(typing: Any, matrix: Any, row: Any, start: Any, vector: Any) -> Any:
+    """Write ``LANES`` columns of a row, from ``start`` on."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, left = _place(context, builder, signature, arguments)
+        name = f"llvm.masked.store.v{LANES}{_suffix(vector)}.p0"
+        with _all_or_some(builder, left) as (all_exist, some_exist):
+            with all_exist:
+                builder.store(arguments[3], pointer, align=4)
+            with some_exist:
+                _call(builder, name, ir.VoidType(), arguments[3], pointer, INT(4), _exist(builder, left))
+        return context.get_dummy_value()
+
+    return types.none(matrix, row, start, vector), build
+
+
+@intrinsic
+def fill(typing: Any, value: Any) -> Any:
+    """Return a number in every lane."""
+    return Vector(value)(value), lambda context, builder, signature, arguments: _fill(builder, *arguments)
+
+
+@intrinsic
+def total(typing: Any, vector: Any) -> Any:
+    """Return the sum of the lanes."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        name = f"llvm.vector.reduce.fadd.v{LANES}{_suffix(vector)}"
+        kind = _llvm(vector).element
+        return _call(builder, name, kind, kind(0.0), *arguments, flags=FAST)
+
+    return vector.dtype(vector), build
+
+
+@intrinsic
+def widen(typing: Any, vector: Any) -> Any:
+    """Return the numbers in double precision."""
+    wide = Vector(types.float64)
+    return wide(vector), lambda context, builder, signature, arguments: builder.fpext(*arguments, _llvm(wide))
+
+
+@intrinsic
+def where_less(typing: Any, a: Any, b: Any, chosen: Any, other: Any) -> Any:
+    """Return, lane by lane, ``chosen`` where a < b and ``other`` elsewhere, also where a or b is NaN."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        compare = builder.icmp_unsigned if a.dtype == types.uint32 else builder.fcmp_ordered
+        return builder.select(compare("<", *arguments[:2]), *arguments[2:])
+
+    return chosen(a, b, chosen, other), build
+
+
+@intrinsic
+def bits(typing: Any, vector: Any) -> Any:
+    """Return floats as the integers that have the same bits, and integers as floats."""
+    other = Vector(types.uint32 if vector.dtype == types.float32 else types.float32)
+    return other(vector), lambda context, builder, signature, arguments: builder.bitcast(
+        *arguments, _llvm(other)
+    )
+
+
+def _suffix(vector: Vector) -> str:
+    return f"{'f' if isinstance(vector.dtype, types.Float) else 'i'}{vector.dtype.bitwidth}"
+
+
+def _operator(function: Callable[..., Any], on_floats: str, on_integers: str, flags: tuple[str, ...]) -> None:
+    @intrinsic
+    def apply(typing: Any, a: Any, b: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            if isinstance(a.dtype, types.Float):
+                return getattr(builder, on_floats)(*arguments, flags=flags)
+            return getattr(builder, on_integers)(*arguments)
+
+        return a(a, b), build
+
+    @overload(function, inline="always", strict=False)
+    def choose(a: Any, b: Any) -> Any:
+        if isinstance(a, Vector) and b == a:
+            return lambda a, b: apply(a, b)
+        if isinstance(a, Vector) and b == a.dtype:
+            return lambda a, b: apply(a, fill(b))
+        return None
+
+
+_operator(operator.add, "fadd", "add", FAST)
+_operator(operator.sub, "fsub", "sub", ("contract",))  # x - high - low stays in this order
+_operator(operator.mul, "fmul", "mul", FAST)
+_operator(operator.and_, "", "and_", ())
+_operator(operator.xor, "", "xor", ())
+_operator(operator.lshift, "", "shl", ())
+_operator(operator.rshift, "", "lshr", ())
+
+
+# Room for kernels, whatever a user has made torch's default type and device.
+zeros = partial(torch.zeros, dtype=torch.float32, device="cpu")
+
+MIN_HUGE_BYTES = 2**22
+
+
+def empty(*shape: Any) -> Tensor:
+    """Return uninitialized memory, on huge pages where it is large and the system has some.
+
+    The system provides a page when it is first touched: with 4 KiB each, that takes as long as all else that
+    PairNorm does to a tensor of 100 MB.
+    """
+    return _on_huge_pages(torch.empty(*shape, dtype=torch.float32, device="cpu"))
+
+
+def empty_strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Return uninitialized memory with these strides."""
+    return _on_huge_pages(torch.empty_strided(shape, strides, dtype=torch.float32, device="cpu"))
+
+
+def _on_huge_pages(room: Tensor) -> Tensor:
+    if sys.platform == "linux" and room.nbytes >= MIN_HUGE_BYTES:
+        start = -(-room.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        _madvise()(start, room.data_ptr() + room.nbytes - start, mmap.MADV_HUGEPAGE)  # no more than a wish
+    return room
+
+
+@cache
+def _madvise() -> Any:
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
+
+
+def empty_by_model(models: int, nodes: int, features: int) -> tuple[Tensor, Tensor]:
+    """Return memory of ``[nodes, models, features]``, and its view ``[models, nodes, features]`` for kernels.
+
+    The nodes of a model are next to one another. The first tensor is no view: autograd lets users change the
+    outputs of a function in place only where they are none.
+    """
+    memory = empty_strided((nodes, models, features), (features, nodes * features, 1))
+    return memory, memory.transpose(0, 1)
+
+
+def by_model(x: Tensor) -> Tensor:
+    """Bring ``[nodes, models, features]`` to ``[models, nodes, features]``, contiguous: no copy if it is."""
+    return x.detach().transpose(0, 1).contiguous()
+
+
+def array(x: Tensor) -> Any:
+    """Return the numbers without their history, row after row."""
+    return x.detach().contiguous().numpy()
+
+
+CODES = {"none": 0, "relu": 1, "elu": 2}
+
+LEAST = np.float32(-87.0)  # below it, exp is no normal number any more
+LOG2_E = np.float32(1 / np.log(2))
+# ln 2 in two parts, the first with so few digits that a multiple of it is exact.
+LN2_HIGH = np.float32(0.693359375)
+LN2_LOW = np.float32(np.log(2) - 0.693359375)
+# Added to a number it leaves no place for a fraction, and the last bits are those of the exponent.
+ROUND = np.float32(1.5 * 2**23 + 127)
+ZERO, ONE = np.float32(0), np.float32(1)
+SERIES = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2))
+
+
+@njit(inline="always")
+def exp_parts(x: Any) -> Any:
+    """Return p, a power of two, and q with exp(x) = p (1 + q), for x up to 88."""
+    x = where_less(x, fill(LEAST), fill(LEAST), x)
+    shifted = x * LOG2_E + ROUND
+    exponent = shifted - ROUND
+    power = bits(bits(shifted) << np.uint32(23))
+    r = x - exponent * LN2_HIGH - exponent * LN2_LOW
+    series = r * SERIES[0] + SERIES[1]
+    series = series * r + SERIES[2]
+    series = series * r + SERIES[3]
+    series = series * r + SERIES[4]
+    series = series * r + SERIES[5]
+    return power, series * r * r + r
+
+
+@njit(inline="always")
+def exp(x: Any) -> Any:
+    """Return e to the power of every lane, for lanes up to 88."""
+    power, rest = exp_parts(x)
+    return power * rest + power
+
+
+@njit(inline="always")
+def activated(x: Any, code: int) -> Any:
+    """Return the activation of every lane."""
+    if code == 1:
+        x = where_less(x, fill(ZERO), fill(ZERO), x)  # NaN stays NaN
+    elif code == 2:
+        power, rest = exp_parts(x)
+        x = where_less(x, fill(ZERO), power * rest + (power - ONE), x)
+    return x
+
+
+@njit(inline="always")
+def activation_gradient(grad: Any, y: Any, code: int) -> Any:
+    """Return the gradient of what the activation was given, from that of its output ``y``."""
+    if code == 1:
+        grad = where_less(fill(ZERO), y, grad, fill(ZERO))
+    elif code == 2:
+        grad = where_less(fill(ZERO), y, grad, grad * (y + ONE))
+    return grad

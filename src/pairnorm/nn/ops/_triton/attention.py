@@ -1,0 +1,235 @@
+"""Attention over a pattern in Triton: weights ``[entries, models]`` are kept, never messages with features.
+
+The weights are made first, so that averaging is a sparse product. Backwards, one sweep over the transpose
+gathers every gradient once, for the gradient of z and for the products from which the gradients of the scores
+follow.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pairnorm.nn.ops._triton import activation as activation_kernels
+from pairnorm.nn.ops._triton import pair_norm, sparse_product
+from pairnorm.nn.ops._triton.dropout import keep_factor
+from pairnorm.nn.ops._triton.sparse_product import Schedule, groups, join, tile_of
+from pairnorm.nn.ops.dropout import dropped_levels
+from pairnorm.nn.ops.kernels import STATE_DTYPES, Saved, on_device
+from pairnorm.nn.ops.pair_norm import Norm
+from pairnorm.nn.ops.pattern import Pattern
+
+UNROLL = 2
+# Kernels that touch no features take more entries at once, so that hubs do not hold them up.
+ENTRIES = 8
+MODELS = 64
+
+
+def supports(z: Tensor) -> bool:
+    """Return whether the kernels take this dtype."""
+    return z.dtype in STATE_DTYPES
+
+
+@on_device
+def forward(
+    scores: Tensor, z: Tensor, bias: Tensor | None, pattern: Pattern, activation: str, negative_slope: float,
+    rate: float, keys: Tensor | None, norm: Norm | None, needs_backward: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """Return ``[nodes, models, features]`` and what the backward pass needs."""
+    scores, z = scores.contiguous(), z.contiguous()
+    dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
+    weights = scores.new_empty(pattern.num_entries, z.size(1))
+    kept = torch.empty_like(weights) if dropped else weights
+    words = (pattern.num_entries + 1) // 2
+    _weights[_grid(pattern, z)](
+        pattern.crow, pattern.column, scores, scores if keys is None else keys, weights, kept,
+        z.size(1), negative_slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=2,
+    )  # fmt: skip
+    y = sparse_product.forward(pattern, kept.t(), z, bias, activation)
+    if norm is None:
+        return y, (scores, z, weights, kept, y)
+    h, (norms, center) = pair_norm.forward(y, None, norm.scale, norm.eps, norm.mode, needs_backward)
+    return h, (scores, z, weights, kept, y, norms, center)
+
+
+def backward(
+    kept: Saved, inputs: Saved, settings: Saved, grads: Saved, needed: tuple[bool, ...]
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Return the gradients of the scores, of z and of the bias."""
+    return _backward(kept, settings, grads[0].contiguous(), needed[2])
+
+
+@on_device
+def _backward(
+    saved: Saved, settings: Saved, grad: Tensor, learns_bias: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    scores, z, weights, kept, y, *of_norm = saved
+    pattern, activation, negative_slope, _, _, norm = settings
+    grad_bias = None
+    if norm is not None:
+        norms, center = of_norm
+        grad, grad_bias = pair_norm.backward_activated(
+            grad, y, norms, center, norm.scale, norm.mode == "PN-SI", activation
+        )
+    elif learns_bias or activation != "none":
+        grad, grad_bias = activation_kernels.backward(grad, y, activation)
+    transposed = pattern.transposed
+    schedule = Schedule.of(transposed)
+    nodes, models, features = z.shape
+    grad_scores, change = torch.empty_like(scores), torch.empty_like(weights)
+    grad_z = z.new_empty(schedule.num_places, models * features)
+    tile = tile_of(models, features)
+    _gather_gradient[(schedule.start.numel(), triton.cdiv(models, tile[0]))](
+        schedule.row, schedule.start, schedule.stop, schedule.place, transposed.column, pattern.order,
+        z, kept, grad, grad_z, change, models, features, UNROLL, *tile, num_warps=1,
+    )  # fmt: skip
+    join(schedule, grad_z)
+    _score_gradient[_grid(pattern, z)](
+        pattern.crow, pattern.column, scores, weights, kept, change, grad_scores,
+        models, negative_slope, ENTRIES, _block(z), num_warps=2,
+    )  # fmt: skip
+    _sum_rows[_grid(transposed, z)](
+        transposed.crow, pattern.order, change, grad_scores, models, ENTRIES, _block(z), num_warps=2
+    )
+    return grad_scores, grad_z[:nodes].view_as(z), grad_bias if learns_bias else None
+
+
+def _block(z: Tensor) -> int:
+    return min(MODELS, triton.next_power_of_2(z.size(1)))
+
+
+def _grid(pattern: Pattern, z: Tensor) -> tuple[int, int]:
+    return pattern.shape[0], triton.cdiv(z.size(1), _block(z))
+
+
+@triton.jit
+def _own_score(scores, row, model, models):  # type: ignore[no-untyped-def]
+    return tl.load(scores + (row * models + model) * 2 + 1, model < models, other=0.0)
+
+
+@triton.jit
+def _score(scores, own, other, both, model, models):  # type: ignore[no-untyped-def]
+    """The score of each entry, before LeakyReLU: the column's as a source, the row's own as a target."""
+    return tl.load(scores + (other[:, None] * models + model[None, :]) * 2, both, other=0.0) + own[None, :]
+
+
+@triton.jit
+def _weights(  # type: ignore[no-untyped-def]
+    crow, column, scores, keys, weights, kept, models, negative_slope, dropped, words,
+    DROPOUT: tl.constexpr, UNROLL: tl.constexpr, MODELS: tl.constexpr,
+):  # fmt: skip
+    """The softmax of a row's scores, and what dropout keeps of it."""
+    row = tl.program_id(0).to(tl.int64)
+    model = tl.program_id(1) * MODELS + tl.arange(0, MODELS)
+    known = model < models
+    own = _own_score(scores, row, model, models)
+    begin, end = tl.load(crow + row), tl.load(crow + row + 1)
+    largest = tl.full([MODELS], -float("inf"), tl.float32)
+    total = tl.zeros([MODELS], tl.float32)
+    for first in range(begin, end, UNROLL):
+        entry = first + tl.arange(0, UNROLL)
+        here = entry < end
+        other = tl.load(column + entry, here, other=0).to(tl.int64)
+        score = _score(scores, own, other, here[:, None] & known[None, :], model, models)
+        score = tl.where(here[:, None], tl.where(score > 0, score, score * negative_slope), -float("inf"))
+        larger = tl.maximum(largest, tl.max(score, 0))
+        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(score - larger[None, :]), 0)
+        largest = larger
+    if DROPOUT:
+        key = tl.load(keys + model, known, other=0)
+    for first in range(begin, end, UNROLL):
+        entry = first + tl.arange(0, UNROLL)
+        here = entry < end
+        other = tl.load(column + entry, here, other=0).to(tl.int64)
+        both = here[:, None] & known[None, :]
+        score = _score(scores, own, other, both, model, models)
+        score = tl.where(score > 0, score, score * negative_slope)
+        weight = tl.exp(score - largest[None, :]) / total[None, :]
+        place = entry.to(tl.int64)[:, None] * models + model[None, :]
+        tl.store(weights + place, weight, both)
+        if DROPOUT:
+            half = (entry >= words).to(tl.int32)
+            factor = keep_factor((entry - half * words)[:, None], key[None, :], half[:, None], dropped)
+            tl.store(kept + place, weight * factor, both)
+
+
+@triton.jit
+def _gather_gradient(  # type: ignore[no-untyped-def]
+    row, start, stop, place, column, order, z, kept, grad, grad_z, products, models, features,
+    UNROLL: tl.constexpr, MODELS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """For a node of z: the sum of the gradients it had a part in, and its product with each of them."""
+    piece, width = tl.program_id(0), models * features
+    model, across, inside = groups(models, features, MODELS, FEATURES, GROUP)
+    each, latest = tl.program_id(1) * MODELS + tl.arange(0, MODELS), tl.arange(0, UNROLL)
+    first, last = tl.load(start + piece), tl.load(stop + piece)
+    value = tl.load(z + tl.load(row + piece).to(tl.int64) * width + across, inside, other=0.0).to(tl.float32)
+    total = tl.zeros([MODELS * FEATURES // GROUP, GROUP], tl.float32)
+    for step in range(0, last - first, UNROLL):
+        parts = tl.zeros([MODELS * FEATURES // GROUP, UNROLL], tl.float32)
+        for number in tl.static_range(UNROLL):
+            entry = first + step + number
+            other = tl.load(column + entry, entry < last, other=0).to(tl.int64)
+            edge = tl.load(order + entry, entry < last, other=0).to(tl.int64)
+            known = model < tl.where(entry < last, models, 0)
+            weight = tl.load(kept + edge * models + model, known, other=0.0)
+            wanted = (weight != 0)[:, None] & inside  # what was dropped has no gradient
+            gradients = tl.load(grad + other * width + across, wanted, other=0.0).to(tl.float32)
+            total += weight[:, None] * gradients
+            parts = tl.where(latest[None, :] == number, tl.sum(gradients * value, 1)[:, None], parts)
+        # Stored together, for no load can overtake a store.
+        product = tl.sum(tl.reshape(parts, [MODELS, FEATURES // GROUP, UNROLL]), 1)
+        entry = first + step + latest
+        edge = tl.load(order + entry, entry < last, other=0).to(tl.int64)
+        both = (each < models)[:, None] & (entry < last)[None, :]
+        tl.store(products + edge[None, :] * models + each[:, None], product, both)
+    target = tl.load(place + piece).to(tl.int64)
+    tl.store(grad_z + target * width + across, total, inside)
+
+
+@triton.jit
+def _score_gradient(  # type: ignore[no-untyped-def]
+    crow, column, scores, weights, kept, change, grad_scores, models, negative_slope,
+    UNROLL: tl.constexpr, MODELS: tl.constexpr,
+):  # fmt: skip
+    """Turn products into gradients of scores in place, through dropout and softmax; sum them up by row."""
+    row = tl.program_id(0).to(tl.int64)
+    model = tl.program_id(1) * MODELS + tl.arange(0, MODELS)
+    known = model < models
+    own = _own_score(scores, row, model, models)
+    begin, end = tl.load(crow + row), tl.load(crow + row + 1)
+    mean = tl.zeros([MODELS], tl.float32)
+    for first in range(begin, end, UNROLL):
+        entry = first + tl.arange(0, UNROLL)
+        both = (entry < end)[:, None] & known[None, :]
+        place = entry.to(tl.int64)[:, None] * models + model[None, :]
+        mean += tl.sum(tl.load(kept + place, both, other=0.0) * tl.load(change + place, both, other=0.0), 0)
+    total = tl.zeros([MODELS], tl.float32)
+    for first in range(begin, end, UNROLL):
+        entry = first + tl.arange(0, UNROLL)
+        here = entry < end
+        other = tl.load(column + entry, here, other=0).to(tl.int64)
+        both = here[:, None] & known[None, :]
+        place = entry.to(tl.int64)[:, None] * models + model[None, :]
+        value = tl.load(kept + place, both, other=0.0) * tl.load(change + place, both, other=0.0)
+        value -= tl.load(weights + place, both, other=0.0) * mean[None, :]
+        score = _score(scores, own, other, both, model, models)
+        value = tl.where(score > 0, value, value * negative_slope)
+        tl.store(change + place, value, both)
+        total += tl.sum(value, 0)
+    tl.store(grad_scores + (row * models + model) * 2 + 1, total, known)
+
+
+@triton.jit
+def _sum_rows(crow, order, x, result, width, UNROLL: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradients of a node's scores as a source, added up."""
+    row = tl.program_id(0).to(tl.int64)
+    across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    end = tl.load(crow + row + 1)
+    for first in range(tl.load(crow + row), end, UNROLL):
+        entry = first + tl.arange(0, UNROLL)
+        number = tl.load(order + entry, entry < end, other=0).to(tl.int64)
+        both = (entry < end)[:, None] & (across < width)[None, :]
+        total += tl.sum(tl.load(x + number[:, None] * width + across[None, :], both, other=0.0), 0)
+    tl.store(result + (row * width + across) * 2, total, across < width)

@@ -1,0 +1,214 @@
+"""Sparse products on CUDA in Triton: every row gathers its columns, in a fixed order and without atomics.
+
+Rows longer than ``PIECE`` entries are cut into pieces that are summed separately and then together, so that
+no program holds up the others: frequent words have thousands of entries, hubs hundreds. Long pieces come
+first, and programs that run at the same time have as much to do.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pairnorm.nn.ops._triton.tiles import CODES, activated
+from pairnorm.nn.ops.kernels import STATE_DTYPES, on_device
+from pairnorm.nn.ops.pattern import Pattern, index_dtype
+
+PIECE = 64
+UNROLL = 4
+BLOCK = 256
+# Features of a few models; fewer would take more programs, and just to start those takes time.
+TILE = 256
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Pieces of rows: entries ``start`` to ``stop`` of ``row`` are summed into row ``place`` of a buffer.
+
+    The first rows of the buffer are the result. ``split`` names the rows whose pieces have places of their
+    own beyond it, at ``split_crow``.
+    """
+
+    row: Tensor
+    start: Tensor
+    stop: Tensor
+    place: Tensor
+    split: Tensor
+    split_crow: Tensor
+    num_places: int
+
+    @classmethod
+    def of(cls, pattern: Pattern) -> "Schedule":
+        """Cut the rows of a pattern into pieces, once."""
+        if "schedule" not in pattern.derived:
+            pattern.derived["schedule"] = cls._cut(pattern)
+        return pattern.derived["schedule"]
+
+    @classmethod
+    def _cut(cls, pattern: Pattern) -> "Schedule":
+        crow = pattern.crow.long()
+        rows = pattern.shape[0]
+        pieces = ((crow.diff() + PIECE - 1) // PIECE).clamp(min=1)
+        row = torch.arange(rows, device=crow.device).repeat_interleave(pieces)
+        first = pieces.cumsum(0) - pieces
+        number = torch.arange(row.numel(), device=crow.device) - first[row]
+        start = crow[row] + number * PIECE
+        stop = torch.minimum(start + PIECE, crow[row + 1])
+        many = pieces > 1
+        split = many.nonzero().squeeze(1)
+        split_crow = torch.cat([split.new_zeros(1), pieces[split].cumsum(0)]) + rows
+        place = row.clone()
+        beyond = many[row]
+        place[beyond] = torch.arange(int(beyond.sum()), device=crow.device) + rows
+        order = (stop - start).argsort(descending=True, stable=True)
+        row, place = row[order].int(), place[order].int()
+        start, stop = (bound[order].to(index_dtype(pattern.num_entries)) for bound in (start, stop))
+        return cls(row, start, stop, place, split.int(), split_crow.int(), rows + int(beyond.sum()))
+
+
+def supports(dense: Tensor) -> bool:
+    """Return whether the kernels take this dtype."""
+    return dense.dtype in STATE_DTYPES
+
+
+@on_device
+def forward(
+    pattern: Pattern, values: Tensor, dense: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    """Return the product with ``dense`` ``[columns, ..., features]``, plus bias, activated.
+
+    ``values`` are ``[entries]`` or ``[models, entries]``.
+    """
+    dense = dense.contiguous()
+    schedule = Schedule.of(pattern)
+    rows, width = pattern.shape[0], dense[0].numel()
+    buffer = dense.new_empty(schedule.num_places, width)
+    pieces = (schedule.start, schedule.stop, schedule.place, pattern.column, values, dense, buffer)
+    epilogue = (dense if bias is None else bias, rows, width, bias is not None, CODES[activation], UNROLL)
+    if values.dim() == 1:
+        grid = (schedule.start.numel(), triton.cdiv(width, BLOCK))
+        _multiply[grid](*pieces, *epilogue, BLOCK, num_warps=1)
+    else:
+        _, models, features = dense.shape
+        tile = tile_of(models, features)
+        _multiply_models[(schedule.start.numel(), triton.cdiv(models, tile[0]))](
+            *pieces, models, features, *values.stride(), *epilogue, *tile, num_warps=1
+        )
+    join(schedule, buffer, bias, activation)
+    return buffer[:rows].view(rows, *dense.shape[1:])
+
+
+def join(schedule: Schedule, buffer: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
+    """Add up the pieces of rows that were split; bias and activation come after that."""
+    if schedule.split.numel():
+        width = buffer.size(1)
+        _join[(schedule.split.numel(), triton.cdiv(width, BLOCK))](
+            schedule.split, schedule.split_crow, buffer, buffer if bias is None else bias, width,
+            bias is not None, CODES[activation], UNROLL, BLOCK, num_warps=1,
+        )  # fmt: skip
+
+
+def tile_of(models: int, features: int) -> tuple[int, int, int]:
+    """How many models and features a program takes, and how many neighboring features are loaded at once."""
+    columns = triton.next_power_of_2(features)
+    return max(1, min(TILE // columns, triton.next_power_of_2(models))), columns, min(4, columns)
+
+
+@triton.jit
+def groups(models, features, MODELS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Groups of neighboring features: the model of each, its places in a node's row, and which there are.
+
+    What belongs to a model is loaded for each of its groups anew, by the thread that needs it: to pass it on
+    to other threads would take longer.
+    """
+    group = tl.arange(0, MODELS * FEATURES // GROUP)
+    model = tl.program_id(1) * MODELS + group // (FEATURES // GROUP)
+    feature = ((group % (FEATURES // GROUP)) * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+    return model, model[:, None] * features + feature, (model < models)[:, None] & (feature < features)
+
+
+@triton.jit
+def _epilogue(total, bias, across, inside, BIAS: tl.constexpr, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    if BIAS:
+        total += tl.load(bias + across, inside, other=0.0)
+    return activated(total, CODE)
+
+
+@triton.jit
+def _multiply(  # type: ignore[no-untyped-def]
+    start, stop, place, column, values, dense, result,
+    bias, rows, width, BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A piece of a row, for a block of all models' features."""
+    piece = tl.program_id(0)
+    across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = across < width
+    last = tl.load(stop + piece)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(tl.load(start + piece), last, UNROLL):
+        entry = first + tl.arange(0, UNROLL)
+        here = entry < last
+        source = tl.load(column + entry, here, other=0).to(tl.int64)
+        value = tl.load(values + entry, here, other=0.0)[:, None]
+        both = here[:, None] & inside[None, :]
+        total += tl.sum(
+            value
+            * tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0).to(tl.float32),
+            0,
+        )
+    target = tl.load(place + piece).to(tl.int64)
+    if target < rows:  # a whole row; pieces of a row are finished when they are joined
+        total = _epilogue(total, bias, across, inside, BIAS, CODE)
+    tl.store(result + target * width + across, total, inside)
+
+
+@triton.jit
+def _multiply_models(  # type: ignore[no-untyped-def]
+    start, stop, place, column, values, dense, result, models, features, model_stride, entry_stride,
+    bias, rows, width, BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr,
+    MODELS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A piece of a row, for a few models, each with values of its own."""
+    piece = tl.program_id(0)
+    model, across, inside = groups(models, features, MODELS, FEATURES, GROUP)
+    own = values + model.to(tl.int64) * model_stride
+    first, last = tl.load(start + piece), tl.load(stop + piece)
+    total = tl.zeros([MODELS * FEATURES // GROUP, GROUP], tl.float32)
+    for step in range(0, last - first, UNROLL):
+        for number in tl.static_range(UNROLL):
+            entry = first + step + number
+            source = tl.load(column + entry, entry < last, other=0).to(tl.int64)
+            known = model < tl.where(entry < last, models, 0)
+            value = tl.load(own + entry.to(tl.int64) * entry_stride, known, other=0.0)
+            wanted = (value != 0)[:, None] & inside  # nothing is read for what was dropped
+            total += value[:, None] * tl.load(dense + source * width + across, wanted, other=0.0).to(
+                tl.float32
+            )
+    target = tl.load(place + piece).to(tl.int64)
+    if target < rows:
+        total = _epilogue(total, bias, across, inside, BIAS, CODE)
+    tl.store(result + target * width + across, total, inside)
+
+
+@triton.jit
+def _join(  # type: ignore[no-untyped-def]
+    split, crow, buffer, bias, width,
+    BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = across < width
+    last = tl.load(crow + tl.program_id(0) + 1)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(tl.load(crow + tl.program_id(0)), last, UNROLL):
+        part = first + tl.arange(0, UNROLL)
+        both = (part < last)[:, None] & inside[None, :]
+        total += tl.sum(
+            tl.load(buffer + part.to(tl.int64)[:, None] * width + across[None, :], both, other=0.0).to(
+                tl.float32
+            ),
+            0,
+        )
+    total = _epilogue(total, bias, across, inside, BIAS, CODE)
+    tl.store(buffer + tl.load(split + tl.program_id(0)).to(tl.int64) * width + across, total, inside)

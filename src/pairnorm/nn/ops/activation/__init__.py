@@ -1,1 +1,0 @@
-"""Bias and activation."""

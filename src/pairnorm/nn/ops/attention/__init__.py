@@ -1,1 +1,0 @@
-"""Attention over a sparsity pattern."""

@@ -1,1 +1,0 @@
-"""Dropout by key."""

@@ -1,0 +1,88 @@
+"""Dropout and the linear map of many models at once, each with a weight and a mask of its own."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pairnorm.nn.ops.dropout import dropout
+from pairnorm.nn.ops.kernels import KernelFunction, find_kernels, in_transform_or_compile
+
+Two = tuple[Tensor, Tensor | None]
+
+
+def stacked_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
+    """Return dropout(x)·W for every model.
+
+    Args:
+        x: ``[nodes, models or 1, in]``.
+        weight: ``[models, in, out]``.
+        rate: at which entries of ``x`` are dropped.
+        keys: of the dropout, ``[models]``; None for none. See ``pairnorm.nn.ops.dropout``.
+    """
+    x = x.expand(-1, weight.size(0), -1)
+    kernels = find_kernels("linear", x, weight)
+    result: Tensor
+    if kernels is not None:
+        result = KernelFunction.apply(kernels, _reference, (rate, keys), x, weight, None)[0]
+    elif in_transform_or_compile():
+        result = _reference(x, weight, None, rate, keys)[0]
+    else:
+        wide = x.to(torch.promote_types(x.dtype, weight.dtype))
+        wide = wide if keys is None else dropout(wide, rate, keys)
+        result = _StackedLinear.apply(wide, weight.to(wide.dtype)).to(x.dtype)
+    return result
+
+
+def stacked_linear_with_scores(
+    x: Tensor, weight: Tensor, att_vectors: Tensor, rate: float = 0.0, keys: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return z = dropout(x)·W and the scores z·E that attention needs.
+
+    Args:
+        x: ``[nodes, models or 1, in]``.
+        weight: W of every model, ``[models, in, out]``.
+        att_vectors: E of every model, ``[models, out, scores]``.
+        rate: at which entries of ``x`` are dropped.
+        keys: of the dropout, ``[models]``; None for none.
+    """
+    kernels = find_kernels("linear", x, weight, att_vectors)
+    if kernels is not None:
+        x = x.expand(-1, weight.size(0), -1)
+        return KernelFunction.apply(kernels, _reference, (rate, keys), x, weight, att_vectors)
+    z = stacked_linear(x, weight, rate, keys)
+    return z, stacked_linear(z.to(torch.promote_types(z.dtype, att_vectors.dtype)), att_vectors)
+
+
+def _reference(
+    x: Tensor, weight: Tensor, att_vectors: Tensor | None, rate: float, keys: Tensor | None
+) -> Two:
+    wide = x.to(torch.promote_types(x.dtype, weight.dtype))
+    z = torch.einsum("nti,tio->nto", wide if keys is None else dropout(wide, rate, keys), weight)
+    return z.to(x.dtype), None if att_vectors is None else torch.einsum("nto,toe->nte", z, att_vectors)
+
+
+class _StackedLinear(torch.autograd.Function):
+    """Batched products that read and write ``[nodes, models, features]`` as it lies, without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            differentiable = torch.is_grad_enabled()
+            grad_x = (stacked_linear if differentiable else _product)(grad, weight.transpose(1, 2))
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.bmm(x.permute(1, 2, 0), grad.transpose(0, 1))
+        return grad_x, grad_weight
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    result = x.new_empty(x.size(0), weight.size(0), weight.size(2))
+    torch.bmm(x.transpose(0, 1), weight, out=result.transpose(0, 1))
+    return result

@@ -1,1 +1,0 @@
-"""PairNorm's centering and scaling."""

@@ -1,1 +1,0 @@
-"""Dropout and linear map of sparse features."""

@@ -1,0 +1,151 @@
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn import functional
+
+from pairnorm.nn import PairNorm, SparseMatrix
+from pairnorm.nn.ops.dropout import draw_keys, dropout
+from pairnorm.nn.ops.gcn_layer import gcn_layer
+
+ACTIVATIONS = {"none": lambda x: x, "relu": functional.relu, "elu": functional.elu}
+activations = pytest.mark.parametrize("activation", ACTIVATIONS)
+norms = pytest.mark.parametrize("mode", [None, "PN", "PN-SI", "PN-SCS"])
+
+
+def norm_of(mode):
+    return None if mode is None else PairNorm(2.0, mode)
+
+
+def formula(matrix, x, bias, activation, norm, weight=None, rate=0.0, keys=None):
+    x = x if keys is None else dropout(x, rate, keys)
+    z = x if weight is None else torch.einsum("nti,tio->nto", x, weight)
+    y = ACTIVATIONS[activation](torch.einsum("ij,jtf->itf", matrix.to_dense().to(x.dtype), z) + bias)
+    return y if norm is None else norm(y)
+
+
+def layer(trials=3, width=6, out=5, dtype=torch.float32):
+    shapes = ((20, trials, width), (trials, out), (trials, width, out))
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+@activations
+@norms
+@pytest.mark.parametrize("rate", [None, 0.0, 0.6])
+@pytest.mark.parametrize(("trials", "width", "out"), [(1, 1, 1), (3, 6, 5), (2, 33, 40)])
+def test_equals_the_formula_in_double(activation, mode, rate, trials, width, out, adjacency, either_form):
+    x, bias, weight = layer(trials, width, out)
+    keys = None if rate is None else draw_keys(trials)
+    y = gcn_layer(adjacency, x, bias, activation, norm_of(mode), weight, rate or 0.0, keys)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (x, bias, weight)]
+    expected = formula(adjacency, *wide[:2], activation, norm_of(mode), wide[2], rate or 0.0, keys)
+    assert y.shape == (20, trials, out)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+    grad = torch.randn(y.shape)
+    gradients = torch.autograd.grad(y, (x, bias, weight), grad)
+    for gradient, other in zip(gradients, torch.autograd.grad(expected, wide, grad.double()), strict=True):
+        scale = other.abs().max().item() + 1
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-3, atol=1e-4 * scale)
+
+
+@norms
+def test_without_a_linear_map(mode, adjacency, either_form):
+    x, bias, _ = layer(width=5)
+    expected = formula(adjacency, x, bias, "relu", norm_of(mode))
+    y = gcn_layer(adjacency, x, bias, "relu", norm_of(mode))
+    torch.testing.assert_close(y, expected)
+    grad = torch.randn_like(y)
+    gradients = [torch.autograd.grad(output, (x, bias), grad) for output in (y, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
+
+
+@activations
+def test_learned_weights_of_the_adjacency(activation, adjacency, either_form):
+    matrix = SparseMatrix(adjacency.pattern, adjacency.values.clone().requires_grad_())
+    x, bias, weight = layer()
+    y = gcn_layer(matrix, x, bias, activation, PairNorm(), weight)
+    expected = formula(matrix, x, bias, activation, PairNorm(), weight)
+    inputs, grad = (x, bias, weight, matrix.values), torch.randn_like(y)
+    gradients = [torch.autograd.grad(output, inputs, grad) for output in (y, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
+
+
+@activations
+def test_half_and_double_precision(activation, adjacency):
+    x, bias, weight = (tensor.detach() for tensor in layer())
+    expected = gcn_layer(adjacency, x, bias, activation, PairNorm(), weight)
+    for dtype, tolerance in ((torch.float64, 1e-5), (torch.bfloat16, 0.1)):
+        y = gcn_layer(adjacency, x.to(dtype), bias.to(dtype), activation, PairNorm(), weight.to(dtype))
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@activations
+@norms
+def test_gradients_of_gradients(activation, mode, adjacency, either_form):
+    inputs, keys = layer(2, 4, 3), draw_keys(2)
+
+    def second(y):
+        first = torch.autograd.grad(y.pow(3).sum(), inputs, create_graph=True)
+        return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), inputs)
+
+    x, bias, weight = inputs
+    ours = second(gcn_layer(adjacency, x, bias, activation, norm_of(mode), weight, 0.3, keys))
+    expected = second(formula(adjacency, x, bias, activation, norm_of(mode), weight, 0.3, keys))
+    largest = max(gradient.abs().max().item() for gradient in expected)
+    for gradient, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-2, atol=1e-4 * largest)
+
+
+@activations
+def test_gradcheck(activation, adjacency):
+    x, bias, weight = layer(1, 2, 2, torch.float64)
+    assert gradcheck(
+        lambda *inputs: gcn_layer(adjacency, *inputs[:2], activation, None, inputs[2]), (x, bias, weight)
+    )
+    assert gradgradcheck(lambda *inputs: gcn_layer(adjacency, *inputs, activation), (x, bias))
+
+
+@activations
+@norms
+def test_nan_stays_in_its_trial(activation, mode, adjacency, either_form):
+    x, bias, weight = layer()
+    x.data[7, 1, 2] = torch.nan
+    y = gcn_layer(adjacency, x, bias, activation, norm_of(mode), weight)
+    assert y[7, 1].isnan().all()
+    assert y[:, [0, 2]].isfinite().all()
+    gradients = torch.autograd.grad(y.sum(), (x, bias, weight))
+    assert gradients[0][:, [0, 2]].isfinite().all()
+    for gradient in gradients[1:]:
+        assert gradient[[0, 2]].isfinite().all()
+    assert gradients[2][1].isnan().any()
+
+
+@pytest.mark.parametrize("mode", [None, "PN", "PN-SI"])
+def test_a_trial_does_not_depend_on_its_company(mode, adjacency):
+    (x, bias, weight), keys = layer(), draw_keys(3)
+    together = gcn_layer(adjacency, x, bias, "relu", norm_of(mode), weight, 0.5, keys)
+    for trial in range(3):
+        own = [x[:, [trial]], bias[[trial]], "relu", norm_of(mode), weight[[trial]], 0.5, keys[[trial]]]
+        assert torch.equal(gcn_layer(adjacency, *own), together[:, [trial]])
+
+
+@activations
+def test_strides_do_not_matter(activation, adjacency, either_form):
+    x, bias, weight = torch.randn(5, 3, 20).permute(2, 1, 0), torch.randn(4, 3).T, torch.randn(3, 4, 5).mT
+    torch.testing.assert_close(
+        gcn_layer(adjacency, x, bias, activation, PairNorm(), weight),
+        gcn_layer(adjacency, x.contiguous(), bias.contiguous(), activation, PairNorm(), weight.contiguous()),
+    )
+
+
+def test_shared_features_are_those_of_every_trial(adjacency, either_form):
+    x, bias, weight = layer()
+    shared = x[:, :1].detach().requires_grad_()
+    every = shared.detach().expand(-1, 3, -1).clone().requires_grad_()
+    ours, expected = (gcn_layer(adjacency, own, bias, "relu", None, weight) for own in (shared, every))
+    torch.testing.assert_close(ours, expected)
+    grad = torch.randn_like(ours)
+    gradient, other = (torch.autograd.grad(y, own, grad)[0] for y, own in ((ours, shared), (expected, every)))
+    torch.testing.assert_close(gradient, other.sum(1, keepdim=True))

@@ -1,0 +1,75 @@
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from pairnorm.nn.ops.dropout import draw_keys, dropout
+from pairnorm.nn.ops.linear import stacked_linear, stacked_linear_with_scores
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_every_trial_by_its_own_weight(trials, shared, rate, either_form):
+    x = torch.randn(11, 1 if shared else trials, 5, requires_grad=True)
+    weight = torch.randn(trials, 5, 4, requires_grad=True)
+    keys = draw_keys(trials) if rate else None
+    y = stacked_linear(x, weight, rate, keys)
+    dropped = x.expand(-1, trials, -1)
+    dropped = dropout(dropped, rate, keys) if rate else dropped
+    expected = torch.stack([dropped[:, trial] @ weight[trial] for trial in range(trials)], 1)
+    torch.testing.assert_close(y, expected)
+    grad = torch.randn_like(y)
+    gradients = [torch.autograd.grad(output, (x, weight), grad) for output in (y, expected)]
+    for gradient, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, other)
+
+
+def test_scores_come_with_the_map():
+    x, weight, ends = torch.randn(7, 1, 4), torch.randn(3, 4, 6), torch.randn(3, 6, 2)
+    keys = draw_keys(3)
+    z, scores = stacked_linear_with_scores(x, weight, ends, 0.5, keys)
+    torch.testing.assert_close(z, stacked_linear(x, weight, 0.5, keys))
+    torch.testing.assert_close(scores, torch.einsum("nto,toe->nte", z, ends))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_gradcheck(shared):
+    x = torch.randn(4, 1 if shared else 2, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
+    keys = draw_keys(2)
+    for arguments in ((), (0.5, keys)):
+        assert gradcheck(lambda x, weight, rest=arguments: stacked_linear(x, weight, *rest), (x, weight))
+        assert gradgradcheck(lambda x, weight, rest=arguments: stacked_linear(x, weight, *rest), (x, weight))
+
+
+def test_gradients_of_gradients():
+    x, weight = torch.randn(5, 2, 3, requires_grad=True), torch.randn(2, 3, 4, requires_grad=True)
+
+    def second(y):
+        first = torch.autograd.grad(y.pow(2).sum(), (x, weight), create_graph=True)
+        return [
+            torch.autograd.grad(gradient.pow(2).sum(), (x, weight), retain_graph=True) for gradient in first
+        ]
+
+    expected = second(torch.einsum("nti,tio->nto", x, weight))
+    for ours, others in zip(second(stacked_linear(x, weight)), expected, strict=True):
+        for gradient, other in zip(ours, others, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-3)
+
+
+def test_only_the_gradients_that_are_wanted():
+    x, weight = torch.randn(4, 1, 3), torch.randn(2, 3, 2, requires_grad=True)
+    stacked_linear(x, weight).sum().backward()
+    assert weight.grad is not None
+    x.requires_grad_()
+    stacked_linear(x, weight.detach()).sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_strides_do_not_matter():
+    x, weight = torch.randn(3, 2, 9).permute(2, 1, 0), torch.randn(4, 3, 2).permute(2, 1, 0)
+    torch.testing.assert_close(stacked_linear(x, weight), stacked_linear(x.contiguous(), weight.contiguous()))
+
+
+def test_no_nodes():
+    assert stacked_linear(torch.zeros(0, 2, 3), torch.ones(2, 3, 4)).shape == (0, 2, 4)

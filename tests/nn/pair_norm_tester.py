@@ -1,0 +1,64 @@
+"""Compare one way of computing PairNorm with the formula in float64, over extreme inputs."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+EXTREMES: dict[str, Callable[[], Tensor]] = {
+    "ordinary": lambda: torch.randn(70, 2, 9) + 1,
+    "two dimensions": lambda: torch.randn(33, 17),
+    "four dimensions": lambda: torch.randn(5, 2, 2, 8),
+    "huge": lambda: 1e25 * torch.randn(70, 2, 9),
+    "tiny": lambda: 1e-25 * torch.randn(70, 9),
+    "large offset": lambda: 1e5 + torch.randn(300, 9),
+    "oversmoothed": lambda: 100 + 1e-3 * torch.randn(300, 9),
+    "one long row": lambda: torch.cat([torch.full((1, 9), 1e4), torch.randn(299, 9)]),
+    "one node": lambda: torch.randn(1, 2, 4),
+    "no nodes": lambda: torch.randn(0, 2, 4),
+    "constant rows": lambda: torch.full((9, 5), 7.0),
+    "zeros": lambda: torch.zeros(6, 3),
+    "float16": lambda: (torch.randn(100, 2, 24) * 300).half(),
+    "bfloat16": lambda: (torch.randn(100, 2, 24) * 300).bfloat16(),
+    "strided": lambda: torch.randn(9, 2, 40).transpose(0, 2),
+}
+
+
+def formula(x: Tensor, scale: float, mode: str, eps: float = 1e-6) -> Tensor:
+    """PairNorm of one graph, as the docstring of ``pair_norm`` has it, in float64."""
+    x = x.double()
+    mean = x.mean(0) if len(x) else torch.zeros(x.shape[1:], dtype=x.dtype)
+    centered = x - mean
+    if mode == "PN-SCS":
+        return scale * x / (x.square().sum(-1, keepdim=True) + eps).sqrt() - mean
+    square = centered.square().sum(-1, keepdim=True)
+    if mode == "PN":
+        square = square.mean(0) if len(x) else square.sum(0)
+    return scale * centered / (square + eps).sqrt()
+
+
+def check(
+    function: Callable[[Tensor, float, str], Tensor], x: Tensor, mode: str, gradient: bool = True
+) -> None:
+    """Hold output and gradient of a way to compute PairNorm against the formula."""
+    scale, x = 2.0, x.detach()
+    wide, given = x.double().requires_grad_(), x.clone().requires_grad_()
+    expected, found = formula(wide, scale, mode), function(given, scale, mode)
+    assert found.dtype == x.dtype
+    assert found.shape == x.shape
+    precision = 16 * torch.finfo(x.dtype).eps
+    close(found, expected, precision)
+    if gradient and x.numel() and len(x) > 1:
+        upstream = torch.randn(x.shape, device=x.device).to(x.dtype)
+        (expected,) = torch.autograd.grad(expected, wide, upstream.double())
+        (found,) = torch.autograd.grad(found, given, upstream)
+        close(found, expected, 4 * precision)
+
+
+def close(found: Tensor, expected: Tensor, precision: float) -> None:
+    """Compare relative to the largest number, with room for what is centered away from a constant."""
+    if expected.numel() == 0:
+        return
+    largest = float(expected.detach().abs().max())
+    assert bool(found.isfinite().all())
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=max(precision * largest, 1e-30))

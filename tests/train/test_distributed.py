@@ -1,0 +1,26 @@
+import pytest
+import torch
+
+from pairnorm.train.distributed import Shards
+from pairnorm.train.sharding import blocks
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("check", ["shards", "traffic", "training"])
+def test_a_step_of_all_ranks_equals_one_process_for_the_traffic_that_is_said(check_ranks, check, size):
+    check_ranks(check, size)
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(7, 3), (2, 4), (0, 2), (8, 4)])
+def test_blocks_are_even(count, ranks):
+    sizes = blocks(count, ranks)
+    assert sum(sizes) == count
+    assert len(sizes) == ranks
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_without_a_process_group_it_is_said_what_is_missing(raises):
+    assert not torch.distributed.is_initialized()
+    with raises("wrong-type"):
+        Shards(3)
