@@ -175,7 +175,7 @@ class TestConversion:
     def test_repr(self):
         matrix = random_matrix()
         assert repr(matrix) == f"SparseMatrix(7 x 9, entries={matrix.pattern.num_entries})"
-        assert repr(random_matrix(trials=3)).endswith(", trials=3)")
+        assert repr(random_matrix(trials=3)).endswith(", num_models=3)")
 
 
 class TestErrors:
@@ -200,5 +200,5 @@ class TestErrors:
     def test_a_product_that_is_compiled(self):
         torch.compiler.reset()
         multiply = torch.compile(lambda matrix, x: matrix @ x, backend="eager")
-        with pytest.raises(RuntimeError, match=r"torch\.compile cannot see into the product"):
+        with pytest.raises(RuntimeError, match=r"torch\.compile cannot trace the product"):
             multiply(random_matrix(trials=1), torch.ones(9, 1, 2))

@@ -52,7 +52,6 @@ class Pattern:
             problem = f"the matrix has shape {list(self.shape)}"
             expected = "fewer than 2³¹ rows and columns"
             raise PairNormError(problem, code="too-large", value=self.shape, expected=expected)
-        object.__setattr__(self, "_versions", self._current_versions())
 
     def validate(self) -> "Pattern":
         """Raise an error unless the rows are ordered and the columns in range; return the pattern.
@@ -75,7 +74,7 @@ class Pattern:
                 expected = f"columns from 0 to {columns - 1}"
                 value = low if low < 0 else high
                 raise PairNormError(problem, code="out-of-range", value=value, expected=expected)
-        object.__setattr__(self, "_is_valid", True)
+        self.__dict__["_versions"] = self._current_versions()
         return self
 
     def check_unchanged(self) -> None:
@@ -83,9 +82,10 @@ class Pattern:
 
         After a change, what was derived from it is wrong, and kernels might read beyond the memory.
         """
-        if not self.__dict__.get("_is_valid"):
+        known = self.__dict__.get("_versions")
+        if known is None:
             self.validate()
-        if self._current_versions() != self.__dict__["_versions"]:
+        elif self._current_versions() != known:
             problem = "the pattern of a sparse matrix was changed in place"
             hint = "Build a new matrix from the changed tensors, with SparseMatrix.from_torch."
             raise PairNormError(problem, code="changed-in-place", hint=hint)
