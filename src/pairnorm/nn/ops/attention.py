@@ -8,7 +8,7 @@ from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.ops.kernels import KernelFunction, find_kernels
 from pairnorm.nn.ops.pair_norm import Norm, can_fuse
 from pairnorm.nn.ops.pattern import Pattern
-from pairnorm.nn.sparse import SparseMatrix
+from pairnorm.nn.ops.sparse_matrix import SparseMatrix
 
 NEGATIVE_SLOPE = 0.2
 

@@ -7,8 +7,8 @@ from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.ops.kernels import KernelFunction, find_kernels
 from pairnorm.nn.ops.linear import stacked_linear
 from pairnorm.nn.ops.pair_norm import Norm, can_fuse
+from pairnorm.nn.ops.sparse_matrix import SparseMatrix
 from pairnorm.nn.ops.sparse_product import accumulation_dtype, activated_product
-from pairnorm.nn.sparse import SparseMatrix
 
 
 def gcn_layer(

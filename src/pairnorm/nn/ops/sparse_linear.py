@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.nn.ops.kernels import find_kernels
-from pairnorm.nn.sparse import SparseMatrix
+from pairnorm.nn.ops.sparse_matrix import SparseMatrix
 
 
 def sparse_linear(x: SparseMatrix, weight: Tensor, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from pairnorm.nn.ops.kernels import find_kernels, needs_reference
 from pairnorm.nn.ops.pattern import Pattern
 
 if TYPE_CHECKING:
-    from pairnorm.nn.sparse import SparseMatrix
+    from pairnorm.nn.ops.sparse_matrix import SparseMatrix
 
 
 def multiply(matrix: "SparseMatrix", dense: Tensor) -> Tensor:

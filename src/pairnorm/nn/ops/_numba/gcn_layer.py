@@ -13,7 +13,7 @@ from pairnorm.nn.ops._numba.vectors import CODES, array, by_model, empty, empty_
 from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.kernels import Saved
 from pairnorm.nn.ops.pair_norm import Norm
-from pairnorm.nn.sparse import SparseMatrix
+from pairnorm.nn.ops.sparse_matrix import SparseMatrix
 
 
 def supports(x: Tensor, weight: Tensor | None) -> bool:
