@@ -1,11 +1,14 @@
 """The graph convolutions and the linear map that models are made of, for many models at once."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pairnorm.nn.ops.activation import activate
+from pairnorm.nn.ops.attention import attend
 from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.ops.gcn_layer import gcn_layer
 from pairnorm.nn.ops.linear import stacked_linear, stacked_linear_with_scores
@@ -111,6 +114,10 @@ class GATConvolution(GraphConvolution):
     ) -> Tensor:
         """Return ``[nodes, models, out]``; arguments as for ``GCNConvolution``."""
         feature_keys, attention_keys = (None, None) if keys is None else (keys[0], keys[1])
+        # A sharded matrix exchanges states between ranks, and has its own way to attend.
+        attend_to: Callable[..., Tensor] = getattr(adjacency, "attend", None) or partial(
+            attend, adjacency.pattern
+        )
         if adjacency.is_sharded and feature_keys is not None and isinstance(x, Tensor):
             x = dropout(x.expand(-1, len(feature_keys), -1), rate, feature_keys, adjacency.first_row)
             feature_keys = None
@@ -128,13 +135,13 @@ class GATConvolution(GraphConvolution):
         z = z.reshape(nodes, num_models * self.heads, width)
         scores = scores.reshape(nodes, num_models * self.heads, 2)
         if self.heads == 1:
-            return adjacency.attend(scores, z, self.bias, self.activation, rate, attention_keys, norm)
+            return attend_to(scores, z, self.bias, self.activation, rate, attention_keys, norm)
         if self.concat:
             bias = self.bias.view(num_models * self.heads, width)
-            y = adjacency.attend(scores, z, bias, self.activation, rate, attention_keys)
+            y = attend_to(scores, z, bias, self.activation, rate, attention_keys)
             y = y.reshape(nodes, num_models, self.bias.size(-1))
         else:
-            y = adjacency.attend(scores, z, rate=rate, keys=attention_keys)
+            y = attend_to(scores, z, rate=rate, keys=attention_keys)
             y = activate(y.reshape(nodes, num_models, self.heads, width).mean(2), self.bias, self.activation)
         return y if norm is None else norm(y)
 

@@ -119,12 +119,6 @@ class SparseMatrix:
         values = self.values.expand(len(keys), -1).unsqueeze(0)
         return SparseMatrix(self.pattern, dropout(values, rate, keys).squeeze(0))
 
-    def attend(self, scores: Tensor, z: Tensor, *args: Any, **settings: Any) -> Tensor:
-        """Average ``z`` over the neighbors by attention; see ``pairnorm.nn.ops.attention.attend``."""
-        from pairnorm.nn.ops.attention import attend
-
-        return attend(self.pattern, scores, z, *args, **settings)
-
     def __matmul__(self, dense: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             problem = "torch.compile cannot trace the product with a SparseMatrix"
