@@ -51,7 +51,9 @@ CLEAN_CODE = [
     "src/pairnorm/cli.py",
     "src/pairnorm/commands",
     "src/pairnorm/impute",
+    "src/pairnorm/measure",
     "src/pairnorm/report",
+    "src/pairnorm/sweep",
     "src/pairnorm/version.py",
 ]
 CLEAN_PAGES = [

@@ -30,7 +30,7 @@ def numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
 
     Args:
         x: states [nodes, features] or [nodes, trials..., features].
-        iterations: so many power iterations from a random vector instead, at least 2, in O(n d) time each.
+        iterations: estimate it by this number of power iterations, at least 2, in O(n d) time each.
             The value is then never too small. Its inverse, σ_1² over ‖X‖_F², is on average over that vector
             too small by a share of at most ln(d) / (iterations − 1), whatever the spectrum (Kuczyński &
             Woźniakowski 1992, "Estimating the Largest Eigenvalue by the Power and Lanczos Algorithms with a

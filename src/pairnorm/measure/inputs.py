@@ -62,7 +62,7 @@ def unit_rows(x: Tensor) -> Tensor:
 
 
 def block_length(values_per_item: int, device: torch.device) -> int:
-    """Return how many items of so many float64 values fit into one block on ``device``, at least one."""
+    """Return how many items fit into one block on ``device``, given their number of float64 values."""
     block_bytes = BLOCK_BYTES if device.type == "cpu" else 8 * BLOCK_BYTES
     return max(1, block_bytes // (8 * max(1, values_per_item)))
 

@@ -104,30 +104,30 @@ class ResultIndex:
         specs, rule = grid.candidates(cell), grid.rule
         if rule.search_runs is None or len(specs) == 1:
             return list(range(len(specs)))
-        found = self._summaries(grid, cell, range(len(specs)), grid.seeds(cell)[: rule.search_runs])
-        return rule.finalists(specs, rule.best(found)) if len(found) == len(specs) else None
+        summaries = self._summaries(grid, cell, range(len(specs)), grid.seeds(cell)[: rule.search_runs])
+        return rule.finalists(specs, rule.best(summaries)) if len(summaries) == len(specs) else None
 
     def _summaries(
         self, grid: Grid[CellT], cell: CellT, positions: Iterable[int], seeds: range
     ) -> list[Summary]:
         """Return those of some candidates that have all these runs."""
         specs = [(grid.candidates(cell, seed), seed) for seed in seeds]
-        found = (self._summary([(some[position], seed) for some, seed in specs]) for position in positions)
-        return [summary for summary in found if summary is not None]
+        all_ = (self._summary([(some[position], seed) for some, seed in specs]) for position in positions)
+        return [summary for summary in all_ if summary is not None]
 
     def candidates(self, grid: Grid[CellT], cell: CellT) -> tuple[list[Summary], bool]:
         """Return the finalists of a cell that have all runs, and whether these are all finalists."""
         key = (grid, cell)
         if key not in self._candidates:
             positions = self.finalists(grid, cell) or []
-            found = self._summaries(grid, cell, positions, grid.seeds(cell))
-            self._candidates[key] = found, bool(positions) and len(found) == len(positions)
+            summaries = self._summaries(grid, cell, positions, grid.seeds(cell))
+            self._candidates[key] = summaries, bool(positions) and len(summaries) == len(positions)
         return self._candidates[key]
 
     def chosen(self, grid: Grid[CellT], cell: CellT) -> Chosen | None:
         """Return the selected candidate of a cell, or None where no finalist has all runs."""
-        found, complete = self.candidates(grid, cell)
-        return Chosen(found[grid.rule.best(found)], complete) if found else None
+        summaries, complete = self.candidates(grid, cell)
+        return Chosen(summaries[grid.rule.best(summaries)], complete) if summaries else None
 
     def runs(self, grid: Grid[CellT], cell: CellT) -> list[Trial]:
         """Return the runs so far of the only finalist of a cell, none while the search is incomplete."""
@@ -142,11 +142,11 @@ class ResultIndex:
             cell: one of its cells.
             one_scale: use the same scale at all depths: that of the best mean validation accuracy.
         """
-        found, _ = self.candidates(grid, cell)
-        if one_scale and found:
-            scales = _grouped(found, "scale")
-            found = max(scales.values(), key=lambda group: fmean(one.validation for one in group))
-        return [group[grid.rule.best(group)] for _, group in sorted(_grouped(found, "depth").items())]
+        summaries, _ = self.candidates(grid, cell)
+        if one_scale and summaries:
+            scales = _grouped(summaries, "scale")
+            summaries = max(scales.values(), key=lambda group: fmean(one.validation for one in group))
+        return [group[grid.rule.best(group)] for _, group in sorted(_grouped(summaries, "depth").items())]
 
     def pending(self, grid: Grid[CellT], cells: Iterable[CellT] | None = None) -> list[Pair]:
         """Return the trials to train next: of the search, or, once it is complete, of the finalists.

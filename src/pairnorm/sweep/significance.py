@@ -142,8 +142,8 @@ def mean_ranks(
         drawn.append(again.mean(2))
     ranks, *resampled = _rank_means(drawn)
     low, high = np.quantile(resampled, [ERROR_RATE / 2, 1 - ERROR_RATE / 2], axis=0)
-    found = zip(methods, ranks.tolist(), low.tolist(), high.tolist(), strict=True)
-    return sorted((MeanRank(*one) for one in found), key=lambda one: one.rank)
+    rows = zip(methods, ranks.tolist(), low.tolist(), high.tolist(), strict=True)
+    return sorted((MeanRank(*one) for one in rows), key=lambda one: one.rank)
 
 
 def _rank_means(drawn: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

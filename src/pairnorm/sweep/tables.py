@@ -73,7 +73,7 @@ class Table:
             *experiments: one, or several whose methods are listed one below the other.
             reported: the paper's numbers.
         """
-        found = {
+        numbers = {
             cell: (
                 index.chosen(experiment, cell),
                 (reported or {}).get(cell) if experiment.in_tables else None,
@@ -85,7 +85,7 @@ class Table:
             name: settings.get("skip", 0) for one in experiments for name, settings in one.methods.items()
         }
         top: dict[tuple[str, int], float] = {}
-        for cell, (ours, _) in found.items():
+        for cell, (ours, _) in numbers.items():
             column = (cell.dataset, cell.missing_percent)
             top[column] = max(top.get(column, 0.0), round(ours.accuracy, 3) if ours else 0.0)
         entries = [
@@ -96,7 +96,7 @@ class Table:
                 ours is not None and round(ours.accuracy, 3) == top[cell.dataset, cell.missing_percent],
                 ours is not None and skips[cell.method] > max(ours.layers - 2, 0),
             )
-            for cell, (ours, paper) in found.items()
+            for cell, (ours, paper) in numbers.items()
         ]
         order = list(TITLES)
         entries.sort(key=lambda entry: order.index(entry.cell.dataset))
@@ -124,10 +124,10 @@ class Table:
 
     def rows(self) -> Iterator[tuple[str, str, list[Entry | None]]]:
         """Yield dataset, method, and the entries at every missing percentage."""
-        found: dict[tuple[str, str], dict[int, Entry]] = {}
+        by_row: dict[tuple[str, str], dict[int, Entry]] = {}
         for entry in self.entries:
-            found.setdefault(entry.cell[:2], {})[entry.cell.missing_percent] = entry
-        for (dataset, method), entries in found.items():
+            by_row.setdefault(entry.cell[:2], {})[entry.cell.missing_percent] = entry
+        for (dataset, method), entries in by_row.items():
             yield dataset, method, [entries.get(percent) for percent in self.percents]
 
 
