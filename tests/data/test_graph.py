@@ -73,7 +73,7 @@ def test_cora_tells_what_is_inside(cora: Graph) -> None:
         "  features   1,433 sparse, 1.27% non-zero",
         "  classes    7 (Theory, Reinforcement_Learning, Genetic_Algorithms, Neural_Networks, "
         "Probabilistic_Methods, Case_Based, Rule_Learning)",
-        "  labeled   2,708 (100%)",
+        "  labeled    2,708 (100%)",
         "  split      train 140, validation 500, test 2,068",
         "  missing    no vector",
         "  homophily  0.810: 4,275 of 5,278 edges between labeled nodes join one class",
@@ -85,7 +85,7 @@ def test_what_is_missing_is_told(small: Graph) -> None:
     entries = torch.zeros(5, 3, dtype=torch.bool)
     entries[1], entries[2, 0] = True, True
     text = repr(small.replace(missing=entries))
-    assert "labeled   4 (80%)" in text
+    assert "labeled    4 (80%)" in text
     assert "missing    1 (20%) vectors, 1 single entries" in text
     assert "missing    1 (20%) vectors\n" in repr(small.replace(missing=entries[:, 1]))
 

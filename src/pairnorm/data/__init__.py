@@ -1,4 +1,4 @@
-"""Graphs: the class, the named ones, generated ones, a user's own files, and which vectors are missing."""
+"""Graphs: the class, named and generated graphs, readers of a user's files, and masks of missing values."""
 
 from pairnorm.data.encoder import Column, Encoder
 from pairnorm.data.features import row_normalize

@@ -1,4 +1,4 @@
-"""Sparse matrices: from a list of edges to a symmetric adjacency, and checks before anything is computed."""
+"""Build and check sparse adjacency matrices, and search them: components, hops, reachable nodes."""
 
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -175,7 +175,7 @@ def csr_matrix(tensor: Tensor) -> Any:
     return csr_array(tuple(piece.cpu().numpy() for piece in pieces), shape=tuple(tensor.shape))
 
 
-# Of every adjacency, as long as it is there: who asks once asks often.
+# Cached for every adjacency in memory.
 _COMPONENTS: Any = WeakTensorKeyDictionary()
 
 
@@ -252,13 +252,13 @@ def _csr_problem(
     return ""
 
 
-# Those that were checked, or that we made ourselves, as long as they are there.
-_SOUND: Any = WeakTensorKeyDictionary()
+# Adjacencies that were checked or built here, while they are in memory.
+_VALIDATED: Any = WeakTensorKeyDictionary()
 
 
-def sound(adjacency: Tensor) -> Tensor:
-    """Return an adjacency once it is known to be one, so that it is not checked."""
-    _SOUND[adjacency] = True
+def mark_validated(adjacency: Tensor) -> Tensor:
+    """Mark an adjacency as valid, so that ``check_adjacency`` skips it, and return it."""
+    _VALIDATED[adjacency] = True
     return adjacency
 
 
@@ -273,7 +273,7 @@ def check_adjacency(adjacency: Tensor) -> None:
         expected = "a square torch.sparse_csr tensor"
         hint = "Graph.from_edges makes one from a list of edges."
         raise PairNormError(problem, code="wrong-shape", expected=expected, hint=hint)
-    if adjacency in _SOUND:
+    if adjacency in _VALIDATED:
         return
     crow, column, nodes = adjacency.crow_indices(), adjacency.col_indices(), adjacency.shape[0]
     check_csr("adjacency", crow, column, adjacency.values().numel(), (nodes, nodes))
@@ -290,7 +290,7 @@ def check_adjacency(adjacency: Tensor) -> None:
     ):
         problem, code = "is not symmetric", "not-symmetric"
     else:
-        sound(adjacency)
+        mark_validated(adjacency)
         return
     problem = f"adjacency {problem}"
     expected = "every edge once in both directions, with one weight, and no self-loops"

@@ -1,4 +1,4 @@
-"""What users have at hand as tensors: lists, and arrays of numpy, pandas, scipy or torch."""
+"""Convert lists and arrays of numpy, pandas, scipy or torch to tensors."""
 
 from __future__ import annotations
 

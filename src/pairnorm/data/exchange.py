@@ -1,4 +1,4 @@
-"""Graphs of other libraries, there and back: frames, networkx, PyG and scipy as parts of ``Graph``."""
+"""Convert graphs from and to frames, networkx, PyG and scipy."""
 
 from __future__ import annotations
 

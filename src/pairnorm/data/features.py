@@ -1,4 +1,4 @@
-"""Features as tensors, dense or sparse: stored entries, scaled rows, NaN as missing, or made of the edges."""
+"""Operations on feature matrices, dense or sparse: scaling, missing values, structural features."""
 
 from __future__ import annotations
 

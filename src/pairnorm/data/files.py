@@ -1,4 +1,4 @@
-"""A user's graph from files: tables, or one that holds it whole; as parts for ``Graph.from_edges``."""
+"""Read a graph from files: tables of nodes and edges, or one file that holds the whole graph."""
 
 from __future__ import annotations
 

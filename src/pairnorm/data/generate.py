@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError
-from pairnorm.data.adjacency import first_of_run, sound, symmetric_adjacency
+from pairnorm.data.adjacency import first_of_run, mark_validated, symmetric_adjacency
 from pairnorm.data.graph import Graph
 from pairnorm.data.random import Stream
 from pairnorm.data.split import per_class
@@ -83,7 +83,7 @@ def csbm(
     known = torch.from_numpy(labels)
     split = per_class(known, count=max(1, min(20, nodes // (10 * classes))), seed=seed)
     return Graph(
-        sound(adjacency),
+        mark_validated(adjacency),
         _bag_of_words(stream, labels, classes, features, words, signal),
         known,
         *split,

@@ -1,4 +1,4 @@
-"""The one graph of this package: what is known about its nodes, and what is not."""
+"""The graph: features, labels, split and missing values on the nodes of an undirected graph."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pairnorm.data.adjacency import (
     check_adjacency,
     check_edges,
     listed_directions,
+    mark_validated,
     most_empty,
-    sound,
     symmetric_adjacency,
 )
 from pairnorm.data.arrays import as_ends, as_tensor
@@ -300,7 +300,7 @@ class Graph:
     def to(self, device: torch.device | str) -> Graph:
         """Return the graph with every tensor on ``device``."""
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        sound(tensors["adjacency"])
+        mark_validated(tensors["adjacency"])
         return self.replace(**tensors)
 
     @classmethod
@@ -371,7 +371,7 @@ class Graph:
         if features is None:
             features = torch.zeros(nodes, 0, device=device)
         notes = counts.notes(weights is not None) + notes
-        return cls(sound(adjacency.to(device)), features, labels, notes=notes, **parts)  # type: ignore[arg-type]
+        return cls(mark_validated(adjacency.to(device)), features, labels, notes=notes, **parts)  # type: ignore[arg-type]
 
     @classmethod
     def from_files(
@@ -502,7 +502,7 @@ class Graph:
         gone = _UNSET if facts.missing[1] else torch.from_numpy(packed.missing == 2)
         parts = Split(*(torch.from_numpy(packed.split == number) for number in range(3)))
         return cls(
-            sound(sparse_csr(crow, column, values, (facts.nodes, facts.nodes))),
+            mark_validated(sparse_csr(crow, column, values, (facts.nodes, facts.nodes))),
             torch.from_numpy(features if gone is None else np.nan_to_num(features, copy=False, nan=0.0)),
             torch.from_numpy(packed.labels.astype(np.int64)),
             missing=gone,

@@ -1,4 +1,4 @@
-"""DuckDB over tables of any size, within a stated memory, and the SQL of what stands in their cells."""
+"""DuckDB over tables of any size, within a memory limit, and SQL expressions for cells."""
 
 from __future__ import annotations
 

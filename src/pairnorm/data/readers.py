@@ -1,4 +1,4 @@
-"""Every kind of table: text in any encoding, Parquet, Excel, JSON, compressed, piped in, or in a database."""
+"""Open tables: text in any encoding, Parquet, Excel, JSON, compressed, standard input, or a database."""
 
 from __future__ import annotations
 
