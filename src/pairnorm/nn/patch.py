@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.nn.find_convolutions import graph_convolutions
@@ -23,6 +22,7 @@ from pairnorm.nn.patch_hooks import (
     NormalizeInputs,
     NormalizeOutput,
     PatchOptions,
+    Rewind,
     remove_hooks,
 )
 
@@ -257,7 +257,7 @@ class PairNormPatch(nn.Module):
     )
 
     def _observe(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        rewind = _Rewind(model)
+        rewind = Rewind(model)
         ACTIVE.is_observing = True
         try:
             places, reasons, num_nodes = find_places(
@@ -440,21 +440,3 @@ def _forget_compiled() -> None:
     """Drop compiled code: it does not look again for the hooks of modules."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
-
-
-class _Rewind:
-    """Sets random generators and the buffers of a model back to what they were before a forward pass."""
-
-    def __init__(self, model: nn.Module) -> None:
-        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-        self.cpu = torch.get_rng_state()
-        self.cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
-        self.buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
-
-    def __call__(self) -> None:
-        torch.set_rng_state(self.cpu)
-        for device, state in self.cuda.items():
-            torch.cuda.set_rng_state(state, device)
-        with torch.no_grad():
-            for buffer, value in self.buffers:
-                buffer.copy_(value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.find_convolutions import GRAPH_ARGUMENTS, is_node_states
@@ -159,3 +160,21 @@ def _outside_forward(problem: str) -> PairNormError:
     hint = "Call the patched model, patch the module that you call, or pass {batch} for one graph."
     return PairNormError(f"{problem}, where PairNorm does not know the graph of each node",
                          code="outside-forward", hint=hint, batch=None)  # fmt: skip
+
+
+class Rewind:
+    """Sets random generators and the buffers of a model back to what they were before a forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+        self.cpu = torch.get_rng_state()
+        self.cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
+        self.buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+
+    def __call__(self) -> None:  # noqa: D102
+        torch.set_rng_state(self.cpu)
+        for device, state in self.cuda.items():
+            torch.cuda.set_rng_state(state, device)
+        with torch.no_grad():
+            for buffer, value in self.buffers:
+                buffer.copy_(value)
