@@ -56,6 +56,8 @@ def test_the_threshold_is_the_order_statistic_of_the_definition(
     [found] = prediction_sets(evaluated, labels, complete[:held_out], delivered, complete, [rate])
     assert np.count_nonzero(found.sizes == 2) == rank
     assert np.count_nonzero(found.sizes == 1) == 40 - rank
+    [found] = prediction_sets(evaluated, labels, complete[:held_out], evaluated, complete[:held_out], [rate])
+    assert np.count_nonzero(found.sizes == 2) == rank, "a score equal to the threshold is in the set"
     labels[:] = 0
     [found] = prediction_sets(evaluated, labels, complete[:held_out], delivered, complete, [rate])
     assert (found.sizes == 1).all(), "where the first class is always right, one is enough"
@@ -89,6 +91,17 @@ def test_measured_coverage_is_that_of_new_nodes() -> None:
         assert measured.mean == pytest.approx(inside, abs=0.02)
         assert measured.low <= measured.mean <= measured.high
         assert found.coverage["without features"].nodes == (held_out & drawn[2]).sum()
+
+
+def test_coverage_is_measured_on_nodes_that_set_no_threshold() -> None:
+    """Of 20 + 20 nodes at 10%, the 19th of 20 scores covers 19 of 20 that set it, and 19 / 21 of others."""
+    measured = []
+    for seed in range(60):
+        probabilities, labels, _ = simulate(40, seed)
+        complete = np.zeros(40, dtype=bool)
+        [found] = prediction_sets(probabilities, labels, complete, probabilities, complete, [0.1])
+        measured.append(found.coverage["all held-out nodes"].mean)
+    assert np.mean(measured) == pytest.approx(19 / 21, abs=0.02)
 
 
 def test_a_larger_error_rate_gives_smaller_sets_that_are_never_empty() -> None:

@@ -47,8 +47,16 @@ def test_held_out_nodes_lack_single_columns_as_often_as_the_target_and_together(
     after = hide(whole, hidden).missing
     torch.testing.assert_close(shares(after, LABELED)[:2], torch.tensor([0.7, 0.7]), atol=0.03, rtol=0)
     assert torch.equal(after[:, 2:], whole.missing[:, 2:]), "what the target does not lack stays"
+    assert not (hidden & whole.missing).any()
     free = LABELED & ~whole.missing[:, :2].any(1)
     assert (hidden[free][:, 0] == hidden[free][:, 1]).float().mean() > 0.97
+
+
+def test_a_small_difference_of_shares_is_imitated_too() -> None:
+    own, target = drawn(torch.tensor([0.2, 0.0, 0.0, 0.0]), 0), drawn(torch.tensor([0.3, 0.0, 0.0, 0.1]), 1)
+    whole = graph(torch.where(LABELED[:, None], own, target))
+    after = hide(whole, Target.estimate(whole).mask(whole, LABELED)).missing
+    torch.testing.assert_close(shares(after, LABELED), shares(whole.missing, ~LABELED), atol=0.02, rtol=0)
 
 
 def test_both_kinds_of_gaps_are_imitated_at_once() -> None:
@@ -103,9 +111,9 @@ def test_strata_tell_how_far_labels_and_features_are() -> None:
 
 
 def test_a_node_lacks_most_features_from_half_of_them() -> None:
-    missing = torch.zeros(NODES, 4, dtype=torch.bool)
+    missing = torch.zeros(NODES, 5, dtype=torch.bool)
     missing[0], missing[1, :3], missing[2, :2] = True, True, True
-    assert lacks_most(graph(missing))[:4].tolist() == [True, True, False, False]
+    assert lacks_most(graph(missing, 5))[:4].tolist() == [True, True, False, False]
 
 
 def test_accuracy_is_weighted_by_the_strata_of_the_target() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling, search_limits
-from pairnorm.classify.candidates import SGCFamily, Task, base, propagation
+from pairnorm.classify.candidates import SGCFamily, Task, base, norm_statistics, propagation
 from pairnorm.classify.candidates import sgc as module
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
@@ -119,7 +119,8 @@ def test_over_many_nodes_features_are_filled_once(blanked_cora: Graph, monkeypat
 
     monkeypatch.setattr(propagation, "impute", counted)
     monkeypatch.setattr(propagation, "MANY_NODES", 1)
-    monkeypatch.setattr(module, "span", lambda features: (None, features))
+    for user in (module, norm_statistics):
+        monkeypatch.setattr(user, "span", lambda features: (None, features))
     task = on(blanked_cora)
     task = replace(task, features=task.features.to_dense())
     found = list(SGCFamily(["none", "PN"], (1, 2), (10.0,), ("zero", "mass")).fit(task, nothing))
