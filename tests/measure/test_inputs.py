@@ -88,7 +88,7 @@ def test_unusable_states_are_named(raises, measure, x, code):
         measure(x)
 
 
-def test_centerd_rows_sum_to_zero_under_a_large_offset():
+def test_centered_rows_sum_to_zero_under_a_large_offset():
     x = 1e8 + torch.randn(1000, 3, dtype=torch.float64)
     rows = centered(x)
     assert rows.sum(0).abs().max() < 1e-11
