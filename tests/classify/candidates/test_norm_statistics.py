@@ -73,3 +73,27 @@ def test_predictions_do_not_depend_on_which_other_nodes_are_in_the_graph(
     np.testing.assert_allclose(
         classifier.predict_proba(alone), classifier.predict_proba(whole)[kept], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+def test_a_shift_of_all_fitted_nodes_cancels_however_deep(small: Graph, mode: str) -> None:
+    graph = named(small, missing=False)
+    statistics = NormStatistics.of(graph, graph.features, "zero", "rw", mode, 1.0, 12)
+    shifted = graph.replace(features=graph.features + 0.2)
+    states = [statistics.propagate(one, one.features, "zero", "rw", mode, 1.0) for one in (graph, shifted)]
+    (basis, state), (other_basis, other) = states
+    assert basis is not None
+    assert other_basis is not None
+    torch.testing.assert_close(other @ other_basis.T, state @ basis.T, atol=1e-3, rtol=1e-3)
+
+
+def test_new_nodes_change_no_prediction_of_nodes_they_are_not_connected_with(small: Graph) -> None:
+    graph = named(small, missing=False)
+    classifier = NodeClassifier(**SETTINGS["SGC-PN"], refit=False).fit(graph)
+    new = graph.num_nodes // 2
+    grown = Graph.from_edges(
+        graph.edge_index, torch.cat([graph.features, 5 + torch.rand(new, graph.num_features)]),
+        node_names=np.array([*graph.node_names, *(f"new {number}" for number in range(new))]),
+    )  # fmt: skip
+    known = classifier.predict_proba(graph)
+    np.testing.assert_allclose(classifier.predict_proba(grown)[: graph.num_nodes], known, atol=1e-5)
