@@ -136,7 +136,8 @@ class KernelFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of the inputs."""
-        inputs, saved = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        tensors = ctx.saved_tensors  # activation checkpointing allows one access
+        inputs, saved = tensors[: ctx.count], tensors[ctx.count :]
         needs_grad = ctx.needs_input_grad[3:]
         gradients: Sequence[Tensor | None]
         if all(grad is None for grad in grads):

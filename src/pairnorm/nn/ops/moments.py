@@ -94,7 +94,8 @@ class Moments:
 
 def _without_transforms(x: Tensor) -> Tensor:
     """Return the values in a tensor that torch.func has wrapped; those of all samples under vmap."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+    # torch.compile cannot trace these two functions, and needs neither.
+    while not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x
 
