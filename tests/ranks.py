@@ -183,7 +183,7 @@ def check_shards(size):
     with pytest.raises(PairNormError, match="one a node"):
         shards.own(labels[1:])
     for refused in (GCN(9, 3, norm=partial(BatchNorm, 32)), GCN(9, 3, residual=True), GCNII(9, 3)):
-        with pytest.raises(PairNormError, match="no hint else"):
+        with pytest.raises(PairNormError, match="no other method"):
             shards.join(refused)
     train = torch.arange(nodes) < 8  # so that most ranks have no node to train on
     cases = [
@@ -265,7 +265,7 @@ def check_training(size):
     """Whole trainings, choice of the best epoch included, end as in one process; a broken one goes on."""
     graph = csbm(150, classes=3, features=8, seed=1)
     for model in ("GCN", "GAT"):
-        spec = Spec("csbm", model, 3, norm="PN-SI", hidden_channels=8, missing_rate=0.5, epochs=12)
+        spec = Spec("csbm", model, 3, norm="PN-SI", hidden=8, missing_rate=0.5, epochs=12)
         trials = [(spec, 0), (spec, 1)]
         alone = GNNTrainer(graph, trials, torch.device("cpu"))
         alone.fit()

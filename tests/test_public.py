@@ -83,7 +83,7 @@ print(*set(sys.modules) - before)
 def test_the_layer_works_where_only_torch_is_installed():
     script = """
 import sys
-for name in ("pandas", "torch_geometric", "matplotlib", "numba", "triton", "networkx", "pyarrow"):
+for name in ("pandas", "torch_geometric", "matplotlib", "numba", "llvmlite", "triton", "networkx", "pyarrow"):
     sys.modules[name] = None
 import torch
 from pairnorm import PairNorm

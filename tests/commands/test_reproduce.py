@@ -126,7 +126,7 @@ def test_options_may_stand_between_what_is_named(tmp_path: Path, capsys: pytest.
 
 BLOCKED = [
     "typer", "rich", "rich_argparse", "pandas", "matplotlib", "torch_geometric", "pyarrow", "tensorboard",
-    "networkx", "platformdirs", "sklearn", "pooch", "pydantic", "safetensors", "numba",
+    "networkx", "platformdirs", "sklearn", "pooch", "pydantic", "safetensors", "numba", "llvmlite",
 ]  # fmt: skip
 
 

@@ -80,7 +80,7 @@ class Shards:
         for module in model.modules():
             if _is_local(module):
                 problem = f"the model has {type(module).__name__}"
-                expected = "GCN, GAT or SGC, with PairNorm and skips, and no remedy else"
+                expected = "GCN, GAT or SGC, with PairNorm and skips, and no other method"
                 raise PairNormError(
                     problem, code="unknown-choice", value=type(module).__name__, expected=expected
                 )

@@ -19,7 +19,6 @@ from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
 from pairnorm.train.methods import registered_methods
 from pairnorm.train.pools import Event, Pool, Processes, Streams, ThisProcess
-from pairnorm.train.ray_backend import RayPool
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
@@ -132,7 +131,11 @@ def run(
                 results.add_results(event)
                 trained, label = trained + len(event), str(event[0].spec)
 
-        cluster = RayPool(str(device), handle) if where is None and pending else None
+        cluster = None
+        if where is None and pending:
+            from pairnorm.train.ray_backend import RayPool  # it needs numba, and trials do not
+
+            cluster = RayPool(str(device), handle)
         jobs = list(_plan(pending, where, root, graphs, cluster.workers if cluster else None))
         total = sum(job.cost for _, job in jobs)
         handle(0)
