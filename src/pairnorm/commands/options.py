@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pairnorm.base.errors import PairNormError, closest, one_of, parse_duration, quoted
+from pairnorm.base.files import check_path
 from pairnorm.commands import console
 
 if TYPE_CHECKING:
@@ -385,6 +386,7 @@ def files_of(options: Namespace) -> list[Path]:
 
 def refuse_inputs(out: Path, *inputs: Path | None) -> None:
     """Refuse to write over what is read, by whatever name: a file, or files in a folder."""
+    check_path(out)  # a database is named by text, so the parser does not check this path
     for path in (path for path in inputs if path is not None and path.exists() and out.exists()):
         if out.samefile(path.parent if out.is_dir() else path):
             problem = f"{out}: writing there would replace {path}, which is read"
