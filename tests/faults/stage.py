@@ -88,14 +88,17 @@ def fit(corpus: Path, place: Path, number: int) -> list[str]:
 
 
 def check_fit(corpus: Path, place: Path) -> None:
-    """Model and predictions must be of one run, whichever; and nothing of it may be lacking."""
+    """Model and predictions must be of one run; the report, which is written later, of that run or absent."""
     out = place / "run"
     with locked_folder(out):
         names = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.exists() else ()
     if not names:
         return
-    if not set(names) <= OUTPUT_FILES or not {"report.md", "model.json", "predictions.csv"} <= set(names):
+    if not {"model.json", "model.safetensors", "predictions.csv"} <= set(names) <= OUTPUT_FILES:
         raise Lost(f"{sorted(names)}")
+    written = [(out / name).stat().st_mtime_ns for name in ("model.json", "report.md") if name in names]
+    if written != sorted(written):
+        raise Lost("the report is of another model")
     classifier = NodeClassifier.load(out)
     graph = Graph.from_files(corpus / "nodes.csv", corpus / "edges.csv", encoder=classifier.encoder_)
     write_table(prediction_table(graph, classifier.predict_proba(graph), classifier), place / "again.csv")
