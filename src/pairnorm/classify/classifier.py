@@ -260,7 +260,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fold_masks: list[Tensor] = []
         shards = shards_of(graph.num_nodes)
         # In folds, later nodes would teach earlier ones. One split is enough for many nodes.
-        if self.time is None and shards is None and not has_many_nodes(graph):
+        if self.time is None and not has_many_nodes(graph):
             fold_masks = folds(graph.with_split(given), graph.split, self.random_state)
         hidden = None
         if target is not None:
