@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/python -m pairnorm demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # An hour of damaged files and killed commands, and killed workers of Ray; `make fuzz MINUTES=10 SEED=7` is shorter, and another hour.
 MINUTES ?= 60

@@ -127,6 +127,7 @@ def test_a_command_that_lacks_a_library_names_the_extra(core: Path, tmp_path: Pa
     assert "pairnorm[all]" in run(core, "-m", "pairnorm", *words.split(), folder=tmp_path, code=1)
 
 
+@pytest.mark.slow
 def test_all_of_it_labels_a_graph(everything: Path, tmp_path: Path) -> None:
     nodes = "".join(f"n{i},{i % 2 + 0.01 * (i % 7)},{'uv'[i % 2]}\n" for i in range(60))
     (tmp_path / "n.csv").write_text("id,x,y\n" + nodes)

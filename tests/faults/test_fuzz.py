@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from corpus import FORMATS
 from watchdog import campaign
 
 
+@pytest.mark.slow
 def test_no_damaged_file_crashes_hangs_or_eats_memory(corpus: Path, tmp_path: Path) -> None:
     tally = campaign(corpus, tmp_path / "scratch", list(FORMATS), "tests", 12 * len(FORMATS), seconds=60)
     assert not tally.failures
@@ -16,6 +18,7 @@ def test_no_damaged_file_crashes_hangs_or_eats_memory(corpus: Path, tmp_path: Pa
     assert min(tally.outcomes["read"], tally.outcomes["refused"]) > 0
 
 
+@pytest.mark.slow
 def test_what_is_killed_loses_nothing_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -39,6 +39,7 @@ def count(path: Path) -> int:
         return len(store)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed.sqlite", tmp_path / "whole.sqlite"
     program = f"""

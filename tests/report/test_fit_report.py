@@ -43,7 +43,7 @@ def test_the_numbers_are_those_of_the_findings(findings: Findings, tmp_path: Pat
     assert f"| all held-out nodes | 174 | {100 * scores.accuracy:.1f}% |" in text
     assert f"| a\\|b | {scores.confusion[0].sum()} | {100 * scores.recall[0]:.1f}% |" in text
     assert "| nodes | 300 |" in text
-    assert "40 train, 86 validation, 174 test" in text
+    assert "| split | train 40, validation 86, test 174 |" in text
 
 
 def test_the_report_says_how_each_method_was_tuned(findings: Findings, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_a_cluster_gives_the_rows_that_are_had_here(
     assert_same(store, expected)
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_cost_nothing_that_had_finished(
     cluster: Any, graph: Graph, store: Store, expected: Store, kill_workers: Any
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_task_that_fails_fails_the_run_with_its_own_error(
         future.result(0)
 
 
+@pytest.mark.slow
 def test_a_driver_that_fails_says_why(cluster: Any, tmp_path: Path) -> None:
     """It leaves the cluster, which ends a process that still has something of it."""
     script = (

@@ -64,6 +64,7 @@ def test_a_cluster_walks_what_is_walked_here(
     assert_same(apart, tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_costs_its_block(
     cluster: Any, packed: PackedGraph, tmp_path: Path, kill_workers: Any
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_block_that_kills_its_workers_ends_in_an_error(
     assert walk.pending() == [1]
 
 
+@pytest.mark.slow
 def test_fit_on_a_cluster_labels_as_at_home(
     cluster: Any, packed: PackedGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
