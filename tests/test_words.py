@@ -42,7 +42,7 @@ TEXT = {
     r"\bso many\b": "a number, or N",
     r"\bstand-ins?\b": "imputed value",
     r"\btold apart\b": "significantly different",
-    r"\b(?:neighbour|colour|behaviour|labelled|centred|normalis|centered)": "American spelling",
+    r"\b(?:neighbour|colour|behaviour|labelled|centred|normalis)": "American spelling",
 }
 # Packages and pages that are clean. Add one when it is; never remove one.
 CLEAN_CODE = [
