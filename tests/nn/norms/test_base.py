@@ -1,12 +1,17 @@
+import inspect
+
+import pytest
 import torch
 
-from pairnorm import PairNorm
-from pairnorm.nn.norms import BatchNorm, MeanSubtraction, NodeNorm, Norm
+from pairnorm.nn.norms import NORMS, BatchNorm, MeanSubtraction, NodeNorm, Norm
 
 
-def test_what_is_a_norm():
-    assert isinstance(PairNorm(), Norm)
-    assert isinstance(lambda x, batch=None, batch_size=None: x, Norm)
+@pytest.mark.parametrize("name", NORMS)
+def test_every_norm_takes_the_arguments_of_the_protocol(name):
+    arguments = inspect.signature(Norm.__call__).parameters
+    own = inspect.signature(NORMS[name].kind.forward).parameters
+    assert list(own)[: len(arguments)] == list(arguments)
+    assert all(own[name].default is None for name in ("batch", "batch_size"))
 
 
 def test_errors(raises):
