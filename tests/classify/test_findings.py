@@ -140,7 +140,7 @@ def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(rai
     assert found.checks[RANDOM].accuracy > classifier.held_out_.accuracy + 0.3
     assert "A random split would flatter" in found.verdict()
     write_report(found, tmp_path)
-    assert "| tested on | the latest by day |" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| tested on | the latest nodes by day |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     with raises("unknown-choice", value="week"):
         NodeClassifier(time="week").fit(graph)
     with raises("conflicting-options"):

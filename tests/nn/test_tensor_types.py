@@ -40,6 +40,20 @@ def test_wrapper_subclasses(mode):
 
 
 @modes
+def test_distributed_tensors(mode, tmp_path):
+    from torch import distributed
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        x = torch.randn(6, 4)
+        y = pair_norm(distribute_tensor(x, init_device_mesh("cpu", (1,)), [Shard(0)]), mode=mode)
+        torch.testing.assert_close(y.full_tensor(), pair_norm(x, mode=mode))
+    finally:
+        distributed.destroy_process_group()
+
+
+@modes
 def test_dispatch_modes_see_the_operations(mode):
     x = torch.randn(6, 4)
     with FlopCounterMode(display=False):
