@@ -66,7 +66,7 @@ def test_a_pyg_model_learns_with_pair_norm_only_and_the_probe_sees_each_layer(ru
 
 def test_a_users_files_get_labels(run: Run, tmp_path: Path) -> None:
     text = run("own_csv.py", str(tmp_path))
-    assert "labeled   150 (50%)" in text
+    assert "labeled    150 (50%)" in text
     share = re.search(r"Right on (\d+)% of held-out customers", text)
     assert share is not None
     assert int(share[1]) > 70

@@ -42,7 +42,7 @@ def run(script):
 
 
 @pytest.mark.parametrize(
-    "module", ["pairnorm", *(f"pairnorm.{room}" for room in ("nn", "measure", "fill", "data"))]
+    "module", ["pairnorm", *(f"pairnorm.{room}" for room in ("nn", "measure", "impute", "data"))]
 )
 def test_all_names_exist_once(module):
     module = importlib.import_module(module)

@@ -45,7 +45,7 @@ def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.Cap
     assert "customers, GCN, all features: test accuracy, and effective rank in brackets" in printed
     rows = {cells[0] for line in printed.splitlines() if (cells := line.split()) and "(" in line}
     assert {"none", "PN-SI", "GCNII"} <= rows
-    assert "of the test nodes right" in printed
+    assert "of the test nodes correct" in printed
     assert (out / "figures" / "compare.png").read_bytes().startswith(b"\x89PNG")
     text = (out / "compare.md").read_text(encoding="utf-8")
     assert "Written by `pairnorm compare`" in text
@@ -55,7 +55,9 @@ def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.Cap
     assert "Training" not in capsys.readouterr().out  # all of it is in the store
     again = [*words, "--feature-scaling", "none", "--time-limit", "0", "--out", str(out)]
     assert cli.main(again) == 0
-    assert "Time is up: 30 trials are left" in capsys.readouterr().out  # other features are another graph
+    assert (
+        "Time limit reached: 30 trials remain" in capsys.readouterr().out
+    )  # other features are another graph
 
 
 def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(

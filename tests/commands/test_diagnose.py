@@ -31,7 +31,7 @@ def test_a_page_instead_of_a_figure(tmp_path: Path) -> None:
     text = out.read_text(encoding="utf-8")
     assert "<h1>Oversmoothing of customers</h1>" in text
     depth = suggest_depth(Graph.from_files(files.nodes, files.edges, label="risk")).depth
-    assert f'<p class="large">Depth {depth}</p>' in text
+    assert f'<h2>Suggested depth</h2><p class="large">{depth}</p>' in text
 
 
 def test_nodes_out_of_reach_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,7 +174,7 @@ def test_nothing_named_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str
 
 
 def test_depth_has_a_store_and_a_table_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["reproduce", "depth", *TINY[:-4], "--depth", "2", "--missing", "100", "--workers", "1"]
+    words = ["reproduce", "depth", *TINY[:-4], "--depth", "4", "--missing", "100", "--workers", "1"]
     words += ["--model", "GCN", "--method", "none,Skip", "--out", str(tmp_path)]
     assert cli.main([*words, "--time-limit", "0"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -186,7 +186,7 @@ def test_depth_has_a_store_and_a_table_of_its_own(tmp_path: Path, capsys: pytest
     assert f"Wrote {tmp_path / 'depth.csv'}" in capsys.readouterr().out
     rows = (tmp_path / "depth.csv").read_text().splitlines()
     assert [row.split(",")[:5] for row in rows[1:]] == [
-        ["cora", "GCN", name, "100", "2"] for name in ("none", "Skip")
+        ["cora", "GCN", name, "100", "4"] for name in ("none", "Skip")
     ]
     with Store(tmp_path / "depth.sqlite") as store:
         assert len(store) == 8
@@ -213,10 +213,12 @@ def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
     assert "SGC, zero" in printed
     assert f"Wrote {tmp_path / 'missing.md'}" in printed
     with (tmp_path / "missing.csv").open() as file:
-        assert [row["model"] for row in csv.DictReader(file)] == ["SGC", "label propagation"]
+        rows = [(row["dataset"], row["model"]) for row in csv.DictReader(file)]
+    assert rows[:2] == [("cora", "SGC"), ("cora", "label propagation")]
+    assert [model for _, model in rows[2:]] == ["label propagation"]  # on the nodes that labels reach
     assert (tmp_path / "missing.md").read_text().startswith("# Missing features")
     assert cli.main(words) == 0
-    assert "lacking" not in capsys.readouterr().out
+    assert "remain" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

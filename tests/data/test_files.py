@@ -341,7 +341,7 @@ def test_tables_become_a_graph(write: Write) -> None:
     assert graph.features.tolist() == [[31, 0, 1], [0, 1, 0], [25, 0, 1], [0, 0, 0], [44, 1, 0]]
     assert graph.missing[:, 0].tolist() == [False, True, False, True, False]
     assert graph.missing_vectors.tolist() == [False, False, False, True, False]
-    assert graph.adjacency.to_dense()[1].tolist() == [2, 0, 3, 0, 0]
+    assert graph.adjacency.to_dense()[1].tolist() == [2, 0, 4, 0, 0]
     assert graph.name == "nodes"
     assert graph.notes == (
         "1 self-loop was dropped",

@@ -135,7 +135,7 @@ def test_killed_walks_go_on(packed, tmp_path, norm):
     whole.run()
     script = (
         "import os, signal, sys\nimport numpy as np\nfrom pathlib import Path\n"
-        "from pairnorm.data import Graph\nfrom pairnorm.train.propagation import Walk\n"
+        "from pairnorm.data import Graph\nfrom pairnorm.train.propagation import Propagation\n"
         "left = [11]\n"
         "def tick(done):\n"
         "    left[0] -= 1\n"

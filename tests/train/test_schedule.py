@@ -86,7 +86,7 @@ def test_pairs_of_one_architecture_run_side_by_side_whatever_is_missing(
     "change",
     [
         {"model": "GAT", "hidden": 32},
-        {"depth": 3},
+        {"depth": 4},
         {"hidden": 16},
         {"norm": "PN"},
         {"scale": 2.0},

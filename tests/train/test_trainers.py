@@ -130,7 +130,13 @@ def test_build_follows_the_spec(raises) -> None:
         "cora", "GAT", 4, hidden=8, heads=2, norm="PN-SI", scale=3, order="before", skip=2, dropout=0.3
     )
     model = build(spec, 12, 4, [0, 1], CPU)
-    assert (model.depth, model.skip, model.order, model.dropout, model.trials) == (4, 2, "before", 0.3, 2)
+    assert (model.num_layers, model.skip, model.order, model.dropout, model.num_models) == (
+        4,
+        2,
+        "before",
+        0.3,
+        2,
+    )
     assert model.norm is not None
     assert (model.norm.mode, model.norm.scale) == ("PN-SI", 3.0)
     assert [tuple(layer.weight.shape) for layer in model.convolutions] == [

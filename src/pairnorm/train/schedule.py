@@ -195,7 +195,7 @@ def _fingerprinted(pairs: Iterable[Pair], graphs: dict[str, Graph]) -> tuple[lis
     by_dataset: dict[str, Graph] = {}
     for spec, seed in pairs:
         if spec not in specs:
-            graph = graphs.get(spec.dataset.partition("@")[0])
+            graph = graphs.get(spec.dataset, graphs.get(spec.dataset.partition("@")[0]))
             specs[spec] = spec if graph is None else spec.on(graph)
             if graph is not None:
                 by_dataset[specs[spec].dataset] = graph
