@@ -339,6 +339,7 @@ def _patched_class(base: Any) -> type[nn.Module]:
         "__reduce_ex__": lambda self, protocol: (_new_patched, (base,), self.__getstate__()),
         "forward": forward,
         "_load_from_state_dict": load,
+        "_unpatched_class": base,
     }
     return type(base.__name__, (base,), members)
 
@@ -347,7 +348,9 @@ def _run_original(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     own: Any = model.__dict__.get(_OWN_FORWARD)
     if own is not None:
         return own(*args, **kwargs)
-    return type(model).__mro__[1].forward(model, *args, **kwargs)  # type: ignore[attr-defined]
+    # torch.export traces modules through subclasses of their own, so that the bases of a type say nothing.
+    original: Any = model._unpatched_class
+    return original.forward(model, *args, **kwargs)
 
 
 def _new_patched(base: Any) -> nn.Module:
