@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pairnorm.base.errors import PairNormError, one_of, real_number
 from pairnorm.nn.ops.collectives import check_group
 from pairnorm.nn.ops.kernels import disable_dynamo
-from pairnorm.nn.ops.moments import Groups, Moments, RankGroups, RunningMoments, check_states
+from pairnorm.nn.ops.moments import Groups, RankGroups, RunningMoments, check_states
 from pairnorm.nn.ops.pair_norm import normalize, normalize_by
 
 Mode = Literal["PN", "PN-SI", "PN-SCS"]
@@ -179,7 +179,9 @@ class PairNorm(nn.Module):
                 hint = "Drop track_running_stats, or pass neither {batch} nor a process_group."
                 raise PairNormError(problem, code="conflicting-options", hint=hint, batch=...)
             if not self.training:
-                return self._normalize_by_statistics(x, self.statistics)
+                known = self.statistics
+                known.check(x)
+                return normalize_by(x, known.mean, known.mean_square, self.scale, self.eps, self.mode)
             self.statistics.update(x)
         return _pair_norm(x, self.scale, self.mode, self.eps, batch, batch_size, self.process_group)
 
@@ -188,12 +190,6 @@ class PairNorm(nn.Module):
         def __call__(  # noqa: D102
             self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
         ) -> Tensor: ...
-
-    def _normalize_by_statistics(self, x: Tensor, statistics: RunningMoments) -> Tensor:
-        statistics.check(x)
-        one = torch.ones_like(statistics.mean_square)
-        moments = Moments(one, statistics.mean.unsqueeze(0), statistics.mean_square.unsqueeze(0))
-        return normalize_by(x, moments, self.scale, self.eps, self.mode)
 
     def __repr__(self) -> str:
         group = "" if self.process_group is None else f", process_group=<{self.process_group.size()} ranks>"

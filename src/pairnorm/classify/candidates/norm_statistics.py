@@ -17,6 +17,7 @@ from pairnorm.classify.holdout import fingerprints
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.nn import Mode, Normalization, sgc_iterates
+from pairnorm.nn.ops.pair_norm import normalize_by
 
 EPS = 1e-6
 MIN_SHARE_PRESENT = 0.9
@@ -117,7 +118,7 @@ class NormStatistics(NamedTuple):
             norm = _measuring_norm(mode, scale, fitted.to(features.device), [])
         else:
             stored = iter(zip(centers, self.mean_squares.to(centers), strict=True))
-            norm = lambda x: _normalize(x, mode, scale, *next(stored))  # noqa: E731
+            norm = lambda x: normalize_by(x, *next(stored), scale, EPS, mode)  # noqa: E731
         iterates = sgc_iterates(filled(fill, graph, features), matrix, norm)
         return basis, next(islice(iterates, len(self.centers) - 1, None))
 
@@ -130,21 +131,9 @@ def _measuring_norm(
     def norm(x: Tensor) -> Tensor:
         center = x[rows].double().mean(0).float()
         steps.append((center, (x[rows] - center).double().square().sum(1).mean().float()))
-        return _normalize(x, mode, scale, *steps[-1])
+        return normalize_by(x, *steps[-1], scale, EPS, mode)
 
     return norm
-
-
-def _scale_rows(x: Tensor, scale: float) -> Tensor:
-    return scale * x / (x.square().sum(1, keepdim=True) + EPS).sqrt()
-
-
-def _normalize(x: Tensor, mode: Mode, scale: float, center: Tensor, mean_square: Tensor) -> Tensor:
-    """Normalize rows as PairNorm does, by given statistics."""
-    if mode == "PN-SCS":
-        return _scale_rows(x, scale) - center
-    centered = x - center
-    return scale * centered / (mean_square + EPS).sqrt() if mode == "PN" else _scale_rows(centered, scale)
 
 
 _MEASURED: Any = WeakTensorKeyDictionary()

@@ -73,9 +73,20 @@ def normalize(x: Tensor, groups: Groups, scale: float, eps: float, mode: str) ->
     return KernelFunction.apply(_TorchKernels if kernels is None else kernels, _reference, settings, x)
 
 
-def normalize_by(x: Tensor, moments: Moments, scale: float, eps: float, mode: str) -> Tensor:
-    """Return PairNorm of ``x`` as a part of one graph whose moments are known."""
+def normalize_by(x: Tensor, mean: Tensor, mean_square: Tensor, scale: float, eps: float, mode: str) -> Tensor:
+    """Return PairNorm of ``x`` as a part of one graph whose statistics are known.
+
+    Args:
+        x: ``[nodes, ..., features]``.
+        mean: The center of all rows, ``[..., features]``.
+        mean_square: Their mean squared distance from it, ``[..., 1]`` or a scalar; only ``PN`` uses it.
+        scale: The paper's s.
+        eps: Added inside the root.
+        mode: ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``.
+    """
     wide, groups = to_accumulation_dtype(x), Groups(x.size(0))
+    square = mean_square.double().unsqueeze(0)
+    moments = Moments(torch.ones_like(square), mean.double().unsqueeze(0), square)
     centered = groups.subtract(wide, moments.mean)
     return _scaled(wide, centered, moments, groups, scale, eps, mode)[0].to(x.dtype)
 
