@@ -18,6 +18,7 @@ from pairnorm.nn.ops.pair_norm import in_double, is_huge
 
 BLOCK_ELEMENTS = 2**16
 BLOCKS_PER_TASK = 16
+CACHED_ELEMENTS = 2**12  # rows that are read twice stay in the first-level cache between the passes
 MIN_ELEMENTS_FOR_THREADS = 2**20
 ZERO, ONE = np.float32(0), np.float32(1)
 # Squares of float32 end here, and a factor of 1/r would become subnormal not far beyond.
@@ -215,15 +216,18 @@ def normalize(
             for row in range(len(x)):
                 write_wide(x, row, mean, scale / root, y)
         return
-    for row in range(len(x)):
-        norm[row] = np.sqrt(squared_distance(x, row, high, low) + np.float32(eps))
-    for row in range(len(x)):
-        if norm[row] < LARGE_NORM:
-            write_scaled(x, row, high, low, np.float32(scale) / norm[row], y)
-        else:
-            root = np.sqrt(wide_squared_distance(x, row, mean) + eps)
-            norm[row] = root
-            write_wide(x, row, mean, scale / root, y)
+    step = max(1, CACHED_ELEMENTS // x.shape[1])
+    for first in range(0, len(x), step):
+        last = min(first + step, len(x))
+        for row in range(first, last):
+            norm[row] = np.sqrt(squared_distance(x, row, high, low) + np.float32(eps))
+        for row in range(first, last):
+            if norm[row] < LARGE_NORM:
+                write_scaled(x, row, high, low, np.float32(scale) / norm[row], y)
+            else:
+                root = np.sqrt(wide_squared_distance(x, row, mean) + eps)
+                norm[row] = root
+                write_wide(x, row, mean, scale / root, y)
 
 
 @njit(inline="always")
