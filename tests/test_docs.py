@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,6 +16,9 @@ from pairnorm.cli import build_parser
 from pairnorm.commands.options import OLD_NAMES
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs/hooks"))
+import notebooks  # noqa: E402
+
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 WRITTEN = sorted(
     [*ROOT.glob("*.md"), *PAGES, *(ROOT / "results").glob("*.md"), ROOT / "benchmarks/README.md"]
@@ -51,6 +55,34 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
         with contextlib.redirect_stdout(printed):
             exec(compile("\n" * line + code, page, "exec"), names)
         assert expected in (None, printed.getvalue()), f"{page.name}, line {line}"
+
+
+@pytest.fixture(scope="module")
+def tutorials(tmp_path_factory):
+    """A folder with the tables of the tutorials; the second tutorial reads what the first writes."""
+    folder = tmp_path_factory.mktemp("tutorials")
+    for table in notebooks.FOLDER.glob("*.csv"):
+        shutil.copy(table, folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize(
+    "group", [notebooks.ORDER[:2], *((name,) for name in notebooks.ORDER[2:])], ids=" ".join
+)
+def test_tutorials_run_and_print_what_they_show(group, tutorials, monkeypatch):
+    monkeypatch.chdir(tutorials)
+    for name in group:
+        path = notebooks.FOLDER / f"{name}.ipynb"
+        for stored, cell in zip(notebooks.read(path)["cells"], notebooks.run(path)["cells"], strict=True):
+            if cell["cell_type"] == "code":
+                assert notebooks.text_outputs(cell) == notebooks.text_outputs(stored), cell["source"]
+
+
+def test_every_notebook_is_a_tutorial_of_the_site():
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert {path.stem for path in notebooks.FOLDER.glob("*.ipynb")} == set(notebooks.ORDER)
+    assert [name for name in notebooks.ORDER if f"tutorials/{name}.md" not in site] == []
 
 
 def test_the_architecture_page_names_all_packages():
