@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pairnorm.impute import masked
-from pairnorm.impute.masked import (
+from pairnorm.impute import methods
+from pairnorm.impute.methods import (
     apply_linear,
     broadcast_mask,
     diffuse,
@@ -60,7 +60,7 @@ def test_weights_of_known_vectors_give_the_same(x: Tensor, rows: list[int]) -> N
 
 @pytest.mark.parametrize("shape", [(14, 200), (14, 3, 70), (14, 0), (0, 5)])
 def test_column_blocks_are_concatenated(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masked, "_BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(methods, "_BLOCK_ELEMENTS", 1)
     values, factor = torch.rand(shape), torch.rand(*shape[:-1], 1)
     widths = []
 

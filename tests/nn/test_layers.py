@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn import sparse as features
 from pairnorm.nn.layers import GATConvolution, GCNConvolution, Hop
-from pairnorm.nn.ops import sparse_matrix as features
 from pairnorm.nn.ops.dropout import draw_keys, dropout, keep_mask
 from pairnorm.nn.propagate import normalized_adjacency
 

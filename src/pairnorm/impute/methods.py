@@ -12,16 +12,77 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import one_of, real_number, whole_number
-from pairnorm.impute.masked import (
-    apply_linear,
-    broadcast_mask,
-    diffuse,
-    divide_or_zero,
-    known_values,
-    map_column_blocks,
-)
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.nn import Normalization, SparseMatrix, normalized_adjacency
+from pairnorm.nn.ops.moments import no_tensor
+
+_BLOCK_ELEMENTS = 2**19  # two megabytes in single precision, which a cache holds
+
+
+def broadcast_mask(x: Tensor, missing_mask: Tensor) -> Tensor:
+    """Validate a mask and return it as [n, 1 or d] or [n, num_masks, 1 or d]."""
+    for name, value in (("x", x), ("missing_mask", missing_mask)):
+        if not isinstance(value, Tensor):
+            raise no_tensor(name, value)
+    if x.dim() != 2 or not x.is_floating_point():
+        problem = f"x has shape {list(x.shape)} and type {x.dtype}"
+        expected = "floating-point numbers [nodes, features]"
+        raise PairNormError(problem, code="wrong-shape", value=tuple(x.shape), expected=expected)
+    n, d = x.shape
+    missing = missing_mask.unsqueeze(1) if missing_mask.dim() == 1 else missing_mask
+    fits = missing.dim() in (2, 3) and missing.size(0) == n and missing.size(-1) in (1, d)
+    if not fits or missing.dtype != torch.bool:
+        problem = f"missing_mask has shape {list(missing_mask.shape)} and type {missing_mask.dtype}"
+        expected = f"bool [{n}], [{n}, {d}], [{n}, num_masks, 1] or [{n}, num_masks, {d}]"
+        raise PairNormError(problem, code="wrong-shape", value=tuple(missing_mask.shape), expected=expected)
+    return missing
+
+
+def known_values(x: Tensor, missing: Tensor) -> Tensor:
+    """Return dense features that are zero where they are missing; missing entries may be NaN."""
+    values = x.to_dense()
+    return torch.where(missing, 0, values if missing.dim() == 2 else values.unsqueeze(1))
+
+
+def divide_or_zero(values: Tensor, weight: Tensor) -> Tensor:
+    """Return values / weight; values without weight must be zero, and stay zero."""
+    return values / torch.where(weight > torch.finfo(weight.dtype).tiny, weight, 1)
+
+
+def map_column_blocks(function: Callable[..., Tensor], values: Tensor, *others: Tensor) -> Tensor:
+    """Apply a function to blocks of columns that fit a cache, and concatenate the results."""
+    width = max(32, _BLOCK_ELEMENTS // max(values.shape[:-1].numel(), 1))
+    blocks = [torch.split(tensor.expand_as(values), width, -1) for tensor in (values, *others)]
+    return torch.cat([function(*block) for block in zip(*blocks, strict=True)], -1)
+
+
+def diffuse(
+    propagate: Callable[..., Tensor], values: Tensor, gate: Tensor, *others: Tensor, steps: int
+) -> Tensor:
+    """Iterate X ← X0 + gate · propagate(X), a block of columns at a time; X0 is ``values``."""
+
+    def diffuse_block(values: Tensor, gate: Tensor, *others: Tensor) -> Tensor:
+        state = values
+        for _ in range(steps):
+            state = torch.addcmul(values, gate, propagate(state, *others))
+        return state
+
+    return map_column_blocks(diffuse_block, values, gate, *others)
+
+
+def apply_linear(imputation: Callable[[Tensor], Tensor], x: Tensor, missing: Tensor) -> Tensor:
+    """Apply an imputation f that is linear in the known vectors, as f(I_K) X_K where K of them are few.
+
+    It then propagates K weights per node instead of d features.
+    """
+    x = x.to_dense()
+    if missing.size(-1) == 1:
+        rows = (~missing).flatten(1).any(1).nonzero().squeeze(1)
+        if 2 * len(rows) < x.size(1):  # otherwise the last product costs more than propagation saves
+            unit = x.new_zeros(len(x), len(rows))
+            unit[rows, torch.arange(len(rows), device=rows.device)] = 1
+            return imputation(known_values(unit, missing)) @ x[rows]
+    return imputation(known_values(x, missing))
 
 
 def zero(x: Tensor, missing_mask: Tensor, matrix: SparseMatrix) -> Tensor:
@@ -152,9 +213,8 @@ def pcfi(
         if len(bands) < 2:
             return matrix @ state
         total = torch.zeros_like(state)
-        for (
-            sender
-        ) in bands:  # hops fall by at most one along an edge, so a receiver is at most one band later
+        # Hops fall by at most one along an edge, so a receiver is at most one band later.
+        for sender in bands:
             shift = alpha ** (width * (sender - band.clamp(max=sender + 1))).to(state.dtype)
             total += shift * (matrix @ torch.where(band == sender, state, 0))
         return total

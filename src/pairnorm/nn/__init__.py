@@ -1,13 +1,12 @@
 """The layer, propagation over a graph, the models and the patch for any GNN. Imports torch only."""
 
 from pairnorm.nn.calibrate import calibrate
-from pairnorm.nn.drop_edge import drop_edges
 from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.initial_residual import APPNP, GCNII
 from pairnorm.nn.models import GAT, GCN, SGC, Order
 from pairnorm.nn.pair_norm import Mode, PairNorm, pair_norm
 from pairnorm.nn.patch import PairNormPatch, add_pair_norm, remove_pair_norm
-from pairnorm.nn.propagate import Normalization, normalized_adjacency, sgc_iterates
+from pairnorm.nn.propagate import Normalization, drop_edges, normalized_adjacency, sgc_iterates
 from pairnorm.nn.sparse import SparseMatrix
 
 __all__ = [

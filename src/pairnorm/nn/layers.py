@@ -7,12 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pairnorm.nn.ops.activation import activate
 from pairnorm.nn.ops.attention import attend
 from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.ops.gcn_layer import gcn_layer
 from pairnorm.nn.ops.linear import stacked_linear, stacked_linear_with_scores
-from pairnorm.nn.ops.sparse_linear import sparse_linear
+from pairnorm.nn.ops.sparse_product import activate, sparse_linear
 from pairnorm.nn.pair_norm import PairNorm
 from pairnorm.nn.sparse import SparseMatrix
 
@@ -115,9 +114,7 @@ class GATConvolution(GraphConvolution):
         """Return ``[nodes, models, out]``; arguments as for ``GCNConvolution``."""
         feature_keys, attention_keys = (None, None) if keys is None else (keys[0], keys[1])
         # A sharded matrix exchanges states between ranks, and has its own way to attend.
-        attend_to: Callable[..., Tensor] = getattr(adjacency, "attend", None) or partial(
-            attend, adjacency.pattern
-        )
+        attend_to: Callable[..., Tensor] = getattr(adjacency, "attend", None) or partial(attend, adjacency)
         if adjacency.is_sharded and feature_keys is not None and isinstance(x, Tensor):
             x = dropout(x.expand(-1, len(feature_keys), -1), rate, feature_keys, adjacency.first_row)
             feature_keys = None

@@ -16,14 +16,19 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.nn.drop_edge import drop_edges
 from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Hop, Linear
-from pairnorm.nn.ops.activation import ACTIVATIONS
 from pairnorm.nn.ops.dropout import draw_keys, dropout
 from pairnorm.nn.ops.kernels import disable_dynamo
 from pairnorm.nn.ops.linear import stacked_linear
+from pairnorm.nn.ops.sparse_product import ACTIVATIONS
 from pairnorm.nn.pair_norm import MODES, Mode, PairNorm
-from pairnorm.nn.propagate import NORMALIZATIONS, Normalization, normalized_adjacency, sgc_iterates
+from pairnorm.nn.propagate import (
+    NORMALIZATIONS,
+    Normalization,
+    drop_edges,
+    normalized_adjacency,
+    sgc_iterates,
+)
 from pairnorm.nn.sparse import SparseMatrix
 
 Order = Literal["after", "before"]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.nn.ops.dropout import keep_entries
 from pairnorm.nn.ops.kernels import disable_dynamo
 from pairnorm.nn.ops.pattern import Pattern, row_starts
 from pairnorm.nn.sparse import SparseMatrix
@@ -202,6 +203,38 @@ def propagate_with_restart(
         state = torch.addcmul(back, alpha, product, out=product)  # fresh memory costs as much as the sum
         state = state if between is None else state.clamp_(*between)
     return state
+
+
+def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatrix:
+    r"""Drop random edges for every model, and divide what remains of each row by its sum (DropEdge).
+
+    Rong et al. (2020, "DropEdge: Towards Deep Graph Convolutional Networks on Node Classification"). With
+    $m_{ij} \in \{0, 1\}$, which is 1 on the diagonal and otherwise 0 with probability ``rate``:
+
+    $$
+    m_{ij} \tilde{a}_{ij} \Big/ \textstyle\sum_k m_{ik} \tilde{a}_{ik}
+    $$
+
+    As in the authors' code, the two directions of an edge are drawn independently.
+
+    Args:
+        adjacency: The one with rows of sum 1, ``normalized_adjacency(..., "rw")``.
+        rate: In steps of 2⁻¹⁶.
+        keys: int32 ``[models]``; equal keys drop equal edges. See ``pairnorm.nn.ops.dropout``.
+    """
+    pattern = adjacency.pattern
+    if adjacency.values.dim() != 1 or pattern.shape[0] != pattern.shape[1]:
+        problem = f"edges are dropped from {adjacency!r}"
+        expected = "a square matrix with the same values for all models"
+        raise PairNormError(problem, code="wrong-shape", value=list(pattern.shape), expected=expected)
+    count = pattern.num_entries
+    if "loops" not in pattern.derived:
+        pattern.derived["loops"] = pattern.row == pattern.column
+    mask = keep_entries(keys, 0, count, count, rate).masked_fill_(pattern.derived["loops"], 1)
+    rest = SparseMatrix(pattern, mask.to(adjacency.values.dtype) * adjacency.values)
+    ones = rest.values.new_ones(pattern.shape[1], len(keys), 1)
+    sums = (rest @ ones).squeeze(-1).t()  # the product, whose sums have an order, where index_add has none
+    return SparseMatrix(pattern, rest.values / sums.index_select(1, pattern.row))
 
 
 def entries(

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.nn.ops._numba.vectors import LANES, load, store
-from pairnorm.nn.ops.jit import kernel, share_out
+from pairnorm.nn.ops._numba.vectors import LANES, kernel, load, share_out, store
 
 ROWS_PER_TASK = 2**16
 NONE = np.empty(0, np.float32)

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.nn.ops.activation import activate
 from pairnorm.nn.ops.attention import attend
 from pairnorm.nn.ops.dropout import factor, keep_entries
 from pairnorm.nn.ops.pair_norm import Norm
 from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import activate
 from pairnorm.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ class ShardedMatrix(SparseMatrix):
         rows = z.transpose(1, 2).flatten(1)  # features first: a rank has some features of every model
         columns = to_columns(rows, nodes, group, models).view(nodes, -1, models).transpose(1, 2)
         if columns.size(2):
-            columns = attend(self.pattern, scores, columns.contiguous(), rate=rate, keys=keys)
+            columns = attend(
+                SparseMatrix(self.pattern, self.values), scores, columns.contiguous(), rate=rate, keys=keys
+            )
         else:  # a rank without columns takes part in the gradient of the scores all the same
             columns = columns + 0 * scores.sum()
         rows = to_rows(columns.transpose(1, 2).flatten(1), width * models, group, models)

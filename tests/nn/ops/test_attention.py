@@ -4,10 +4,10 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric.nn import GATConv
 
 from pairnorm.nn import PairNorm
-from pairnorm.nn.ops.activation import ACTIVATIONS
 from pairnorm.nn.ops.attention import NEGATIVE_SLOPE, attend, edge_softmax
 from pairnorm.nn.ops.dropout import draw_keys, keep_mask
 from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import ACTIVATIONS
 from pairnorm.nn.sparse import SparseMatrix
 
 
@@ -52,29 +52,29 @@ def assert_equal_with_gradients(ours, reference, tensors):
 def test_brute_force(trials, features, adjacency, either_form):
     tensors = inputs(trials=trials, features=features)
     expected = brute_force(adjacency.pattern, *tensors)
-    assert_equal_with_gradients(attend(adjacency.pattern, *tensors), expected, tensors)
+    assert_equal_with_gradients(attend(adjacency, *tensors), expected, tensors)
 
 
 def test_dropout_falls_on_the_weights(adjacency, either_form):
     tensors, keys = inputs(), draw_keys(3)
     factors = keep_mask(keys, 1, adjacency.pattern.num_entries, 0.5)[0] / 0.5
     expected = brute_force(adjacency.pattern, *tensors, factors)
-    assert_equal_with_gradients(attend(adjacency.pattern, *tensors, rate=0.5, keys=keys), expected, tensors)
+    assert_equal_with_gradients(attend(adjacency, *tensors, rate=0.5, keys=keys), expected, tensors)
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "elu"])
 def test_bias_and_activation_follow(activation, adjacency, either_form):
     tensors = [*inputs(), torch.randn(3, 5, requires_grad=True)]
     expected = ACTIVATIONS[activation](brute_force(adjacency.pattern, *tensors[:2]) + tensors[2])
-    assert_equal_with_gradients(attend(adjacency.pattern, *tensors, activation), expected, tensors)
+    assert_equal_with_gradients(attend(adjacency, *tensors, activation), expected, tensors)
 
 
 def test_rows_without_entries_get_zeros(either_form):
-    pattern = SparseMatrix.from_torch(torch.tensor([[0.0, 1, 1], [0, 0, 0], [1, 0, 0]])).pattern
+    matrix = SparseMatrix.from_torch(torch.tensor([[0.0, 1, 1], [0, 0, 0], [1, 0, 0]]))
     tensors = inputs(nodes=3)
-    y = attend(pattern, *tensors)
+    y = attend(matrix, *tensors)
     assert not y[1].any()
-    assert_equal_with_gradients(y, brute_force(pattern, *tensors), tensors)
+    assert_equal_with_gradients(y, brute_force(matrix.pattern, *tensors), tensors)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -84,7 +84,7 @@ def test_equals_peer(heads, edge_index, adjacency):
     z = peer.lin(x).view(20, heads, 4)
     tensors = [torch.stack([(z * end).sum(-1) for end in (peer.att_src, peer.att_dst)], -1), z]
     expected = peer(x, edge_index)
-    ours = attend(adjacency.pattern, *tensors).flatten(1)
+    ours = attend(adjacency, *tensors).flatten(1)
     leaves = [x, peer.lin.weight, peer.att_src, peer.att_dst]
     torch.testing.assert_close(ours, expected)
     grad = torch.randn_like(ours)
@@ -98,7 +98,7 @@ def test_equals_peer(heads, edge_index, adjacency):
 
 def test_extreme_scores_are_finite(adjacency, either_form):
     tensors = inputs(scale=1e4)
-    y = attend(adjacency.pattern, *tensors)
+    y = attend(adjacency, *tensors)
     gradients = torch.autograd.grad(y, tensors, torch.randn_like(y))
     assert all(tensor.isfinite().all() for tensor in (y, *gradients))
     torch.testing.assert_close(y, brute_force(adjacency.pattern, *tensors))
@@ -115,14 +115,14 @@ def test_a_shift_of_the_rows_own_scores_within_one_slope_changes_nothing(adjacen
     scores, z = (tensor.detach() for tensor in inputs())
     scores = scores.abs()  # LeakyReLU is linear there
     shifted = scores + torch.tensor([0.0, 3.0])
-    torch.testing.assert_close(attend(adjacency.pattern, shifted, z), attend(adjacency.pattern, scores, z))
+    torch.testing.assert_close(attend(adjacency, shifted, z), attend(adjacency, scores, z))
 
 
 def test_gradients_in_double(adjacency):
-    pattern = SparseMatrix.from_torch(adjacency.to_dense()[:6, :6]).pattern
+    matrix = SparseMatrix.from_torch(adjacency.to_dense()[:6, :6])
     tensors = inputs(nodes=6, trials=2, features=2, dtype=torch.float64)
-    assert gradcheck(lambda *tensors: attend(pattern, *tensors), tensors)
-    assert gradgradcheck(lambda *tensors: attend(pattern, *tensors), tensors)
+    assert gradcheck(lambda *tensors: attend(matrix, *tensors), tensors)
+    assert gradgradcheck(lambda *tensors: attend(matrix, *tensors), tensors)
 
 
 @pytest.mark.parametrize("mode", [None, "PN", "PN-SI"])
@@ -133,7 +133,7 @@ def test_gradients_of_gradients(mode, rate, adjacency, either_form):
     keys, norm = draw_keys(3), None if mode is None else PairNorm(2.0, mode)
 
     def second(tensors):
-        y = attend(adjacency.pattern, *tensors, "elu", rate, keys if rate else None, norm)
+        y = attend(adjacency, *tensors, "elu", rate, keys if rate else None, norm)
         first = torch.autograd.grad(y.pow(3).sum(), tensors, create_graph=True)
         return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), tensors)
 
@@ -145,4 +145,5 @@ def test_gradients_of_gradients(mode, rate, adjacency, either_form):
 
 def test_no_nodes():
     pattern = Pattern(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), (0, 0))
-    assert attend(pattern, torch.zeros(0, 2, 2), torch.zeros(0, 2, 3)).shape == (0, 2, 3)
+    matrix = SparseMatrix(pattern, torch.zeros(0))
+    assert attend(matrix, torch.zeros(0, 2, 2), torch.zeros(0, 2, 3)).shape == (0, 2, 3)

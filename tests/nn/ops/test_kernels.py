@@ -7,8 +7,8 @@ import torch
 
 from pairnorm.nn.ops import kernels
 
-ON_CUDA = ["activation", "attention", "dropout", "linear", "pair_norm", "sparse_product"]
-OPERATIONS = [*ON_CUDA, "gcn_layer", "sparse_linear"]
+ON_CUDA = ["attention", "dropout", "linear", "pair_norm", "sparse_product"]
+OPERATIONS = [*ON_CUDA, "gcn_layer"]
 needs_numba = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
 
 

@@ -3,7 +3,7 @@ import torch
 
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.ops.dropout import draw_keys, keep_mask
-from pairnorm.nn.ops.sparse_linear import sparse_linear
+from pairnorm.nn.ops.sparse_product import sparse_linear
 
 
 @pytest.fixture(params=["shared", "per trial"])

@@ -7,7 +7,7 @@ import torch
 from pairnorm.nn import SparseMatrix, pair_norm
 from pairnorm.nn.ops._numba import pair_norm as pair_norm_kernels
 from pairnorm.nn.ops._numba import sparse_product as sparse_product
-from pairnorm.nn.ops.jit import share_out
+from pairnorm.nn.ops._numba.vectors import share_out
 from pairnorm.train import hop as hop
 
 

@@ -16,7 +16,7 @@ from pairnorm.classify.holdout import fingerprints
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import along_and_against
 from pairnorm.data.features import stored_rows
-from pairnorm.impute.masked import broadcast_mask, known_values
+from pairnorm.impute.methods import broadcast_mask, known_values
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.propagate import propagate_with_restart
 

@@ -1,15 +1,11 @@
-"""The remedies against oversmoothing that are norms: one file and one signature each, as PyG has it."""
+"""Norms of node representations, with one signature."""
 
 from pairnorm.nn.norms.base import Norm
-from pairnorm.nn.norms.batch_norm import BatchNorm
 from pairnorm.nn.norms.contra_norm import ContraNorm
 from pairnorm.nn.norms.degree_pair_norm import DegreePairNorm
 from pairnorm.nn.norms.diff_group_norm import DiffGroupNorm
-from pairnorm.nn.norms.graph_norm import GraphNorm
-from pairnorm.nn.norms.layer_norm import LayerNorm
-from pairnorm.nn.norms.mean_subtraction import MeanSubtraction
-from pairnorm.nn.norms.node_norm import NodeNorm
 from pairnorm.nn.norms.registry import NORMS, NamedNorm, make_norm
+from pairnorm.nn.norms.standardize import BatchNorm, GraphNorm, LayerNorm, MeanSubtraction, NodeNorm
 
 __all__ = [
     "NORMS",

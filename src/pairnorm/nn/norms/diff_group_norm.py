@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError, real_number, whole_number
 from pairnorm.nn.norms.base import ParametricNorm
-from pairnorm.nn.norms.batch_norm import check_several
+from pairnorm.nn.norms.standardize import check_several
 from pairnorm.nn.ops.linear import stacked_linear
 from pairnorm.nn.ops.moments import to_accumulation_dtype
 

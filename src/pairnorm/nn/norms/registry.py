@@ -9,14 +9,10 @@ from torch import nn
 
 from pairnorm.base.errors import one_of
 from pairnorm.nn.norms.base import ParametricNorm
-from pairnorm.nn.norms.batch_norm import BatchNorm
 from pairnorm.nn.norms.contra_norm import ContraNorm
 from pairnorm.nn.norms.degree_pair_norm import DegreePairNorm
 from pairnorm.nn.norms.diff_group_norm import DiffGroupNorm
-from pairnorm.nn.norms.graph_norm import GraphNorm
-from pairnorm.nn.norms.layer_norm import LayerNorm
-from pairnorm.nn.norms.mean_subtraction import MeanSubtraction
-from pairnorm.nn.norms.node_norm import NodeNorm
+from pairnorm.nn.norms.standardize import BatchNorm, GraphNorm, LayerNorm, MeanSubtraction, NodeNorm
 from pairnorm.nn.pair_norm import PairNorm
 
 

@@ -1,20 +1,25 @@
 """Attention over the entries of a sparsity pattern, for many models and heads at once."""
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from pairnorm.nn.ops.activation import activate
 from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.ops.kernels import KernelFunction, find_kernels
 from pairnorm.nn.ops.pair_norm import Norm, can_fuse
 from pairnorm.nn.ops.pattern import Pattern
-from pairnorm.nn.ops.sparse_matrix import SparseMatrix
+from pairnorm.nn.ops.sparse_product import activate
+
+if TYPE_CHECKING:
+    from pairnorm.nn.sparse import SparseMatrix
 
 NEGATIVE_SLOPE = 0.2
 
 
 def attend(
-    pattern: Pattern,
+    matrix: "SparseMatrix",
     scores: Tensor,
     z: Tensor,
     bias: Tensor | None = None,
@@ -31,7 +36,7 @@ def attend(
     $$
 
     Args:
-        pattern: Which columns j a row i attends to.
+        matrix: Its pattern says which columns j a row i attends to.
         scores: Of every node as a source and as a target, ``[nodes, models, 2]``.
         z: What is averaged, ``[nodes, models, features]``.
         bias: Added to the average, ``[models, features]``; None for none.
@@ -40,10 +45,10 @@ def attend(
         keys: Dropout keys ``[models]``; None for no dropout.
         norm: The PairNorm that comes last, if any.
     """
-    pattern.check_unchanged()
+    matrix.pattern.check_unchanged()
     kernels = find_kernels("attention", z)
     inside = norm if kernels is not None and norm is not None and can_fuse(norm, z) else None
-    settings = (pattern, activation, NEGATIVE_SLOPE, rate, keys, inside)
+    settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys, inside)
     y: Tensor
     if kernels is not None:
         y = KernelFunction.apply(kernels, _reference, settings, scores, z, bias)
@@ -53,14 +58,14 @@ def attend(
 
 
 def _reference(
-    scores: Tensor, z: Tensor, bias: Tensor | None, pattern: Pattern, activation: str, negative_slope: float,
-    rate: float, keys: Tensor | None, norm: Norm | None,
+    scores: Tensor, z: Tensor, bias: Tensor | None, matrix: "SparseMatrix", activation: str,
+    negative_slope: float, rate: float, keys: Tensor | None, norm: Norm | None,
 ) -> Tensor:  # fmt: skip
-    source, target = scores.permute(2, 1, 0)
+    pattern, (source, target) = matrix.pattern, scores.permute(2, 1, 0)
     weights = edge_softmax(pattern, source[:, pattern.column] + target[:, pattern.row])
     if keys is not None:
         weights = dropout(weights.unsqueeze(0), rate, keys).squeeze(0)
-    y = SparseMatrix(pattern, weights) @ z
+    y = replace(matrix, values=weights) @ z
     y = y if bias is None else activate(y, bias, activation)
     return y if norm is None else norm(y)
 

@@ -1,18 +1,21 @@
 """A whole layer of GCN: dropout, linear map, average over neighbors, bias, activation and PairNorm."""
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
-from pairnorm.nn.ops.activation import activate
 from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.ops.kernels import KernelFunction, find_kernels
 from pairnorm.nn.ops.linear import stacked_linear
 from pairnorm.nn.ops.pair_norm import Norm, can_fuse
-from pairnorm.nn.ops.sparse_matrix import SparseMatrix
-from pairnorm.nn.ops.sparse_product import accumulation_dtype, activated_product
+from pairnorm.nn.ops.sparse_product import accumulation_dtype, activate, activated_product
+
+if TYPE_CHECKING:
+    from pairnorm.nn.sparse import SparseMatrix
 
 
 def gcn_layer(
-    matrix: SparseMatrix,
+    matrix: "SparseMatrix",
     x: Tensor,
     bias: Tensor,
     activation: str = "none",
@@ -51,7 +54,7 @@ def gcn_layer(
 
 
 def _reference(
-    x: Tensor, weight: Tensor | None, bias: Tensor, matrix: SparseMatrix, activation: str,
+    x: Tensor, weight: Tensor | None, bias: Tensor, matrix: "SparseMatrix", activation: str,
     norm: Norm | None, rate: float, keys: Tensor | None,
 ) -> Tensor:  # fmt: skip
     z = x if weight is None else stacked_linear(x, weight, rate, keys)

@@ -1,16 +1,37 @@
-"""Products with sparse matrices, with bias and activation, and their gradients."""
+"""Products with sparse matrices, with bias, activation and dropout, and their gradients."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pairnorm.nn.ops.activation import ACTIVATIONS, activation_gradient
 from pairnorm.nn.ops.kernels import find_kernels, needs_reference
 from pairnorm.nn.ops.pattern import Pattern
 
 if TYPE_CHECKING:
-    from pairnorm.nn.ops.sparse_matrix import SparseMatrix
+    from pairnorm.nn.sparse import SparseMatrix
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "elu": torch.nn.functional.elu,
+}
+
+
+def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
+    """Return ``activation(x + bias)`` for ``[nodes, models, features]`` and ``[models, features]``."""
+    return ACTIVATIONS[activation](x + bias).to(x.dtype)
+
+
+def activation_gradient(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of an activation's input and of the bias in it, from its output ``y``."""
+    kernels = None if torch.is_grad_enabled() else find_kernels("sparse_product", y)
+    if kernels is not None:
+        return kernels.activation_backward(grad.contiguous(), y, activation)  # type: ignore[no-any-return]
+    if activation != "none":
+        grad = grad * ((y > 0).to(y.dtype) if activation == "relu" else 1 + y.clamp(max=0))
+    return grad, grad.sum(0)
 
 
 def multiply(matrix: "SparseMatrix", dense: Tensor) -> Tensor:
@@ -113,3 +134,39 @@ class _ActivatedProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor, None]:
         grad_product, grad_bias = activation_gradient(grad, ctx.saved_tensors[0], ctx.activation)
         return None, None, ctx.matrix.transposed @ grad_product, grad_bias, None
+
+
+def sparse_linear(x: "SparseMatrix", weight: Tensor, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
+    """Return dropout(x)·W for every model, ``[nodes, models, out]``.
+
+    Args:
+        x: Features with values ``[entries]`` or ``[models, entries]``.
+        weight: ``[models, in, out]``.
+        rate: Rate at which entries of ``x`` are dropped.
+        keys: Dropout keys ``[models]``; None for no dropout.
+    """
+    on_cpu = weight.device.type == "cpu"  # the only device with kernels for it
+    kernels = find_kernels("sparse_product", weight) if on_cpu and x.values.dtype == weight.dtype else None
+    if kernels is None or keys is None or rate == 0 or x.values.requires_grad:
+        x = x if keys is None else x.drop_entries(rate, keys)
+        return x @ weight.transpose(0, 1).contiguous()
+    x.pattern.check_unchanged()
+    return _SparseLinear.apply(kernels, x, weight, rate, keys)
+
+
+class _SparseLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, kernels: Any, x: "SparseMatrix", weight: Tensor, rate: float, keys: Tensor
+    ) -> Tensor:
+        ctx.kernels, ctx.x, ctx.rate = kernels, x, rate
+        ctx.save_for_backward(keys)
+        ctx.entries = kernels.select(x.pattern, x.drop_entries(rate, keys).values)
+        return kernels.linear_forward(x.pattern, ctx.entries, weight)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None, None]:
+        if torch.is_grad_enabled():
+            product = ctx.x.drop_entries(ctx.rate, *ctx.saved_tensors).transposed @ grad
+            return None, None, product.transpose(0, 1), None, None
+        return None, None, ctx.kernels.linear_backward(ctx.x.pattern, ctx.entries, grad), None, None

@@ -8,8 +8,8 @@ from pairnorm.nn.ops.dropout import draw_keys
 from pairnorm.nn.ops.kernels import KernelFunction
 
 
-def by_kernels(pattern, scores, z, bias, activation, rate=0.0, keys=None, norm=None):
-    settings = (pattern, activation, NEGATIVE_SLOPE, rate, keys, norm)
+def by_kernels(matrix, scores, z, bias, activation, rate=0.0, keys=None, norm=None):
+    settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys, norm)
     return KernelFunction.apply(cpu, _reference, settings, scores, z, bias)
 
 
@@ -20,9 +20,9 @@ def test_equals_the_plain_form(trials, features, rate, activation, adjacency, wi
     keys = None if rate is None else draw_keys(trials)
     shapes = (20, trials, 2), (20, trials, features), (trials, features)
     tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    y = by_kernels(adjacency.pattern, *tensors, activation, rate or 0.0, keys)
+    y = by_kernels(adjacency, *tensors, activation, rate or 0.0, keys)
     with without_kernels():
-        plain = attend(adjacency.pattern, *tensors, activation, rate or 0.0, keys)
+        plain = attend(adjacency, *tensors, activation, rate or 0.0, keys)
     torch.testing.assert_close(y, plain)
     grad = torch.randn_like(y)
     gradients = [torch.autograd.grad(output, tensors, grad) for output in (y, plain)]
@@ -37,21 +37,21 @@ def test_the_norm_at_the_end(mode, rate, activation, adjacency):
     keys = None if rate is None else draw_keys(3)
     tensors = [torch.randn(shape, requires_grad=True) for shape in ((20, 3, 2), (20, 3, 40), (3, 40))]
     settings, norm = (activation, rate or 0.0, keys), PairNorm(2.0, mode)
-    y = by_kernels(adjacency.pattern, *tensors, *settings, norm)
-    expected = norm(by_kernels(adjacency.pattern, *tensors, *settings))
+    y = by_kernels(adjacency, *tensors, *settings, norm)
+    expected = norm(by_kernels(adjacency, *tensors, *settings))
     torch.testing.assert_close(y, expected)
     grad = torch.randn_like(y)
     gradients = [torch.autograd.grad(output, tensors, grad) for output in (y, expected)]
     for gradient, other in zip(*gradients, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
-        assert torch.equal(by_kernels(adjacency.pattern, *tensors, *settings, norm), y)
+        assert torch.equal(by_kernels(adjacency, *tensors, *settings, norm), y)
 
 
 def test_nan_stays_in_its_trial(adjacency):
     tensors = [torch.randn(shape, requires_grad=True) for shape in ((20, 3, 2), (20, 3, 5), (3, 5))]
     tensors[0].data[7, 1] = torch.nan
-    y = by_kernels(adjacency.pattern, *tensors, "elu", 0.0, None, PairNorm())
+    y = by_kernels(adjacency, *tensors, "elu", 0.0, None, PairNorm())
     assert y[7, 1].isnan().all()
     assert y[:, [0, 2]].isfinite().all()
     gradients = torch.autograd.grad(y.sum(), tensors)

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn.ops._numba.sparse_product import activation_backward
 from pairnorm.nn.ops._numba.sparse_product import forward as multiply
-from pairnorm.nn.ops.activation import ACTIVATIONS
+from pairnorm.nn.ops.sparse_product import ACTIVATIONS
 
 
 @pytest.fixture
@@ -38,3 +39,25 @@ def test_any_strides(matrix):
     for weights in (matrix.values, values):
         expected = multiply(matrix.pattern, weights.contiguous(), x.contiguous())
         assert torch.equal(multiply(matrix.pattern, weights, x), expected)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (9, 2, 5), (40, 3, 33)])
+def test_gradient_of_the_activation(activation, shape):
+    x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    y = ACTIVATIONS[activation](x)
+    (expected,) = torch.autograd.grad(y, x, grad)
+    gradient, grad_bias = activation_backward(grad, y.detach(), activation)
+    torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(grad_bias, expected.sum(0))
+
+
+@pytest.mark.parametrize("activation", ["relu", "elu"])
+def test_activations_far_from_zero(activation):
+    identity = SparseMatrix.from_torch(torch.ones(1, 1))
+    x = torch.tensor([-1e30, -100.0, -0.0, 0.0, 1e30, torch.nan]).view(1, 1, 6)
+    expected = ACTIVATIONS[activation](x)
+    y = multiply(identity.pattern, identity.values, x, torch.zeros(1, 6), activation)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+    gradient, _ = activation_backward(torch.ones(1, 1, 6), expected, activation)
+    assert gradient.flatten()[[0, 1, 4]].tolist() == [0, 0, 1]

@@ -14,15 +14,15 @@ from pairnorm.nn.sparse import SparseMatrix
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
 
-def by_kernels(pattern, scores, z, bias, activation, rate=0.0, keys=None, norm=None):
-    settings = (pattern, activation, NEGATIVE_SLOPE, rate, keys, norm)
+def by_kernels(matrix, scores, z, bias, activation, rate=0.0, keys=None, norm=None):
+    settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys, norm)
     return KernelFunction.apply(cuda, _reference, settings, scores, z, bias)
 
 
-def assert_equal_with_gradients(pattern, tensors, activation, rate, keys, norm=None):
-    y = by_kernels(pattern, *tensors, activation, rate, keys, norm)
+def assert_equal_with_gradients(matrix, tensors, activation, rate, keys, norm=None):
+    y = by_kernels(matrix, *tensors, activation, rate, keys, norm)
     wide = [tensor.double() for tensor in tensors]  # which no kernel supports
-    plain = attend(pattern, *wide, activation, rate, keys, norm)
+    plain = attend(matrix, *wide, activation, rate, keys, norm)
     torch.testing.assert_close(y.double(), plain, rtol=1e-4, atol=1e-5)
     grad = torch.randn_like(y)
     gradients = torch.autograd.grad(y, tensors, grad)
@@ -43,7 +43,7 @@ def inputs(nodes, trials, features, device, scale=1.0):
 def test_equals_the_plain_form(trials, features, rate, activation, few_nodes, device):
     keys = None if rate is None else draw_keys(trials, device=device)
     tensors = inputs(8, trials, features, device)
-    assert_equal_with_gradients(few_nodes.pattern.to(device), tensors, activation, rate or 0.0, keys)
+    assert_equal_with_gradients(few_nodes.to(device), tensors, activation, rate or 0.0, keys)
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
@@ -51,15 +51,15 @@ def test_equals_the_plain_form(trials, features, rate, activation, few_nodes, de
 def test_with_pair_norm_equals_the_plain_form(activation, mode, few_nodes, device):
     tensors, keys = inputs(8, 3, 7, device), draw_keys(3, device=device)
     norm = PairNorm(scale=3.0, mode=mode)
-    assert_equal_with_gradients(few_nodes.pattern.to(device), tensors, activation, 0.6, keys, norm)
+    assert_equal_with_gradients(few_nodes.to(device), tensors, activation, 0.6, keys, norm)
 
 
 @pytest.mark.parametrize("norm", [None, PairNorm()])
 def test_a_bias_that_is_not_learned(norm, few_nodes, device):
     scores, z, bias = inputs(8, 2, 3, device)
     tensors = [scores, z, bias.detach()]
-    y = by_kernels(few_nodes.pattern.to(device), *tensors, "relu", 0.0, None, norm)
-    plain = attend(few_nodes.pattern.to(device), *(tensor.double() for tensor in tensors), "relu", norm=norm)
+    y = by_kernels(few_nodes.to(device), *tensors, "relu", 0.0, None, norm)
+    plain = attend(few_nodes.to(device), *(tensor.double() for tensor in tensors), "relu", norm=norm)
     grad = torch.randn_like(y)
     gradients = [
         torch.autograd.grad(*pair, retain_graph=True)
@@ -72,16 +72,17 @@ def test_a_bias_that_is_not_learned(norm, few_nodes, device):
 def test_rows_in_pieces_and_many_trials(few_nodes, device, monkeypatch):
     monkeypatch.setattr(sparse_product, "PIECE", 3)
     tensors, keys = inputs(8, 18, 16, device), draw_keys(18, device=device)
-    pattern = few_nodes.pattern.to(device)
-    pattern = Pattern(pattern.crow.clone(), pattern.column.clone(), pattern.shape)  # not cut before
-    assert_equal_with_gradients(pattern, tensors, "elu", 0.6, keys)
+    matrix = few_nodes.to(device)
+    pattern = Pattern(matrix.pattern.crow.clone(), matrix.pattern.column.clone(), (8, 8))  # not cut before
+    matrix = SparseMatrix(pattern, matrix.values)
+    assert_equal_with_gradients(matrix, tensors, "elu", 0.6, keys)
 
 
 def test_without_bias(few_nodes, device):
-    pattern, (scores, z, bias) = few_nodes.pattern.to(device), inputs(8, 2, 3, device)
-    plain = by_kernels(pattern, scores, z, None, "none", 0.0, None)
-    torch.testing.assert_close(plain + bias, by_kernels(pattern, scores, z, bias, "none", 0.0, None))
-    normed = by_kernels(pattern, scores, z, None, "none", 0.0, None, PairNorm())
+    matrix, (scores, z, bias) = few_nodes.to(device), inputs(8, 2, 3, device)
+    plain = by_kernels(matrix, scores, z, None, "none", 0.0, None)
+    torch.testing.assert_close(plain + bias, by_kernels(matrix, scores, z, bias, "none", 0.0, None))
+    normed = by_kernels(matrix, scores, z, None, "none", 0.0, None, PairNorm())
     torch.testing.assert_close(normed, pair_norm(plain))
     for y in (plain, normed):
         gradients = torch.autograd.grad(y.square().sum(), (scores, z))
@@ -89,30 +90,30 @@ def test_without_bias(few_nodes, device):
 
 
 def test_extreme_scores(few_nodes, device):
-    pattern, tensors = few_nodes.pattern.to(device), inputs(8, 2, 3, device, scale=1e4)
-    y = by_kernels(pattern, *tensors, "none", 0.0, None)
+    matrix, tensors = few_nodes.to(device), inputs(8, 2, 3, device, scale=1e4)
+    y = by_kernels(matrix, *tensors, "none", 0.0, None)
     assert y.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(y.sum(), tensors))
 
 
 def test_rows_without_entries_get_zeros(device):
     dense = torch.tensor([[0.0, 1, 1], [0, 0, 0], [1, 0, 0]])
-    pattern = SparseMatrix.from_torch(dense).pattern.to(device)
-    assert_equal_with_gradients(pattern, inputs(3, 2, 4, device), "relu", 0.0, None)
+    matrix = SparseMatrix.from_torch(dense).to(device)
+    assert_equal_with_gradients(matrix, inputs(3, 2, 4, device), "relu", 0.0, None)
 
 
 def test_gradients_of_gradients(few_nodes, device):
     """Bug: on CUDA they were refused."""
-    pattern, tensors = few_nodes.pattern.to(device), inputs(8, 2, 3, device)
+    matrix, tensors = few_nodes.to(device), inputs(8, 2, 3, device)
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
 
     def second(y, tensors):
         first = torch.autograd.grad(y.pow(3).sum(), tensors, create_graph=True)
         return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), tensors)
 
-    expected = second(attend(pattern, *wide, "elu", norm=PairNorm()), wide)
+    expected = second(attend(matrix, *wide, "elu", norm=PairNorm()), wide)
     largest = max(gradient.abs().max().item() for gradient in expected)
-    ours = second(by_kernels(pattern, *tensors, "elu", norm=PairNorm()), tensors)
+    ours = second(by_kernels(matrix, *tensors, "elu", norm=PairNorm()), tensors)
     for gradient, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(gradient.double(), other, rtol=1e-2, atol=1e-4 * largest)
 
@@ -120,12 +121,12 @@ def test_gradients_of_gradients(few_nodes, device):
 @pytest.mark.parametrize("norm", [None, PairNorm()])
 def test_states_in_half_precision(norm, few_nodes, device):
     """Scores, weights and sums stay in single."""
-    pattern, keys = few_nodes.pattern.to(device), draw_keys(3, device=device)
+    matrix, keys = few_nodes.to(device), draw_keys(3, device=device)
     scores, z, bias = (tensor.detach() for tensor in inputs(8, 3, 7, device))
     given = [tensor.requires_grad_() for tensor in (scores, z.bfloat16(), bias)]
     wide = [tensor.detach().double().requires_grad_() for tensor in given]
-    y = by_kernels(pattern, *given, "elu", 0.5, keys, norm)
-    expected = attend(pattern, *wide, "elu", 0.5, keys, norm)
+    y = by_kernels(matrix, *given, "elu", 0.5, keys, norm)
+    expected = attend(matrix, *wide, "elu", 0.5, keys, norm)
     assert y.dtype == torch.bfloat16
     grad = torch.randn_like(y)
     pairs = zip(

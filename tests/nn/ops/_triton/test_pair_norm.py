@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from pairnorm.nn.ops._triton import pair_norm as kernels
-from pairnorm.nn.ops.activation import ACTIVATIONS
 from pairnorm.nn.ops.kernels import KernelFunction
+from pairnorm.nn.ops.sparse_product import ACTIVATIONS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import pair_norm_tester as tester

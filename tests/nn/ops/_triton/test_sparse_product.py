@@ -4,7 +4,7 @@ import torch
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.ops import pattern
 from pairnorm.nn.ops._triton import sparse_product as kernels
-from pairnorm.nn.ops.activation import ACTIVATIONS
+from pairnorm.nn.ops.sparse_product import ACTIVATIONS
 
 
 @pytest.fixture(
@@ -51,3 +51,21 @@ def test_any_strides(matrix, device):
     for weights in (matrix.values, values):
         expected = kernels.forward(matrix.pattern, weights.contiguous(), x.contiguous())
         assert torch.equal(kernels.forward(matrix.pattern, weights, x), expected)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (9, 2, 5), (70, 3, 50)])
+def test_gradient_of_the_activation(activation, shape, device):
+    x = torch.randn(shape, device=device, requires_grad=True)
+    y, grad = ACTIVATIONS[activation](x), torch.randn(shape, device=device)
+    (expected,) = torch.autograd.grad(y, x, grad)
+    gradient, grad_bias = kernels.activation_backward(grad, y.detach(), activation)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grad_bias, expected.sum(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_nan_stays_nan(activation, device):
+    identity = SparseMatrix.from_torch(torch.eye(3)).to(device)
+    x, bias = torch.full((3, 1, 2), torch.nan, device=device), torch.zeros(1, 2, device=device)
+    assert kernels.forward(identity.pattern, identity.values, x, bias, activation).isnan().all()

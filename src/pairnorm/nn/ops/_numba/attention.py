@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.nn.ops._numba import dropout
-from pairnorm.nn.ops._numba.activation import layer_end, layer_end_backward, norm_settings
+from pairnorm.nn.ops._numba.pair_norm import layer_end, layer_end_backward, norm_settings
 from pairnorm.nn.ops._numba.sparse_product import gather
 from pairnorm.nn.ops._numba.vectors import (
     CODES,
@@ -18,14 +18,13 @@ from pairnorm.nn.ops._numba.vectors import (
     empty_by_model,
     exp,
     fill,
+    kernel,
     load,
     store,
     total,
 )
-from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.kernels import Saved
 from pairnorm.nn.ops.pair_norm import Norm
-from pairnorm.nn.ops.pattern import Pattern
 
 ZERO = np.float32(0)
 
@@ -36,11 +35,11 @@ def supports(z: Tensor) -> bool:
 
 
 def forward(
-    scores: Tensor, z: Tensor, bias: Tensor | None, pattern: Pattern, activation: str, negative_slope: float,
+    scores: Tensor, z: Tensor, bias: Tensor | None, matrix: Any, activation: str, negative_slope: float,
     rate: float, keys: Tensor | None, norm: Norm | None, needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, features]`` and what the backward pass needs."""
-    own, att_scores = by_model(z), by_model(scores)
+    pattern, own, att_scores = matrix.pattern, by_model(z), by_model(scores)
     models, nodes, features = own.shape
     offset = np.zeros((models, features), np.float32) if bias is None else array(bias)
     weights = empty(models, 1, pattern.num_entries)
@@ -62,7 +61,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return the gradients of the scores, of z and of the bias."""
     att_scores, z, weights, kept, h, norms, means = saved
-    pattern, activation, negative_slope, _, _, norm = settings
+    matrix, activation, negative_slope, _, _, norm = settings
+    pattern = matrix.pattern
     grad_bias = empty(len(z), z.size(2))
     (to_scores, grad_scores), (to_z, grad_z) = empty_by_model(*att_scores.shape), empty_by_model(*z.shape)
     to_scores.zero_()

@@ -13,12 +13,12 @@ from pairnorm.nn.ops._numba.vectors import (
     by_model,
     empty_by_model,
     fill,
+    kernel,
     load,
     store,
     where_less,
 )
 from pairnorm.nn.ops.dropout import LEVELS, dropped_levels, position_hash
-from pairnorm.nn.ops.jit import kernel
 
 FIRST, SECOND, HALF = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0xFFFF)
 CPU = torch.device("cpu")

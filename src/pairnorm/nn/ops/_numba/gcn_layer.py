@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from pairnorm.nn.ops._numba import dropout, linear
-from pairnorm.nn.ops._numba.activation import layer_end, layer_end_backward, norm_settings
+from pairnorm.nn.ops._numba.pair_norm import layer_end, layer_end_backward, norm_settings
 from pairnorm.nn.ops._numba.sparse_product import gather
-from pairnorm.nn.ops._numba.vectors import CODES, array, by_model, empty, empty_by_model
-from pairnorm.nn.ops.jit import kernel
+from pairnorm.nn.ops._numba.vectors import CODES, array, by_model, empty, empty_by_model, kernel
 from pairnorm.nn.ops.kernels import Saved
 from pairnorm.nn.ops.pair_norm import Norm
-from pairnorm.nn.ops.sparse_matrix import SparseMatrix
 
 
 def supports(x: Tensor, weight: Tensor | None) -> bool:
@@ -22,7 +20,7 @@ def supports(x: Tensor, weight: Tensor | None) -> bool:
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor, matrix: SparseMatrix, activation: str,
+    x: Tensor, weight: Tensor | None, bias: Tensor, matrix: Any, activation: str,
     norm: Norm | None, rate: float, keys: Tensor | None, needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]`` and the tensors for the backward pass."""

@@ -18,12 +18,12 @@ from pairnorm.nn.ops._numba.vectors import (
     empty,
     empty_by_model,
     fill,
+    kernel,
     load,
     store,
     total,
     zeros,
 )
-from pairnorm.nn.ops.jit import kernel
 from pairnorm.nn.ops.kernels import Saved
 
 MAX_WEIGHT_ELEMENTS = 2**13

@@ -9,11 +9,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.nn.ops._numba.vectors import CODES, LANES, activated, empty, load, store, zeros
-from pairnorm.nn.ops.jit import MIN_WORK_FOR_THREADS, kernel, share_out
+from pairnorm.nn.ops._numba.vectors import (
+    CODES,
+    LANES,
+    MIN_WORK_FOR_THREADS,
+    activated,
+    activation_gradient,
+    array,
+    by_model,
+    empty,
+    empty_by_model,
+    fill,
+    kernel,
+    load,
+    share_out,
+    store,
+    zeros,
+)
 from pairnorm.nn.ops.pattern import Pattern
 
 NUMBERS_PER_TASK = 2**19
+Selection = tuple[Any, Any, Any]
 
 
 def supports(dense: Tensor) -> bool:
@@ -45,6 +61,16 @@ def forward(
     return result
 
 
+def activation_backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of an activation's input and of the bias in it, from its output ``y``."""
+    result, sums = empty(y.shape), empty(y.shape[1:])
+    activation_gradients(
+        array(grad.flatten(1)), array(y.flatten(1)), CODES[activation], result.flatten(1).numpy(),
+        sums.view(1, -1).numpy(),
+    )  # fmt: skip
+    return result, sums
+
+
 @kernel
 def _multiply(
     crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any
@@ -65,3 +91,71 @@ def gather(crow: Any, column: Any, values: Any, dense: Any, bias: Any, activatio
             for entry in range(np.uint64(crow[row]), np.uint64(crow[row + 1])):
                 total = total + load(dense, column[entry], start) * values[entry]
             store(result, row, start, activated(total, activation))
+
+
+def select(pattern: Pattern, values: Tensor) -> Selection:
+    """Return crow, columns and values, ``[models, ...]``, of the entries whose values are not zero."""
+    models, count = values.shape
+    crow = np.empty((models, pattern.shape[0] + 1), np.int32)
+    # Memory for all entries; pages that nothing is written to cost nothing.
+    columns, selected = np.empty((models, count), np.int32), np.empty((models, count), np.float32)
+    _select(pattern.crow.numpy(), pattern.column.numpy(), values.numpy(), crow, columns, selected)
+    return crow, columns, selected
+
+
+def linear_forward(pattern: Pattern, entries: Selection, weight: Tensor) -> Tensor:
+    """Return ``[nodes, models, out]`` for weights ``[models, in, out]``."""
+    result, by_models = empty_by_model(len(weight), pattern.shape[0], weight.size(2))
+    _linear_forward(*entries, array(weight), by_models.numpy())
+    return result
+
+
+def linear_backward(pattern: Pattern, entries: Selection, grad: Tensor) -> Tensor:
+    """Return the gradient of the weights."""
+    result = zeros(grad.size(1), pattern.shape[1], grad.size(2))
+    _linear_backward(*entries, by_model(grad).numpy(), result.numpy())
+    return result
+
+
+@kernel
+def _select(crow: Any, column: Any, values: Any, new_crow: Any, columns: Any, selected: Any) -> None:
+    for model in range(values.shape[0]):
+        count = 0
+        new_crow[model, 0] = 0
+        for row in range(len(crow) - 1):
+            for entry in range(crow[row], crow[row + 1]):
+                value = values[model, entry]
+                columns[model, count], selected[model, count] = column[entry], value
+                count += value != 0  # written in any case: a branch would be mispredicted half the time
+            new_crow[model, row + 1] = count
+
+
+@kernel
+def _linear_forward(crow: Any, columns: Any, values: Any, weight: Any, result: Any) -> None:
+    zero = np.zeros((1, result.shape[2]), np.float32)
+    for model in range(len(result)):
+        gather(crow[model], columns[model], values[model], weight[model], zero, 0, result[model])
+
+
+@kernel
+def _linear_backward(crow: Any, columns: Any, values: Any, grad: Any, result: Any) -> None:
+    for model in range(len(result)):
+        own = result[model]
+        for start in range(0, result.shape[2], LANES):
+            for row in range(grad.shape[1]):
+                gradient = load(grad[model], row, start)
+                for entry in range(crow[model, row], crow[model, row + 1]):
+                    column = columns[model, entry]
+                    store(own, column, start, load(own, column, start) + gradient * values[model, entry])
+
+
+@kernel
+def activation_gradients(grad: Any, y: Any, activation: int, result: Any, grad_bias: Any) -> None:
+    """Write the gradient of what the bias was added to, and its sum over the nodes."""
+    for start in range(0, y.shape[1], LANES):
+        total = fill(np.float32(0))
+        for row in range(len(y)):
+            value = activation_gradient(load(grad, row, start), load(y, row, start), activation)
+            store(result, row, start, value)
+            total = total + value
+        store(grad_bias, 0, start, total)

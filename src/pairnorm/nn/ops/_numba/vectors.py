@@ -1,4 +1,4 @@
-"""What kernels in numba are written with: vectors of numbers, activations of them, tensors as arrays.
+"""Building blocks of kernels in numba: compilation, threads, vectors of numbers, activations, memory.
 
 Loops written with vectors keep sums in registers, as LLVM alone does not.
 
@@ -10,7 +10,9 @@ import ctypes
 import mmap
 import operator
 import sys
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic, overload, register_model
 from numba.extending import models as numba_models
 from torch import Tensor
@@ -28,6 +31,67 @@ LANES = 32 if get_host_cpu_features().get("avx512f") else 16
 # Sums may be reordered and multiplications fused, but NaN must stay NaN.
 FAST = ("reassoc", "contract", "arcp", "nsz")
 INT = ir.IntType(32)
+# With fewer multiplications than this, waking a thread takes longer than the work it would share.
+MIN_WORK_FOR_THREADS = 2**22
+
+
+class KernelWarning(UserWarning):
+    """Kernels are compiled in every process."""
+
+
+class _DiskCache(FunctionCache):  # type: ignore[misc]
+    """Compiled code on disk; a file that ends early, or cannot be written, is no reason to fail."""
+
+    def load_overload(self, *what: Any) -> Any:
+        try:
+            return super().load_overload(*what)
+        except Exception:
+            self._reset()
+            return None
+
+    def save_overload(self, *what: Any) -> None:
+        try:
+            super().save_overload(*what)
+        except OSError:
+            self._reset()
+
+    def _reset(self) -> None:
+        try:
+            self.flush()
+        except OSError:
+            self.disable()  # it cannot be written either: the code stays in memory
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function when it is first called, with a cache on disk where a folder can be written."""
+    compiled = njit(nogil=True, error_model="numpy")(function)
+    try:
+        compiled._cache = _DiskCache(function)
+    except (OSError, RuntimeError):  # no folder can be written, nor that of the user
+        _warn_no_cache()
+    return compiled
+
+
+@cache
+def _warn_no_cache() -> None:
+    warnings.warn(
+        "compiled kernels cannot be cached: every process takes some seconds to compile them. Set "
+        "NUMBA_CACHE_DIR to a folder that can be written.",
+        KernelWarning,
+        stacklevel=3,
+    )
+
+
+def share_out(rows: int, rows_per_task: int, work: Callable[[int, int], Any]) -> None:
+    """Call ``work(start, stop)``, which releases the GIL, on ranges of rows in torch's number of threads."""
+    starts = range(0, rows, rows_per_task)
+    threads = min(torch.get_num_threads(), len(starts))
+    if threads <= 1:
+        for start in starts:
+            work(start, min(start + rows_per_task, rows))
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda start: work(start, min(start + rows_per_task, rows)), starts))
 
 
 class Vector(types.Type):  # type: ignore[misc]

@@ -5,12 +5,13 @@ gathers every gradient once, for the gradient of z and for the products from whi
 follow.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops._triton import activation as activation_kernels
 from pairnorm.nn.ops._triton import pair_norm, sparse_product
 from pairnorm.nn.ops._triton.dropout import keep_factor
 from pairnorm.nn.ops._triton.sparse_product import Schedule, groups, join, tile_of
@@ -32,11 +33,11 @@ def supports(z: Tensor) -> bool:
 
 @on_device
 def forward(
-    scores: Tensor, z: Tensor, bias: Tensor | None, pattern: Pattern, activation: str, negative_slope: float,
+    scores: Tensor, z: Tensor, bias: Tensor | None, matrix: Any, activation: str, negative_slope: float,
     rate: float, keys: Tensor | None, norm: Norm | None, needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, features]`` and what the backward pass needs."""
-    scores, z = scores.contiguous(), z.contiguous()
+    pattern, scores, z = matrix.pattern, scores.contiguous(), z.contiguous()
     dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
     weights = scores.new_empty(pattern.num_entries, z.size(1))
     kept = torch.empty_like(weights) if dropped else weights
@@ -64,7 +65,8 @@ def _backward(
     saved: Saved, settings: Saved, grad: Tensor, learns_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     scores, z, weights, kept, y, *of_norm = saved
-    pattern, activation, negative_slope, _, _, norm = settings
+    matrix, activation, negative_slope, _, _, norm = settings
+    pattern = matrix.pattern
     grad_bias = None
     if norm is not None:
         norms, center = of_norm
@@ -72,7 +74,7 @@ def _backward(
             grad, y, norms, center, norm.scale, norm.mode == "PN-SI", activation
         )
     elif learns_bias or activation != "none":
-        grad, grad_bias = activation_kernels.backward(grad, y, activation)
+        grad, grad_bias = sparse_product.activation_backward(grad, y, activation)
     transposed = pattern.transposed
     schedule = Schedule.of(transposed)
     nodes, models, features = z.shape

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from pairnorm.nn.ops._triton import activation as activation_kernels
 from pairnorm.nn.ops._triton import linear, pair_norm, sparse_product
 from pairnorm.nn.ops.kernels import Saved
 from pairnorm.nn.ops.pair_norm import Norm
@@ -42,7 +41,7 @@ def backward(
     matrix, activation, norm, rate, keys = settings
     grad = grads[0].contiguous()
     if norm is None:
-        grad, grad_bias = activation_kernels.backward(grad, y, activation)
+        grad, grad_bias = sparse_product.activation_backward(grad, y, activation)
     else:
         *rest, norms, center = rest
         grad, grad_bias = pair_norm.backward_activated(

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops._triton.tiles import CODES, gradient_of
+from pairnorm.nn.ops._triton.sparse_product import CODES, gradient_of
 from pairnorm.nn.ops.kernels import on_device, partition_nodes
 
 NOTHING_BEFORE = -1

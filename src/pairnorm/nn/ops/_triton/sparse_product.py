@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops._triton.tiles import CODES, activated
-from pairnorm.nn.ops.kernels import STATE_DTYPES, on_device
+from pairnorm.nn.ops.kernels import STATE_DTYPES, on_device, partition_nodes
 from pairnorm.nn.ops.pattern import Pattern, index_dtype
 
 PIECE = 64
@@ -21,6 +20,9 @@ UNROLL = 4
 BLOCK = 256
 # Features of a few models; fewer would take more programs, and just to start those takes time.
 TILE = 256
+GRADIENT_ROWS, GRADIENT_COLUMNS, GRADIENT_PROGRAMS = 32, 64, 1024
+CODES = {"none": 0, "relu": 1, "elu": 2}
+"""The numbers by which kernels know activations."""
 
 
 @dataclass(frozen=True)
@@ -212,3 +214,67 @@ def _join(  # type: ignore[no-untyped-def]
         )
     total = _epilogue(total, bias, across, inside, BIAS, CODE)
     tl.store(buffer + tl.load(split + tl.program_id(0)).to(tl.int64) * width + across, total, inside)
+
+
+@on_device
+def activation_backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of an activation's input and of the bias in it, from its output ``y``."""
+    result = torch.empty_like(y)
+    nodes, width = y.size(0), y[0].numel()
+    columns = triton.cdiv(width, GRADIENT_COLUMNS)
+    programs, share = partition_nodes(nodes, columns, GRADIENT_ROWS, GRADIENT_PROGRAMS)
+    sums = y.new_empty(programs, *y.shape[1:], dtype=torch.float32)
+    _activation_backward[(programs, columns)](
+        grad,
+        y,
+        result,
+        sums,
+        nodes,
+        share,
+        width,
+        CODES[activation],
+        GRADIENT_ROWS,
+        GRADIENT_COLUMNS,
+        num_warps=4,
+    )
+    return result, sums.sum(0)
+
+
+@triton.jit
+def _activation_backward(  # type: ignore[no-untyped-def]
+    grad, y, result, sums, nodes, share, width, CODE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, nodes)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for start in range(first, last, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < last)[:, None] & (column < width)[None, :]
+        offset = row.to(tl.int64)[:, None] * width + column[None, :]
+        gradient = tl.load(grad + offset, inside, other=0.0).to(tl.float32)
+        if CODE != 0:
+            gradient = gradient_of(gradient, tl.load(y + offset, inside, other=0.0).to(tl.float32), CODE)
+        tl.store(result + offset, gradient, inside)
+        total += tl.sum(gradient, 0)
+    tl.store(sums + tl.program_id(0).to(tl.int64) * width + column, total, column < width)
+
+
+@triton.jit
+def activated(value, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Apply the activation of ``CODES``; NaN stays NaN."""
+    if CODE == 1:
+        value = tl.where(value < 0, 0.0, value)
+    if CODE == 2:
+        value = tl.where(value < 0, tl.exp(value) - 1, value)
+    return value
+
+
+@triton.jit
+def gradient_of(gradient, value, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Lead a gradient back through the activation whose output is ``value``."""
+    if CODE == 1:
+        gradient = tl.where(value > 0, gradient, 0.0)
+    if CODE == 2:
+        gradient = tl.where(value > 0, gradient, gradient * (value + 1))
+    return gradient

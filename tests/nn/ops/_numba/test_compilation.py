@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numba.core.caching import CacheImpl
 
-from pairnorm.nn.ops import jit
+from pairnorm.nn.ops._numba import vectors
 
 MODULE = """
-from pairnorm.nn.ops.jit import kernel
+from pairnorm.nn.ops._numba.vectors import kernel
 
 @kernel
 def double(x):
@@ -25,14 +25,14 @@ print(result, hits)
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """A module with a kernel; it says what that returned and how often it was found on disk."""
+    """A module with a kernel; it says what that returned and how often the cache had it."""
     script = tmp_path / "module.py"
     script.write_text(MODULE)
     return script
 
 
 def run(script: Path) -> tuple[int, int]:
-    """Compile the kernel anew in this process, if it is not found."""
+    """Run the kernel in this process; it is compiled where the cache has nothing."""
     found = runpy.run_path(str(script), run_name="__main__")
     return found["result"], found["hits"]
 
@@ -46,11 +46,11 @@ def run_alone(script: Path) -> tuple[int, int]:
     return int(result), int(hits)
 
 
-def test_a_truncated_file_is_compiled_anew(script: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_compiled_again(script: Path, tmp_path: Path) -> None:
     assert run(script) == (42, 0)
-    for suffix, left in product(("nbi", "nbc"), (0, 0.5)):
-        kept = next(tmp_path.rglob(f"*.{suffix}"))
-        kept.write_bytes(kept.read_bytes()[: int(left * kept.stat().st_size)])
+    for suffix, share in product(("nbi", "nbc"), (0, 0.5)):
+        file = next(tmp_path.rglob(f"*.{suffix}"))
+        file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
         assert run(script) == (42, 0)
     assert run_alone(script) == (42, 1)
 
@@ -61,24 +61,24 @@ def test_a_full_disk_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, tmp_p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    double = jit.kernel(lambda x: 2 * x)
+    double = vectors.kernel(lambda x: 2 * x)
     monkeypatch.setattr(double._cache._cache_file, "_open_for_write", full)
     assert double(np.float32(1.5)) == 3
     assert double(2) == 4
 
 
-def test_where_nothing_can_be_written_it_compiles_all_the_same_and_says_so_once(
+def test_where_nothing_can_be_written_it_compiles_and_warns_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(CacheImpl, "_locator_classes", [])
-    jit._say_once.cache_clear()
-    with pytest.warns(jit.KernelWarning, match="NUMBA_CACHE_DIR") as said:
-        kernels = [jit.kernel(lambda x: x + 1), jit.kernel(lambda x: x + 2)]
+    vectors._warn_no_cache.cache_clear()
+    with pytest.warns(vectors.KernelWarning, match="NUMBA_CACHE_DIR") as warnings:
+        kernels = [vectors.kernel(lambda x: x + 1), vectors.kernel(lambda x: x + 2)]
     assert [kernel(1) for kernel in kernels] == [2, 3]
-    assert len(said) == 1
+    assert len(warnings) == 1
 
 
-def test_a_cache_folder_that_goes_away_is_made_anew(script: Path, tmp_path: Path) -> None:
+def test_a_cache_folder_that_goes_away_is_made_again(script: Path, tmp_path: Path) -> None:
     assert run_alone(script) == (42, 0)
     shutil.rmtree(tmp_path / "__pycache__")
     assert run(script) == (42, 0)
