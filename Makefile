@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Tests start many processes: each would compile the package anew where nothing compiled may be kept.
+# Tests start many processes, and each would compile the package again without written bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all fuzz bench lint format lock clean
@@ -14,13 +14,13 @@ demo: $(READY)
 test: $(READY) lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# An hour of damaged files and killed commands, and killed workers of Ray; `make fuzz MINUTES=10 SEED=7` is shorter, and another hour.
+# An hour of damaged files, killed commands and killed Ray workers; `make fuzz MINUTES=10 SEED=7` is shorter.
 MINUTES ?= 60
 SEED ?= 0
 fuzz: $(READY)
 	$(BIN)/python tests/faults/fuzz.py --minutes $(MINUTES) --seed $(SEED)
 
-# All tests, the slow ones as well: on every Python of this machine, and once with the oldest versions that pyproject.toml claims.
+# All tests, slow ones included, on every installed Python, and once with the oldest versions in pyproject.toml.
 test-all: $(READY)
 	$(BIN)/python -m nox
 
@@ -37,7 +37,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Written anew from pyproject.toml; torch is pinned so that pip needs no other build of it.
+# Resolve pyproject.toml again; torch is pinned so that pip finds the CPU build.
 lock:
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
@@ -47,7 +47,7 @@ lock:
 
 $(READY): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -r requirements.lock
+	$(BIN)/pip install --quiet --no-compile -r requirements.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
