@@ -541,8 +541,8 @@ def test_good_tables_are_read_as_they_were_written(tmp_path: Path, data: st.Data
     values = data.draw(st.lists(st.integers(-99, 99), min_size=len(names), max_size=len(names)))
     pairs = data.draw(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(names)), max_size=20))
     pandas.DataFrame({"id": names, "x": values}).to_csv(tmp_path / "n.csv", index=False)
-    pandas.DataFrame(pairs, columns=["a", "b"]).to_csv(tmp_path / "e.csv", index=False)
-    graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", source="a", target="b")
+    pandas.DataFrame(pairs, columns=["source", "target"]).to_csv(tmp_path / "e.csv", index=False)
+    graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv")
     assert [str(name) for name in graph.node_names.tolist()] == names
     assert graph.features.to_dense().flatten().tolist() == values
     found = {frozenset(str(graph.node_names[end]) for end in edge) for edge in graph.edge_index.T.tolist()}

@@ -36,6 +36,7 @@ from pairnorm.train import Spec, Store, Trial
 from pairnorm.train.result import Result
 
 NODES, CLASSES = 100, ("low", "high")
+READING = "500MB"
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 ARRAYS = ("crow", "column", "weight", "features-0000", "missing", "labels", "split", "ids.parquet")
 
@@ -48,25 +49,26 @@ class Format(NamedTuple):
 
 
 def _tables(nodes: str, edges: str) -> Callable[[Path], object]:
-    return lambda folder: Graph.from_files(folder / nodes, folder / edges, label="risk").describe()
+    return lambda folder: Graph.from_files(
+        folder / nodes, folder / edges, label="risk", memory=READING
+    ).describe()
 
 
 def _whole(name: str) -> Callable[[Path], object]:
-    return lambda folder: Graph.from_files(folder / name).describe()
+    return lambda folder: Graph.from_files(folder / name, memory=READING).describe()
 
 
 def _queries(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
         url = f"{name.rpartition('.')[2]}:///{folder / name}"
-        return Graph.from_files("nodes", "edges", database=url, label="risk").describe()
+        return Graph.from_files("nodes", "edges", database=url, label="risk", memory=READING).describe()
 
     return read
 
 
 def _long_table(folder: Path) -> object:
-    return Graph.from_files(
-        folder / "nodes.csv", folder / "edges.csv", features=folder / "words.csv"
-    ).describe()
+    tables = (folder / "nodes.csv", folder / "edges.csv")
+    return Graph.from_files(*tables, features=folder / "words.csv", memory=READING).describe()
 
 
 def _pack(nodes: str, edges: str) -> Callable[[Path], object]:

@@ -1,8 +1,10 @@
 """Damage done to a file, the same for the same seed: bytes, numbers, lines, and the members of archives."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import sqlite3
 import zipfile
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import zstandard
 
 NUMBERS = (
     *(b"0", b"-1", b"1e400", b"nan", b"Infinity", b"1.5", b"null", b'"', b"[", b"{}", b"true"),
@@ -199,8 +202,46 @@ def _structured(data: bytes) -> Callable[[bytes, Random], bytes] | None:
     return _cell if data[:300].isascii() and data[:1].isalpha() and data[:2] != b"PK" else None
 
 
+BOMB_SHARE, BOMB_BYTES = 0.01, 2**29
+"""How often a file is made to unpack to far more than it has, and to how many bytes."""
+
+
+def _bomb(data: bytes, random: Random) -> bytes | None:
+    """Return a small file of the same format that unpacks to a large one, where there is one."""
+    unit = random.choice((b"a", b"\n", b" ", b"1,2,3\n", b"\x00"))
+    block = unit * (2**20 // len(unit))
+    repeated = BOMB_BYTES // len(block)
+    for magic, pack in ((b"\x1f\x8b", gzip.compress), (b"BZh", bz2.compress), (b"\xfd7zXZ", lzma.compress)):
+        if data.startswith(magic):
+            return data + pack(block) * repeated  # streams one after the other are one
+    if data[:4] == b"\x28\xb5\x2f\xfd":
+        return bytes(zstandard.compress(zstandard.decompress(data, 2**24) + block * repeated))
+    if data[:2] == b"PK":
+        target = io.BytesIO()
+        with (
+            zipfile.ZipFile(io.BytesIO(data)) as old,
+            zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new,
+        ):
+            for name in old.namelist():
+                end = block * (repeated // 8) if name.endswith((".csv", ".xml", ".npy")) else b""
+                new.writestr(name, old.read(name) + end, compresslevel=1)
+        return target.getvalue()
+    if data[:4] == b"PAR1":
+        from pyarrow import parquet
+
+        table, target = parquet.read_table(io.BytesIO(data)), io.BytesIO()
+        with parquet.ParquetWriter(target, table.schema) as writer:
+            part = table.take([0] * 10**6)
+            for _ in range(20):
+                writer.write_table(part)
+        return target.getvalue()
+    return data + block * 64 if data[:1] in b"{[" or data[:1].isalpha() else None
+
+
 def mutated(data: bytes, random: Random) -> bytes:
     """Return a damaged file: its bytes, or what they mean; members of archives keep the right checksums."""
+    if random.random() < BOMB_SHARE and (bomb := _bomb(data, random)) is not None:
+        return bomb
     structured = _structured(data)
     if structured is not None and random.random() < 0.6:
         return structured(data, random)

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 
-from pairnorm.base.memory import anonymous_memory
 from pairnorm.data import Graph
 from pairnorm.train.propagation import Plan, Propagation
 
@@ -19,8 +19,10 @@ def main(graph: str, folder: str, norm: str, fill: str) -> None:
     packed, peak, done = Graph.open(graph), [0], threading.Event()
 
     def sample() -> None:
+        process = psutil.Process()
         while not done.is_set():
-            peak[0] = max(peak[0], anonymous_memory())
+            info = process.memory_info()  # the system can drop shared pages, which are mapped from files
+            peak[0] = max(peak[0], info.rss - info.shared)
             time.sleep(0.002)
 
     thread = threading.Thread(target=sample)

@@ -70,7 +70,11 @@ def add(commands: Any) -> None:
         "spreadsheet-safe",
         nodes=SHARED["nodes"] | {"required": False},
         graph=option("FOLDER", "Read a graph that `pairnorm pack` wrote, instead of tables."),
-        memory=option("SIZE", "Use at most this memory with --graph, such as 8GB. Default: what is free."),
+        memory=option(
+            "SIZE",
+            "Use at most this memory to read tables or a --graph, such as 8GB. Default: half of what is "
+            "free; with --graph, all of it.",
+        ),
         out=option("FOLDER", "Write predictions, model and report to this folder.", "run"),
     )
     parser.group(

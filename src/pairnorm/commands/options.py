@@ -123,6 +123,9 @@ SHARED = {
     "epochs": option("N", "Train for N epochs. Default: as in the paper (500 for SGC, else 1000)."),
     "depth": option("NUMBERS", "Use these numbers of layers, such as 2,4. Default: as in the paper."),
     "missing": option("NUMBERS", "Use only these percentages of missing vectors, such as 0,100."),
+    "memory": option(
+        "SIZE", "Use at most this memory to read tables, such as 8GB. Default: half of what is free."
+    ),
     "root": option("FOLDER", "Look for raw files here. Default: $PAIRNORM_DATA, else your cache folder."),
     "workers": option("N", "Use N processes on a CPU. Default: one per core."),
     "backend": option("NAME", "Train here, or on ray: the cluster at $RAY_ADDRESS.", "here"),
@@ -130,7 +133,10 @@ SHARED = {
     "quiet": flag("Print only notes and errors."),
     "json": flag("Print a summary as JSON to standard output, and messages to standard error."),
 }
-FILES = (*("nodes", "edges", "features", "database", "delimiter", "edge-delimiter", "encoding", "decimal"),)
+FILES = (
+    *("nodes", "edges", "features", "database", "delimiter", "edge-delimiter", "encoding", "decimal"),
+    "memory",
+)
 EDGE_COLUMNS = ("source", "target", "weight", "on-unknown-node")
 COLUMNS = (
     *("features", "database", "delimiter", "encoding", "decimal", "id", "label", "split", "classes"),
@@ -409,7 +415,13 @@ def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
         raise PairNormError("standard input is closed", code="unreadable-file", hint="Name a file.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphWarning)  # the description has the same notes
-        graph = Graph.from_files(options.nodes, options.edges, encoder=encoder, **columns_of(options))
+        graph = Graph.from_files(
+            options.nodes,
+            options.edges,
+            encoder=encoder,
+            memory=getattr(options, "memory", None),
+            **columns_of(options),
+        )
     console.show(f"[bold]Graph {console.safe(repr(graph.name))}[/]")
     if len(files := files_of(options)) > 2:
         console.facts([("files", ", ".join(map(str, files)))])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -112,10 +112,20 @@ def _parts(
 
 
 def from_networkx(
-    graph: networkx.Graph, options: ColumnOptions, encoder: Encoder | None, features: str = "x"
+    graph: networkx.Graph,
+    options: ColumnOptions,
+    encoder: Encoder | None,
+    features: str = "x",
+    limit: Callable[[int, int], None] = lambda rows, columns: None,
 ) -> Parts:
-    """Return the parts of a networkx graph; attributes of nodes are read as the columns of a file are."""
+    """Return the parts of a networkx graph; attributes of nodes are read as the columns of a file are.
+
+    ``limit`` raises an error where a table has too many rows and columns.
+    """
     import pandas
+
+    for items in (graph.nodes(data=True), graph.edges(data=True)):
+        limit(len(items), len({key for *_, attributes in items for key in attributes}))
 
     nodes = _attributes([attributes for _, attributes in graph.nodes(data=True)])
     edges = _edges(graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
+from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
 from pairnorm.data.adjacency import check_csr
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.exchange import Parts, from_networkx, from_pyg, from_scipy, from_tables
@@ -29,6 +31,7 @@ def read_files(
     database: str | None,
     options: ColumnOptions,
     encoder: Encoder | None,
+    memory: MemoryLimit,
 ) -> Parts:
     """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole."""
     for role, given in (("nodes", nodes), ("edges", edges), ("features", features)):
@@ -46,7 +49,12 @@ def read_files(
         if nodes == edges == STDIN:
             problem = "nodes and edges are both '-'"
             raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
-        how = {"encoding": again.encoding, "decimal": again.decimal, "database": database}
+        how: dict[str, Any] = {
+            "encoding": again.encoding,
+            "decimal": again.decimal,
+            "database": database,
+            "memory": memory,
+        }
         signs = {"edges": again.edge_delimiter or again.delimiter}
         tables = [
             []
@@ -72,8 +80,20 @@ def read_files(
         if kind == ".graphml":
             import networkx
 
-            return from_networkx(networkx.read_graphml(path), options, encoder)
+            xml = path.stat().st_size
+            memory.check(path.name, xml * BYTES_PER_XML_BYTE, f"{xml:,} bytes of XML")
+            graph = networkx.read_graphml(path)
+            return from_networkx(graph, options, encoder, limit=partial(memory.check_cells, path.name))
+        memory.check(path.name, _unpacked_size(path), "its arrays")
         return READERS[kind](path)
+
+
+def _unpacked_size(path: Path) -> int:
+    """Return the bytes of the arrays in a file, which may be an archive."""
+    if not zipfile.is_zipfile(path):
+        return path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        return sum(member.file_size for member in archive.infolist())
 
 
 def _holds_all(nodes: Given, edges: Given | None, delimiter: str | None) -> bool:

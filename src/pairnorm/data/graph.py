@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pairnorm.base.csr import csr_components, sparse_csr
 from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
+from pairnorm.base.memory import MemoryLimit
 from pairnorm.data import exchange, files
 from pairnorm.data.adjacency import (
     check_adjacency,
@@ -399,6 +400,7 @@ class Graph:
         decimal: str | None = None,
         name: str | None = None,
         encoder: Encoder | None = None,
+        memory: int | str | None = None,
     ) -> Graph:
         """Read a graph from tables of nodes and tables of edges, or from one file that holds both.
 
@@ -442,12 +444,14 @@ class Graph:
             name: what to call the graph. Default: the name of the node file.
             encoder: that of a graph read before, or of a fitted model (``classifier.encoder_``): this file is
                 read alike, but for what is named anew. Its labels are optional, a split is left out.
+            memory: the most memory that reading may take, in bytes or as ``'8GB'``. Default: half of what is
+                free. A file that needs more, also one that unpacks to more, is refused.
         """
         options = ColumnOptions(
             *(id, label, split, source, target, weight, delimiter, categorical, ignore),
             *(keep, encoding, decimal, classes, unknown_edges, merge_classes, edge_delimiter),
         )
-        parts = files.read_files(nodes, edges, features, database, options, encoder)
+        parts = files.read_files(nodes, edges, features, database, options, encoder, MemoryLimit.of(memory))
         place = files.place_name(nodes) if database is None else "graph"
         with readable(place):
             graph = cls._from_read(**(parts | {"name": name or name_of(place)}))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.memory import size
+from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
 from pairnorm.data.profile import MISSING_WORDS
 from pairnorm.data.readers import FRAMES, kind_of, open_table
 from pairnorm.data.tables import Source, readable
@@ -97,7 +97,8 @@ class Database:
             if not str(path).isprintable() and "\udc80" <= max(str(path)) <= "\udcff":
                 problem = f"{path}: the file name is not valid UTF-8, which DuckDB needs"
                 raise PairNormError(problem, code="unusable-path", value=str(path), hint="Rename the file.")
-        source, *others = opened = [open_table(path, delimiter, role=role) for path in paths]
+        limit = MemoryLimit(None, self.memory // MAX_LINE_SHARE)
+        source, *others = opened = [open_table(path, delimiter, role=role, memory=limit) for path in paths]
         for other in others:
             if (other.columns, other.delimiter) != (source.columns, source.delimiter):
                 problem = f"{other.name}: its columns are not those of {source.name}"

@@ -19,10 +19,16 @@ from io import BufferedReader, BytesIO, RawIOBase, TextIOWrapper
 from itertools import islice
 from os import PathLike, fspath
 from pathlib import Path, PurePath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from pairnorm.base.errors import PairNormError, closest, one_of, quoted
 from pairnorm.base.files import check_path
+from pairnorm.base.memory import (
+    BYTES_PER_TEXT_BYTE,
+    BYTES_PER_XML_BYTE,
+    NO_LIMIT,
+    MemoryLimit,
+)
 from pairnorm.data.tables import Source, readable, shown
 
 if TYPE_CHECKING:
@@ -36,6 +42,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
 TABLES = (*DELIMITERS, ".parquet", ".xlsx", ".json", ".jsonl")
 STDIN = "-"
+ROWS_AT_ONCE = 10_000
 COMMENT, MAX_COMMENT_LINES = ("#", "%"), 1000
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -62,6 +69,7 @@ def open_tables(
     encoding: str | None = None,
     decimal: str | None = None,
     database: str | None = None,
+    memory: MemoryLimit = NO_LIMIT,
 ) -> list[Source]:
     """Look at the head of each of some tables of one ``role``: nodes, edges or features.
 
@@ -73,8 +81,8 @@ def open_tables(
         _check_encoding(encoding)
     several = [given] if isinstance(given, str | PathLike) else list(given)
     if database is not None:
-        return [_query(database, fspath(query), role) for query in several]
-    how = {"delimiter": delimiter, "encoding": encoding, "decimal": decimal}
+        return [_query(database, fspath(query), role, memory) for query in several]
+    how: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "decimal": decimal, "memory": memory}
     return [
         _read_stdin(role, how) if place == STDIN else open_table(place, **how, role=role)
         for place in find_files(several)
@@ -143,18 +151,23 @@ def open_table(
     encoding: str | None = None,
     decimal: str | None = None,
     role: str = "nodes",
+    memory: MemoryLimit = NO_LIMIT,
 ) -> Source:
     """Look at the head of one file; see ``open_tables``."""
     book, _, sheet = str(path).rpartition("#")
     if book.lower().endswith(".xlsx") and not path.exists():
-        frame, notes = _frame(path.name, ".xlsx", partial(_plain, existing(Path(book))), f"#{sheet}")
+        frame, notes = _frame(path.name, ".xlsx", partial(_plain, existing(Path(book))), f"#{sheet}", memory)
         return Source(
             path.name, columns_of(path.name, list(frame.columns)), frame, decimal=decimal, notes=notes
         )
     if existing(path).stat().st_size == 0:
         raise _empty(path.name)
-    opened: Open = partial(COMPRESSED.get(path.suffix.lower(), _plain), path)
-    return _table(path.name, kind_of(path), opened, role, delimiter, encoding, decimal)
+    kind, compression = kind_of(path), path.suffix.lower()
+    if compression not in COMPRESSED and kind not in FRAMES:
+        bytes_ = path.stat().st_size
+        memory.check(path.name, bytes_ * BYTES_PER_TEXT_BYTE, f"a text of {bytes_:,} bytes")
+    opened: Open = partial(COMPRESSED.get(compression, _plain), path)
+    return _table(path.name, kind, opened, role, delimiter, encoding, decimal, memory)
 
 
 def _table(
@@ -165,20 +178,22 @@ def _table(
     delimiter: str | None,
     encoding: str | None,
     decimal: str | None,
+    memory: MemoryLimit,
 ) -> Source:
     if kind == ".parquet":  # may be large, and tells its columns first
         with readable(name), opened() as file:
-            columns = columns_of(
-                name, _library("pyarrow.parquet", "Parquet").read_schema(_seekable(file)).names
-            )
-        return Source(name, columns, load=lambda: _frame(name, kind, opened, role)[0], decimal=decimal)
+            parquet = _library("pyarrow.parquet", "Parquet")
+            columns = columns_of(name, parquet.read_schema(_seekable(name, file, memory)).names)
+        load = partial(_frame, name, kind, opened, role, memory)
+        return Source(name, columns, load=lambda: load()[0], decimal=decimal)
     if kind in FRAMES:
-        frame, notes = _frame(name, kind, opened, role)
+        frame, notes = _frame(name, kind, opened, role, memory)
         return Source(name, columns_of(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
     given, delimiter = delimiter, "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
     if len(delimiter) != 1:
         problem = f"delimiter is {quoted(delimiter)}"
         raise PairNormError(problem, code="out-of-range", value=delimiter, expected="one character, or 'tab'")
+    unlimited, opened = opened, partial(_limited, name, opened, memory, delimiter)
     with readable(name):
         found, notes = (_with_mark(encoding), []) if encoding else _find_encoding(name, opened)
         if role == "edges" and given is None and _is_edge_list(opened, found):
@@ -192,7 +207,7 @@ def _table(
         raise _empty(name)
     other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in header[0]), None)
     if len(header) == 1 and other and given is None:
-        result = _table(name, kind, opened, role, other, encoding, decimal)
+        result = _table(name, kind, unlimited, role, other, encoding, decimal, memory)
         note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
         return replace(result, notes=[*result.notes, note])
     if len(header) == 1 and other:
@@ -206,6 +221,10 @@ def _table(
     if not has_header:
         notes.append(f"line 1 of {name} is an edge, not a header")
     return Source(name, columns, None, opened, None, delimiter, found, decimal, has_header, notes)
+
+
+def _limited(name: str, opened: Open, memory: MemoryLimit, delimiter: str) -> IO[bytes]:
+    return memory.stream(name, opened(), delimiter)
 
 
 def _is_edge_list(opened: Open, encoding: str) -> bool:
@@ -318,8 +337,8 @@ def _lacking(what: str, library: str | None) -> PairNormError:
 
 
 def _read_stdin(role: str, how: dict[str, Any]) -> Source:
-    data = sys.stdin.buffer.read()
-    name = "the standard input"
+    name, memory = "the standard input", how["memory"]
+    data = memory.read(name, sys.stdin.buffer)
     if not data:
         problem = f"{name}: there is nothing left to read for the {role}"
         raise PairNormError(problem, code="file-empty", expected="a table; only one can be piped in")
@@ -328,7 +347,7 @@ def _read_stdin(role: str, how: dict[str, Any]) -> Source:
     with readable(name):
         if kind in COMPRESSED:
             with COMPRESSED[kind](BytesIO(data)) as file:
-                data = file.read()
+                data = memory.read(name, file)
             opened, kind = partial(BytesIO, data), _magic(data)
         return _table(name, kind, opened, role, **how)
 
@@ -387,19 +406,35 @@ def _decodes(opened: Open, encoding: str) -> bool:
     return True
 
 
-def _frame(name: str, kind: str, opened: Open, role: str) -> tuple[pandas.DataFrame, list[str]]:
+class _Reading(NamedTuple):
+    """What a reader of whole tables needs."""
+
+    name: str
+    file: IO[bytes]
+    role: str
+    notes: list[str]
+    memory: MemoryLimit
+
+
+def _frame(
+    name: str, kind: str, opened: Open, role: str, memory: MemoryLimit
+) -> tuple[pandas.DataFrame, list[str]]:
     notes: list[str] = []
     with readable(name), opened() as file:
-        return FRAMES[kind](file, role, notes), notes
+        return FRAMES[kind](_Reading(name, file, role, notes, memory)), notes
 
 
-def _read_parquet(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
+def _read_parquet(given: _Reading) -> pandas.DataFrame:
     parquet = _library("pyarrow.parquet", "Parquet")
-    return arrow_frame(parquet.read_table(_seekable(file)))
+    with parquet.ParquetFile(_seekable(given.name, given.file, given.memory)) as table:
+        given.memory.check_cells(given.name, table.metadata.num_rows, table.metadata.num_columns)
+        return arrow_frame(table.read())
 
 
-def _seekable(file: IO[bytes]) -> IO[bytes]:
-    return file if isinstance(file, BufferedReader) else BytesIO(file.read())
+def _seekable(name: str, file: IO[bytes], memory: MemoryLimit) -> IO[bytes]:
+    if isinstance(file, BufferedReader | BytesIO):
+        return file
+    return BytesIO(memory.read(name, file))
 
 
 def arrow_frame(table: Any) -> pandas.DataFrame:
@@ -417,61 +452,89 @@ def arrow_frame(table: Any) -> pandas.DataFrame:
     return frame
 
 
-def _read_excel(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
+def _read_excel(given: _Reading) -> pandas.DataFrame:
     """Read the sheet named after ``#``, else the one named after the role, else the first."""
     import pandas
 
-    _library("openpyxl", "Excel")
-    with pandas.ExcelFile(BytesIO(file.read()), engine="openpyxl") as book:
-        sheets = [str(sheet) for sheet in book.sheet_names]
-        wanted = role.removeprefix("#").strip().lower()
-        named = [sheet for sheet in sheets if sheet.strip().lower() == wanted]
+    openpyxl, role = _library("openpyxl", "Excel"), given.role
+    file = _seekable(given.name, given.file, given.memory)
+    with zipfile.ZipFile(file) as archive:
+        xml = sum(member.file_size for member in archive.infolist())
+        given.memory.check(given.name, xml * BYTES_PER_XML_BYTE, f"a workbook of {xml:,} bytes of XML")
+    book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
+    try:
+        sheets = [sheet.title for sheet in book.worksheets]
+        requested = role.removeprefix("#").strip().lower()
+        named = [sheet for sheet in sheets if sheet.strip().lower() == requested]
         if role.startswith("#") and not named:
             problem, hint = f"there is no sheet {quoted(role[1:])}", closest(role[1:], sheets)
             expected = f"one of {shown(sheets, 10)}"
             raise PairNormError(problem, code="unknown-sheet", value=role[1:], expected=expected, hint=hint)
         sheet = next(iter(named), sheets[0])
         if len(sheets) > 1 and not role.startswith("#"):
-            notes.append(f"the {role} are read from sheet {quoted(sheet)} of {shown(sheets)}")
-        cells = pandas.read_excel(
-            book, sheet_name=sheet, header=None, dtype=object, na_values=[""], keep_default_na=False
-        )
-    cells = cells.dropna(how="all").dropna(how="all", axis=1)
-    if cells.empty:
+            given.notes.append(f"the {role} are read from sheet {quoted(sheet)} of {shown(sheets)}")
+        rows = _sheet_rows(given, book[sheet])
+    finally:
+        book.close()
+    if not rows:
         problem = f"sheet {quoted(sheet)} is empty"
         raise PairNormError(problem, code="file-empty", expected="a header and rows")
-    cells.columns = pandas.Index([str(title).strip() for title in cells.iloc[0]])
-    return _typed(cells.iloc[1:].reset_index(drop=True))
+    used = sorted({column for row in rows for column in row})
+    given.memory.check_cells(given.name, len(rows), len(used))
+    titles, *cells = [[row.get(column) for column in used] for row in rows]
+    return _typed(pandas.DataFrame(cells, columns=[str(title).strip() for title in titles], dtype=object))
 
 
-def _read_json(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
+def _sheet_rows(given: _Reading, sheet: Any) -> list[dict[int, Any]]:
+    """Return the filled cells of each row that has some, by column: a sheet may have one far cell."""
+    rows, filled = [], 0
+    sheet.reset_dimensions()  # what the file says of them may be anything
+    for cells in sheet.iter_rows():
+        row = {cell.column: _excel_value(cell) for cell in cells if cell.value not in (None, "")}
+        if row:
+            rows.append(row)
+            filled += len(row)
+            given.memory.check_cells(given.name, 1, filled)
+    return rows
+
+
+def _excel_value(cell: Any) -> Any:
+    """Return the value of a cell: a whole number as an integer, an error as missing."""
+    if isinstance(cell.value, float) and cell.value.is_integer():
+        return int(cell.value)
+    return None if cell.data_type == "e" else cell.value
+
+
+def _read_json(given: _Reading) -> pandas.DataFrame:
     """Read a list of records or a dictionary of columns, maybe under the name of what they are."""
-    found = json.loads(file.read())
-    if isinstance(found, dict):
+    role = given.role
+    contents = json.loads(given.memory.stream(given.name, given.file).read())
+    if isinstance(contents, dict):
         # Graphs as d3 and networkx write them have both in one file.
         names = (role, "links") if role == "edges" else (role,)
-        found = next((found[name] for name in names if isinstance(found.get(name), list)), found)
+        contents = next((contents[name] for name in names if isinstance(contents.get(name), list)), contents)
     if (
         role == "features"
-        and isinstance(found, dict)
-        and all(isinstance(v, list | dict) for v in found.values())
+        and isinstance(contents, dict)
+        and all(isinstance(v, list | dict) for v in contents.values())
     ):
-        found = [
+        contents = [
             {"node": node, "feature": feature, "value": words[feature] if isinstance(words, dict) else 1}
-            for node, words in found.items()
+            for node, words in contents.items()
             for feature in words
         ]
-    return _records(found)
+    return _records(given, contents)
 
 
-def _read_json_lines(file: IO[bytes], role: str, notes: list[str]) -> pandas.DataFrame:
-    return _records([json.loads(line) for line in file if line.strip()])
+def _read_json_lines(given: _Reading) -> pandas.DataFrame:
+    lines = given.memory.stream(given.name, given.file)
+    return _records(given, [json.loads(line) for line in lines if line.strip()])
 
 
-def _records(found: Any) -> pandas.DataFrame:
+def _records(given: _Reading, contents: Any) -> pandas.DataFrame:
     import pandas
 
-    rows = found if isinstance(found, list) else [found]
+    rows = contents if isinstance(contents, list) else [contents]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise PairNormError(
             "it holds no table",
@@ -479,7 +542,9 @@ def _records(found: Any) -> pandas.DataFrame:
             value=type(rows[0]).__name__ if rows else None,
             expected='rows such as {"id": "a", "age": 31}',
         )
-    return _typed(pandas.DataFrame(found, dtype=object))
+    if isinstance(contents, list):  # each row may have columns of its own
+        given.memory.check_cells(given.name, len(rows), len({name for row in rows for name in row}))
+    return _typed(pandas.DataFrame(contents, dtype=object))
 
 
 def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -494,7 +559,7 @@ def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
 FRAMES = {".parquet": _read_parquet, ".xlsx": _read_excel, ".json": _read_json, ".jsonl": _read_json_lines}
 
 
-def _query(database: str, query: str, role: str) -> Source:
+def _query(database: str, query: str, role: str, memory: MemoryLimit) -> Source:
     """Return what a query finds, or all of a table that is named; nothing is changed there."""
     import pandas
 
@@ -522,7 +587,11 @@ def _query(database: str, query: str, role: str) -> Source:
                 expected = "a SELECT, or a table's name"
                 raise PairNormError(problem, code="no-rows", value=query, expected=expected)
             columns = columns_of(name, list(found.keys()))
-            frame = _typed(pandas.DataFrame(found.fetchall(), columns=list(columns), dtype=object))
+            rows: list[Any] = []
+            while some := found.fetchmany(ROWS_AT_ONCE):
+                rows += some
+                memory.check_cells(name, len(rows), len(columns))
+            frame = _typed(pandas.DataFrame(rows, columns=list(columns), dtype=object))
     except sqlalchemy.exc.NoSuchModuleError as error:
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:
