@@ -10,7 +10,7 @@ import scipy.sparse
 import torch
 
 from pairnorm.data import Graph, Split
-from pairnorm.data.arrays import as_tensor
+from pairnorm.data.features import as_tensor
 
 EDGES = [[0, 1, 1, 2], [1, 0, 2, 1]]
 VALUES = [[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]

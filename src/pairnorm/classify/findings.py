@@ -33,7 +33,7 @@ from pairnorm.classify.search_limits import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
 from pairnorm.classify.target import Standardized, lacks_most, standardize, strata
 from pairnorm.data import Graph, Split
-from pairnorm.data.random import Stream
+from pairnorm.data.split import Stream
 
 # Other ways to hold nodes out.
 LATER, RANDOM = "coming later, with their edges", "on a random split"

@@ -15,7 +15,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of, quoted
 from pairnorm.data import Graph, Split
 from pairnorm.data.adjacency import along_and_against, csr_matrix
-from pairnorm.data.random import Stream
+from pairnorm.data.split import Stream
 
 HELD_OUT = 0.2
 FEW = 30

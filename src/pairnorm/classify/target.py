@@ -15,7 +15,7 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import hops
 from pairnorm.data.features import stored_rows, with_values
-from pairnorm.data.random import Stream
+from pairnorm.data.split import Stream
 
 # Shares of missing features that differ by less are taken as equal.
 MIN_DIFFERENCE = 0.05

@@ -15,7 +15,7 @@ from pairnorm.base.errors import PairNormError, one_of, real_number, whole_numbe
 from pairnorm.data import Graph, Missing, Split, features_after, load
 from pairnorm.data.adjacency import components, reachable
 from pairnorm.data.named import data_folder
-from pairnorm.data.random import Stream
+from pairnorm.data.split import Stream
 from pairnorm.impute import IMPUTATIONS
 from pairnorm.sweep.grid import Grid, SelectionRule, Settings, expand
 from pairnorm.train import Spec

@@ -2,7 +2,6 @@
 
 from pairnorm.data.encoder import Column, Encoder
 from pairnorm.data.features import row_normalize
-from pairnorm.data.generate import csbm
 from pairnorm.data.graph import Graph, GraphWarning
 from pairnorm.data.masks import (
     Features,
@@ -16,7 +15,7 @@ from pairnorm.data.masks import (
     missing_nodes,
     missing_vectors,
 )
-from pairnorm.data.named import Dataset, datasets, load
+from pairnorm.data.named import Dataset, csbm, datasets, load
 from pairnorm.data.packed import PackedGraph
 from pairnorm.data.packing import pack
 from pairnorm.data.split import Split, per_class, random_split

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted, whole_number
 from pairnorm.data.adjacency import csr_matrix
-from pairnorm.data.arrays import plain_or_csr
 from pairnorm.data.encoder import ColumnOptions, Encoder
+from pairnorm.data.features import plain_or_csr
 from pairnorm.data.labels import UNKNOWN, whole_labels
 from pairnorm.data.names import Ends, find_ends, note_unused_columns, read_edges
 from pairnorm.data.nodes import read_nodes

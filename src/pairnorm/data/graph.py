@@ -28,11 +28,12 @@ from pairnorm.data.adjacency import (
     most_empty,
     symmetric_adjacency,
 )
-from pairnorm.data.arrays import as_ends, as_tensor
 from pairnorm.data.encoder import Column, ColumnOptions, Encoder, align_features
 from pairnorm.data.features import (
     STRUCTURE,
     all_finite,
+    as_ends,
+    as_tensor,
     check_infinite,
     nan_as_missing,
     stored_rows,

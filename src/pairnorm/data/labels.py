@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.data.arrays import as_array, as_tensor, is_absent
 from pairnorm.data.encoder import EACH
+from pairnorm.data.features import as_array, as_tensor, is_absent
 from pairnorm.data.names import plain_form
 from pairnorm.data.split import Split
 from pairnorm.data.tables import Source, shown

@@ -19,7 +19,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.data.features import SCALINGS, row_normalize, stored_rows, stored_values, with_values
 from pairnorm.data.graph import Graph
-from pairnorm.data.random import Stream
+from pairnorm.data.split import Stream
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from pairnorm.classify.search_limits import SearchLimits, subsample
 from pairnorm.classify.target import hide, hide_features
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
-from pairnorm.data.random import Stream
+from pairnorm.data.split import Stream
 from pairnorm.nn import Mode, Normalization
 from pairnorm.train.distributed import Shards
 from pairnorm.train.problem import part_accuracies, part_losses
