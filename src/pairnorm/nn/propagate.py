@@ -205,6 +205,32 @@ def propagate_with_restart(
     return state
 
 
+@torch.no_grad()
+def dominant_eigenvectors(matrix: SparseMatrix, count: int, iterations: int = 200) -> Tensor:
+    """Return eigenvectors of a symmetric matrix by largest absolute eigenvalue, ``[nodes, count]``, float64.
+
+    By subspace iteration from a fixed start, on the CPU. Columns beyond the number of nodes are zero. Signs
+    make the largest entry positive.
+
+    Args:
+        matrix: ``normalized_adjacency(adjacency, "sym")``, or another symmetric matrix.
+        count: The number of eigenvectors.
+        iterations: The number of products; an eigenvector of λ_k is accurate to (λ_m / λ_k)^iterations, with
+            m twice the count.
+    """
+    matrix, nodes = matrix.to("cpu").cast(torch.float64), matrix.num_rows
+    width = min(nodes, 2 * count)
+    start = torch.randn(nodes, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    basis = torch.linalg.qr(start).Q
+    for _ in range(iterations):
+        basis = torch.linalg.qr(matrix @ basis).Q
+    values, rotation = torch.linalg.eigh(basis.T @ (matrix @ basis))
+    order = values.abs().argsort(descending=True)[:count]
+    vectors = basis @ rotation[:, order]
+    vectors *= vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign() if nodes else 1
+    return torch.nn.functional.pad(vectors, (0, count - vectors.size(1)))
+
+
 def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatrix:
     r"""Drop random edges for every model, and divide what remains of each row by its sum (DropEdge).
 

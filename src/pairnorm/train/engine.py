@@ -20,7 +20,7 @@ from pairnorm.train.per_trial import ModelPerTrial
 from pairnorm.train.problem import Problem
 from pairnorm.train.result import Trial, check_seeds
 from pairnorm.train.spec import Spec
-from pairnorm.train.trainers import GNNTrainer, SGCTrainer, bind_degrees, sgc_settings
+from pairnorm.train.trainers import GNNTrainer, SGCTrainer, bind_graph, sgc_settings
 
 MODEL_MEASURES = ("relative_energy", "gradient_first", "gradient_last", "parameters")
 """Measures of a model as a whole: see ``train``."""
@@ -105,7 +105,7 @@ def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
     (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], device).fit()
     weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # there is one variant
     model = SGC.from_weights(weight, bias, **sgc_settings(spec, len(pairs)))
-    bind_degrees(model, graph, device)
+    bind_graph(model, graph)
     return model.to(device).eval()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
-from pairnorm.nn import APPNP, GAT, GCN, GCNII
+from pairnorm.nn import APPNP, G2, GAT, GCN, GCNII, SMPNN
 from pairnorm.nn.norms import NORMS, BatchNorm, make_norm
 from pairnorm.nn.propagate import Normalization
 from pairnorm.train.per_trial import ModelPerTrial, PerTrial
@@ -20,7 +20,7 @@ from pairnorm.train.per_trial import ModelPerTrial, PerTrial
 if TYPE_CHECKING:
     from pairnorm.train.spec import Spec
 
-Model = GCN | GAT | GCNII | APPNP | ModelPerTrial
+Model = GCN | GAT | GCNII | APPNP | SMPNN | G2 | ModelPerTrial
 GROUP = "pairnorm.methods"
 """The group of entry points of packages with methods: a name, and the factory of a norm or a model."""
 
@@ -46,7 +46,7 @@ class Method:
     models: tuple[str, ...] = ("GCN", "GAT")
     norm: Callable[[int, int, float], nn.Module] | None = None
     options: Callable[[float], Mapping[str, Any]] | None = None
-    model: Callable[..., GCNII | APPNP | ModelPerTrial] | None = None
+    model: Callable[..., GCNII | APPNP | SMPNN | G2 | ModelPerTrial] | None = None
     fields: Callable[[float], Mapping[str, Any]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     quadratic: bool = False
@@ -105,6 +105,7 @@ _OURS = {
     "LayerNorm": _norm("LayerNorm"),
     "LayerNorm-graph": _norm("LayerNorm-graph"),
     "GraphNorm": _norm("GraphNorm"),
+    "GraphNormV2": _norm("GraphNormV2"),
     "DiffGroupNorm": _norm("DiffGroupNorm", 0.01, 0.001),
     "ContraNorm": _norm("ContraNorm", 0.5, 0.2, quadratic=True),
     "Skip": Method("t", (1.0, 2.0), fields=_skip),
@@ -115,6 +116,8 @@ _OURS = {
     "DropEdge": Method("rate", (0.5, 0.2), ("GCN",), options=lambda rate: {"drop_edge": rate}),
     "GCNII": Method("alpha", (0.1, 0.5), ("GCN",), model=GCNII, settings=_SYMMETRIC),
     "APPNP": Method("alpha", (0.1, 0.2), ("GCN",), model=APPNP, settings=_SYMMETRIC),
+    "SMPNN": Method(models=("GCN",), model=SMPNN, settings=_SYMMETRIC),
+    "G2": Method(models=("GCN",), model=G2, settings=_SYMMETRIC),
 }
 METHODS: dict[str, Method] = dict(_OURS)
 """All known methods by the name under which their trials are stored."""

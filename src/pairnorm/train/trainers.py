@@ -20,9 +20,8 @@ from pairnorm.base.files import atomic_file
 from pairnorm.data import Graph
 from pairnorm.nn import GAT, GCN, PairNorm, sgc_iterates
 from pairnorm.nn.models import MakeNorm, glorot
-from pairnorm.nn.norms import DegreePairNorm
+from pairnorm.nn.norms import DegreePairNorm, GraphNormV2
 from pairnorm.nn.ops.dropout import dropout, keys_from_seeds, step_keys
-from pairnorm.nn.propagate import degrees
 from pairnorm.train.distributed import Shards
 from pairnorm.train.loop import Loop
 from pairnorm.train.methods import Model, find_method
@@ -83,11 +82,11 @@ def sgc_settings(spec: Spec, trials: int = 1) -> dict[str, Any]:
     return {"num_layers": spec.depth, "norm": make_norm(spec, trials) or spec.mode, **own}
 
 
-def bind_degrees(module: nn.Module, graph: Graph, device: torch.device) -> nn.Module:
-    """Give the node degrees to the norms that use them, and return the module."""
+def bind_graph(module: nn.Module, graph: Graph) -> nn.Module:
+    """Give the graph to the norms that depend on its degrees or eigenvectors, and return the module."""
     for norm in module.modules():
-        if isinstance(norm, DegreePairNorm):
-            norm.bind(degrees(graph.adjacency).to(device))
+        if isinstance(norm, DegreePairNorm | GraphNormV2):
+            norm.bind_graph(graph.adjacency)
     return module
 
 
@@ -113,7 +112,7 @@ class GNNTrainer:
         spec, seeds = trials[0][0], [seed for _, seed in trials]
         self.problem = problem = Problem.of(graph, trials, device, shards)
         self.model = model = build(spec, problem.num_features, graph.num_classes, seeds, device)
-        bind_degrees(model, graph, device)
+        bind_graph(model, graph)
         if shards is not None:
             shards.join(model)
         keys = keys_from_seeds(seeds, device)
@@ -241,7 +240,7 @@ class SGCTrainer:
             features = features.unsqueeze(1)
         norm: Any = None if mode is None else PairNorm(own_scale, mode)
         if (make := make_norm(self.spec, len(self.seeds))) is not None:
-            norm = bind_degrees(make(), self._graph, self.problem.labels.device)
+            norm = bind_graph(make(), self._graph)
         iterates = sgc_iterates(features, self.problem.adjacency, norm)
         state = next(iterates)
         regressions = _Regressions(

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch_geometric.nn import GCN
 
-from pairnorm.nn.norms import NORMS, DegreePairNorm, make_norm
+from pairnorm.nn.norms import NORMS, DegreePairNorm, GraphNormV2, make_norm
 from pairnorm.nn.pair_norm import PairNorm
 
 every = pytest.mark.parametrize("name", NORMS)
@@ -30,6 +30,9 @@ def bind(norm, nodes, order=slice(None)):
     if isinstance(norm, DegreePairNorm):
         degree = torch.rand(nodes, generator=torch.Generator().manual_seed(5)) * 9 + 1
         norm.bind(degree[order])
+    if isinstance(norm, GraphNormV2):
+        basis = torch.randn(nodes, norm.num_eigenvectors + 1, generator=torch.Generator().manual_seed(6))
+        norm.bind(basis[order] / 4)
     return norm
 
 

@@ -10,6 +10,8 @@ from pairnorm.base.errors import PairNormError, one_of, real_number
 from pairnorm.nn.norms.base import BaseNorm
 from pairnorm.nn.ops.moments import Groups, check_states
 from pairnorm.nn.ops.pair_norm import normalize
+from pairnorm.nn.propagate import degrees
+from pairnorm.nn.sparse import SparseMatrix
 
 MODES = ("PN", "PN-SI")
 
@@ -75,6 +77,10 @@ class DegreePairNorm(BaseNorm):
             )
         self.degree = degree
         return self
+
+    def bind_graph(self, adjacency: Tensor | SparseMatrix) -> Self:
+        """Take the degrees of a graph, self-loops included, and return the norm."""
+        return self.bind(degrees(adjacency))
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""

@@ -12,6 +12,7 @@ from pairnorm.nn.norms.base import ParametricNorm
 from pairnorm.nn.norms.contra_norm import ContraNorm
 from pairnorm.nn.norms.degree_pair_norm import DegreePairNorm
 from pairnorm.nn.norms.diff_group_norm import DiffGroupNorm
+from pairnorm.nn.norms.graph_norm_v2 import GraphNormV2
 from pairnorm.nn.norms.standardize import BatchNorm, GraphNorm, LayerNorm, MeanSubtraction, NodeNorm
 from pairnorm.nn.pair_norm import PairNorm
 
@@ -42,6 +43,7 @@ NORMS: Mapping[str, NamedNorm] = MappingProxyType(
         "LayerNorm": NamedNorm(LayerNorm, {"mode": "node"}),
         "LayerNorm-graph": NamedNorm(LayerNorm, {"mode": "graph"}),
         "GraphNorm": NamedNorm(GraphNorm),
+        "GraphNormV2": NamedNorm(GraphNormV2),
         "MeanSubtraction": NamedNorm(MeanSubtraction),
         "NodeNorm": NamedNorm(NodeNorm, {}, "p"),
         "DiffGroupNorm": NamedNorm(DiffGroupNorm, {}, "balance"),

@@ -1,13 +1,16 @@
+import copy
+
 import pytest
 import torch
+from torch.nn.functional import silu
 from torch_geometric.nn import APPNP as PeerAPPNP
 from torch_geometric.nn import GCN2Conv
 
-from pairnorm.nn import APPNP, GCNII, SparseMatrix
+from pairnorm.nn import APPNP, G2, GCNII, SMPNN, SparseMatrix
 from pairnorm.nn.ops.dropout import draw_keys, dropout
 
 NODES, FEATURES, HIDDEN, CLASSES = 20, 6, 8, 3
-either = pytest.mark.parametrize("kind", [GCNII, APPNP])
+every = pytest.mark.parametrize("kind", [GCNII, APPNP, SMPNN, G2])
 
 
 @pytest.fixture
@@ -58,6 +61,63 @@ def test_appnp_equals_pyg(depth, alpha, x, edge_index, either_form):
         torch.testing.assert_close(hidden.squeeze(1), PeerAPPNP(depth - 1, alpha)(start, edge_index))
 
 
+def dense_in_double(model, x, edge_index):
+    """Prepare a formula in float64: the dense adjacency, and the features."""
+    return model.normalized_adjacency(edge_index, NODES).to_dense().double(), x.double()
+
+
+def test_smpnn_equals_its_formula(x, edge_index, either_form):
+    model = build(SMPNN, num_layers=3).eval()
+    torch.nn.init.uniform_(model.shares, 0.2, 1.0)
+    for norm in model.layer_norms:
+        torch.nn.init.normal_(norm.weight)
+    adjacency, h = dense_in_double(model, x, edge_index)
+
+    def normalized(norm, h):
+        weight, bias = norm.weight[0].double(), norm.bias[0].double()
+        mean, variance = h.mean(1, keepdim=True), h.var(1, correction=0, keepdim=True)
+        return weight * (h - mean) / (variance + 1e-5).sqrt() + bias
+
+    wide = copy.deepcopy(model).double()
+    h = silu(linear(wide.first, h))
+    for layer in range(3):
+        by_graph, by_node = wide.shares[0, layer]
+        state = adjacency @ normalized(model.layer_norms[2 * layer], h) @ wide.convolutions[layer].weight[0]
+        h = h + by_graph * silu(state + wide.convolutions[layer].bias[0])
+        h = h + by_node * silu(linear(wide.maps[layer], normalized(model.layer_norms[2 * layer + 1], h)))
+    hidden, logits = model.hidden_and_logits(x, edge_index)
+    torch.testing.assert_close(hidden.squeeze(1).double(), h, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits.squeeze(1).double(), linear(wide.last, h), rtol=1e-4, atol=1e-5)
+
+
+def test_a_new_smpnn_is_a_perceptron(x, edge_index):
+    model = build(SMPNN, num_layers=20).eval()
+    torch.testing.assert_close(
+        model(x, edge_index).squeeze(1),
+        linear(model.last, silu(linear(model.first, x))),
+        rtol=1e-3,
+        atol=1e-3,
+    )
+
+
+def test_g2_equals_its_formula(x, edge_index, either_form):
+    model = build(G2, num_layers=4).eval()
+    adjacency, h = dense_in_double(model, x, edge_index)
+    wide = copy.deepcopy(model).double()
+    h = linear(wide.first, h).relu()
+    for _ in range(4):
+        y, gate = (linear(layer, adjacency @ h).relu() for layer in (wide.convolution, wide.gate))
+        rates = torch.zeros_like(h)
+        for node in range(NODES):
+            neighbors = [other for other in adjacency[node].nonzero().flatten().tolist() if other != node]
+            if neighbors:
+                rates[node] = torch.tanh((gate[neighbors] - gate[node]).square().mean(0))
+        h = (1 - rates) * h + rates * y
+    hidden, logits = model.hidden_and_logits(x, edge_index)
+    torch.testing.assert_close(hidden.squeeze(1).double(), h, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits.squeeze(1).double(), linear(wide.last, h), rtol=1e-4, atol=1e-5)
+
+
 def test_appnp_of_many_steps_is_personalized_pagerank(x, edge_index):
     """Z = α (I − (1 − α) Â)⁻¹ Z₀, the closed form of its paper."""
     model = build(APPNP, num_layers=300, alpha=0.1).eval().double()
@@ -68,7 +128,7 @@ def test_appnp_of_many_steps_is_personalized_pagerank(x, edge_index):
     torch.testing.assert_close(model(x.double(), adjacency).squeeze(1), closed, rtol=1e-6, atol=1e-8)
 
 
-@either
+@every
 @pytest.mark.parametrize("sparse", [False, True])
 def test_trials_equal_models(kind, sparse, x, edge_index, either_form):
     """With dropout, and the same keys: weights, gradients and masks of a trial are its own."""
@@ -99,7 +159,7 @@ def test_dropout_falls_on_the_input_of_every_map(x, edge_index):
     torch.testing.assert_close(model(x, edge_index, keys).squeeze(1), linear(model.last, drop[-1](h)))
 
 
-@either
+@every
 def test_an_ordinary_model(kind, x, edge_index):
     model = kind(FEATURES, CLASSES).eval()
     assert model.adjacency == "sym"
@@ -113,7 +173,7 @@ def test_settings_are_checked(raises):
         GCNII(FEATURES, CLASSES, theta=0)
 
 
-@either
+@every
 def test_a_compiled_model_is_the_model(kind, x, edge_index):
     torch.compiler.reset()
     model = build(kind).eval()
