@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from pairnorm import measure
-from pairnorm.data import Graph
+from pairnorm.data import Graph, csbm, features_after, given_missing
 from pairnorm.nn import pair_norm
 from pairnorm.train import Spec, Trial, engine, fit, train
 from pairnorm.train.engine import find_device, train_job
 from pairnorm.train.jobs import Job, plan
 from pairnorm.train.loop import Loop
-from pairnorm.train.problem import Problem
+from pairnorm.train.problem import Problem, aucs
 from pairnorm.train.trainers import GNNTrainer
 
 CPU = torch.device("cpu")
@@ -329,6 +329,22 @@ def test_fit_gives_the_models_that_were_judged(graph: Graph, spec: Spec) -> None
     for number, trial in enumerate(train(graph, spec, [3, 5], "cpu")):
         for name in METRICS:
             assert math.isclose(metrics[name][number], getattr(trial, name), rel_tol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["GCN", "SGC"])
+def test_the_auc_of_validation_nodes_selects_the_epoch(model: str) -> None:
+    graph = csbm(400, classes=2, features=20, signal=0.1)
+    spec = Spec("csbm", model, 2, epochs=30, metric="auc")
+    (trial,) = train(graph, spec, [0], "cpu", curves=True)
+    assert trial.curves is not None
+    curve = trial.curves["validation_auc"]
+    assert trial.best_epoch == curve.index(max(curve)) + 1
+    assert trial.measures["validation_auc"] == pytest.approx(max(curve))
+    assert 0.5 < trial.measures["test_auc"] < 1
+    model_ = fit(graph, spec, [0], "cpu")
+    logits = model_(features_after(graph, given_missing(graph), "rows").dense().squeeze(1), graph.adjacency)
+    expected = aucs(logits[graph.test].movedim(0, -1), graph.labels[graph.test])
+    assert trial.measures["test_auc"] == pytest.approx(float(expected))
 
 
 def test_names_are_checked(raises: Any, graph: Graph) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -19,7 +20,7 @@ from pairnorm.data import (
 from pairnorm.impute import IMPUTATIONS
 from pairnorm.nn import SparseMatrix
 from pairnorm.train import Spec
-from pairnorm.train.problem import Problem
+from pairnorm.train.problem import Problem, aucs
 
 CPU = torch.device("cpu")
 
@@ -212,3 +213,21 @@ def test_trials_that_cannot_train_side_by_side_and_graphs_without_a_split_are_re
         Problem.of(graph.replace(train=none), [(spec, 0)], CPU)
     with raises("no-split"):
         Problem.of(graph.replace(validation=none), [(spec, 0)], CPU)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_auc_is_that_of_scikit_learn(ties: bool) -> None:
+    labels = torch.randint(2, (200,), generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(3, 2, 2, 200, generator=torch.Generator().manual_seed(1))
+    logits = logits.round() if ties else logits
+    found = aucs(logits, labels)
+    margins = (logits[:, :, 1] - logits[:, :, 0]).reshape(6, 200)
+    expected = [roc_auc_score(labels.numpy(), margin.numpy()) for margin in margins]
+    torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float32))
+    logits[0, 0, 1, 7] = torch.nan
+    assert aucs(logits, labels)[0, 0] == 0
+
+
+def test_the_auc_needs_two_classes(raises: Any) -> None:
+    with raises("not-together", value="auc"):
+        aucs(torch.zeros(3, 10), torch.zeros(10, dtype=torch.int64))

@@ -195,7 +195,7 @@ def test_a_migration_that_fails_changes_nothing(
 
 def test_a_newer_store_is_refused(raises: Any, path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 7")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     _check_refused(raises, path, "newer-store")
 
 

@@ -3,17 +3,19 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import product
 from math import isnan, nan
 from operator import itemgetter
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from pairnorm.base.errors import one_of, whole_number
 from pairnorm.base.files import csv_text
+from pairnorm.compare.graphs import LONG_RANGE, MINESWEEPER, long_range_graph
 from pairnorm.data import Graph
-from pairnorm.paper.experiments import DATASETS
+from pairnorm.paper.experiments import DATASETS as PAPER_DATASETS
 from pairnorm.sweep.grid import Grid, SelectionRule, Summary
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.runner import Batch, OnProgress, Outcome, ignore_progress, train_batches
@@ -24,6 +26,7 @@ from pairnorm.train.methods import METHODS, find_method, import_method
 from pairnorm.train.result import Origin, Result
 from pairnorm.train.schedule import Running
 
+DATASETS = (*PAPER_DATASETS, *LONG_RANGE)
 DEPTHS = (2, 4, 8, 16, 32, 64)
 MISSING = (100, 0)
 RUNS, EPOCHS = 5, 500
@@ -42,19 +45,37 @@ MAX_NAMED = 5
 # dropout between its layers: two learning rates x two values, or four learning rates.
 RATES = {"GCN": (0.01, 0.002), "GAT": (0.01, 0.002), "SGC": (0.01, 0.1)}
 SGC_RATES = (0.005, 0.02, 0.05, 0.2)
-DROPOUTS = (0.6, 0.2)
+DROPOUTS, LONG_RANGE_DROPOUTS = (0.6, 0.2), (0.2, 0.0)
 # As in the paper's tables: SGC gets raw features.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {"GCN": {}, "GAT": {}, "SGC": {"scaling": "none"}}
+# As published for Minesweeper; SGC would drop whole columns of the few.
+LONG_RANGE_SETTINGS = {"scaling": "none", "weight_decay": 0.0}
 
 MEASURES = ("effective_rank", "numerical_rank", "relative_energy", "gradient_first", "gradient_last",
             "parameters")  # fmt: skip
 COLUMNS = ("dataset", "model", "method", "missing_percent", "depth", "accuracy", "accuracy_std",
            "validation_accuracy", "train_accuracy", "runs", "learning_rate", "strength", "dropout", *MEASURES,
-           "seconds_per_epoch", "diverged")  # fmt: skip
+           "seconds_per_epoch", "diverged", "auc")  # fmt: skip
 """Of a row. Seconds are those of one trial's epoch, trained next to others; ``diverged`` counts runs with a
 loss that is not finite."""
 Row = Mapping[str, Any]
-"""``COLUMNS``, and ``accuracies``: the test accuracy of every run, by seed."""
+"""``COLUMNS``, and in the metric of the graph: ``scores`` on the test nodes by seed, their mean ``score``, and
+``validation_score``, which selects."""
+
+
+def metric(dataset: str) -> str:
+    """Return the metric of a graph: one mine among five cells is no matter of accuracy."""
+    return "auc" if dataset == MINESWEEPER else "accuracy"
+
+
+def max_depth(dataset: str, model: str) -> int:
+    """Return the number of layers up to which a model is trained by default.
+
+    64 layers of GCN are trained on Cora alone, and no GAT has more than 32: they take twice as long as all
+    smaller depths together. SGC costs the same at every depth.
+    """
+    is_cheap = model == "SGC" or (dataset, model) == ("cora", "GCN")
+    return 64 if is_cheap and dataset not in LONG_RANGE else 32
 
 
 class DepthCell(NamedTuple):
@@ -75,12 +96,13 @@ class DepthComparison(Grid[DepthCell]):
         datasets: names of graphs.
         models: among ``"GCN"``, ``"SGC"`` and ``"GAT"``.
         methods: by name. Default: all of the package, a few of them for GAT.
-        depths: numbers of graph convolutions.
-        missing: percentages of missing vectors.
+        depths: numbers of graph convolutions. Default: 2 to 64, up to ``max_depth``.
+        missing: percentages of missing vectors; graphs on which depth matters have all features.
         runs: number of seeds.
         epochs: of each trial.
         graphs: the graphs among ``datasets`` that are not the package's; their features are scaled already.
         shallow_first: finish a depth before a larger one begins, in case time runs out.
+        root: folder of the files of Minesweeper.
 
     >>> small = DepthComparison(["cora"], ["GCN"], ["PN-SI", "GCNII"], depths=[2, 64], missing=[100])
     >>> for cell in small.cells():
@@ -100,19 +122,20 @@ class DepthComparison(Grid[DepthCell]):
     datasets: Sequence[str] = DATASETS
     models: Sequence[str] = MODELS
     methods: Sequence[str] | None = None
-    depths: Sequence[int] = DEPTHS
+    depths: Sequence[int] | None = None
     missing: Sequence[int] = MISSING
     runs: int = RUNS
     epochs: int = EPOCHS
     graphs: Mapping[str, Graph] = field(default_factory=dict, compare=False, repr=False)
     shallow_first: bool = False
+    root: Path | None = None
 
     def __post_init__(self) -> None:
         for model in self.models:
             one_of("model", model, MODELS)
         for percent in self.missing:
             whole_number("missing", percent, most=100)
-        for depth in self.depths:
+        for depth in self.depths or ():
             whole_number("depths", depth, least=2)  # one layer has no hidden state to measure
         whole_number("runs", self.runs, least=1)
         whole_number("epochs", self.epochs, least=1)
@@ -130,11 +153,17 @@ class DepthComparison(Grid[DepthCell]):
 
         Methods with a cost quadratic in the nodes come last.
         """
-        together = [[depth] for depth in sorted(self.depths)] if self.shallow_first else [self.depths]
+        every = DEPTHS if self.depths is None else self.depths
+        together = [[depth] for depth in sorted(every)] if self.shallow_first else [every]
         sorts = product((False, True), self.datasets, self.models)
         for depths, (quadratic, dataset, model) in product(together, sorts):
             names = self._methods(dataset, model, quadratic)
-            cells = [DepthCell(dataset, model, *rest) for rest in product(names, self.missing, depths)]
+            missing = [0] if dataset in LONG_RANGE else self.missing
+            cells = [
+                DepthCell(dataset, model, *rest)
+                for rest in product(names, missing, depths)
+                if self.depths is not None or rest[-1] <= max_depth(dataset, model)
+            ]
             if cells:
                 yield cells
 
@@ -147,8 +176,13 @@ class DepthComparison(Grid[DepthCell]):
                 [(self, cells)],
                 () if model == "SGC" else MEASURES,  # the states of SGC are as wide as the features
                 {"dataset": dataset, "model": model},
-                lambda: dict(self.graphs),
+                partial(self._own_graphs, dataset),
             )
+
+    def _own_graphs(self, dataset: str) -> dict[str, Graph]:
+        """Return the graphs that are not loaded by name."""
+        own = {dataset: long_range_graph(dataset, self.root)} if dataset in LONG_RANGE else {}
+        return own | dict(self.graphs)
 
     def cells(self) -> Iterator[DepthCell]:
         """Yield every row of the table."""
@@ -182,14 +216,18 @@ class DepthComparison(Grid[DepthCell]):
     def _grid_points(self, cell: DepthCell) -> list[Spec]:
         method = find_method(cell.method)
         strengths = method.grid[:2] if len(method.grid) > 1 else ()
-        rates = RATES[cell.model]
+        rates, dropouts = RATES[cell.model], DROPOUTS
+        settings = {"scaling": "none"} if cell.dataset in self.graphs else SETTINGS[cell.model]
+        if cell.dataset in LONG_RANGE:
+            dropouts, settings = LONG_RANGE_DROPOUTS, {**LONG_RANGE_SETTINGS, "metric": metric(cell.dataset)}
+            settings |= {"dropout": 0.0} if cell.model == "SGC" else {}
         options: list[dict[str, float]]
         if cell.model != "SGC":
             options = [
                 {"learning_rate": rate, "dropout": dropout}
                 | ({"strength": strengths[(row + column) % 2]} if strengths else {})
                 for row, rate in enumerate(rates)
-                for column, dropout in enumerate(DROPOUTS)
+                for column, dropout in enumerate(dropouts)
             ]
         elif strengths:
             options = [
@@ -197,7 +235,6 @@ class DepthComparison(Grid[DepthCell]):
             ]
         else:
             options = [{"learning_rate": rate} for rate in SGC_RATES]
-        settings = {"scaling": "none"} if cell.dataset in self.graphs else SETTINGS[cell.model]
         return [
             Spec(
                 cell.dataset,
@@ -253,7 +290,10 @@ class DepthTable:
         measured = [name for name in MEASURES if all(name in trial.measures for trial in trials)]
         origins = [self._origins[spec, trial.seed] for trial in trials]
         return {
-            "accuracies": runs.values("test_accuracy"),
+            "scores": runs.values(f"test_{spec.metric}"),
+            "score": runs.mean(f"test_{spec.metric}"),
+            "score_std": runs.std(f"test_{spec.metric}"),
+            "validation_score": runs.mean(f"validation_{spec.metric}"),
             "accuracy": runs.mean("test_accuracy"),
             "accuracy_std": runs.std("test_accuracy"),
             "validation_accuracy": runs.mean("validation_accuracy"),
@@ -263,6 +303,7 @@ class DepthTable:
             "strength": spec.skip or (spec.scale if spec.norm != "none" else spec.strength),
             "dropout": spec.dropout,
             "diverged": sum(trial.diverged for trial in trials),
+            "auc": runs.mean("test_auc") if spec.metric == "auc" else nan,
             **{name: runs.mean(name) if name in measured else nan for name in MEASURES},
             "seconds_per_epoch": fmean(one.seconds / one.shared_by / spec.epochs for one in origins),
         }
@@ -304,13 +345,13 @@ class Choice(NamedTuple):
 
     method: str
     depth: int
-    accuracies: Runs
+    scores: Runs
 
     @classmethod
     def among(cls, rows: Iterable[Row]) -> "Choice | None":
         """Select by validation accuracy; None where there are no rows."""
-        best = max(rows, key=itemgetter("validation_accuracy"), default=None)
-        return None if best is None else cls(best["method"], best["depth"], best["accuracies"])
+        best = max(rows, key=itemgetter("validation_score"), default=None)
+        return None if best is None else cls(best["method"], best["depth"], best["scores"])
 
     def __str__(self) -> str:
         return f"{short(self.method)}, {self.depth} layers"
@@ -318,7 +359,7 @@ class Choice(NamedTuple):
     @property
     def accuracy(self) -> float:
         """The mean test accuracy."""
-        return fmean(self.accuracies.values())
+        return fmean(self.scores.values())
 
 
 def short(method: str) -> str:
@@ -356,7 +397,7 @@ def ranked(rows: Sequence[Row]) -> tuple[list[MeanRank], list[Situation]]:
     situations: dict[Situation, dict[str, Sequence[float]]] = defaultdict(dict)
     for row in comparable(rows):
         where = row["dataset"], row["missing_percent"], row["depth"]
-        situations[where][row["method"]] = [*row["accuracies"].values()]
+        situations[where][row["method"]] = [*row["scores"].values()]
     full = list(situations.values())
     methods = [method for method in (full[0] if full else ()) if all(method in scores for scores in full)]
     if len(methods) < 2:

@@ -107,7 +107,7 @@ def _advice(rows: Sequence[Row]) -> str:
     text = f"Use {best}: {correct}"
     if plain is None:
         return f"{text}."
-    difference = paired_difference(best.accuracies, plain.accuracies)
+    difference = paired_difference(best.scores, plain.scores)
     text += f", {plain.accuracy:.1%} without a method at {plain.depth} layers"
     if difference.runs < 2:
         return f"{text}. A single run does not show whether they differ."
@@ -188,14 +188,14 @@ def _number(row: Row | None = None) -> str:
         return "not run"
     if _never_trained(row):
         return "diverged"
-    deviation = row["accuracy_std"]
+    deviation = row["score_std"]
     diverged = f" ({row['diverged']} diverged)" if row["diverged"] else ""
-    return f"{row['accuracy']:.3f}" + ("" if isnan(deviation) else f" ± {deviation:.3f}") + diverged
+    return f"{row['score']:.3f}" + ("" if isnan(deviation) else f" ± {deviation:.3f}") + diverged
 
 
 def _never_trained(row: Row) -> bool:
     """Say whether all runs diverged before an epoch could be kept: then no node has a label."""
-    return row["accuracy"] == 0 and row["diverged"] == row["runs"]  # type: ignore[no-any-return]
+    return row["score"] == 0 and row["diverged"] == row["runs"]  # type: ignore[no-any-return]
 
 
 def _what_to_use(comparison: DepthComparison, rows: Sequence[Row]) -> str:
@@ -212,7 +212,7 @@ def _what_to_use(comparison: DepthComparison, rows: Sequence[Row]) -> str:
             each = [choice for of in group_by(here, "method").values() if (choice := Choice.among(of))]
             if (best := Choice.among(here)) is None:
                 continue
-            equal = _not_worse(best.method, {one.method: one.accuracies for one in each})
+            equal = _not_worse(best.method, {one.method: one.scores for one in each})
             others = (
                 Choice.among(of_methods(here, [NO_METHOD])),
                 Choice.among(of_methods(here, PAIR_NORM)),
@@ -250,7 +250,7 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
     led, worse = (defaultdict[str, list[str]](list) for _ in range(2))
     ahead_of: Counter[str] = Counter()
     for (percent, depth), here in sorted(group_by(rows, "missing_percent", "depth").items()):
-        scores = {row["method"]: row["accuracies"] for row in here}
+        scores = {row["method"]: row["scores"] for row in here}
         best = Choice.among(here)
         assert best is not None
         plain, ours = Choice.among(of_methods(here, [NO_METHOD])), Choice.among(of_methods(here, PAIR_NORM))
@@ -289,13 +289,11 @@ def _best_at_each_depth(rows: Sequence[Row]) -> str:
 
 
 def _accuracies(percent: int, rows: Sequence[Row]) -> str:
-    top = {
-        depth: max(row["accuracy"] for row in of) for (depth,), of in sorted(group_by(rows, "depth").items())
-    }
+    top = {depth: max(row["score"] for row in of) for (depth,), of in sorted(group_by(rows, "depth").items())}
     lines = []
     for (method,), of in group_by(rows, "method").items():
         cells = {
-            row["depth"]: f"**{_number(row)}**" if row["accuracy"] == top[row["depth"]] else _number(row)
+            row["depth"]: f"**{_number(row)}**" if row["score"] == top[row["depth"]] else _number(row)
             for row in of
         }
         lines.append((short(method), *(cells.get(depth, "") for depth in top)))

@@ -64,8 +64,8 @@ class Contender(NamedTuple):
     @property
     def runs(self) -> Runs:
         """The test accuracy of every run, averaged over the graphs."""
-        seeds = set.intersection(*({*choice.accuracies} for choice in self.choices))
-        return {seed: fmean(choice.accuracies[seed] for choice in self.choices) for seed in sorted(seeds)}
+        seeds = set.intersection(*({*choice.scores} for choice in self.choices))
+        return {seed: fmean(choice.scores[seed] for choice in self.choices) for seed in sorted(seeds)}
 
 
 def over_graphs(rows: Sequence[Row], figures: dict[str, str]) -> Iterator[str]:
@@ -130,12 +130,12 @@ def _contenders(rows: Sequence[Row]) -> list[Contender]:
     found = []
     for (model, method), some in group_by(rows, "model", "method").items():
         best = {
-            graph: max(here, key=lambda row: row["validation_accuracy"])
+            graph: max(here, key=lambda row: row["validation_score"])
             for (graph,), here in group_by(some, "dataset").items()
         }
         if len(graphs) > 1 and len(best) == len(graphs):
-            choices = [Choice(method, row["depth"], row["accuracies"]) for row in best.values()]
-            validation = fmean(row["validation_accuracy"] for row in best.values())
+            choices = [Choice(method, row["depth"], row["scores"]) for row in best.values()]
+            validation = fmean(row["validation_score"] for row in best.values())
             found.append(Contender(model, method, validation, choices))
     return found
 

@@ -67,11 +67,11 @@ class Summary:
 
     @cached_property
     def validation(self) -> float:
-        """The mean validation accuracy, which selects candidates; NaN counts as -1.
+        """The mean validation accuracy or AUC, which selects candidates; NaN counts as -1.
 
         Rounded, so that the same number of right answers is a tie however they are spread over the runs.
         """
-        value = self.mean("validation_accuracy")
+        value = self.mean(f"validation_{self.spec.metric}")
         return -1.0 if isnan(value) else round(value, 6)
 
     def values(self, name: str) -> dict[int, float]:

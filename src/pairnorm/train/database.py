@@ -14,7 +14,7 @@ from pairnorm.train.spec import ADDED_FIELDS, STORED_NAMES
 APPLICATION = int.from_bytes(b"Pair", "big")
 """SQLite's ``application_id`` of a store."""
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """SQLite's ``user_version`` of a store with the schema of ``schema.sql``."""
 
 BUSY_SECONDS = 60

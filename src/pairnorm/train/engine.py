@@ -37,8 +37,9 @@ def train(
 ) -> list[Trial]:
     """Train a spec once per seed, all seeds together, and return the trials in the order of the seeds.
 
-    Adam minimizes the cross-entropy on the training nodes; the epoch with the best validation accuracy is
-    kept, per trial. A trial's initial weights, dropout and missing features depend on its own seed alone.
+    Adam minimizes the cross-entropy on the training nodes; the epoch with the best validation accuracy, or
+    AUC (``Spec.metric``), is kept, per trial. A trial's initial weights, dropout and missing features depend
+    on its own seed alone.
 
     Args:
         graph: with a split.
@@ -50,7 +51,7 @@ def train(
             energy over the random walk's steps, divided by ‖X‖²; ``gradient_first`` and ``gradient_last``,
             ‖X‖ ‖∂L/∂X‖ of the training loss after the first and the last hidden convolution, before
             training; and ``parameters``, their number.
-        curves: keep training loss and validation accuracy of every epoch.
+        curves: keep training loss and validation accuracy or AUC of every epoch.
 
     Example:
         >>> from pairnorm.data import load
@@ -198,7 +199,7 @@ def _train_gnn(
             elif name == "parameters":
                 count = sum(parameter[0].numel() for parameter in trainer.model.parameters())
                 values[name] = torch.tensor(float(count))
-    values = {name: values[name] for name in measures}
+    values = {name: values[name] for name in measures} | _aucs(trainer.problem, logits, job.pairs[0][0])
     trials = _trials(job.pairs, trainer.loop, trainer.problem.metrics(logits), values)
     yield dict(zip(job.pairs, trials, strict=True))
 
@@ -215,9 +216,16 @@ def _train_sgc(
             name: MEASURES[name].function(fitted.state).unsqueeze(-1) * factors ** MEASURES[name].degree
             for name in measures
         }
+        values |= _aucs(trainer.problem, fitted.logits, trainer.spec)
         pairs = [(spec.replace(depth=fitted.depth), seed) for own in variants for spec, seed in own]
         found = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), values)
         yield {pair: trial for pair, trial in zip(pairs, found, strict=True) if pair in requested}
+
+
+def _aucs(problem: Problem, logits: Tensor, spec: Spec) -> dict[str, Tensor]:
+    """Return the measures of a spec whose metric is the AUC."""
+    parts = ("validation", "test") if spec.metric == "auc" else ()
+    return {f"{part}_auc": problem.scores(logits, part, spec.metric) for part in parts}
 
 
 def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -271,7 +279,7 @@ def _trials(
     # The loop checks the loss before each step; the loss after the last step is known only now.
     diverged = (loop.diverged | ~metrics["train_loss"].isfinite()).flatten().tolist()
     curves = torch.stack(loop.curves).flatten(2).cpu() if loop.curves else None  # [epochs, 2, models]
-    for number, (_, seed) in enumerate(pairs):
+    for number, (spec, seed) in enumerate(pairs):
         yield Trial(
             seed=seed,
             diverged=diverged[number],
@@ -281,7 +289,7 @@ def _trials(
             if curves is None
             else {
                 "train_loss": curves[:, 0, number].tolist(),
-                "validation_accuracy": curves[:, 1, number].tolist(),
+                f"validation_{spec.metric}": curves[:, 1, number].tolist(),
             },
             **{name: value[number] for name, value in columns.items()},
         )

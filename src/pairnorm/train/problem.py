@@ -100,6 +100,16 @@ class Problem:
         nodes = self.parts[part]
         return self._mean(node_hits(logits[nodes].movedim(0, -1), self.labels[nodes]).movedim(-1, 0))
 
+    def scores(self, logits: Tensor, part: str, metric: str) -> Tensor:
+        """Return the metric of a spec for every trial on the nodes of a part: ``[trials]``."""
+        if metric == "accuracy":
+            return self.accuracies(logits, part)
+        if self.shards is not None:
+            problem = "the AUC needs all nodes in one process"
+            raise PairNormError(problem, code="not-together", value=metric, expected="metric='accuracy'")
+        nodes = self.parts[part]
+        return aucs(logits[nodes].movedim(0, -1), self.labels[nodes])
+
     def _mean(self, values: Tensor) -> Tensor:
         return values.mean(0) if self.shards is None else self.shards.mean(values)
 
@@ -136,6 +146,25 @@ def node_hits(logits: Tensor, labels: Tensor) -> Tensor:
     largest, predicted = logits.max(-2)
     # torch returns the first class for NaN logits: a diverged model would sometimes be right.
     return ((predicted == labels) & ~largest.isnan()).float()
+
+
+def aucs(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the area under the ROC curve of ``[..., 2, nodes]`` logits: ``[...]``, 0 if one is NaN."""
+    if logits.size(-2) != 2:
+        problem = f"the AUC of {logits.size(-2)} classes is not defined"
+        raise PairNormError(problem, code="not-together", value="auc", expected="two classes")
+    margins = (logits[..., 1, :] - logits[..., 0, :]).contiguous()
+    ordered = margins.sort(-1).values
+    # The mean rank, from 1, of equal margins; as masks, since CUDA cannot capture an indexing by labels.
+    ranks = (torch.searchsorted(ordered, margins) + torch.searchsorted(ordered, margins, right=True) + 1) / 2
+    positive = (labels == 1).double()
+    count = positive.sum()
+    wins = (ranks * positive).sum(-1) - count * (count + 1) / 2
+    return torch.where(margins.isnan().any(-1), 0.0, wins / (count * (len(labels) - count))).float()
+
+
+SCORES = {"accuracy": accuracies, "auc": aucs}
+"""The metrics of a spec, from ``[..., classes, nodes]`` logits and the labels of the nodes."""
 
 
 def _features(

@@ -6,7 +6,8 @@ CREATE TABLE IF NOT EXISTS protocols (
     heads INTEGER NOT NULL, norm TEXT NOT NULL, "order" TEXT NOT NULL, skip INTEGER NOT NULL,
     dropout REAL NOT NULL, adjacency TEXT NOT NULL, missing_kind TEXT NOT NULL, split TEXT NOT NULL,
     learning_rate REAL NOT NULL, weight_decay REAL NOT NULL, epochs INTEGER NOT NULL, scaling TEXT NOT NULL,
-    remedy TEXT NOT NULL, strength REAL NOT NULL, fill TEXT NOT NULL, precision TEXT NOT NULL
+    remedy TEXT NOT NULL, strength REAL NOT NULL, fill TEXT NOT NULL, precision TEXT NOT NULL,
+    metric TEXT NOT NULL
 );
 
 CREATE TABLE IF NOT EXISTS specs (
@@ -30,8 +31,8 @@ CREATE TABLE IF NOT EXISTS trials (
 CREATE VIEW results AS
 SELECT printf('%016x', hash) AS hash, dataset, model, depth, hidden, heads, norm, scale, "order", skip,
     dropout, adjacency, missing_rate, missing_kind, split, learning_rate, weight_decay, epochs, scaling,
-    remedy, strength, fill, precision, seed, diverged, best_epoch, train_loss, train_accuracy, validation_loss,
-    validation_accuracy, test_loss, test_accuracy, measures, curves, seconds, shared_by, pairnorm_version,
+    remedy, strength, fill, precision, metric, seed, diverged, best_epoch, train_loss, train_accuracy,
+    validation_loss, validation_accuracy, test_loss, test_accuracy, measures, curves, seconds, shared_by, pairnorm_version,
     torch_version, python_version, device, git_commit, finished
 FROM trials JOIN specs USING (hash) JOIN protocols ON protocols.id = specs.protocol
     JOIN origins ON origins.id = trials.origin;

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HIDDEN = {"SGC": 0, "GCN": 32, "GAT": 64}
 Norm = Literal["none"] | Mode
 NORMS: tuple[Norm, ...] = ("none", *MODES)
+METRICS = ("accuracy", "auc")
 # Kinds with missing entries; all others have missing vectors.
 ENTRIES = ("entries", "value")
 MISSING_KINDS = ("vectors", "nodes", "class", "degree", *ENTRIES, "given")
@@ -33,6 +34,7 @@ ADDED_FIELDS: dict[str, Any] = {
     "strength": 0.0,
     "imputation": "zero",
     "precision": "float32",
+    "metric": "accuracy",
 }
 """Fields that older stores do not have, with the value that their trials were computed with."""
 
@@ -41,8 +43,14 @@ FINGERPRINTS = {
     "citeseer": "f182b3d3f80beeec",
     "pubmed": "6e93d2f84ac40b87",
     "coauthor-cs": "0fb0648d0061bfa2",
+    "minesweeper": "d9696849c9dcaa6a",
+    "chains-2": "bf9caa1bd31f86fb",
+    "chains-4": "6b0228deed329035",
+    "chains-8": "e202700e00d6c70c",
+    "chains-16": "c0d71a1a75a40e81",
+    "chains-32": "a2671e870584cece",
 }
-"""``Graph.fingerprint`` of the named graphs, whose trials are stored under the plain name."""
+"""``Graph.fingerprint`` of the graphs of this package, whose trials are stored under the plain name."""
 
 STORED_NAMES = {"method": "remedy", "imputation": "fill"}
 """Fields that have another name in ``Spec.text``, in the columns of a store and in its exports."""
@@ -103,6 +111,8 @@ class Spec:
         imputation: of missing features, one of ``pairnorm.impute.IMPUTATIONS``; ``"zero"`` as in the paper.
         precision: the type of states between the layers of a GCN or GAT, ``"float32"`` or ``"bfloat16"``,
             without a method or with one of PairNorm's modes; see ``pairnorm.nn.GCN``.
+        metric: of the validation nodes, which selects the epoch: ``"accuracy"``, or ``"auc"`` for two
+            classes, which also stores ``validation_auc`` and ``test_auc`` as measures.
 
     >>> spec = Spec("cora", "GCN", 10, norm="PN-SI", missing_rate=1)
     >>> print(spec)
@@ -143,6 +153,7 @@ class Spec:
     strength: Annotated[float, _not_negative] = 0.0
     imputation: Annotated[str, _choice(*IMPUTATIONS)] = "zero"
     precision: Annotated[Precision, _choice(*PRECISIONS)] = "float32"
+    metric: Annotated[str, _choice(*METRICS)] = "accuracy"
 
     def __post_init__(self) -> None:
         values = vars(self)  # faster than object.__setattr__: a report makes a hundred thousand specs

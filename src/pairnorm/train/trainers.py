@@ -25,7 +25,7 @@ from pairnorm.nn.ops.dropout import dropout, keys_from_seeds, step_keys
 from pairnorm.train.distributed import Shards
 from pairnorm.train.loop import Loop
 from pairnorm.train.methods import Model, find_method
-from pairnorm.train.problem import Problem, accuracies
+from pairnorm.train.problem import SCORES, Problem
 from pairnorm.train.sharding import all_rows
 from pairnorm.train.spec import Spec
 
@@ -129,7 +129,7 @@ class GNNTrainer:
 
         def accuracy() -> Tensor:
             model.eval()
-            return problem.accuracies(model(problem.features, problem.adjacency), "validation")
+            return problem.scores(model(problem.features, problem.adjacency), "validation", spec.metric)
 
         parameters = list(model.parameters())
         self.loop = Loop(
@@ -275,6 +275,7 @@ class _Regressions:
             seeds, factors, width, problem.num_classes, spec.dropout, device
         )
         self._first = regression.weight.detach().clone()
+        score = SCORES[spec.metric]
         train_labels, validation_labels = problem.labels[self._train], problem.labels[self._validation]
         first = torch.zeros((), dtype=torch.int32, device=device)
         keys = step_keys(keys_from_seeds(seeds, device), first, spec.epochs)
@@ -284,7 +285,7 @@ class _Regressions:
             lambda epoch: regression.set_gradients(
                 rows.transpose(0, 1), train_labels, keys.index_select(0, epoch.view(1))[0]
             ),
-            lambda: regression.accuracy(columns, validation_labels),
+            lambda: score(regression.by_class(columns), validation_labels),
             learning_rate=[spec.learning_rate for spec in specs],
             weight_decay=[spec.weight_decay for spec in specs],
             curves=curves,
@@ -332,13 +333,10 @@ class _Regression:
 
     def logits(self, columns: Tensor) -> Tensor:
         """Return ``[nodes, trials, variants, classes]`` from ``[1 or trials, features, nodes]``."""
-        return self._by_class(columns).permute(3, 0, 1, 2)
+        return self.by_class(columns).permute(3, 0, 1, 2)
 
-    def accuracy(self, columns: Tensor, labels: Tensor) -> Tensor:
-        """Return the accuracy, ``[trials, variants]``."""
-        return accuracies(self._by_class(columns), labels)
-
-    def _by_class(self, columns: Tensor) -> Tensor:
+    def by_class(self, columns: Tensor) -> Tensor:
+        """Return the logits as ``[trials, variants, classes, nodes]``."""
         if columns.size(0) == 1:  # one product for all trials
             product = self.weight.flatten(0, 1) @ columns[0]
         else:
@@ -356,7 +354,7 @@ class _Regression:
         """
         if self._rate:
             rows = dropout(rows, self._rate, keys)
-        likely = self._by_class(rows.permute(1, 2, 0)).log_softmax(2)
+        likely = self.by_class(rows.permute(1, 2, 0)).log_softmax(2)
         index = labels.expand(*likely.shape[:2], 1, -1)
         gradient = likely.exp()
         gradient.scatter_add_(2, index, gradient.new_full((), -1.0).expand_as(index))

@@ -1,7 +1,7 @@
 -- Schema versions 1 and 2 kept a trial with its spec and origin in one wide row: divide these rows among the tables.
 INSERT INTO protocols
 SELECT DISTINCT NULL, dataset, model, hidden, heads, norm, "order", skip, dropout, adjacency, missing_kind,
-    split, learning_rate, weight_decay, epochs, scaling, remedy, strength, fill, precision
+    split, learning_rate, weight_decay, epochs, scaling, remedy, strength, fill, precision, metric
 FROM wide ORDER BY 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16;
 
 INSERT INTO specs
