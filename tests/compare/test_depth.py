@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from pairnorm.compare import depth
-from pairnorm.compare.depth import COLUMNS, DepthCell, DepthComparison, DepthTable, count_pending, reproduce
+from pairnorm.compare.depth import (
+    COLUMNS,
+    DATASETS,
+    DepthCell,
+    DepthComparison,
+    DepthTable,
+    count_pending,
+    reproduce,
+)
+from pairnorm.compare.graphs import LONG_RANGE
 from pairnorm.train import METHODS, Spec, Store, Trial
 from pairnorm.train.schedule import Running
 
@@ -45,14 +54,29 @@ def test_groups_are_whole_graphs_and_what_is_quadratic_comes_last() -> None:
         (cells[0].dataset, cells[0].model, {p.method for p in cells}) for cells in DepthComparison().groups()
     ]
     assert [dataset for dataset, _, names in groups if "ContraNorm" not in names] == [
-        name for name in ("cora", "citeseer", "pubmed", "coauthor-cs") for _ in range(3)
+        name for name in DATASETS for _ in range(3)
     ]
-    assert groups[12:] == [
-        ("cora", "GCN", {"ContraNorm"}),
-        ("citeseer", "GCN", {"ContraNorm"}),
-    ]
+    assert groups[3 * len(DATASETS) :] == [(name, "GCN", {"ContraNorm"}) for name in ("cora", "citeseer")]
     for cells in DepthComparison().groups():
-        assert {cell.missing_percent for cell in cells} == {0, 100}
+        assert {cell.missing_percent for cell in cells} == (
+            {0} if cells[0].dataset in LONG_RANGE else {0, 100}
+        )
+
+
+def test_depths_end_where_training_would_take_longest_unless_they_are_requested() -> None:
+    deepest = {(cell.dataset, cell.model): cell.depth for cell in DepthComparison().cells()}
+    assert [deepest["cora", model] for model in ("GCN", "SGC", "GAT")] == [64, 64, 32]
+    assert [deepest["pubmed", model] for model in ("GCN", "SGC", "GAT")] == [32, 64, 32]
+    assert {depth for (dataset, _), depth in deepest.items() if dataset in LONG_RANGE} == {32}
+    asked = DepthComparison(["pubmed"], ["GCN"], ["PN"], depths=[64]).cells()
+    assert {cell.depth for cell in asked} == {64}
+
+
+def test_graphs_that_need_depth_keep_their_features_and_mines_are_ranked() -> None:
+    specs = DepthComparison(LONG_RANGE, ["GCN", "SGC"], ["none", "PN"]).specs()
+    assert {(spec.scaling, spec.weight_decay, spec.missing_rate) for spec in specs} == {("none", 0.0, 0.0)}
+    assert {spec.dataset for spec in specs if spec.metric == "auc"} == {"minesweeper"}
+    assert {spec.dropout for spec in specs if spec.model == "SGC"} == {0.0}
 
 
 def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:

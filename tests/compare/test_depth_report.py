@@ -35,8 +35,8 @@ def test_who_is_best_and_where_pairnorm_stands() -> None:
 def test_equals_ahead_of_pairnorm_come_in_the_order_of_the_table() -> None:
     accuracies = {"PN": 0.5, "GCNII": 0.8, "Skip": 0.8, "JK-max": 0.8, "APPNP": 0.8, "DropEdge": 0.8}
     rows = [
-        {"method": method, "missing_percent": 0, "depth": 2, "validation_accuracy": accuracy,
-         "accuracies": {seed: accuracy + 0.01 * seed for seed in range(4)}}
+        {"method": method, "missing_percent": 0, "depth": 2, "validation_score": accuracy,
+         "scores": {seed: accuracy + 0.01 * seed for seed in range(4)}}
         for method, accuracy in accuracies.items()
     ]  # fmt: skip
     text = _best_at_each_depth(rows)
@@ -93,7 +93,7 @@ def test_advice_follows_validation_and_states_an_interval() -> None:
     assert alone.startswith("Use no method and 2 layers: 80.5% of the test nodes correct.")
 
     def preferring(method: str) -> str:
-        rows = [{**row, "validation_accuracy": 0.9} if row["method"] == method else row for row in some]
+        rows = [{**row, "validation_score": 0.9} if row["method"] == method else row for row in some]
         (sentence,) = advice(table.comparison, rows)
         return sentence
 
@@ -165,7 +165,7 @@ def test_runs_that_diverged_are_counted_in_the_table() -> None:
     table = a_table(missing=[0])
     diverge(table, 2)
     assert "| none | **0.805 ± 0.006 (4 diverged)** |" in report(table, "x")
-    assert table.csv().splitlines()[1].endswith(",4")
+    assert table.csv().splitlines()[1].endswith(",4,")
 
 
 def test_where_no_run_could_be_trained_there_is_neither_a_number_nor_a_point(

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from pairnorm.compare.graphs import CHAINS, LONG_RANGE, MINESWEEPER, chains, long_range_graph
-from pairnorm.data.named import data_folder
 from pairnorm.data.adjacency import hops
+from pairnorm.data.named import data_folder
 from pairnorm.train.spec import FINGERPRINTS
 
 has_minesweeper = (data_folder() / "tables" / MINESWEEPER).is_dir()

@@ -47,7 +47,7 @@ def test_intervals_are_those_of_other_graphs() -> None:
     assert [(one.low, one.rank, one.high) for one in ranked(deep)[0]] == [(n, n, n) for n in (1, 2, 3)]
     for row in deep:
         if row["dataset"] == "pubmed":
-            row["accuracies"] = {seed: 1 - one for seed, one in row["accuracies"].items()}
+            row["scores"] = {seed: 1 - one for seed, one in row["scores"].items()}
     found = {one.method: (one.low, one.rank, one.high) for one in ranked(deep)[0]}
     assert found == {"PN-SI": (1, 2, 3), "APPNP": (2, 2, 2), "none": (1, 2, 3)}
 

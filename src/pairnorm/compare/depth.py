@@ -59,8 +59,8 @@ COLUMNS = ("dataset", "model", "method", "missing_percent", "depth", "accuracy",
 """Of a row. Seconds are those of one trial's epoch, trained next to others; ``diverged`` counts runs with a
 loss that is not finite."""
 Row = Mapping[str, Any]
-"""``COLUMNS``, and in the metric of the graph: ``scores`` on the test nodes by seed, their mean ``score``, and
-``validation_score``, which selects."""
+"""``COLUMNS``; and in the metric of the graph: ``scores`` on the test nodes by seed, their mean ``score`` and
+``score_std``, and ``validation_score``, which selects."""
 
 
 def metric(dataset: str) -> str:
