@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.classify import conformal
-from pairnorm.classify.conformal import ERROR_RATES, MIN_GROUP, PredictionSets, prediction_sets
+from pairnorm.classify.conformal import ERROR_RATES, MIN_GROUP, Calibration, PredictionSets
 from pairnorm.classify.target import Target, hide, lacks_most
 from pairnorm.data import Graph
 
@@ -30,7 +30,7 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float32]:
 def sets_of(drawn: Probabilities, held_out: NDArray[np.bool_], *rates: float) -> list[PredictionSets]:
     probabilities, labels, incomplete = drawn
     held = probabilities[held_out], labels[held_out], incomplete[held_out]
-    return prediction_sets(*held, probabilities, incomplete, rates or ERROR_RATES)
+    return Calibration.of(*held).prediction_sets(probabilities, incomplete, rates or ERROR_RATES)
 
 
 def covers(
@@ -53,13 +53,19 @@ def test_the_threshold_is_the_order_statistic_of_the_definition(
     asked = 0.505 + np.arange(40) / 100
     delivered = np.stack([asked, 1 - asked], 1).astype(np.float32)
     labels, complete = np.ones(held_out, dtype=np.int64), np.zeros(40, dtype=bool)
-    [found] = prediction_sets(evaluated, labels, complete[:held_out], delivered, complete, [rate])
+    [found] = Calibration.of(evaluated, labels, complete[:held_out]).prediction_sets(
+        delivered, complete, [rate]
+    )
     assert np.count_nonzero(found.sizes == 2) == rank
     assert np.count_nonzero(found.sizes == 1) == 40 - rank
-    [found] = prediction_sets(evaluated, labels, complete[:held_out], evaluated, complete[:held_out], [rate])
+    [found] = Calibration.of(evaluated, labels, complete[:held_out]).prediction_sets(
+        evaluated, complete[:held_out], [rate]
+    )
     assert np.count_nonzero(found.sizes == 2) == rank, "a score equal to the threshold is in the set"
     labels[:] = 0
-    [found] = prediction_sets(evaluated, labels, complete[:held_out], delivered, complete, [rate])
+    [found] = Calibration.of(evaluated, labels, complete[:held_out]).prediction_sets(
+        delivered, complete, [rate]
+    )
     assert (found.sizes == 1).all(), "where the first class is always right, one is enough"
 
 
@@ -99,7 +105,9 @@ def test_coverage_is_measured_on_nodes_that_set_no_threshold() -> None:
     for seed in range(60):
         probabilities, labels, _ = simulate(40, seed)
         complete = np.zeros(40, dtype=bool)
-        [found] = prediction_sets(probabilities, labels, complete, probabilities, complete, [0.1])
+        [found] = Calibration.of(probabilities, labels, complete).prediction_sets(
+            probabilities, complete, [0.1]
+        )
         measured.append(found.coverage["all held-out nodes"].mean)
     assert np.mean(measured) == pytest.approx(19 / 21, abs=0.02)
 
@@ -149,7 +157,9 @@ def simulate_coverage(
     evaluation = hide(graph, target.mask(graph, torch.from_numpy(held_out), seed) if masked else None)
     evaluated, delivered = posterior(evaluation, neighbors)[held_out], posterior(graph, neighbors)
     incomplete = lacks_most(evaluation)[held_out], lacks_most(graph)
-    [found] = prediction_sets(evaluated, classes[held_out], incomplete[0], delivered, incomplete[1], [0.1])
+    [found] = Calibration.of(evaluated, classes[held_out], incomplete[0]).prediction_sets(
+        delivered, incomplete[1], [0.1]
+    )
     inside = covers(delivered, classes, found.sizes)
     groups = {"all": ~labeled, "with": ~labeled & ~lacks_most(graph), "without": ~labeled & lacks_most(graph)}
     members = {name: group for name, group in groups.items() if group.any()}

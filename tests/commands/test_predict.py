@@ -160,6 +160,35 @@ def test_the_name_of_the_output_sets_its_format(run: tuple[Files, Path], tmp_pat
     assert frame["predicted"].tolist() == before["predicted"].tolist()
 
 
+@pytest.mark.parametrize("name", ["p.csv", "p.json", "p.parquet"])
+def test_prediction_sets_and_explanations_are_exported(
+    run: tuple[Files, Path], tmp_path: Path, name: str
+) -> None:
+    why = tmp_path / f"why{Path(name).suffix}"
+    more = ["--sets", "90%", "--explain", str(why)]
+    assert predict(run, run[0].nodes, tmp_path / name, *more) == 0
+    readers = {".csv": pandas.read_csv, ".json": pandas.read_json, ".parquet": pandas.read_parquet}
+    frame, reasons = (readers[why.suffix](path) for path in (tmp_path / name, why))
+    sets = frame["set"].map(json.loads if why.suffix == ".csv" else list)
+    assert all(label in labels for label, labels in zip(frame["predicted"], sets, strict=True))
+    assert {len(labels) for labels in sets} == {1, 2}
+    assert list(reasons) == ["id", "predicted", "source", "name", "value"]
+    assert set(reasons["source"]) == {"neighborhood", "neighbor"}, "the model is an SGC"
+    assert set(reasons["id"]) <= set(frame["id"])
+    assert {"age", "income"} <= set(reasons["name"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--sets", "1.2"), ("--sets", "many"), ("--explain", "why.xlsx")]
+)
+def test_shares_and_formats_that_cannot_be_are_refused(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    assert predict(run, run[0].nodes, tmp_path / "p.csv", option, value) == 1
+    assert value in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("out", "message"),
     [

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from pairnorm.classify import Candidate, suggest_depth
+from pairnorm.classify.conformal import Calibration
 from pairnorm.classify.diagnosis import Smoothing
+from pairnorm.classify.explanation import Explanation
 from pairnorm.classify.findings import Baseline, Findings
+from pairnorm.classify.target import lacks_most
 from pairnorm.data import csbm
 from pairnorm.report import Document, Nodes, Threshold, render_html, render_markdown
 from pairnorm.report import node_table as module
@@ -56,6 +59,12 @@ def findings() -> Findings:
     classifier.task_ = SimpleNamespace(fold_masks=(), graph=graph)
     classifier.target_, classifier.held_out_, classifier.metric = None, None, "loss"
     classifier.parts_ = [(1, tried[3])]
+    held, truth_ = graph.test.numpy(), graph.labels.numpy()
+    classifier.calibration_ = Calibration.of(probabilities[held], truth_[held], lacks_most(graph)[held])
+    reasons = [np.array(["node", "neighbor"]), np.array(["<u>age</u>", NAMES[0]]), np.array([0.5, -0.25])]
+    classifier.explain_nodes = lambda graph, predicted, nodes, top: Explanation(
+        nodes.repeat(2), *(np.tile(column, len(nodes)) for column in reasons), 1.0
+    )
     constant = np.full(probabilities.shape, 1 / probabilities.shape[1], dtype=np.float32)
     baseline = Baseline("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64), constant)
     found = probabilities.astype(np.float32)
@@ -81,6 +90,15 @@ def test_hops_and_neighbors_are_those_of_networkx(findings: Findings) -> None:
         around = [labels[other] for other in known[node] if labels[other] >= 0]
         assert dict(map(tuple, pairs)) == {label: around.count(label) for label in set(around)}
         assert columns["degree"][node] == len(known[node])
+
+
+def test_reasons_are_names_and_hundredths(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_EXPLAINED", 10)
+    columns = block(fit_page(findings), Nodes).columns
+    assert columns["reasonNames"] == [("node", "<u>age</u>"), ("neighbor", NAMES[0])]
+    explained = [node for node, reasons in enumerate(columns["reasons"]) if reasons == [0, 50, 1, -25]]
+    assert len(explained) == 10
+    assert max(columns["confidence"][node] for node in explained) <= sorted(columns["confidence"])[10]
 
 
 def test_probabilities_are_in_thousandths_the_likeliest_first(findings: Findings) -> None:
@@ -159,6 +177,8 @@ def test_nodes_are_found_sorted_and_explained_in_a_browser(findings: Findings, v
     likeliest = CLASSES[findings.predicted[0]]
     assert view.text_content(".why h3") == f"{NAMES[0]}: {likeliest}"
     assert view.locator(".bar").count() == 3
+    assert "<u>age</u> (+0.50)" in view.text_content(".why p:last-child")
+    assert f"through the neighbors {NAMES[0]} (-25%)" in view.text_content(".why p:last-child")
     view.fill(".filters input", "node 7")
     view.focus(".view")
     view.keyboard.press("ArrowDown")

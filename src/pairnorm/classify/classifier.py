@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from pairnorm.base.errors import PairNormError, one_of, real_number, whole_numbe
 from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.base import Candidate, Task
 from pairnorm.classify.candidates.propagation import has_many_nodes
+from pairnorm.classify.conformal import Calibration
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import (
     ClassifierWarning,
@@ -32,7 +33,7 @@ from pairnorm.classify.holdout import (
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Choice, search
 from pairnorm.classify.search_space import parse_search_space, plan, resolve_time_limit
-from pairnorm.classify.target import Target, hide
+from pairnorm.classify.target import Target, hide, lacks_most
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.features import take_columns
@@ -41,6 +42,11 @@ from pairnorm.nn import Normalization
 from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.distributed import shards_of
 from pairnorm.train.engine import find_device
+
+if TYPE_CHECKING:
+    import pandas
+
+    from pairnorm.classify.explanation import Explanation
 
 
 class UnfittedError(PairNormError, NotFittedError):  # type: ignore[misc]
@@ -163,6 +169,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     probabilities_: NDArray[np.float32]
     evaluation_probabilities_: NDArray[np.float32]
     held_out_: Scores | None
+    calibration_: Calibration | None
     unmasked_: Scores | None
     _seen: NDArray[np.int64]
     _tested: NDArray[np.int64]
@@ -222,6 +229,10 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
         test = split.test.cpu().numpy()
         self.held_out_ = self._scores(graph, test, self.evaluation_probabilities_) if test.any() else None
+        self.calibration_ = None
+        if test.any():
+            held_out = self.evaluation_probabilities_[test], graph.labels.cpu().numpy()[test]
+            self.calibration_ = Calibration.of(*held_out, lacks_most(task.graph)[test])
         self.unmasked_ = None
         # The evaluation model has the statistics of the graph in which held-out nodes are masked.
         self.scaling_ = scaling if task.graph is graph else scaling.fitted_to(task.graph)
@@ -292,9 +303,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             graph: the one fitted on, or one that has changed since; features are matched by name.
         """
-        self._check_fitted()
-        check_graph(graph)
-        graph = _without_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
+        graph = self._aligned(graph)
         if graph.directed is None and any(one.directed for _, one in self.parts_):
             warnings.warn(
                 f"the model tells in- from out-neighbors; all edges of graph {graph.name!r} go both ways.",
@@ -312,6 +321,62 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         probabilities = self.predict_proba(graph)
         return np.asarray(self.classes_[self.decide(probabilities)])
+
+    def predict_set(self, graph: Graph, coverage: float = 0.9) -> NDArray[np.bool_]:
+        """Return the prediction set of every node, bool [n, classes]: the classes that cannot be excluded.
+
+        Conformal prediction guarantees the coverage on average over nodes like the held-out ones. A set holds
+        at least the predicted class.
+
+        Args:
+            graph: as for ``predict_proba``.
+            coverage: the share of sets that hold the true class, between 0 and 1.
+        """
+        return self.prediction_sets(graph, self.predict_proba(graph), coverage)
+
+    def prediction_sets(
+        self, graph: Graph, probabilities: NDArray[np.float32], coverage: float
+    ) -> NDArray[np.bool_]:
+        """Return the prediction sets that belong to some probabilities; see ``predict_set``."""
+        real_number("coverage", coverage, least=0, below=1)
+        if self.calibration_ is None:
+            problem = "prediction sets need held-out nodes, and the model was fitted without any"
+            raise PairNormError(problem, code="no-held-out-nodes", hint="Label more nodes, and fit again.")
+        inside = self.calibration_.contains(probabilities, lacks_most(self._aligned(graph)), 1 - coverage)
+        inside[np.arange(len(inside)), self.decide(probabilities)] = True
+        return inside
+
+    def explain(self, graph: Graph, top: int = 5) -> pandas.DataFrame:
+        """Return the features and neighbors that contribute most to the predicted class of every node.
+
+        Contributions are exact for linear models (logistic regression, SGC) and TreeSHAP values for boosted
+        trees; an ensemble has the weighted mean of those of its members. GCN, GAT, GCNII and APPNP are not
+        explained.
+
+        Args:
+            graph: as for ``predict_proba``.
+            top: how many features, and how many neighbors, per node.
+
+        Returns:
+            A row per contribution: ``id``, ``predicted``, ``source``, ``name`` and ``value``. The source is
+            ``"node"`` (its own feature), ``"neighborhood"`` (a feature averaged over neighbors),
+            ``"labels"`` (known labels around it) or ``"neighbor"`` (one neighbor). The value is in log-odds
+            of the predicted class against the others; of a neighbor, the share of what arrives through it.
+        """
+        predicted = self.decide(self.predict_proba(graph))
+        explanation = self.explain_nodes(graph, predicted, top=whole_number("top", top, least=1))
+        return explanation.table(graph.node_names, self.classes_[predicted])
+
+    def explain_nodes(
+        self, graph: Graph, predicted: NDArray[np.int64], nodes: NDArray[np.int64] | None = None, top: int = 5
+    ) -> Explanation:
+        """Explain the predicted class of some nodes; see ``explain``."""
+        from pairnorm.classify.explanation import explain_predictions
+
+        graph = self._aligned(graph)
+        features, device = self.scaling_(graph), find_device(self.device)
+        classes = self.classes_.astype(str).tolist()
+        return explain_predictions(self.model_, graph, features, device, predicted, classes, nodes, top)
 
     def decide(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
         """Return the number of the class that is predicted: the most probable, unless rare ones weigh more.
@@ -360,6 +425,11 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 hint="Label others, or put those to judge in the test part.",
             )
         return self._scores(graph, evaluated, self.predict_proba(graph)).accuracy
+
+    def _aligned(self, graph: Graph) -> Graph:
+        self._check_fitted()
+        check_graph(graph)
+        return _without_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
 
     def _probabilities(self, graph: Graph, features: Tensor) -> NDArray[np.float32]:
         logits = self.model_.logits(graph, features, self.task_.device)

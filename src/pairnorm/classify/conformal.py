@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,15 +53,8 @@ class PredictionSets:
     coverage: dict[str, Coverage]
 
 
-def prediction_sets(
-    evaluated: NDArray[np.float32],
-    labels: NDArray[np.int64],
-    incomplete: NDArray[np.bool_],
-    delivered: NDArray[np.float32],
-    delivered_incomplete: NDArray[np.bool_],
-    rates: Sequence[float] = ERROR_RATES,
-) -> list[PredictionSets]:
-    r"""Build the prediction sets of every error rate by split conformal prediction.
+class Calibration(NamedTuple):
+    r"""Conformity scores of held-out nodes, for split conformal prediction.
 
     The score $s(y)$ of a class is 0 for the most probable one, else $1 - p(y)$. With $q$ the
     $\lceil (m + 1)(1 - \alpha) \rceil$-th smallest score of the true classes of m held-out nodes,
@@ -69,32 +63,58 @@ def prediction_sets(
     a threshold each, and so the guarantee each, where enough of both are held out.
 
     Args:
-        evaluated: [m, classes], probabilities of held-out nodes that no choice has used.
-        labels: int64 [m], their classes.
-        incomplete: bool [m], those that lack most features.
-        delivered: [n, classes], probabilities of the nodes that get sets.
-        delivered_incomplete: bool [n], those that lack most features.
-        rates: the error rates.
+        scores: float64 [m], of the true classes.
+        incomplete: bool [m], nodes that lack most features.
     """
-    scores = 1 - evaluated[np.arange(len(labels)), labels].astype(np.float64)
-    scores[evaluated.argmax(1) == labels] = 0
-    by_group = bool(min(np.count_nonzero(incomplete), np.count_nonzero(~incomplete)) >= MIN_GROUP)
-    groups = {ALL: np.ones(len(labels), dtype=bool)}
-    if incomplete.any() and not incomplete.all():
-        groups |= {COMPLETE: ~incomplete, INCOMPLETE: incomplete}
-    covered = _measure_coverage(scores, incomplete, by_group, rates, groups)
-    limits = _thresholds(scores, incomplete, by_group, rates)
-    distances, found = 1 - delivered.astype(np.float64), []
-    for index, rate in enumerate(rates):
-        sizes = (distances <= limits[index, delivered_incomplete.astype(int)][:, None]).sum(1).clip(min=1)
-        coverage = {}
-        for name, group in groups.items():
-            shares = covered[name][:, index]
-            low, high = np.nanpercentile(shares, [5, 95]).tolist()
-            guaranteed = by_group or name == ALL
-            coverage[name] = Coverage(int(group.sum()), float(np.nanmean(shares)), low, high, guaranteed)
-        found.append(PredictionSets(rate, sizes, coverage))
-    return found
+
+    scores: NDArray[np.float64]
+    incomplete: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls, probabilities: NDArray[np.float32], labels: NDArray[np.int64], incomplete: NDArray[np.bool_]
+    ) -> Self:
+        """Score held-out nodes that no choice has used: [m, classes], int64 [m] and bool [m]."""
+        scores = 1 - probabilities[np.arange(len(labels)), labels].astype(np.float64)
+        scores[probabilities.argmax(1) == labels] = 0
+        return cls(scores, incomplete)
+
+    @property
+    def by_group(self) -> bool:
+        """Whether enough nodes with and without features are held out for a threshold each."""
+        return bool(min(np.count_nonzero(self.incomplete), np.count_nonzero(~self.incomplete)) >= MIN_GROUP)
+
+    def contains(
+        self, probabilities: NDArray[np.float32], incomplete: NDArray[np.bool_], rate: float
+    ) -> NDArray[np.bool_]:
+        """Return which classes are in the prediction set of each node, [n, classes], at an error rate."""
+        (limits,) = _thresholds(self.scores, self.incomplete, self.by_group, [rate])
+        inside = 1 - probabilities.astype(np.float64) <= limits[incomplete.astype(int)][:, None]
+        inside[np.arange(len(inside)), probabilities.argmax(1)] = True
+        return np.asarray(inside)
+
+    def prediction_sets(
+        self,
+        probabilities: NDArray[np.float32],
+        incomplete: NDArray[np.bool_],
+        rates: Sequence[float] = ERROR_RATES,
+    ) -> list[PredictionSets]:
+        """Return the sizes of the sets of some nodes, and their measured coverage, for each error rate."""
+        groups = {ALL: np.ones(len(self.scores), dtype=bool)}
+        if self.incomplete.any() and not self.incomplete.all():
+            groups |= {COMPLETE: ~self.incomplete, INCOMPLETE: self.incomplete}
+        covered = _measure_coverage(self.scores, self.incomplete, self.by_group, rates, groups)
+        results = []
+        for index, rate in enumerate(rates):
+            coverage = {}
+            for name, group in groups.items():
+                shares = covered[name][:, index]
+                low, high = np.nanpercentile(shares, [5, 95]).tolist()
+                guaranteed = self.by_group or name == ALL
+                coverage[name] = Coverage(int(group.sum()), float(np.nanmean(shares)), low, high, guaranteed)
+            sizes = self.contains(probabilities, incomplete, rate).sum(1)
+            results.append(PredictionSets(rate, sizes, coverage))
+        return results
 
 
 def _thresholds(
@@ -120,7 +140,7 @@ def _measure_coverage(
     """Return the share of true classes in their sets, [splits, rates], by group, in random halves."""
     random, count = np.random.default_rng(0), len(scores)
     splits = max(2, min(MAX_SPLITS, MAX_DRAWN // count))
-    found = {name: np.full((splits, len(rates)), np.nan) for name in groups}
+    covered = {name: np.full((splits, len(rates)), np.nan) for name in groups}
     for split in range(splits):
         order = random.permutation(count)
         some, others = order[: count // 2], order[count // 2 :]
@@ -128,5 +148,5 @@ def _measure_coverage(
         inside = scores[others] <= limits[:, incomplete[others].astype(int)]
         for name, group in groups.items():
             if (members := group[others]).any():
-                found[name][split] = inside[:, members].mean(1)
-    return found
+                covered[name][split] = inside[:, members].mean(1)
+    return covered

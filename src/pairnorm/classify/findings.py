@@ -17,7 +17,7 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.classify.candidates.base import Candidate, Family, Tick, is_large
 from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
-from pairnorm.classify.conformal import ALL, COMPLETE, INCOMPLETE, PredictionSets, prediction_sets
+from pairnorm.classify.conformal import ALL, COMPLETE, INCOMPLETE, PredictionSets
 from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
 from pairnorm.classify.evaluation import (
     RANKING_METRICS,
@@ -27,6 +27,7 @@ from pairnorm.classify.evaluation import (
     metric_difference,
     tilted,
 )
+from pairnorm.classify.explanation import Explanation
 from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without
 from pairnorm.classify.search import search
 from pairnorm.classify.search_limits import MAX_TRAINING_ROWS, PATIENCE
@@ -254,11 +255,14 @@ class Findings:
 
     def prediction_sets(self) -> list[PredictionSets]:
         """Return the prediction sets of every node by error rate; none without held-out nodes."""
-        if not self.test.any():
+        calibration = self.classifier.calibration_
+        if calibration is None or not self.test.any():
             return []
-        labels, test = self.graph.labels.cpu().numpy(), self.test
-        held_out = self.probabilities[test], labels[test], lacks_most(self.evaluation_graph)[test]
-        return prediction_sets(*held_out, self.delivered_probabilities, lacks_most(self.graph))
+        return calibration.prediction_sets(self.delivered_probabilities, lacks_most(self.graph))
+
+    def explain(self, nodes: NDArray[np.int64]) -> Explanation:
+        """Explain the delivered labels of some nodes."""
+        return self.classifier.explain_nodes(self.graph, self.delivered, nodes, top=3)
 
     @cached_property
     def standardized(self) -> Standardized | None:

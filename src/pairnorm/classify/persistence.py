@@ -17,6 +17,7 @@ from pairnorm.base.files import check_not_file, locked_folder
 from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
 from pairnorm.classify.candidates.base import KnownLabels, Saved
 from pairnorm.classify.candidates.smooth import Smooth
+from pairnorm.classify.conformal import Calibration
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search_space import DEEPEST, LARGEST_SCALE
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
-FORMAT = 6
+FORMAT = 7
 # A loaded model may differ by rounding.
 MAX_DEVIATION = 1e-4
 TENSORS, FACTS = "model.safetensors", "model.json"
@@ -104,7 +105,7 @@ class SavedScores(_Schema):
 class Facts(_Schema):
     """All of ``model.json``."""
 
-    format: Literal[6]
+    format: Literal[7]
     pairnorm: str
     parameters: dict[str, Any]
     average: SavedCandidate | None
@@ -146,6 +147,9 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     }
     smooth = classifier.model_.smooth
     tensors |= {"seen": torch.from_numpy(classifier._seen), "tested": torch.from_numpy(classifier._tested)}
+    if classifier.calibration_ is not None:
+        tensors |= {f"calibration.{name}": torch.from_numpy(values) for name, values in
+                    classifier.calibration_._asdict().items()}  # fmt: skip
     if scaling.mean is not None and scaling.deviation is not None:
         tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
     if scaling.words is not None:
@@ -236,6 +240,7 @@ def _restore(cls: type[Classifier], place: Path, facts: Facts, tensors: dict[str
         )
         classifier.held_out_ = _scores(facts)
         mean, deviation, words = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation", "words"))
+        classifier.calibration_ = _calibration(tensors)
         classifier._seen, classifier._tested = tensors["seen"].numpy(), tensors["tested"].numpy()
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise _damaged(place / FACTS, error) from error
@@ -264,6 +269,15 @@ def _fallback(facts: Facts, probabilities: Tensor) -> Tensor:
     if probabilities.shape != (len(facts.classes),) or not (probabilities > 0).all():
         raise ValueError(f"the fallback probabilities are not those of {len(facts.classes)} classes")
     return probabilities
+
+
+def _calibration(tensors: dict[str, Tensor]) -> Calibration | None:
+    scores, incomplete = (tensors.get(f"calibration.{name}") for name in Calibration._fields)
+    if scores is None or incomplete is None:
+        return None
+    if scores.dim() != 1 or scores.shape != incomplete.shape or incomplete.dtype != torch.bool:
+        raise ValueError("the calibration is not one score per held-out node")
+    return Calibration(scores.double().numpy(), incomplete.numpy())
 
 
 def _scores(facts: Facts) -> Scores | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,10 @@ PREDICTION_FILES = ("predictions.csv", "predictions.parquet")
 
 
 def prediction_table(
-    graph: Graph, probabilities: NDArray[np.float32], classifier: NodeClassifier
+    graph: Graph,
+    probabilities: NDArray[np.float32],
+    classifier: NodeClassifier,
+    coverage: float | None = None,
 ) -> pandas.DataFrame:
     """Return a row for every node: id, predicted, p_<class> ..., features_missing, labeled.
 
@@ -34,11 +38,16 @@ def prediction_table(
         graph: the nodes.
         probabilities: [n, classes].
         classifier: names classes, and decides among them.
+        coverage: add ``set``, a list of the classes in the prediction set of this coverage.
     """
     missing, labeled = (mask.cpu().numpy() for mask in (graph.missing_vectors, graph.labeled))
     decided = classifier.decide(probabilities)
     classes = classifier.classes_.astype(str)  # a file has names
-    return prediction_rows(graph.node_names, decided, classes, probabilities, missing, labeled)
+    frame = prediction_rows(graph.node_names, decided, classes, probabilities, missing, labeled)
+    if coverage is not None:
+        sets = classifier.prediction_sets(graph, probabilities, coverage)
+        frame["set"] = [classes[row].tolist() for row in sets]
+    return frame
 
 
 def prediction_rows(
@@ -123,7 +132,7 @@ def _connection(url: str) -> Iterator[Any]:
 
 
 def _insert(frame: pandas.DataFrame, connection: Any, table: str) -> None:
-    frame.to_sql(table, connection, if_exists="replace", index=False, chunksize=10_000)
+    _lists_as_text(frame).to_sql(table, connection, if_exists="replace", index=False, chunksize=10_000)
 
 
 def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = False) -> None:
@@ -144,7 +153,11 @@ def _write_parquet(frame: pandas.DataFrame, path: Path) -> None:
     if not has_parquet():
         problem, hint = f"{path.name}: writing Parquet needs pyarrow", "pip install pyarrow"
         raise PairNormError(problem, code="library-missing", value="pyarrow", hint=hint)
-    frame.assign(predicted=typed_classes(frame["predicted"])).to_parquet(path, index=False)
+    frame = frame.assign(predicted=typed_classes(frame["predicted"]))
+    if "set" in frame:
+        names = frame["set"].explode()
+        frame["set"] = typed_classes(names).groupby(level=0).agg(list)
+    frame.to_parquet(path, index=False)
 
 
 def _write_json(frame: pandas.DataFrame, path: Path) -> None:
@@ -157,6 +170,13 @@ WRITERS: dict[str, Callable[[pandas.DataFrame, Path], None]] = {
     ".json": _write_json,
     ".jsonl": _write_json,
 }
+
+
+def _lists_as_text(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Write prediction sets as JSON, for formats without lists."""
+    if "set" not in frame:
+        return frame
+    return frame.assign(set=[json.dumps(one, ensure_ascii=False) for one in frame["set"]])
 
 
 def typed_classes(names: pandas.Series[Any]) -> pandas.Series[Any]:
@@ -185,6 +205,7 @@ def write_rows(
         spreadsheet_safe: as for ``write_table``.
         header: write the names of the columns first.
     """
+    frame = _lists_as_text(frame)
     if spreadsheet_safe:
         frame = frame.rename(columns=spreadsheet)
         texts = frame.select_dtypes(exclude=["number", "bool"]).columns

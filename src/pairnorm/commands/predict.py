@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pairnorm.base.errors import PairNormError
+from pairnorm.base.errors import PairNormError, real_number
 from pairnorm.base.memory import peak_memory
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
@@ -46,7 +46,11 @@ def add(commands: Any) -> None:
         type=str,
     )
     table = option("NAME", "Replace this table of a database given by --out.", "predictions")
-    parser.group("Files", *FILES, "spreadsheet-safe", out=out, table=table)
+    sets = option("SHARE", "Add a prediction set per node that holds the true class this often, such as 0.9.")
+    explain = option(
+        "FILE", "Write the features and neighbors that contribute most to each label (.csv, .parquet, .json)."
+    )
+    parser.group("Files", *FILES, "spreadsheet-safe", out=out, table=table, sets=sets, explain=explain)
     parser.group("Columns", "id", *EDGE_COLUMNS, "ignore")
     model = option("FOLDER", "Use the model in this folder, which `pairnorm fit` wrote.", required=True)
     parser.group("Running", "device", "quiet", "json", run=model)
@@ -63,15 +67,48 @@ def run(options: Namespace) -> Result:
     if "://" not in options.out:
         refuse_inputs(Path(options.out), *files_of(options), *options.run.glob("model.*"))
     destination = Destination.parse(options.out, options.table)
+    if options.explain is not None:
+        Destination.parse(options.explain)
+        refuse_inputs(Path(options.explain), *files_of(options), *options.run.glob("model.*"))
+    coverage = None if options.sets is None else _parse_share(options.sets)
     if destination.is_stdout and options.json:
         problem = "--out - and --json both write to standard output"
         raise PairNormError(problem, code="conflicting-options", hint="Pass a file to {out}.", out=...)
     stdout = sys.stdout
     with console.output(options.quiet, to_stderr=options.json or destination.is_stdout):
-        return _predict(options, destination, stdout)
+        return _predict(options, destination, coverage, stdout)
 
 
-def _predict(options: Namespace, destination: "Destination", stdout: TextIO) -> Result:
+def _parse_share(text: str) -> float:
+    """Parse a share such as ``0.9`` or ``90%``."""
+    try:
+        share: Any = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = text
+    return real_number("sets", share, least=0, below=1)
+
+
+def _explain(
+    classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]", options: Namespace
+) -> None:
+    from pairnorm.classify.predictions import Destination
+
+    explanation = classifier.explain_nodes(graph, predicted)
+    with Destination.parse(options.explain, "explanations").opened(sys.stdout) as write:
+        write(
+            explanation.table(graph.node_names, classifier.classes_.astype(str)[predicted]),
+            options.spreadsheet_safe,
+        )
+    if explanation.explained < 1:
+        console.note(
+            f"{safe(options.explain)} leaves out GCN, GAT, GCNII and APPNP, which have "
+            f"{1 - explanation.explained:.0%} of the ensemble's weight."
+        )
+
+
+def _predict(
+    options: Namespace, destination: "Destination", coverage: float | None, stdout: TextIO
+) -> Result:
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.predictions import prediction_table
 
@@ -82,7 +119,10 @@ def _predict(options: Namespace, destination: "Destination", stdout: TextIO) -> 
         with console.progress() as on_progress:
             on_progress(f"Predicting with {classifier.best_.name}", 0, None)
             probabilities = classifier.predict_proba(graph)
-            frame = prediction_table(graph, probabilities, classifier)
+            frame = prediction_table(graph, probabilities, classifier, coverage)
+            if options.explain is not None:
+                on_progress("Explaining", 0, None)
+                _explain(classifier, graph, classifier.decide(probabilities), options)
         write(frame, options.spreadsheet_safe)
     counts = frame["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")

@@ -16,6 +16,7 @@ from pairnorm.data.adjacency import csr_matrix, hops
 from pairnorm.report.document import Nodes
 
 MAX_ROWS, MAX_CLASSES_PER_NODE, MAX_NAME_LENGTH = 100_000, 10, 300
+MAX_EXPLAINED = 2000
 
 
 def delivered_labels(findings: Findings) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -67,8 +68,25 @@ def node_table(findings: Findings, sets: Sequence[PredictionSets]) -> Nodes:
         "neighbors": _flat_rows((pattern[rows] @ classes).tocsr()),
         "degree": np.diff(pattern.indptr)[rows].tolist(),
         "sets": [one.sizes[rows].tolist() for one in sets],
+        **_reasons(findings, rows, confidence),
     }
     return Nodes(graph.num_nodes, columns)
+
+
+def _reasons(findings: Findings, rows: NDArray[np.int64], confidence: NDArray[np.float32]) -> dict[str, Any]:
+    """Return the contributions to the labels with the least confidence: names, and pairs of name and value.
+
+    Names are [source, name]; values are in hundredths, of log-odds or of a share.
+    """
+    nodes = np.sort(rows[np.argsort(confidence[rows], kind="stable")[:MAX_EXPLAINED]])
+    explanation = findings.explain(nodes)
+    names: dict[tuple[str, str], int] = {}
+    by_node: dict[int, list[int]] = {}
+    columns = (explanation.nodes, explanation.sources, explanation.names, explanation.values)
+    for node, source, name, value in zip(*(column.tolist() for column in columns), strict=True):
+        place = names.setdefault((source, _cut(str(name))), len(names))
+        by_node.setdefault(node, []).extend((place, round(100 * value)))
+    return {"reasonNames": [*names], "reasons": [by_node.get(row, []) for row in rows.tolist()]}
 
 
 def _flat_rows(counts: Any) -> list[list[int]]:

@@ -254,7 +254,8 @@ class _Ensemble(NamedTuple):
 _HEADER = ("version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective",
            "feature_names", "feature_infos")  # fmt: skip
 _SPLITS = ("split_feature", "threshold", "decision_type", "left_child", "right_child")
-_TREE = ("num_leaves", "num_cat", *_SPLITS, "leaf_value", "is_linear", "shrinkage")
+_COUNTS = ("leaf_count", "internal_count")  # of training rows, which explanations need
+_TREE = ("num_leaves", "num_cat", *_SPLITS, "leaf_value", *_COUNTS, "is_linear", "shrinkage")
 
 
 def _compact(text: str) -> str:
@@ -312,6 +313,10 @@ def _validate_tree(tree: dict[str, str], columns: int) -> None:
         raise ValueError("a leaf is not finite")
     if leaves == 1:
         return
+    for name, length in zip(_COUNTS, (leaves, leaves - 1), strict=True):
+        counts = np.array(tree[name].split(), dtype=np.int64)
+        if len(counts) != length or not (counts > 0).all():
+            raise ValueError("a tree has no count of its rows")
     feature, kind, left, right = (
         np.array(tree[name].split(), dtype=np.int64)
         for name in ("split_feature", "decision_type", "left_child", "right_child")

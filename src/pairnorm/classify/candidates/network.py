@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Self
@@ -46,22 +48,35 @@ class Network:
         return found
 
     def _sgc_logits(self, graph: Graph, features: Tensor) -> Tensor:
-        """Return an SGC's logits; states are shared where propagation is expensive and without a norm."""
-        module, fill, basis, scale = self.module, self.fill, None, 1.0
-        kind, depth = module.adjacency, module.num_layers
+        basis, (*_, state), scale = self.sgc_states(graph, features)
+        weight = self.module.weight if basis is None else basis.T @ self.module.weight
+        logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * weight) + self.module.bias
+        return logits
+
+    def sgc_states(
+        self, graph: Graph, features: Tensor, last: int = 1
+    ) -> tuple[Tensor | None, Sequence[Tensor], float]:
+        """Return the last states of an SGC, and the scale that its weights are multiplied by.
+
+        States are shared where propagation is expensive and without a norm.
+
+        Returns:
+            A basis [d, r], states in its coordinates, [n, r], and the scale; None for r = d.
+        """
+        module, fill, depth = self.module, self.fill, self.module.num_layers
         if self.statistics is not None:
             mode, own = module.norm.mode, sgc_scale(module.norm.mode, module.norm.scale)
-            basis, state = self.statistics.propagate(graph, features, fill, kind, mode, own)
-            scale = module.norm.scale / own
-        elif graph.missing.dim() == 1 and not is_expensive(graph, features):
+            basis, states = self.statistics.propagate(
+                graph, features, fill, module.adjacency, mode, own, last
+            )
+            return basis, states, module.norm.scale / own
+        if graph.missing.dim() == 1 and not is_expensive(graph, features):
             basis, reduced = span(features)
-            walk = sgc_iterates(filled(fill, graph, reduced), normalized(graph, kind, features.device))
-            state = next(islice(walk, depth, None))
-        else:
-            state = SharedPropagation(graph, features, fill, kind, None).state(depth)
-        weight = module.weight if basis is None else basis.T @ module.weight
-        logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * weight) + module.bias
-        return logits
+            matrix = normalized(graph, module.adjacency, features.device)
+            iterates = sgc_iterates(filled(fill, graph, reduced), matrix)
+            return basis, deque(islice(iterates, depth + 1), maxlen=last), 1.0
+        shared = SharedPropagation(graph, features, fill, module.adjacency, None)
+        return None, [shared.state(step) for step in range(max(0, depth + 1 - last), depth + 1)], 1.0
 
     def state(self) -> State:
         """Return the adjacency's kind, an initial share, and the weights, whose shapes tell the rest."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Self
 
@@ -93,8 +94,15 @@ class NormStatistics(NamedTuple):
         return cls(saved.tensor("centers", length, saved.features), squares, nodes)
 
     def propagate(
-        self, graph: Graph, features: Tensor, fill: str, kind: Normalization, mode: Mode, scale: float
-    ) -> tuple[Tensor | None, Tensor]:
+        self,
+        graph: Graph,
+        features: Tensor,
+        fill: str,
+        kind: Normalization,
+        mode: Mode,
+        scale: float,
+        last: int = 1,
+    ) -> tuple[Tensor | None, Sequence[Tensor]]:
         """Propagate the features of a graph, normalized by the statistics of the fitted nodes.
 
         Args:
@@ -104,9 +112,10 @@ class NormStatistics(NamedTuple):
             kind: of the adjacency's normalization.
             mode: of PairNorm.
             scale: of PairNorm, as the statistics were measured with.
+            last: how many of the last states to return.
 
         Returns:
-            A basis [d, r] and the state in its coordinates, [n, r]; None and the state where r would be d.
+            A basis [d, r] and states in its coordinates, [n, r]; None and the states where r would be d.
         """
         centers, basis = self.centers.to(features), None
         if graph.missing.dim() == 1:
@@ -120,7 +129,7 @@ class NormStatistics(NamedTuple):
             stored = iter(zip(centers, self.mean_squares.to(centers), strict=True))
             norm = lambda x: normalize_by(x, *next(stored), scale, EPS, mode)  # noqa: E731
         iterates = sgc_iterates(filled(fill, graph, features), matrix, norm)
-        return basis, next(islice(iterates, len(self.centers) - 1, None))
+        return basis, deque(islice(iterates, len(self.centers)), maxlen=last)
 
 
 def _measuring_norm(

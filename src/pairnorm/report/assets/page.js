@@ -160,13 +160,14 @@ const choicesBlock = (place) => {
 
 // The table of nodes. Columns are lists: id, predicted, evaluated (the class by the evaluation model), confidence (in thousandths), top (class and thousandths in turn,
 // the likeliest first), label, part, features (0 or 1), featureHops and labelHops (-1: no path), neighbors (class and
-// number in turn), degree, and sets: for each choice of error rate, how many of the likeliest classes are in the set.
+// number in turn), degree, sets: for each choice of error rate, how many of the likeliest classes are in the set; and
+// reasons (number in reasonNames and hundredths in turn), where reasonNames are pairs of source and name.
 
 const ROW = 34;
 const PARTS = ["", "training", "validation", "held out"];
 
 const nodesBlock = (place, data) => {
-  const { id, classes, predicted, evaluated, confidence, top, label, part, features, featureHops, labelHops, neighbors, degree, sets } = data;
+  const { id, classes, predicted, evaluated, confidence, top, label, part, features, featureHops, labelHops, neighbors, degree, sets, reasonNames, reasons } = data;
   let threshold = 900, choice = 0, shown = [], active = -1, sorted = { column: "confidence", down: false }, ranks = null;
   const pairs = (flat) => flat.filter((_, n) => n % 2 === 0).map((first, n) => [first, flat[2 * n + 1]]);
   const hops = (count) => (count < 0 ? "no path" : String(count));
@@ -176,6 +177,19 @@ const nodesBlock = (place, data) => {
     return names.length < size ? `${size} labels` : names.join(" or ");
   };
   const said = (row) => pairs(neighbors[row]).map(([name, count]) => `${classes[name]} × ${count}`).join(", ");
+  const reasonsOf = (row) => {
+    const texts = { node: (name) => name, neighborhood: (name) => `${name} in its neighborhood`, labels: (name) => name };
+    const features = [], through = [];
+    for (const [number, value] of pairs(reasons[row])) {
+      const [source, name] = reasonNames[number];
+      if (source === "neighbor") through.push(`${name} (${value}%)`);
+      else features.push(`${texts[source](name)} (${value < 0 ? "−" : "+"}${(Math.abs(value) / 100).toFixed(2)})`);
+    }
+    return [
+      ...(features.length ? [`Largest contributions, in log-odds of this label: ${features.join(", ")}.`] : []),
+      ...(through.length ? [`Most evidence arrives through the neighbors ${through.join(", ")}.`] : []),
+    ];
+  };
   const guaranteed = sets.length > 0;
   const columns = [
     ["id", "Node", (row) => id[row]],
@@ -290,6 +304,7 @@ const nodesBlock = (place, data) => {
       ...(part[row] === 3 && evaluated[row] !== predicted[row] ? [`While it was held out, its label was ${classes[evaluated[row]]}.`] : []),
       degree[row] === 0 ? "It has no neighbors."
         : `Of its ${degree[row]} ${degree[row] === 1 ? "neighbor" : "neighbors"}, ${labeled} ${labeled === 1 ? "has" : "have"} a known label${labeled ? `: ${said(row)}` : ""}.`,
+      ...reasonsOf(row),
     ];
     why.replaceChildren(make("h3", {}, `${id[row]}: ${classes[predicted[row]]}`), ...bars,
       ...(rest > 0 ? [make("p", { className: "note" }, `and ${rest} more ${rest === 1 ? "class" : "classes"} below 0.1% or not among the ten likeliest`)] : []),
