@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from pairnorm.data import Column, Encoder, Graph
+from pairnorm.data import Column, Encoder, Graph, GraphWarning
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.nodes import read_nodes
 from pairnorm.data.tables import Source
@@ -50,9 +50,9 @@ def check_both_ways_refuse(
 ) -> None:
     frame = pandas.DataFrame(cells)
     with raises(code, value=value):
-        read(frame, known=KNOWN)
+        read(frame, known=KNOWN, strict=True)
     with raises(code, value=value):
-        Graph.from_edges([[0], [1]], **read(frame)).aligned(KNOWN, 4)
+        Graph.from_edges([[0], [1]], **read(frame)).aligned(KNOWN, 4, strict=True)
 
 
 @pytest.mark.parametrize("option", ["categorical", "ignore", "keep"])
@@ -119,8 +119,59 @@ def test_a_difference_is_named(
 
 
 def test_a_renamed_column_is_suggested(raises: Callable) -> None:
+    frame = pandas.DataFrame({"ages": CELLS["age"], "job": CELLS["job"]})
     with raises("column-missing", hint="Did you mean 'ages'?"):
-        read(pandas.DataFrame({"ages": CELLS["age"], "job": CELLS["job"]}), known=KNOWN)
+        read(frame, known=KNOWN, strict=True)
+    assert any("imputed. Did you mean 'ages'?" in note for note in read(frame, known=KNOWN)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("cells", "values", "missing", "note"),
+    [
+        (
+            {"job": CELLS["job"]},
+            [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]],
+            [[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]],
+            "has no column 'age', which the model uses: imputed",
+        ),
+        (
+            {"age": CELLS["age"]},
+            [[30, 0, 0, 0], [40, 0, 0, 0], [0, 0, 0, 0]],
+            [[0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1]],
+            "has no column 'job', which the model uses: imputed",
+        ),
+        (
+            CELLS | {"job": ["judge", "nurse", "baker"]},
+            [[30, 0, 0, 0], [40, 0, 1, 0], [0, 0, 0, 0]],
+            [[0, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]],
+            "a category 'baker' in column 'job' (and 1 more), unknown to the model: such cells count as",
+        ),
+        (
+            CELLS | {"pet": ["cat", "dog", None]},
+            VALUES,
+            [0, 0, 1],
+            "column 'pet', unknown to the model: ignored",
+        ),
+    ],
+    ids=["no numbers", "no categories", "new categories", "a new column"],
+)
+def test_differences_are_imputed_or_ignored_and_noted_once(
+    cells: dict[str, list[object]], values: list[list[float]], missing: list[Any], note: str
+) -> None:
+    with pytest.warns(GraphWarning) as caught:
+        read_at_once, matched = both_ways(cells)
+    for graph in (read_at_once, matched):
+        assert graph.features.to_dense().tolist() == values
+        assert graph.missing.int().tolist() == missing
+        assert graph.encoder == KNOWN
+    assert sum(note in one for one in read_at_once.notes) == 1
+    assert sum(note in str(one.message) for one in caught) == 1
+
+
+def test_a_table_without_any_column_of_the_model_is_refused(raises: Callable) -> None:
+    check_both_ways_refuse({"height": [1, 2, 3]}, "column-missing", "age", raises)
+    with raises("column-missing", value="age"):
+        read(pandas.DataFrame({"height": [1, 2, 3]}), known=KNOWN)
 
 
 def test_a_sign_in_the_name_of_a_column_means_nothing(raises: Callable) -> None:
@@ -128,10 +179,10 @@ def test_a_sign_in_the_name_of_a_column_means_nothing(raises: Callable) -> None:
     both = Graph.from_edges([[0], [1]], [[1.0, 2.0], [3.0, 4.0]], feature_names=("lag=1", "lag=2"))
     one = Graph.from_edges([[0], [1]], [[1.0], [3.0]], feature_names=("lag=1",))
     with raises("column-missing", value="lag=2"):
-        one.aligned(both.encoder, 2)
+        one.aligned(both.encoder, 2, strict=True)
     frame = pandas.DataFrame({"lag=1": [1, 2], "lag=2": [3, 4]})
     with raises("column-missing", value="lag=2"):
-        read(frame[["lag=1"]], known=read(frame)["encoder"])
+        read(frame[["lag=1"]], known=read(frame)["encoder"], strict=True)
 
 
 def test_without_names_the_number_must_agree(raises: Callable) -> None:

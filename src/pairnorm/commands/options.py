@@ -141,7 +141,7 @@ EDGE_COLUMNS = ("source", "target", "weight", "on-unknown-node")
 COLUMNS = (
     *("features", "database", "delimiter", "encoding", "decimal", "id", "label", "split", "classes"),
     *("source", "target", "weight", "on_unknown_node", "categorical", "ignore", "keep"),
-    *("merge_classes", "edge_delimiter"),
+    *("merge_classes", "edge_delimiter", "strict"),
 )
 NOT_GIVEN = (None, False, "auto", "here")
 """Values of options that a user did not set."""

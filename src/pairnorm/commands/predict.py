@@ -16,6 +16,7 @@ from pairnorm.commands.options import (
     Result,
     add_command,
     files_of,
+    flag,
     option,
     read_graph,
     refuse_inputs,
@@ -48,10 +49,13 @@ def add(commands: Any) -> None:
     table = option("NAME", "Replace this table of a database given by --out.", "predictions")
     sets = option("SHARE", "Add a prediction set per node that holds the true class this often, such as 0.9.")
     explain = option(
-        "FILE", "Write the features and neighbors that contribute most to each label (.csv, .parquet, .json)."
+        "FILE",
+        "Write the features and neighbors that contribute most to each label (.csv, .parquet, .json).",
+        type=str,
     )
     parser.group("Files", *FILES, "spreadsheet-safe", out=out, table=table, sets=sets, explain=explain)
-    parser.group("Columns", "id", *EDGE_COLUMNS, "ignore")
+    strict = flag("Refuse columns and categories that differ from the fit. Default: impute or ignore them.")
+    parser.group("Columns", "id", *EDGE_COLUMNS, "ignore", strict=strict)
     model = option("FOLDER", "Use the model in this folder, which `pairnorm fit` wrote.", required=True)
     parser.group("Running", "device", "quiet", "json", run=model)
 
@@ -60,7 +64,8 @@ def run(options: Namespace) -> Result:
     """Label the nodes of a graph with a fitted model.
 
     Columns are read as for the fit, unless options say otherwise, and matched by
-    name. The label column may be absent or empty.
+    name. New columns are ignored; absent columns and new categories count as
+    missing. The label column may be absent or empty.
     """
     from pairnorm.classify.predictions import Destination
 

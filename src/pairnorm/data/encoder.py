@@ -53,6 +53,7 @@ class ColumnOptions:
     unknown_edges: str | None = None
     merge_classes: bool | None = None
     edge_delimiter: str | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for option in ("categorical", "ignore", "keep"):
@@ -180,29 +181,45 @@ class Encoder:
         )
 
 
-def check_columns(place: str, found: Sequence[str], known: Encoder) -> None:
-    """Raise an error that names the columns that a model lacks, or does not know."""
-    there = set(found)
+def compare_columns(place: str, found: Sequence[str], known: Encoder, strict: bool) -> list[str]:
+    """Return a note for columns that a model uses and a table lacks, and for those that it does not know.
+
+    Absent columns are imputed and unknown ones ignored. Raises an error that names them where ``strict``, or
+    where no column of the model is there.
+    """
+    there, notes = set(found), []
     expected = {column.name: column for column in known.named("number", "category", "date")}
+    unknown = [name for name in found if name not in expected]
     if absent := [name for name in expected if name not in there]:
         problem = f"{place} has no column {shown(absent)}, which the model uses"
-        hint = closest(absent[0], sorted(there - expected.keys())) or "Add it; its cells may be empty."
-        raise PairNormError(problem, code="column-missing", value=absent[0], hint=hint)
-    if unknown := [name for name in found if name not in expected]:
+        hint = closest(absent[0], unknown)
+        if strict or len(absent) == len(expected):
+            hint = hint or "Add it; its cells may be empty."
+            raise PairNormError(problem, code="column-missing", value=absent[0], hint=hint)
+        notes.append(f"{problem}: imputed. {hint}".strip())
+    if unknown:
         problem = f"{place} has a column {shown(unknown)}, unknown to the model"
-        hint = "Pass {ignore}, or fit again with it."
-        raise PairNormError(problem, code="unknown-column", value=unknown[0], hint=hint, ignore=unknown[:1])
+        if strict:
+            hint = "Pass {ignore}, or fit again with it."
+            raise PairNormError(
+                problem, code="unknown-column", value=unknown[0], hint=hint, ignore=unknown[:1]
+            )
+        notes.append(f"{problem}: ignored")
+    return notes
 
 
-def check_categories(place: str, found: Column, known: Column) -> None:
-    """Raise an error unless a column is of the kind that a model knows, and has no other categories."""
+def compare_categories(place: str, found: Column, known: Column, strict: bool) -> str:
+    """Return a note on categories that a model does not know, which count as missing; empty for none.
+
+    Raises an error where the column is of another kind and, where ``strict``, for unknown categories.
+    """
     name, unknown = quoted(found.name), sorted(set(found.categories) - set(known.categories))
     if found.kind == "number" or (
         unknown and _number(unknown[0]) and not any(map(_number, known.categories))
     ):
         code, what = "numbers-for-categories", f"numbers in column {name}, where the model knows categories"
     elif not unknown:
-        return
+        return ""
     elif known.kind == "number":
         code = "text-for-numbers"
         what = f"text such as {quoted(unknown[0])} in column {name}, where the model knows numbers"
@@ -210,6 +227,8 @@ def check_categories(place: str, found: Column, known: Column) -> None:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         code = "unknown-category"
         what = f"a category {quoted(unknown[0])} in column {name}{more}, unknown to the model"
+        if not strict:
+            return f"{place} has {what}: such cells count as missing"
     problem = f"{place} has {what}"
     hint = "Empty those cells, which counts as missing, or fit again with them."
     raise PairNormError(problem, code=code, value=unknown[0] if unknown else found.name, hint=hint)
@@ -224,23 +243,28 @@ def _number(text: str) -> bool:
 
 
 def align_features(
-    name: str, features: Tensor, missing: Tensor, found: Encoder, known: Encoder
-) -> tuple[Tensor, Tensor]:
-    """Return features, and what is missing of them, in the order of the features that a model knows.
+    name: str, features: Tensor, missing: Tensor, found: Encoder, known: Encoder, strict: bool = False
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Return features, what is missing of them, and notes, in the order of the features that a model knows.
 
     A category that no node has becomes a column of zeros, and so do all those of a column whose cells are
-    all empty. A column that is not there, and a category or column that the model does not know, are errors.
+    all empty. An absent column and cells of unknown categories are missing; unknown columns are left out.
     """
-    check_columns(name, [column.name for column in found.named("number", "category", "date")], known)
+    notes = compare_columns(
+        name, [column.name for column in found.named("number", "category", "date")], known, strict
+    )
     widths = [column.width for column in found.features.values()]
     starts = dict(zip(found.features, np.cumsum([0, *widths]), strict=False))
     empty = missing.all(0).expand(features.shape[1]).tolist()
     sparse = next((int(starts[column.name]) for column in found.named("sparse")), -1)
-    places, missing_from = [], []
+    places, missing_from, absent = list[int](), list[int](), list[int]()
+    unknown: dict[int, Tensor] = {}
     for column in known.features.values():
-        if column.name not in found.features:  # of a long table: a word that no node has
-            places.append(-1)
-            missing_from.append(sparse)
+        if column.name not in found.features:
+            # A word of a long table that no node has is zero; any other column is missing.
+            absent += range(len(places), len(places) + column.width) if column.kind != "sparse" else ()
+            places += [-1] * column.width
+            missing_from += [sparse] * column.width
             continue
         here, start = found.features[column.name], int(starts[column.name])
         # A column whose cells are all empty is read as one of numbers, whatever it was before.
@@ -250,12 +274,25 @@ def align_features(
         if column.kind != "category" and (here.kind == column.kind or blank):
             places.append(start)
         else:
-            if not blank:
-                check_categories(name, here, column)
+            if not blank and (note := compare_categories(name, here, column, strict)):
+                notes.append(note)
+                others = [
+                    start + place
+                    for place, value in enumerate(here.categories)
+                    if value not in column.categories
+                ]
+                cells = take_columns(features, others).to_dense().any(1)
+                unknown |= {len(places) + place: cells for place in range(column.width)}
             order = {value: start + place for place, value in enumerate(here.categories)}
             places += [order.get(value, -1) for value in column.categories]
         # Of a column of categories any place will do: all are missing together, and all where it has none.
         missing_from += [start if here.width else -1] * column.width
     if missing.dim() == 2:
         missing = torch.cat([missing, missing.new_ones(len(missing), 1)], 1)[:, missing_from]
-    return take_columns(features, places), missing
+    elif absent or unknown:
+        missing = missing[:, None].repeat(1, len(places))
+    if absent:
+        missing[:, absent] = True
+    for place, cells in unknown.items():
+        missing[:, place] |= cells
+    return take_columns(features, places), missing, notes

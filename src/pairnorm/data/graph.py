@@ -270,14 +270,22 @@ class Graph:
                 digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()[:16]
 
-    def aligned(self, encoder: Encoder | None, count: int) -> Graph:
-        """Return the graph with the features of a model, matched by column and category."""
+    def aligned(self, encoder: Encoder | None, count: int, strict: bool = False) -> Graph:
+        """Return the graph with the features of a model, matched by column and category.
+
+        Absent columns and unknown categories count as missing, and unknown columns are ignored, with a
+        warning each; where ``strict``, they are errors.
+        """
         if self.num_features == 0 and encoder is not None and encoder.named("structure"):
             return self.with_structure().replace(encoder=encoder)
         ours, theirs = (one and tuple(one.features.values()) for one in (self.encoder, encoder))
         if self.encoder is not None and encoder is not None and ours != theirs:
             name = f"graph {self.name!r}"
-            features, missing = align_features(name, self.features, self.missing, self.encoder, encoder)
+            features, missing, notes = align_features(
+                name, self.features, self.missing, self.encoder, encoder, strict
+            )
+            for note in notes:
+                warnings.warn(f"{note}.".replace("?.", "?"), GraphWarning, stacklevel=4)
             return self.replace(features=features, missing=missing, encoder=encoder)
         if self.num_features != count:
             problem = f"graph {self.name!r} has {self.num_features} features; the model was fitted on {count}"
@@ -402,6 +410,7 @@ class Graph:
         name: str | None = None,
         encoder: Encoder | None = None,
         memory: int | str | None = None,
+        strict: bool = False,
     ) -> Graph:
         """Read a graph from tables of nodes and tables of edges, or from one file that holds both.
 
@@ -444,13 +453,16 @@ class Graph:
                 column have a comma, that, and noted.
             name: what to call the graph. Default: the name of the node file.
             encoder: that of a graph read before, or of a fitted model (``classifier.encoder_``): this file is
-                read alike, but for what is named anew. Its labels are optional, a split is left out.
+                read the same way, except for the options given here. Its labels are optional, a split is left
+                out. Absent columns and unknown categories count as missing, unknown columns are ignored, with
+                a note each.
+            strict: refuse columns and categories that differ from those of the encoder.
             memory: the most memory that reading may take, in bytes or as ``'8GB'``. Default: half of what is
                 free. A file that needs more, also one that unpacks to more, is refused.
         """
         options = ColumnOptions(
             *(id, label, split, source, target, weight, delimiter, categorical, ignore),
-            *(keep, encoding, decimal, classes, unknown_edges, merge_classes, edge_delimiter),
+            *(keep, encoding, decimal, classes, unknown_edges, merge_classes, edge_delimiter, strict),
         )
         parts = files.read_files(nodes, edges, features, database, options, encoder, MemoryLimit.of(memory))
         place = files.place_name(nodes) if database is None else "graph"

@@ -21,8 +21,8 @@ from pairnorm.data.encoder import (
     ColumnOptions,
     Encoder,
     Kind,
-    check_categories,
-    check_columns,
+    compare_categories,
+    compare_columns,
 )
 from pairnorm.data.labels import bin_names, binned, find_bins, numbers_first, read_labels, read_split
 from pairnorm.data.names import NodeIndex, near_duplicate_notes, read_rows
@@ -54,8 +54,8 @@ def read_nodes(
 ) -> dict[str, Any]:
     """Return what tables of nodes tell of a graph: names, features, labels, split, and the encoder.
 
-    Tables of an earlier encoder, ``known``, must have its columns, categories and classes; ``long`` ones hold
-    node, feature and value.
+    Tables are read by an earlier encoder, ``known``, where there is one; ``long`` ones hold node, feature and
+    value.
     """
     columns = list(dict.fromkeys(name for table in tables for name in table.columns))
     everywhere = replace(tables[0], columns=tuple(columns))
@@ -67,19 +67,24 @@ def read_nodes(
         raise PairNormError(problem, code="option-missing", hint="Name the column of the classes too.")
     roles = _roles(options, identity)
     chosen = [name for name in columns if name not in roles]
+    differences: list[str] = []
+    absent: list[str] = []
     if known is not None:
-        check_columns(everywhere.name, chosen, known)
-        chosen = [column.name for column in known.named("number", "category", "date")]
+        differences = compare_columns(everywhere.name, chosen, known, options.strict)
+        there, chosen = set(chosen), [column.name for column in known.named("number", "category", "date")]
+        absent = [name for name in chosen if name not in there]
 
     as_text = [
         name for name in (identity, options.label, options.split, *options.categorical) if name is not None
     ]
-    as_text += [] if known is None else [column.name for column in known.named("category")]
+    as_text += [] if known is None else [c.name for c in known.named("category") if c.name not in absent]
     as_text += [name for table in tables for name in table.padded()]
     table, frame, node_names = read_rows(tables, identity, as_text)
     if len(frame) == 0:
         problem = f"{table.name}: there are no rows under the header"
         raise PairNormError(problem, code="no-rows", expected="a row per node")
+    for name in absent:
+        frame[name] = np.nan
     parts, bins = _read_classes(table, frame, options, known)
     classes = parts.get("class_names", ())
     read = list(_read_features(table, frame, chosen, options, known))
@@ -87,7 +92,8 @@ def read_nodes(
     read = [one for one in read if one.columns[0].kind != "ignored"]
     for one in read:
         for place in np.flatnonzero(one.empty.all(0)):
-            table.note_column(EMPTY_NOTE, one.columns[place].name)
+            if one.columns[place].name not in absent:
+                table.note_column(EMPTY_NOTE, one.columns[place].name)
     if long or (known is not None and known.named("sparse")):
         read.append(_read_long(long, identity, node_names, options, known))
     parts["node_names"] = node_names
@@ -102,7 +108,7 @@ def read_nodes(
         encoder = replace(encoder, columns=tuple(c for c in encoder.columns if c.kind != "structure"))
     _check_names(table.name, encoder)
     parts["encoder"] = encoder
-    remarks = [*table.all_notes(), *(remark for one in long for remark in one.all_notes())]
+    remarks = [*differences, *table.all_notes(), *(remark for one in long for remark in one.all_notes())]
     parts["notes"] = (*remarks, *near_duplicate_notes(node_names), *encoder_notes(encoder, classes, options))
     return parts
 
@@ -224,7 +230,7 @@ def _read_column(
         found = Column(name, "date" if is_date else "number")
         if known is None or known.kind == found.kind or np.isnan(values).all():
             return _numeric(known or found, table.to_float32(name, values))
-        check_categories(table.name, found, known)
+        compare_categories(table.name, found, known, options.strict)
     profiled = table.profile(name, cells)
     texts = profiled.profile.texts
     decision = table.decide(name, profiled, kind=kind, form=known.form if known else "", keep=keep)
@@ -239,7 +245,9 @@ def _read_column(
             reject_dates(table.name, name, known.form)
         return _numeric(known or Column(name, "date", form=decision.form), values)
     if known:
-        check_categories(table.name, Column(name, "category", tuple(texts)), known)
+        here = Column(name, "category", tuple(texts))
+        if note := compare_categories(table.name, here, known, options.strict):
+            table.notes.append(note)
         column, order = (
             known,
             pandas.Index(known.categories, dtype=object).get_indexer(pandas.Index(texts, dtype=object)),
