@@ -61,7 +61,7 @@ def test_the_suggested_depth_is_the_first_at_which_enough_is_heard(half_missing:
     assert found.voices >= VOICES
     assert found.voices == pytest.approx(exact_voices(half_missing, found.depth), rel=0.3)
     assert exact_voices(half_missing, found.depth - 1) < 1.3 * VOICES
-    assert (found.lacking, found.unreachable) == (150, 0)
+    assert (found.missing, found.unreachable) == (150, 0)
     assert f"At depth {found.depth} half of the nodes without features" in found.reason
 
 
@@ -78,7 +78,7 @@ def test_nodes_that_no_path_reaches_are_counted_and_left_out() -> None:
     missing = torch.tensor([False, True, True, True, True])
     graph = Graph.from_edges([[0, 3], [1, 4]], torch.ones(5, 1), num_nodes=5, missing=missing)
     found = suggest_depth(graph, deepest=7)
-    assert (found.lacking, found.unreachable) == (4, 3)
+    assert (found.missing, found.unreachable) == (4, 3)
     assert (found.depth, found.voices, found.tried) == (1, 1.0, 7)
     assert found.reason == (
         "At depth 1 half of the nodes without features hear from at least 1 node with some, fewer than "

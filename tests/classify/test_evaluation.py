@@ -3,9 +3,10 @@ from math import isnan
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from pairnorm.classify import Scores
+from pairnorm.classify import NodeClassifier, Scores
 from pairnorm.classify.evaluation import (
     MIN_TEMPERATURE_NODES,
     fit_temperature,
@@ -15,9 +16,55 @@ from pairnorm.classify.evaluation import (
     rankings,
     weighted_rankings,
 )
+from pairnorm.data import Graph
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 0, 0, 1, 1, 0, 2])
+
+
+def draw_rare(seed: int) -> tuple[Graph, NDArray[np.int64]]:
+    """Draw 2,000 nodes, 10% of them positive, of which 300 are labeled; and the true classes."""
+    random = np.random.default_rng(seed)
+    truth = (random.random(2000) < 0.1).astype(np.int64)
+    features = random.normal(size=(2000, 8)) + truth[:, None] * [1.2, 0.6, 0, 0, 0, 0, 0, 0]
+    labels = np.where(np.arange(2000) < 300, truth, -1)
+    return Graph.from_edges(random.integers(0, 2000, (2, 4000)), features, labels), truth
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_stated_average_precision_of_a_rare_class_is_unbiased() -> None:
+    """Over 40 data sets the mean error is within twice its standard error; the test part alone errs more."""
+    errors, test_errors, covered = [], [], 0
+    for seed in range(40):
+        graph, truth = draw_rare(seed)
+        classifier = NodeClassifier("logistic regression", scale=[1, 10, 100], metric="average-precision")
+        stated = classifier.fit(graph).cross_fitted_
+        assert stated.count == 300
+        true = rankings(truth[300:], classifier.probabilities_[300:])[1]
+        low, high = stated.interval_of("average-precision")
+        covered += low <= true <= high
+        errors.append(stated.average_precision - true)
+        test_errors.append(classifier.held_out_.average_precision - true)
+    assert abs(np.mean(errors)) < 2 * np.std(errors) / 40**0.5
+    assert abs(np.mean(errors)) < abs(np.mean(test_errors))
+    assert np.std(errors) < 0.8 * np.std(test_errors)
+    assert covered >= 34
+
+
+def test_rankings_of_several_models_do_not_depend_on_how_far_each_spreads() -> None:
+    random = np.random.default_rng(0)
+    labels, folds = random.integers(0, 2, 200), np.arange(200) % 2
+    logits = random.normal(size=200) + labels
+    spread = np.where(folds == 1, 5 * logits - 3, logits)
+    one, other = (np.stack([1 / (1 + np.exp(z)), 1 / (1 + np.exp(-z))], 1) for z in (logits, spread))
+    expected = Scores.of(labels, labels, 2, one, folds)
+    scores = Scores.of(labels, labels, 2, other, folds)
+    assert scores.auc == pytest.approx(expected.auc)
+    assert scores.average_precision == pytest.approx(expected.average_precision)
+    assert Scores.of(labels, labels, 2, other).auc < scores.auc - 0.01
+    single = Scores.of(labels, labels, 2, one, np.zeros(200, dtype=np.int64))
+    assert single.auc == Scores.of(labels, labels, 2, one).auc
 
 
 def test_numbers_counted_by_hand() -> None:

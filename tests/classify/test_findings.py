@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify import Candidate, NodeClassifier
+from pairnorm.classify import Candidate, NodeClassifier, Scores
 from pairnorm.classify import findings as findings_module
 from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Baseline, Findings
 from pairnorm.classify.holdout import without
 from pairnorm.classify.search_space import baselines
-from pairnorm.data import Graph
+from pairnorm.classify.verdict import verdict
+from pairnorm.data import Graph, csbm
 from pairnorm.report.fit_report import write_report
 
 
@@ -68,7 +69,7 @@ def test_held_out_nodes_are_masked_like_nodes_to_predict_and_both_accuracies_are
     assert scores.count == classifier.held_out_.count
     assert scores.accuracy > 0.99
     assert "100% of whose features are missing; with all features they have, 100.0% are right" in (
-        found.verdict()
+        verdict(found)
     )
     wrong = classifier.predict(graph)[~known.numpy()] == small.labels[~known].numpy()
     low, high = classifier.held_out_.interval
@@ -99,8 +100,8 @@ def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> No
     assert flow.directed is not None
     one_way = 2 * flow.num_edges - int(flow.directed.sum())
     assert findings.direction is not None
-    assert findings.direction.startswith(f"edges are directed: {one_way:,} of {flow.num_edges:,} go one way")
-    assert findings.direction.endswith("chosen")
+    assert findings.direction.startswith(f"{one_way:,} of {flow.num_edges:,} edges go one way")
+    assert findings.direction.endswith("and selected")
     write_report(findings, tmp_path)
     assert f"| direction | {findings.direction} |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     plain = NodeClassifier("boosted trees", directed="no", refit=False).fit(flow)
@@ -138,7 +139,7 @@ def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(rai
     assert day[split.validation].max() < day[split.test].min()
     found = Findings.of(classifier, graph)
     assert found.checks[RANDOM].accuracy > classifier.held_out_.accuracy + 0.3
-    assert "A random split would flatter" in found.verdict()
+    assert "A random split would be optimistic" in verdict(found)
     write_report(found, tmp_path)
     assert "| tested on | the latest nodes by day |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     with raises("unknown-choice", value="week"):
@@ -184,46 +185,74 @@ def baseline(findings: Findings, wrong: float) -> Findings:
     ("wrong", "opening"), [(0.9, "**It beats the baselines.**"), (0.0, "**A baseline does better.**")]
 )
 def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, opening: str) -> None:
-    verdict = baseline(findings, wrong).verdict()
-    assert verdict.startswith(opening)
-    assert "a guess" in verdict
-    assert f"{100 * findings.classifier.held_out_.accuracy:.1f}%" in verdict
+    text = verdict(baseline(findings, wrong))
+    assert text.startswith(opening)
+    assert "a guess" in text
+    assert f"{100 * findings.classifier.held_out_.accuracy:.1f}%" in text
 
 
 def test_a_draw_is_called_a_draw(findings: Findings) -> None:
     same = replace(findings, baselines=[guess(findings, "a twin", findings.predicted)])
-    assert same.verdict().startswith("**A twin does as well.** Its predictions are the same.")
+    assert verdict(same).startswith("**A twin does as well.** Its predictions are the same.")
     twin, places = findings.predicted.copy(), np.flatnonzero(findings.test)
     right = (findings.predicted == findings.graph.labels.numpy())[places]
     twin[[places[right][0], places[~right][0]]] ^= 1
     other = replace(findings, baselines=[guess(findings, "a twin", twin)])
-    assert other.verdict().startswith("**No significant difference from a baseline.**")
-    assert "The difference is +0.0 points" in other.verdict()
+    assert verdict(other).startswith("**No significant difference from a baseline.**")
+    assert "The difference is +0.0 points" in verdict(other)
+
+
+def test_a_large_loss_is_stated_though_it_is_not_significant(findings: Findings) -> None:
+    """Of 40 nodes the model is right on the first 20, the baseline on the last 24."""
+    nodes = findings.graph.test.nonzero()[:40].squeeze(1)
+    few = torch.zeros_like(findings.graph.test)
+    few[nodes] = True
+    ours, theirs = (findings.graph.labels.numpy().copy() for _ in range(2))
+    ours[nodes[20:]] ^= 1
+    theirs[nodes[:16]] ^= 1
+    other = replace(
+        findings,
+        graph=findings.graph.replace(test=few),
+        probabilities=np.eye(2, dtype=np.float32)[ours],
+        baselines=[guess(findings, "a guess", theirs)],
+    )
+    text = verdict(other)
+    assert text.startswith("**A baseline may do better.**")
+    assert "10.0 points less than a guess" in text
 
 
 def test_a_class_that_is_never_predicted_is_said(findings: Findings) -> None:
-    assert "never predicts" not in findings.verdict()
+    assert "never predicts" not in verdict(findings)
     probabilities = np.tile(np.float32([0.7, 0.3]), (300, 1))
-    verdict = replace(findings, probabilities=probabilities).verdict()
-    assert "It never predicts '1'; choosing by macro F1 (`--metric macro-f1`)" in verdict
+    text = verdict(replace(findings, probabilities=probabilities))
+    assert "It never predicts '1'; selecting by macro F1 (`--metric macro-f1`)" in text
 
 
 def test_of_two_classes_ranking_and_threshold_are_told(findings: Findings) -> None:
     scores = findings.classifier.held_out_
     low, high = scores.interval_of("average-precision")
-    told = f"an average precision of {scores.average_precision:.3f} (95% interval {low:.3f} to {high:.3f})"
-    assert f"with an AUC of {scores.auc:.3f} (95% interval" in findings.verdict()
-    assert told in findings.verdict()
-    assert "from a probability of 0.50." in findings.verdict()
+    average = f"an average precision of {scores.average_precision:.3f} on the held-out nodes (95% interval"
+    assert f"with an AUC of {scores.auc:.3f} on the held-out nodes (95% interval" in verdict(findings)
+    assert f"{average} {low:.3f} to {high:.3f})" in verdict(findings)
+    assert "from a probability of 0.50." in verdict(findings)
+
+
+def test_cross_fitted_scores_are_stated_in_place_of_few_test_nodes(findings: Findings) -> None:
+    classifier = copy(findings.classifier)
+    classifier.cross_fitted_ = Scores(np.array([[180, 0], [10, 10]]), auc=0.7, average_precision=0.4)
+    classifier.metric = "average-precision"
+    text = verdict(replace(findings, classifier=classifier))
+    assert "reaches an average precision of 0.400 cross-fitted over 200 labeled nodes (95% interval" in text
+    assert "an AUC of 0.700 cross-fitted over 200 labeled nodes" in text
 
 
 def test_too_little_held_out_is_said(findings: Findings) -> None:
     few = torch.zeros_like(findings.graph.test)
     few[findings.graph.test.nonzero()[:5].squeeze(1)] = True
-    assert "is right on " in (found := replace(findings, graph=findings.graph.replace(test=few)).verdict())
+    assert "is right on " in (found := verdict(replace(findings, graph=findings.graph.replace(test=few))))
     assert found.startswith("**Too few nodes are held out for a verdict.**")
     nobody = findings.graph.replace(test=torch.zeros_like(few))
-    assert "the model was chosen by them: expect less" in replace(findings, graph=nobody).verdict()
+    assert "they selected the model: expect less" in verdict(replace(findings, graph=nobody))
 
 
 def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None:
@@ -240,6 +269,19 @@ def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None
         "logistic regression": 8,
         "GCN, 2 layers": 4,
     }
+
+
+def test_a_gcn_without_features_gets_one_hot_ids() -> None:
+    """Two communities: degrees tell nothing about them, and who is near whom tells all."""
+    graph = csbm(300, classes=2, seed=3).with_split("per-class-20")
+    bare = Graph.from_edges(
+        graph.edge_index, labels=graph.labels.where(graph.train | graph.validation | graph.test, -1),
+        num_nodes=300, **graph.split._asdict(),
+    )  # fmt: skip
+    classifier = NodeClassifier("most frequent class", refit=False).fit(bare)
+    found = Findings.of(classifier, bare)
+    gcn = {one.name: one for one in found.baselines}["GCN, 2 layers, one-hot ids"]
+    assert found.scores(gcn.predicted, found.test).accuracy > 0.75
 
 
 @pytest.mark.usefixtures("brief")

@@ -11,6 +11,7 @@ from pairnorm.classify.holdout import (
     fingerprints,
     folds,
     label_predictors,
+    needs_cross_fitting,
     unseen,
     warn_label_predictors,
 )
@@ -49,6 +50,33 @@ def sizes(graph: Graph, seed: int = 0) -> list[list[int]]:
 def test_every_class_is_dealt_out_on_its_own(counts: tuple[int, int], expected: list[list[int]]) -> None:
     labels = [0] * counts[0] + [1] * counts[1] + [-1] * 7
     assert sizes(graph(labels)) == expected
+
+
+def test_with_test_nodes_only_validation_nodes_are_drawn_from_the_others() -> None:
+    labels = [0, 1] * 20
+    assert sizes(graph(labels, test=[0, 1, 2, 3])) == [[14, 14], [4, 4], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("counts", "metric", "given", "expected"),
+    [
+        ((270, 30), "loss", False, True),
+        ((270, 30), "loss", True, False),
+        ((200, 100), "loss", False, False),
+        ((200, 100), "average-precision", False, True),
+        ((300, 300), "auc", False, False),
+        ((100, 100, 10), "loss", False, False),
+        ((100, 100, 10), "auc", False, True),
+    ],
+)
+def test_few_test_nodes_of_a_ranked_class_need_cross_fitting(
+    counts: tuple[int, ...], metric: str, given: bool, expected: bool
+) -> None:
+    labels = [number for number, count in enumerate(counts) for _ in range(count)]
+    mine = graph(labels)
+    split = complete_split(mine)
+    parts = split if given else mine.split
+    assert needs_cross_fitting(mine.with_split(split), parts, metric) is expected
 
 
 def test_a_users_parts_stay_and_lacking_ones_come_from_the_other_labeled_nodes() -> None:

@@ -143,7 +143,7 @@ def test_one_label_per_class_is_enough_and_nothing_is_claimed(
     assert cli.main(["fit", *files.options, "--label", "risk", "--out", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr()
     assert "depth and scale are set by rule" in printed.err
-    assert "nobody knows how good these predictions are" in printed.out
+    assert "the accuracy of these predictions is not known" in printed.out
     assert not (tmp_path / "run" / "confusion.png").exists()
     assert (tmp_path / "run" / "predictions.csv").exists()
 
@@ -168,7 +168,9 @@ def test_directions_of_edges_that_are_listed_once_count_where_it_is_said(tmp_pat
     files, out = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "run"
     quick = ["--label", "risk", "--model", "boosted-trees", "--directed", told]
     assert cli.main(["fit", *files.options, *quick, "--out", str(out)]) == 0
-    assert ("edges are directed" in (out / "report.md").read_text(encoding="utf-8")) == (told == "yes")
+    assert ("edges go one way only. All models" in (out / "report.md").read_text(encoding="utf-8")) == (
+        told == "yes"
+    )
     predictions = tmp_path / "predictions.csv"
     assert cli.main(["predict", "--run", str(out), *files.options, "--out", str(predictions)]) == 0
     found, before = (pandas.read_csv(one)["p_high"] for one in (predictions, out / "predictions.csv"))

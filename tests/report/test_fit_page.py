@@ -58,6 +58,7 @@ def findings() -> Findings:
     classifier.refit, classifier.probabilities_ = False, probabilities
     classifier.task_ = SimpleNamespace(fold_masks=(), graph=graph)
     classifier.target_, classifier.held_out_, classifier.metric = None, None, "loss"
+    classifier.cross_fitted_ = None
     classifier.parts_ = [(1, tried[3])]
     held, truth_ = graph.test.numpy(), graph.labels.numpy()
     classifier.calibration_ = Calibration.of(probabilities[held], truth_[held], lacks_most(graph)[held])
@@ -235,7 +236,7 @@ def test_all_columns_of_nodes_are_in_sight_and_whoever_is_chosen_too(view: Any) 
 def test_the_page_shows_the_labels_of_predictions_csv(findings: Findings) -> None:
     """Labels are those of the delivered model, accuracies those of the evaluation model."""
     probabilities = findings.probabilities.copy()
-    changed = np.flatnonzero(findings.wanted)[:7]
+    changed = np.flatnonzero(findings.nodes_to_label)[:7]
     probabilities[changed] = np.eye(3)[(findings.predicted[changed] + 1) % 3]
     again = SimpleNamespace(**vars(findings.classifier) | {"refit": True, "probabilities_": probabilities})
     page = fit_page(replace(findings, classifier=again))
@@ -271,7 +272,9 @@ def test_the_nodes_to_review_are_downloaded_in_a_browser(findings: Findings, vie
 
 def test_a_few_held_out_nodes_are_no_measurement(findings: Findings) -> None:
     test = findings.graph.test & (findings.graph.test.cumsum(0) <= 1)
-    one = replace(findings, graph=findings.graph.replace(test=test))
+    calibration = Calibration(*(part[:1] for part in findings.classifier.calibration_))
+    classifier = SimpleNamespace(**vars(findings.classifier) | {"calibration_": calibration})
+    one = replace(findings, classifier=classifier, graph=findings.graph.replace(test=test))
     page = fit_page(one)
     right = int(one.predicted[test.numpy()][0] == int(one.graph.labels[test][0]))
     assert page.cards[0][1] == f"{right} of 1"

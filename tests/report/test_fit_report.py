@@ -63,7 +63,7 @@ def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
     monkeypatch.setattr(base, "LARGEST_STATE", 1000)
     monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
     classifier = NodeClassifier("GCN", 2, scaling="rows", epochs=5, seeds=1).fit(small)
-    with pytest.warns(ClassifierWarning, match="logistic regression and what depth does .* are left out"):
+    with pytest.warns(ClassifierWarning, match="logistic regression and the measures .* are left out"):
         found = Findings.of(classifier, small)
     assert [each.name for each in found.baselines] == [
         "most frequent class",

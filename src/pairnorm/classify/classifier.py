@@ -5,19 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import isinf
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.classify.candidates.average import Average
-from pairnorm.classify.candidates.base import Candidate, Task
+from pairnorm.classify.candidates.base import Candidate, Task, Tick
 from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.conformal import Calibration
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
@@ -27,6 +28,7 @@ from pairnorm.classify.holdout import (
     fingerprints,
     folds,
     holds,
+    needs_cross_fitting,
     unseen,
     warn_label_predictors,
 )
@@ -64,7 +66,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     reads others alike), ``temperature_`` (how much probabilities were softened to fit the validation nodes),
     ``prior_`` and ``tilt_`` (the class with the largest p / prior^tilt is predicted), ``split_``,
     ``probabilities_`` of the graph's nodes, ``evaluation_probabilities_`` (the same from training labels
-    alone), and ``held_out_``, the ``Scores`` of those on the test nodes, which no choice has seen.
+    alone), ``held_out_``, the ``Scores`` of those on the test nodes, which no choice has seen, and, where few
+    test nodes are of a rare class, ``cross_fitted_``, the ``Scores`` of all labeled nodes, held out in turn.
 
     SGC's part is convex and solved to the end, so it is the same for every seed; networks are trained once
     per seed, and their probabilities averaged.
@@ -169,6 +172,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     probabilities_: NDArray[np.float32]
     evaluation_probabilities_: NDArray[np.float32]
     held_out_: Scores | None
+    cross_fitted_: Scores | None
     calibration_: Calibration | None
     unmasked_: Scores | None
     _seen: NDArray[np.int64]
@@ -201,6 +205,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         task = self._task(graph, given, target, scaling)
         families, done = plan(self, hide(task.graph, task.hidden)), 0
         steps = sum(family.steps for family in families) + 2 + self.refit
+        if self.time is None and needs_cross_fitting(graph, given, self.metric):
+            steps += len(task.fold_masks)
 
         def tick(what: str) -> None:
             nonlocal done
@@ -252,10 +258,45 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
             self.probabilities_ = self._probabilities(graph, features)
             tick("learned from all labels")
+        self.cross_fitted_ = None
+        if self.time is None and needs_cross_fitting(graph, given, self.metric) and task.fold_masks:
+            self.cross_fitted_ = self._cross_fit(graph, task.fold_masks, tick)
         names = fingerprints(graph)
         self._seen = names[learned.cpu().numpy()]
         self._tested = names[(split.test & learned).cpu().numpy()]
         return self
+
+    def _cross_fit(self, graph: Graph, folds: Sequence[Tensor], tick: Tick) -> Scores | None:
+        """Evaluate every labeled node by a model that was neither trained nor selected on it.
+
+        The test nodes have such a model. Each fold of the others is held out as they were, from a search of
+        its own within a share of the time limit. Returns None after Ctrl-C.
+        """
+        limit = resolve_time_limit(self.time_limit, graph.num_nodes)
+        models = sorted({one.model for one in self.search_})
+        other = clone(self).set_params(refit=False, model=models)
+        other.set_params(time_limit=0 if isinf(limit) else limit / len(folds))
+        parts = [(graph.test, self.evaluation_probabilities_, self.decide(self.evaluation_probabilities_))]
+        nobody = torch.zeros_like(graph.test)
+        for number, fold in enumerate(folds, 1):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ClassifierWarning)  # they are about the first split
+                try:
+                    other.fit(graph.with_split(Split(nobody, nobody, fold)))
+                except KeyboardInterrupt:
+                    return None
+            probabilities = other.evaluation_probabilities_
+            parts.append((fold, probabilities, other.decide(probabilities)))
+            tick(f"cross-fitted, fold {number} of {len(folds)}")
+        masks = [mask.cpu().numpy() for mask, _, _ in parts]
+        labels = np.concatenate([graph.labels.cpu().numpy()[mask] for mask in masks])
+        pairs = zip(masks, parts, strict=True)
+        predicted, probabilities = (
+            np.concatenate(columns)
+            for columns in zip(*((decided[mask], p[mask]) for mask, (_, p, decided) in pairs), strict=True)
+        )
+        numbers = np.repeat(np.arange(len(masks)), [mask.sum() for mask in masks])
+        return Scores.of(labels, predicted, graph.num_classes, probabilities, numbers)
 
     def _task(self, graph: Graph, given: Split, target: Target | None, scaling: Scaling) -> Task:
         """Return the task on which candidates are compared: every held-out node is masked like the target.

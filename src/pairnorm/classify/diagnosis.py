@@ -149,23 +149,23 @@ class Suggestion:
     Args:
         depth: the number of graph convolutions.
         voices: how many nodes with features the middle node hears from at that depth.
-        lacking: how many nodes have no features.
+        missing: how many nodes have no features.
         unreachable: how many of those no path connects to a node with features.
         tried: the largest depth that was looked at.
     """
 
     depth: int
     voices: float
-    lacking: int
+    missing: int
     unreachable: int
     tried: int
 
     @property
     def reason(self) -> str:
         """The reason, in words."""
-        lacking, count = self.lacking > 0, round(self.voices)
-        who = f"half of the nodes {'without features ' if lacking else ''}hear from at least"
-        whom = "with some" if lacking else "including themselves"
+        missing, count = self.missing > 0, round(self.voices)
+        who = f"half of the nodes {'without features ' if missing else ''}hear from at least"
+        whom = "with some" if missing else "including themselves"
         text = f"At depth {self.depth} {who} {count} node{'' if count == 1 else 's'} {whom}"
         if self.voices < VOICES:
             deeper = "was not tried" if self.depth == self.tried else "brings hardly more"
@@ -187,13 +187,13 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
         deepest: the most that is suggested.
         seed: of the random signs.
     """
-    lacking = graph.missing_vectors.cpu()
-    there = (~lacking).float()
+    missing = graph.missing_vectors.cpu()
+    there = (~missing).float()
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (graph.num_nodes, PROBES), generator=generator).float() * 2 - 1
     matrix = normalized(graph, "rw", torch.device("cpu"))
-    heard_from = reachable(graph.adjacency, ~lacking)
-    asked = heard_from & (lacking if lacking.any() else torch.ones_like(lacking))
+    heard_from = reachable(graph.adjacency, ~missing)
+    asked = heard_from & (missing if missing.any() else torch.ones_like(missing))
     state = torch.cat([there[:, None], signs * there[:, None]], 1)
     found: list[float] = []
     while len(found) < deepest:
@@ -205,5 +205,5 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
             break
     enough = min(VOICES, NEARLY * max(found))
     depth = next(depth for depth, voices in enumerate(found, 1) if voices >= enough)
-    unreachable = int((lacking & ~heard_from).sum())
-    return Suggestion(depth, found[depth - 1], int(lacking.sum()), unreachable, len(found))
+    unreachable = int((missing & ~heard_from).sum())
+    return Suggestion(depth, found[depth - 1], int(missing.sum()), unreachable, len(found))

@@ -47,7 +47,8 @@ class Scores:
         labels: NDArray[np.int64],
         predicted: NDArray[np.int64],
         classes: int,
-        probabilities: NDArray[np.float32] | None = None,
+        probabilities: NDArray[Any] | None = None,
+        folds: NDArray[np.int64] | None = None,
     ) -> Scores:
         """Compute the scores of some nodes.
 
@@ -56,9 +57,12 @@ class Scores:
             predicted: int64 [m].
             classes: number of classes.
             probabilities: [m, classes], where known.
+            folds: int64 [m], which model predicted each node, where there are several.
         """
         pairs = labels * classes + predicted
         confusion = np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+        if folds is not None and probabilities is not None:
+            probabilities = comparable_scores(labels, probabilities, folds)
         ranked = () if probabilities is None else rankings(labels, probabilities)
         return cls(confusion, *ranked)
 
@@ -251,6 +255,30 @@ def rankings(labels: NDArray[np.int64], probabilities: NDArray[Any]) -> tuple[fl
     """
     auc, average_precision = _sampled_rankings(labels, probabilities, np.ones((1, len(labels))))[:, 0]
     return float(auc), float(average_precision)
+
+
+def comparable_scores(
+    labels: NDArray[np.int64], probabilities: NDArray[Any], folds: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return log-odds of every class that rank nodes of several models together, [m, classes].
+
+    Models of different folds differ in how far they spread probabilities, which would mix up their rankings:
+    the log-odds are standardized by those of the nodes of other classes in the same fold.
+
+    Args:
+        labels: int64 [m].
+        probabilities: [m, classes].
+        folds: int64 [m], the model of each node.
+    """
+    p = probabilities.astype(np.float64).clip(1e-12, 1 - 1e-12)
+    scores: NDArray[np.float64] = np.log(p / (1 - p))
+    for fold in np.unique(folds):
+        for number in range(p.shape[1]):
+            rows = folds == fold
+            others = scores[rows & (labels != number), number]
+            if len(others):
+                scores[rows, number] = (scores[rows, number] - others.mean()) / max(others.std(), 1e-12)
+    return scores
 
 
 def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
@@ -13,22 +12,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError
-from pairnorm.classify.candidates.base import Candidate, Family, Tick, is_large
+from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, is_large
+from pairnorm.classify.candidates.gnn import GNNFamily
 from pairnorm.classify.candidates.propagation import has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.conformal import ALL, COMPLETE, INCOMPLETE, PredictionSets
 from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
 from pairnorm.classify.evaluation import (
-    RANKING_METRICS,
     Scores,
     decide,
     mean_probabilities,
-    metric_difference,
     tilted,
 )
 from pairnorm.classify.explanation import Explanation
-from pairnorm.classify.holdout import FEW, ClassifierWarning, complete_split, without
+from pairnorm.classify.holdout import ClassifierWarning, complete_split, without
 from pairnorm.classify.search import search
 from pairnorm.classify.search_limits import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
@@ -43,11 +42,8 @@ COMING_LATER = (
     "Those coming later were taken out of the graph with all their edges; a model that was learned without "
     "them labeled them when they came back."
 )
-# A smaller difference between two accuracies is not worth a sentence, nor is a smaller share of nodes.
-MIN_DIFFERENCE = 0.02
-MIN_UNMATCHED = 0.05
-# How many of all nodes may come later at most.
-LATEST = 0.2
+# At most this share of all nodes comes later.
+MAX_LATER_SHARE = 0.2
 
 STEPS = 3 + len(BASELINE_RATES) * len(BASELINE_DROPOUTS) + len(DEPTHS)
 
@@ -119,16 +115,16 @@ class Findings:
         task, graph = classifier.task_, classifier.graph_
         if large := is_large(graph):
             warnings.warn(
-                "the features are too large to be dense: logistic regression and what depth does to the "
-                "features are left out.",
+                "the features are too large to be dense: logistic regression and the measures of smoothing "
+                "are left out.",
                 ClassifierWarning,
                 stacklevel=2,
             )
         if has_many_nodes(graph):
             warnings.warn(
-                f"there are {graph.num_nodes:,} nodes: SGC's walks ended where {PATIENCE} depths in a row "
-                f"brought nothing, no SGC was tried with PN-SI, a model learned from {MAX_TRAINING_ROWS:,} "
-                f"nodes at most, depths are shown up to {DEEP_ENOUGH}, and no GCN is compared with.",
+                f"there are {graph.num_nodes:,} nodes: SGC stopped after {PATIENCE} depths in a row without "
+                f"a gain, without PN-SI; models learned from at most {MAX_TRAINING_ROWS:,} nodes; depths "
+                f"are shown up to {DEEP_ENOUGH}; and there is no GCN among the baselines.",
                 ClassifierWarning,
                 stacklevel=2,
             )
@@ -147,23 +143,23 @@ class Findings:
         )
 
     @property
-    def judges(self) -> str:
-        """Who chose, in words."""
+    def selection_nodes(self) -> str:
+        """Which nodes selected the model, in words."""
         if folds := len(self.classifier.task_.fold_masks):
             return f"labeled nodes that were held out in turn, in {folds} folds"
         return "validation nodes"
 
     @property
     def direction(self) -> str | None:
-        """What directions were good for, in words; None where no model was tried that tells them apart."""
-        told = [one for one in self.classifier.search_ if one.directed]
-        if not told or self.graph.directed is None:
+        """Whether directions of edges improved the model, in words; None where none was tried with them."""
+        if self.graph.directed is None or not any(one.directed for one in self.classifier.search_):
             return None
         one_way = 2 * self.graph.num_edges - int(self.graph.directed.sum())
-        taken = any(one.directed for _, one in self.classifier.parts_)
+        chosen = any(one.directed for _, one in self.classifier.parts_)
         return (
-            f"edges are directed: {one_way:,} of {self.graph.num_edges:,} go one way only. Boosted trees "
-            f"that tell in- from out-neighbors were tried, and {'chosen' if taken else 'brought nothing'}"
+            f"{one_way:,} of {self.graph.num_edges:,} edges go one way only. All models propagate over the "
+            "undirected edges; boosted trees with separate columns for in- and out-neighbors were tried, and "
+            f"{'selected' if chosen else 'not selected'}"
         )
 
     @cached_property
@@ -203,8 +199,8 @@ class Findings:
         return self.graph.test.cpu().numpy()
 
     @property
-    def wanted(self) -> NDArray[np.bool_]:
-        """The nodes whose labels are wanted: those without one, or all where there are none such."""
+    def nodes_to_label(self) -> NDArray[np.bool_]:
+        """bool [n]: the nodes without a label, or all where every node has one."""
         unknown = ~self.graph.labeled.cpu().numpy()
         return unknown if unknown.any() else np.ones_like(unknown)
 
@@ -227,6 +223,16 @@ class Findings:
         chosen = None if probabilities is None else probabilities[evaluated]
         return Scores.of(labels[evaluated], predicted[evaluated], self.graph.num_classes, chosen)
 
+    @cached_property
+    def test_scores(self) -> Scores:
+        """The scores of the evaluation model on the held-out nodes."""
+        return self.scores(self.predicted, self.test)
+
+    @property
+    def random_split_scores(self) -> Scores | None:
+        """The scores on a random split, where the split is by time."""
+        return self.checks.get(RANDOM)
+
     def groups(self) -> dict[str, Scores]:
         """Evaluate the held-out nodes: all, those with and without features, and other ways to hold out."""
         missing = lacks_most(self.evaluation_graph)
@@ -239,7 +245,7 @@ class Findings:
 
     def comparison(self) -> dict[str, Scores]:
         """Evaluate the model and its baselines on the held-out nodes, the model first."""
-        ours = {self.classifier.best_.name: self.scores(self.predicted, self.test)}
+        ours = {self.classifier.best_.name: self.test_scores}
         return ours | {
             one.name: self.scores(one.predicted, self.test, one.probabilities) for one in self.baselines
         }
@@ -279,152 +285,21 @@ class Findings:
             strata(self.graph, known)[target.nodes.cpu().numpy()],
         )
 
-    def headline(self) -> str:
-        """Return the verdict without its remarks on time and rare classes."""
-        return self._verdict()
 
-    def verdict(self) -> str:
-        """Compare the model with its baselines in a few sentences, and say how far the figures hold."""
-        return " ".join([self._verdict(), *self._target(), *self._time(), *self._rare()])
-
-    def _target(self) -> Iterator[str]:
-        """Yield how the masks changed the accuracy, and for which nodes no figure holds."""
-        ours, target = self.classifier.held_out_, self.classifier.target_
-        if ours is None or target is None or ours.count < FEW:
-            return
-        unmasked = self.checks.get(UNMASKED)
-        if unmasked is not None and abs(unmasked.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
-            yield (
-                f"Held-out nodes were masked like the {target.source}, "
-                f"{float(target.missing.float().mean()):.0%} of whose features are missing; with all "
-                f"features they have, {100 * unmasked.accuracy:.1f}% are right."
-            )
-        weighted = self.standardized
-        if weighted is None:
-            return
-        if not isnan(weighted.accuracy) and abs(weighted.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
-            yield (
-                f"Weighted by the distance of the {target.source} to labels and features, "
-                f"{100 * weighted.accuracy:.1f}% are right (95% interval {100 * weighted.low:.1f} to "
-                f"{100 * weighted.high:.1f})."
-            )
-        if weighted.unmatched >= MIN_UNMATCHED:
-            yield (
-                f"The figures are optimistic for {weighted.unmatched:.0%} of the {target.source}: too few "
-                "held-out nodes are as far from labels and features."
-            )
-
-    def _time(self) -> Iterator[str]:
-        if (drawn := self.checks.get(RANDOM)) is not None:
-            ours = self.scores(self.predicted, self.test)
-            if drawn.accuracy > ours.interval[1]:
-                yield f"A random split would flatter: on that, {100 * drawn.accuracy:.1f}% are right."
-
-    def _rare(self) -> Iterator[str]:
-        if int(self.test.sum()) < FEW:
-            return
-        scores = self.scores(self.predicted, self.test)
-        counts = scores.confusion.sum(1)
-        never = [
-            repr(name)
-            for name, count, said in zip(self.graph.class_names, counts, scores.confusion.sum(0), strict=True)
-            if count and not said
-        ]
-        if never:
-            yield (
-                f"It never predicts {', '.join(never[:5])}; choosing by macro F1 (`--metric macro-f1`) "
-                "finds more of such classes."
-            )
-        if len(counts) == 2 and not isnan(scores.auc):
-            rarer = int(counts[1] <= counts[0])
-            bounds = {name: scores.interval_of(name) for name in RANKING_METRICS}
-            intervals = {
-                name: f"95% interval {low:.3f} to {high:.3f}" for name, (low, high) in bounds.items()
-            }
-            yield (
-                f"It ranks nodes of class {self.graph.class_names[rarer]!r} "
-                f"({counts[rarer] / counts.sum():.0%} of them) with an AUC of {scores.auc:.3f} "
-                f"({intervals['auc']}) and an average precision of {scores.average_precision:.3f} "
-                f"({intervals['average-precision']}); it predicts that class from a probability of "
-                f"{self.classifier.threshold(rarer):.2f}."
-            )
-
-    def _verdict(self) -> str:
-        best = self.classifier.best_
-        if not self.test.any():
-            if not self.chosen:
-                return "There are no held-out nodes: nobody knows how good these predictions are."
-            return (
-                "There are no held-out nodes. Of the validation nodes "
-                f"{100 * best.validation_accuracy:.1f}% are right, but the model was chosen by them: "
-                "expect less."
-            )
-        labels = self.graph.labels.cpu().numpy()[self.test]
-        ours = self.scores(self.predicted, self.test)
-        if not self.baselines:
-            return (
-                f"**Not compared with baselines.** {best.name} is right on {100 * ours.accuracy:.1f}% of "
-                f"{ours.count:,} held-out nodes."
-            )
-        metric = "accuracy" if self.classifier.metric == "loss" else self.classifier.metric
-        compared = self.comparison()
-        values = {one.name: compared[one.name].value(metric) for one in self.baselines}
-        baseline = max(self.baselines, key=lambda one: np.nan_to_num(values[one.name], nan=-1.0))
-        name = _sentence(f"{best.name}," if "," in best.name else best.name)
-        if ours.count < FEW:
-            right = int((baseline.predicted[self.test] == labels).sum())
-            nodes = f"{ours.right} of {ours.count} held-out {'node' if ours.count == 1 else 'nodes'}"
-            return (
-                f"**Too few nodes are held out for a verdict.** {name} is right on {nodes}, {baseline.name} "
-                f"on {right}. Label more nodes."
-            )
-        gain, low, high = (
-            100 * value
-            for value in metric_difference(
-                metric,
-                labels,
-                (self.predicted[self.test], self.probabilities[self.test]),
-                (baseline.predicted[self.test], baseline.probabilities[self.test]),
-            )
-        )
-        interval = f"(95% interval {low:+.1f} to {high:+.1f})"
-        opening = f"{name} is right on {100 * ours.accuracy:.1f}% of the held-out nodes"
-        reached = f"{100 * values[baseline.name]:.1f}%"
-        if metric != "accuracy":
-            opening = f"{name} reaches a{'n' if metric[0] in 'aeiou' else ''} {metric.replace('-', ' ')} of "
-            opening += f"{ours.value(metric):.3f} on the held-out nodes"
-            reached = f"{values[baseline.name]:.3f}"
-        same = [one.name for one in self.baselines if self._predicts_the_same(one, metric)]
-        if same:
-            return f"**{_sentence(same[0])} does as well.** Its predictions are the same. {opening}."
-        if low > 0:
-            return (
-                f"**It beats the baselines.** {opening}, {gain:.1f} points more than the best of them, "
-                f"{baseline.name} {interval}."
-            )
-        if high < 0:
-            return (
-                f"**A baseline does better.** {opening}, {-gain:.1f} points less than {baseline.name} "
-                f"{interval}. Use that, or label more nodes."
-            )
-        return (
-            f"**No significant difference from a baseline.** {opening}; {baseline.name} reaches {reached}. "
-            f"The difference is {gain:+.1f} points {interval}."
-        )
-
-    def _predicts_the_same(self, baseline: Baseline, metric: str) -> bool:
-        same = np.array_equal(baseline.predicted[self.test], self.predicted[self.test])
-        ranks = metric in RANKING_METRICS
-        return same and (not ranks or np.array_equal(baseline.probabilities, self.probabilities))
-
-
-def _sentence(text: str) -> str:
-    """Return a text as a sentence begins; unlike ``capitalize``, which makes Gcn of GCN."""
-    return text[:1].upper() + text[1:]
+def _with_one_hot_ids(task: Task) -> Task:
+    """Return the task with a column per node as features, for a GCN that has none of its own."""
+    count = task.graph.num_nodes
+    places = torch.arange(count + 1)
+    ids = sparse_csr(places, places[:-1], torch.ones(count), (count, count)).to(task.features.device)
+    graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
+    return replace(task, graph=graph, features=ids, hidden=None)
 
 
 def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
-    task = classifier.task_
+    task, name = classifier.task_, family.name
+    encoder = task.graph.encoder
+    if isinstance(family, GNNFamily) and encoder is not None and encoder.named("structure"):
+        task, name = _with_one_hot_ids(task), f"{name}, one-hot ids"
     choice = classifier.choice_.of(family)
     if choice is None:
         choice = search(task, [family], tick)
@@ -437,7 +312,7 @@ def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
     if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
         tilt = decide(classifier.metric, task.held_out_labels, choice.probabilities, task.prior)[1]
     predicted = tilted(probabilities, classifier.prior_, tilt).argmax(1)
-    return Baseline(family.name, choice.best, len(choice.results), predicted, probabilities)
+    return Baseline(name, choice.best, len(choice.results), predicted, probabilities)
 
 
 def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
@@ -454,7 +329,7 @@ def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
         test = graph.test.nonzero().squeeze(1)
         drawn = Stream(classifier.random_state, "classify later").order(len(test))
         later = torch.zeros_like(graph.test)
-        later[test[drawn[: max(1, int(LATEST * graph.num_nodes))]]] = True
+        later[test[drawn[: max(1, int(MAX_LATER_SHARE * graph.num_nodes))]]] = True
         before = without(task.learnable.graph, later)
         scaling = classifier.scaling_.fitted_to(before)
         model = choice.learn(replace(task.learnable, graph=before, features=scaling(before)))

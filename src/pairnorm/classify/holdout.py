@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, quoted
+from pairnorm.classify.evaluation import RANKING_METRICS
 from pairnorm.data import Graph, Split
 from pairnorm.data.adjacency import along_and_against, csr_matrix
 from pairnorm.data.split import Stream
@@ -20,6 +21,8 @@ from pairnorm.data.split import Stream
 HELD_OUT = 0.2
 FEW = 30
 NUM_FOLDS = 5
+# A class of at most this share is rare; fewer test nodes of it do not state how well it is ranked.
+MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
 # Of so many names, to make fingerprints takes longer than to see whether they are the same ones.
 MANY_NAMES = 100_000
 # A label of more different numbers is likely a measurement.
@@ -37,7 +40,8 @@ def complete_split(graph: Graph, seed: int = 0, time: str | None = None) -> Spli
 
     Without any split, 60 / 20 / 20 percent of every class; the first node of a class goes to train, the
     second to validation, the third to test. With a train part only, validation and test share the labeled
-    nodes outside it; if there are none, a fifth of train becomes validation.
+    nodes outside it; if there are none, a fifth of train becomes validation. With a test part only, so does a
+    fifth of the other labeled nodes.
 
     Args:
         graph: with labels of two classes or more.
@@ -54,6 +58,8 @@ def complete_split(graph: Graph, seed: int = 0, time: str | None = None) -> Spli
         train, validation, test = _parts(graph.labels, free, seed, HELD_OUT, HELD_OUT)
     elif not train.any():
         train = free
+        if not validation.any():
+            train, validation, _ = _parts(graph.labels, free, seed, HELD_OUT, 0.0)
     elif not validation.any() and not test.any() and free.any():
         _, validation, test = _parts(graph.labels, free, seed, 0.5, 0.5, train_first=False)
     elif not validation.any():
@@ -89,6 +95,24 @@ def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
     part = np.full(graph.num_nodes, -1)
     part[order] = np.arange(len(order)) % NUM_FOLDS
     return [torch.from_numpy(part == number).to(graph.device) for number in range(min(NUM_FOLDS, len(order)))]
+
+
+def needs_cross_fitting(graph: Graph, given: Split, metric: str) -> bool:
+    """Say whether too few test nodes of a rare class were drawn to state how well it is ranked.
+
+    Average precision on a few positive nodes is too high on average: with 6 of 60, a random ranking has 0.16
+    instead of 0.10.
+
+    Args:
+        graph: with its completed split.
+        given: the split of the user.
+        metric: that selects models.
+    """
+    counts = _counts(graph, graph.labeled)
+    ranked = metric in RANKING_METRICS or (len(counts) == 2 and counts.min() <= MAX_RARE_SHARE * counts.sum())
+    if any(mask.any() for mask in given) or not ranked or not graph.test.any():
+        return False
+    return int(_counts(graph, graph.test)[counts > 0].min()) < MIN_POSITIVES
 
 
 def node_ids(graph: Graph) -> NDArray[Any]:

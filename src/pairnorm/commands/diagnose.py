@@ -77,7 +77,7 @@ def run(options: Namespace) -> None:
     console.show(f"Row-diff and col-diff: share of depth 0. Features: {safe(scaled.sentence)}.")
     if suggestion.unreachable:
         console.show(
-            f"[yellow]Note:[/] {suggestion.unreachable:,} of {suggestion.lacking:,} nodes without features "
+            f"[yellow]Note:[/] {suggestion.unreachable:,} of {suggestion.missing:,} nodes without features "
             "have no path to one that has some; no depth reaches them."
         )
     console.show(f"\n[bold]Suggested depth: {suggestion.depth}.[/] {safe(suggestion.reason)}")

@@ -356,6 +356,8 @@ def _write_model(classifier: "NodeClassifier", folder: Path, spreadsheet_safe: b
 
 
 def _show(findings: "Findings") -> None:
+    from pairnorm.classify.verdict import verdict
+
     if findings.test.any():
         rows = []
         for name, scores in findings.groups().items():
@@ -366,4 +368,4 @@ def _show(findings: "Findings") -> None:
                 (name, f"{scores.count:,}", accuracy, f"{100 * low:.1f} to {100 * high:.1f}", balanced, f1)
             )
         console.table(HEADINGS, rows)
-    console.show(safe(findings.verdict().replace("**", "")))
+    console.show(safe(verdict(findings).replace("**", "")))

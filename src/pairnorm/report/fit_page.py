@@ -15,6 +15,7 @@ from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measure
 from pairnorm.classify.evaluation import Scores, paired_difference, wilson
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings
 from pairnorm.classify.search_space import BASELINE_EPOCHS, BASELINE_SEEDS
+from pairnorm.classify.verdict import headline, verdict
 from pairnorm.data import Graph
 from pairnorm.report.charts import NORMS, Chart, Line, confusion, intervals, lines, reliability
 from pairnorm.report.document import (
@@ -78,7 +79,7 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
         _cards(findings),
         sections,
         GLOSSARY,
-        lead=findings.headline(),
+        lead=headline(findings),
         download="Download the nodes to review (CSV)",
     )
 
@@ -101,7 +102,7 @@ def diagnosis_page(graph: Graph, rows: Sequence[Smoothing], suggestion: Suggesti
         rows: the measures.
         suggestion: the depth to start from.
     """
-    missing = suggestion.lacking
+    missing = suggestion.missing
     reach = "All of them have a path to a node with features."
     if suggestion.unreachable:
         reach = f"{suggestion.unreachable:,} of them have no path to a node with features, at any depth."
@@ -159,7 +160,7 @@ def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
 def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     """Return the three numbers of the first screen."""
     graph, labels = findings.graph, findings.graph.labels.cpu().numpy()
-    confidence, counted = delivered_labels(findings)[0].max(1), findings.wanted
+    confidence, counted = delivered_labels(findings)[0].max(1), findings.nodes_to_label
     review = int((counted & (confidence < CONFIDENT)).sum())
     share = findings.confident(CONFIDENT)[1] if findings.test.any() else float("nan")
     measured_text = (
@@ -198,7 +199,7 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
     delivered, evaluated = (
         thousandths(one.max(1)) for one in (delivered_labels(findings)[0], findings.probabilities)
     )
-    test, counted = findings.test, findings.wanted
+    test, counted = findings.test, findings.nodes_to_label
     right = findings.predicted == findings.graph.labels.cpu().numpy()
     what = "in all" if findings.graph.labeled.all() else "without a known label"
     total, sentences = int(counted.sum()), []
@@ -222,7 +223,7 @@ def _trust(findings: Findings) -> Iterator[Text | Threshold]:
 
 
 def _prediction_sets(findings: Findings, sets: Sequence[PredictionSets]) -> list[Text | Choices]:
-    missing, counted = findings.graph.missing_vectors.cpu().numpy(), findings.wanted
+    missing, counted = findings.graph.missing_vectors.cpu().numpy(), findings.nodes_to_label
     what = "nodes" if findings.graph.labeled.all() else "nodes without a known label"
     groups = {f"all {what}": counted}
     if (counted & missing).any() and (counted & ~missing).any():
@@ -299,7 +300,7 @@ def _comparison(findings: Findings) -> list[Markdown | Table | Chart | Text]:
     rows = [[name, *numbers(one)] for name, one in scores.items()]
     title = "Accuracy on held-out nodes, with 95% interval"
     return [
-        Markdown(findings.verdict()),
+        Markdown(verdict(findings)),
         intervals(title, list(scores), values, "accuracy (%)"),
         Table(["method", *GROUP_COLUMNS[1:]], rows),
         Text(_tuning(findings)),
@@ -318,17 +319,18 @@ def _tuning(findings: Findings) -> str:
     ]
     listed = [f"{name}: {count:,}{f' ({setting})' if setting else ''}" for name, count, setting in counts]
     return (
-        f"Settings of each method were selected on {findings.judges}. Settings tried: {'; '.join(listed)}. "
-        f"The GCN trains for at most {BASELINE_EPOCHS} epochs with early stopping, averaged over "
-        f"{BASELINE_SEEDS} seeds."
+        f"Settings of each method were selected on {findings.selection_nodes}. Settings tried: "
+        f"{'; '.join(listed)}. "
+        f"The GCN trains on the training nodes for at most {BASELINE_EPOCHS} epochs, averaged over "
+        f"{BASELINE_SEEDS} seeds; the validation nodes stop and select it."
     )
 
 
 def _ensemble(findings: Findings) -> Iterator[Text | Table]:
     classifier = findings.classifier
-    how = f"that do best together on {findings.judges}, by {getattr(classifier, 'metric', 'loss')}"
+    how = f"that do best together on {findings.selection_nodes}, by {getattr(classifier, 'metric', 'loss')}"
     if classifier.best_.one_per_model:
-        how = f"that are the best of each model, as {findings.judges} prefer none"
+        how = f"that are the best of each model, as {findings.selection_nodes} prefer none"
     yield Text(f"Of {len(classifier.search_):,} models, the ensemble averages those {how}. Each alone:")
     members = [*classifier.parts_, (sum(weight for weight, _ in classifier.parts_), classifier.best_)]
     rows = [
@@ -351,8 +353,9 @@ def _depth(findings: Findings) -> Iterator[Text | Chart]:
     symbols = ("circle", "square", "triangle-up", "diamond", "cross", "x")
     models = list(dict.fromkeys(one.model for one in candidates))
     text = (
-        f"Of {len(candidates):,} models with a depth, {best.name} had the smallest loss on {findings.judges} "
-        f"(accuracy {percent(best.validation_accuracy)}). The chart shows the best setting of each depth."
+        f"Of {len(candidates):,} models with a depth, {best.name} had the smallest loss on "
+        f"{findings.selection_nodes} (accuracy {percent(best.validation_accuracy)}). The chart shows "
+        "the best setting of each depth."
     )
     depths = {one.depth for one in candidates if one.model == best.model}
     if len(depths) > 1 and best.depth == max(depths):
