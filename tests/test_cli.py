@@ -7,7 +7,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -41,8 +41,10 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Added:
     """Add a command ``act`` that does what it is given."""
 
     def add(act: Callable[[Namespace], int | None]) -> None:
-        module = SimpleNamespace(add=lambda commands: add_command(commands, "act", act, "pairnorm act"))
-        monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "Test": (module,)})
+        def add_act(commands: Any) -> None:
+            add_command(commands, "act", act, "pairnorm act")
+
+        monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "Test": (add_act,)})
 
     return add
 

@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution
@@ -154,3 +155,33 @@ def test_links_of_the_readme_lead_to_the_repository_once_it_has_one() -> None:
         "[d](https://e.org) [f](#g)"
     )
     assert names["absolute"](text, None) == " b [d](https://e.org) [f](#g)"
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    from pairnorm.version import __version__
+
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_the_source_distribution_builds_and_has_the_metadata_of_an_index(tmp_path: Path) -> None:
+    build = "from hatchling.build import build_sdist; import sys; print(build_sdist(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+        (metadata,) = [name for name in files.getnames() if name.endswith("/PKG-INFO")]
+        member = files.extractfile(metadata)
+        assert member is not None
+        text = member.read().decode()
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"} <= names
+    for field in (
+        "Summary",
+        "License-Expression",
+        "Requires-Python",
+        "Keywords",
+        "Classifier",
+        "Project-URL",
+        "Author",
+    ):
+        assert f"\n{field}: " in text, field
+    assert not any(name.startswith(("results/", "benchmarks/results/", "tests/")) for name in names)

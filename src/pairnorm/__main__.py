@@ -1,27 +1,25 @@
-"""The command ``pairnorm``, also ``python -m pairnorm``: Ctrl-C is as welcome while modules are imported."""
+"""Run the command line: ``pairnorm`` or ``python -m pairnorm``."""
 
 import gc
 import os
 import sys
 
-COMPLAIN = {"triton", "duckdb"}
-"""Libraries that complain of all that is not collected when a process ends."""
+NEED_COLLECTION = {"triton", "duckdb"}
+"""Libraries that print errors if their objects are not collected before the process ends."""
 
 
 def main() -> int:
     """Run a command and return its exit code; see ``pairnorm.cli.main``."""
-    # Before torch is there: large tensors on huge pages, which take far less time to be touched first.
+    # Set before torch is imported: large tensors on huge pages are faster to touch first.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         from pairnorm.cli import main as run
 
         code = run()
-        # A process that ends need not look for garbage: after torch that takes half a second, after a report
-        # one.
-        if not COMPLAIN & sys.modules.keys():
-            gc.freeze()
+        if not NEED_COLLECTION & sys.modules.keys():
+            gc.freeze()  # a collection at exit takes up to a second after torch
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # also while modules are imported
         sys.stderr.write("\nStopped.\n")
         return 130
 

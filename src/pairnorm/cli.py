@@ -8,7 +8,7 @@ import tempfile
 import threading
 import traceback
 import warnings
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -18,14 +18,14 @@ from typing import Any, NoReturn
 from pairnorm.base.errors import PairNormError, closest, is_out_of_memory, quoted
 from pairnorm.base.escaping import hide_password, redact
 from pairnorm.base.files import check_path
-from pairnorm.commands import compare, console, datasets, demo, diagnose, fit, pack, predict, reproduce
+from pairnorm.commands import compare, console, diagnose, fit, pack, predict, reproduce
 from pairnorm.commands.options import PYTHON_NAMES, Command, Parser
 from pairnorm.version import __version__
 
 COMMANDS = {
-    "Label the nodes of a graph": (fit, predict, diagnose, pack),
-    "Compare methods": (demo, compare),
-    "Reproduce the paper": (reproduce, datasets),
+    "Label the nodes of a graph": (fit.add, predict.add, diagnose.add, pack.add),
+    "Compare methods": (reproduce.add_demo, compare.add),
+    "Reproduce the paper": (reproduce.add,),
 }
 EXIT_CODES = {
     0: "Success.",
@@ -45,11 +45,7 @@ class _Terminated(KeyboardInterrupt):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code, one of ``EXIT_CODES``.
-
-    Args:
-        arguments: the command line without the program's name. Default: that of the process.
-    """
+    """Run a command line, by default that of the process, and return its exit code: one of ``EXIT_CODES``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # show what a terminal cannot display in escaped form
             stream.reconfigure(errors="backslashreplace")
@@ -103,17 +99,15 @@ def build_parser() -> tuple[Parser, dict[str, Command]]:
         description="Deep graph neural networks that do not oversmooth, and node classification\n"
         "where many nodes have no features.",
     )
-    commands = parser.add_subparsers(
-        metavar="COMMAND ...", prog="pairnorm", parser_class=Command, help="See below."
-    )
+    commands = parser.add_subparsers(metavar="COMMAND ...", prog="pairnorm", parser_class=Command)
     sections = []
-    for title, modules in COMMANDS.items():
+    for title, functions in COMMANDS.items():
         before = set(commands.choices)
-        for module in modules:
-            module.add(commands)
+        for add in functions:
+            add(commands)
         new = [action for action in commands._choices_actions if action.dest not in before]
         sections.append("\n".join([f"{title}:", *(f"  {one.dest:<10} {one.help}" for one in new)]))
-    commands.help = " "
+    commands.help = SUPPRESS  # the sections list the commands
     commands._choices_actions.clear()
     parser.epilog = "\n\n".join([*sections, "Examples:\n  pairnorm demo\n  pairnorm fit --help"])
     general = parser.add_argument_group("Options")
@@ -173,7 +167,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, ImportError) and library not in ("", "None", "pairnorm"):
         console.complain(
             f"this needs {library}, which is not installed.\nInstall everything that commands need: "
-            "pip install 'pairnorm[all]'"
+            "pip install 'pairnorm[all]', or pip install '.[all]' in a checkout"
         )
         return UNUSABLE
     if is_out_of_memory(error):

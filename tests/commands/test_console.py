@@ -101,11 +101,11 @@ def test_long_facts_go_on_below_themselves(
 
 
 def test_a_bar_for_each_stage(terminal: io.StringIO) -> None:
-    with console.progress() as tell:
-        tell("table1", 0, 200, "12 trials to train", "layer-epochs")
-        tell("table1", 100, 200, "cora", "layer-epochs")
-        tell("a stage with a name that is rather too long", 1, 4, "\x1b[31mred")
-        tell("writing", 0, None)
+    with console.progress() as on_progress:
+        on_progress("table1", 0, 200, "12 trials to train", "layer-epochs")
+        on_progress("table1", 100, 200, "cora", "layer-epochs")
+        on_progress("a stage with a name that is rather too long", 1, 4, "\x1b[31mred")
+        on_progress("writing", 0, None)
     printed = terminal.getvalue()
     assert "table1" in printed
     assert "50%" in printed
@@ -115,28 +115,28 @@ def test_a_bar_for_each_stage(terminal: io.StringIO) -> None:
 
 
 @pytest.mark.usefixtures("kind")
-def test_lines_tell_the_rate_and_the_time_left(
+def test_lines_state_the_rate_and_the_time_left_without_the_start_of_workers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([0.0, 1.0, 20.0, 21.0, 22.0, 41.0])
+    clock = iter([0.0, 20.0, 40.0, 41.0, 42.0, 62.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
-    with console.progress() as tell:
-        tell("table1", 0, 1000, "50 trials to train", "layer-epochs")
-        for done in (10, 400):
-            tell("table1", done, 1000, "cora GCN depth=2", "layer-epochs")
-        tell("Choosing", 0, None)
+    with console.progress() as on_progress:
+        on_progress("table1", 0, 1000, "50 trials to train", "layer-epochs")
+        for done in (10, 410):
+            on_progress("table1", done, 1000, "cora GCN depth=2", "layer-epochs")
+        on_progress("Choosing", 0, None)
         for done in (1, 2):
-            tell("Choosing", done, 4, "SGC, depth 2")
+            on_progress("Choosing", done, 4, "SGC, depth 2")
     assert capsys.readouterr().out.splitlines() == [
         "table1: 50 trials to train",
-        "table1: 40.0%, 20 layer-epochs a second, 0.5 min left; cora GCN depth=2",
+        "table1: 41%, 20 layer-epochs/s, 0.5 min left; cora GCN depth=2",
         "Choosing …",
-        "Choosing: 50.0%, 0.3 min left; SGC, depth 2",
+        "Choosing: 50%, 0.7 min left; SGC, depth 2",
     ]
 
 
 @pytest.mark.usefixtures("kind")
-def test_a_closed_pipe_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

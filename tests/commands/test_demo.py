@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 
 from pairnorm import cli
-from pairnorm.commands import demo
+from pairnorm.commands import reproduce
 
 
 def test_it_shows_a_table_against_the_paper_and_a_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"RUNS": 1, "EPOCHS": 3, "DEPTHS": (1, 2)}.items():
-        monkeypatch.setattr(demo, name, value)
+    for name, value in {"DEMO_RUNS": 1, "DEMO_EPOCHS": 3, "DEMO_DEPTHS": (1, 2)}.items():
+        monkeypatch.setattr(reproduce, name, value)
     assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
     printed = capsys.readouterr().out
     assert "1 runs instead of 5, 3 epochs instead of 500" in printed
@@ -29,8 +29,8 @@ def test_it_shows_a_table_against_the_paper_and_a_figure(
 def test_without_matplotlib_there_is_no_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"RUNS": 1, "EPOCHS": 2, "DEPTHS": (1,)}.items():
-        monkeypatch.setattr(demo, name, value)
+    for name, value in {"DEMO_RUNS": 1, "DEMO_EPOCHS": 2, "DEMO_DEPTHS": (1,)}.items():
+        monkeypatch.setattr(reproduce, name, value)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
     assert "Note: no figure was drawn" in capsys.readouterr().err

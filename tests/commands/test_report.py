@@ -84,4 +84,4 @@ def test_there_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", "--help"]) == 0
-    assert "pairnorm report --store results/store.sqlite --out reproduction" in capsys.readouterr().out
+    assert "pairnorm report --store reproduction/results.sqlite --out reproduction" in capsys.readouterr().out

@@ -1,29 +1,38 @@
-"""``pairnorm compare``: compare methods against oversmoothing on the user's graph, by depth."""
+"""``pairnorm compare``, ``reproduce depth`` and ``reproduce missing``: compare methods."""
 
+import sys
 from argparse import Namespace
+from math import isnan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pairnorm.base.errors import PairNormError
+from pairnorm.base.files import write_text
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
-    EDGE_COLUMNS,
     FILES,
+    NODE_COLUMNS,
     SHARED,
     add_command,
     check_classes,
     command_line,
     files_of,
+    match_name,
     names_in,
     numbers_in,
     option,
     read_graph,
+    refuse,
     refuse_inputs,
 )
-from pairnorm.commands.reproduce import methods_in, running, show_remaining, train, write_depths
+from pairnorm.commands.training import draw_figures, running, show_remaining, show_written, train
 
 if TYPE_CHECKING:
+    from pairnorm.compare.depth import DepthComparison
+    from pairnorm.compare.missing import Protocol
     from pairnorm.data import Graph
+    from pairnorm.train import Progress
 
 METHODS = ("none", "PN-SI", "GCNII", "APPNP", "Residual", "DropEdge", "Skip")
 MODELS = ("GCN", "GAT", "SGC")
@@ -45,18 +54,7 @@ def add(commands: Any) -> None:
         root=SHARED["root"],
         out=option("FOLDER", "Write figure, table, report and results to this folder.", "comparison"),
     )
-    parser.group(
-        "Columns",
-        "id",
-        "label",
-        "classes",
-        "merge-classes",
-        "split",
-        *EDGE_COLUMNS,
-        "categorical",
-        "ignore",
-        "keep",
-    )
+    parser.group("Columns", *NODE_COLUMNS)
     parser.group(
         "What",
         "feature-scaling",
@@ -144,3 +142,125 @@ def _prepared(options: Namespace) -> "Graph":
     # Missing features are imputed by the scaling.
     nothing = graph.missing_vectors.new_zeros(graph.num_nodes)
     return graph.with_split(split).replace(features=scaled(graph), missing=nothing)
+
+
+def methods_in(text: str | None) -> list[str] | None:
+    """Return the methods that an option names; ``module:attribute`` may be in the working directory."""
+    from pairnorm.train import METHODS
+
+    if text is None:
+        return None
+    if ":" in text and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return [match_name(name.strip(), METHODS) for name in text.split(",")]
+
+
+def write_depths(comparison: "DepthComparison", path: Path, out: Path, name: str, command: str) -> list[Path]:
+    """Write table, figures and report of a comparison by depth, and return the files."""
+    from pairnorm.compare.depth import DepthTable
+    from pairnorm.compare.depth_report import draw, report
+    from pairnorm.train import Store
+
+    with Store(path) as store:
+        table = DepthTable.read(comparison, store)
+    figures = draw_figures(lambda: draw(comparison, table.rows, out / "figures", name)) or {}
+    pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
+    texts = {out / f"{name}.csv": table.csv(), out / f"{name}.md": report(table, command, pictures)}
+    for target, text in texts.items():
+        write_text(target, text)
+    table_file, report_file = texts
+    files = [table_file, *(path for paths in figures.values() for path in paths), report_file]
+    show_written(files)
+    return files
+
+
+def reproduce_depth(options: Namespace, path: Path) -> int | None:
+    """Compare all methods by depth, with results in the store at ``path``."""
+    from pairnorm.compare import depth
+    from pairnorm.paper.experiments import DATASETS
+
+    refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
+    command = command_line("reproduce", options, *options.what)
+    given: dict[str, Any] = {
+        "datasets": names_in("dataset", options.dataset, DATASETS),
+        "models": names_in("model", options.model, MODELS),
+        "methods": methods_in(options.method),
+        "depths": numbers_in("depth", options.depth),
+        "missing": numbers_in("missing", options.missing),
+        "runs": options.runs,
+        "epochs": options.epochs,
+    }
+    comparison = depth.DepthComparison(**{name: value for name, value in given.items() if value is not None})
+    outcome = train(path, depth, comparison, set(comparison.datasets), command, running(options))
+    if outcome is None:
+        return 130
+    show_remaining(outcome.left, command)
+    console.show(f"Results: {safe(path)}")
+    files = write_depths(comparison, path, options.out, "depth", "reproduce depth")
+    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
+    return None
+
+
+def reproduce_missing(options: Namespace, path: Path) -> int | None:
+    """Compare all methods where features are missing, with results in the store at ``path``."""
+    from pairnorm.compare.missing import GROUPS, MODELS, PROTOCOLS, Selection
+    from pairnorm.compare.missing_runs import MissingResults, compare, count_pending
+
+    refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
+    if options.depth is not None or options.backend != "here":
+        problem = "'missing' runs on this machine, with depths of its own"
+        hint = "Leave out {depths} and {on}."
+        raise PairNormError(problem, code="wrong-option", value=options.what, hint=hint, depths=..., on=...)
+    command, how = command_line("reproduce", options, *options.what), running(options)
+    chosen = Selection(
+        names_in("protocol", options.protocol, (*PROTOCOLS, *GROUPS)),
+        names_in("dataset", options.dataset),
+        names_in("model", options.model, MODELS),
+        numbers_in("missing", options.missing, float),
+        options.runs,
+        options.epochs,
+    ).chosen()
+    pending = count_pending(chosen, MissingResults.read(path))
+    if pending:
+        console.show(f"Pending runs: {pending:,} or more; results in {safe(path)} are not computed again.")
+
+    def progress(stage: str, now: "Progress") -> None:
+        if now.trials:
+            on_progress(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
+
+    try:
+        with console.progress() as on_progress:
+            left = compare(chosen, path, how, progress) if pending else 0
+    except KeyboardInterrupt:
+        console.show(f"\n[yellow]Stopped.[/] Resume with: [bold]{safe(command)}[/]")
+        return 130
+    files = _write_missing(chosen, path, options.out)
+    show_remaining(left, command, "runs")
+    console.show(f"Results: {safe(path)}")
+    show_written(files)
+    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
+    return None
+
+
+def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
+    """Print and write the comparison of methods for missing features; return the files."""
+    from pairnorm.compare.missing_report import draw, lines, report, write_csv
+    from pairnorm.compare.missing_runs import MissingResults
+
+    results = lines(chosen, MissingResults.read(path))
+    rows = [
+        (
+            *(line.cell.protocol, line.cell.dataset, f"{line.cell.missing_percent:g}%", line.method),
+            *(f"{line.accuracy:.3f}", "" if isnan(line.std) else f"{line.std:.3f}"),
+            str(len(line.accuracies)),
+        )
+        for line in results
+        if line.accuracies
+    ]
+    headings = ("Protocol", "Graph", "Missing", "Method", "Accuracy", "±", "Runs")
+    console.table(headings, rows, left=(0, 1, 3))
+    figures = draw_figures(lambda: draw(results, out / "figures")) or []
+    files = [out / "missing.csv", *figures, out / "missing.md"]
+    write_csv(results, files[0])
+    write_text(files[-1], report(chosen, results, "figures/missing.png" if figures else None))
+    return files

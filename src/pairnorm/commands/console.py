@@ -183,22 +183,30 @@ def progress() -> Iterator[OnProgress]:
 
 
 class _Lines:
-    """Prints progress in lines: share done, rate, time left."""
+    """Prints progress in lines: share done, rate, time left.
+
+    The rate counts from the first progress on, as workers and kernels take seconds to start.
+    """
 
     def __init__(self) -> None:
         self._stage, self._start, self._first, self._last = "", 0.0, 0, 0.0
+        self._advanced = False
 
     def __call__(self, stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
         now = time.monotonic()
         if stage != self._stage:
-            self._stage, self._start, self._last, self._first = stage, now, now, done
+            self._stage, self._last, self._first, self._advanced = stage, now, done, False
             show(safe(f"{stage}: {latest}" if latest else f"{stage} …"))
-        if not total or now - self._last < SECONDS_BETWEEN_LINES or done == self._first:
+        if done == self._first or not total:
             return
-        self._last = now
-        rate = (done - self._first) / (now - self._start)
-        speed = f", {rate:,.0f} {unit} a second" if unit else ""
-        show(safe(f"{stage}: {done / total:.1%}{speed}, {(total - done) / rate / 60:.1f} min left; {latest}"))
+        if not self._advanced:
+            self._advanced, self._start, self._first = True, now, done
+        elif now - self._last >= SECONDS_BETWEEN_LINES and now > self._start:
+            self._last = now
+            rate = (done - self._first) / (now - self._start)
+            speed = f", {rate:,.0f} {unit}/s" if unit else ""
+            left = f"{(total - done) / rate / 60:.1f} min left"
+            show(safe(f"{stage}: {done / total:.0%}{speed}, {left}{f'; {latest}' if latest else ''}"))
 
 
 @cache

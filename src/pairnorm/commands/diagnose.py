@@ -9,8 +9,8 @@ from pairnorm.base.files import atomic_file
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
-    EDGE_COLUMNS,
     FILES,
+    NODE_COLUMNS,
     add_command,
     command_line,
     files_of,
@@ -30,9 +30,7 @@ def add(commands: Any) -> None:
         "FILE", "Write the figure to this file: .png, .pdf, .svg, or .html for a page.", "diagnosis.png"
     )
     parser.group("Files", *FILES, out=out)
-    parser.group(
-        "Columns", "id", "label", "classes", "merge-classes", *EDGE_COLUMNS, "categorical", "ignore", "keep"
-    )
+    parser.group("Columns", *(name for name in NODE_COLUMNS if name != "split"))
     parser.group("Running", "feature-scaling", "quiet")
 
 

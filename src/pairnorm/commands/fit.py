@@ -14,8 +14,8 @@ from pairnorm.base.memory import free_memory, parse_memory, peak_memory, size
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
-    EDGE_COLUMNS,
     FILES,
+    NODE_COLUMNS,
     SHARED,
     Result,
     add_command,
@@ -77,18 +77,7 @@ def add(commands: Any) -> None:
         ),
         out=option("FOLDER", "Write predictions, model and report to this folder.", "run"),
     )
-    parser.group(
-        "Columns",
-        "id",
-        "label",
-        "classes",
-        "merge-classes",
-        "split",
-        *EDGE_COLUMNS,
-        "categorical",
-        "ignore",
-        "keep",
-    )
+    parser.group("Columns", *NODE_COLUMNS)
     parser.group(
         "Model",
         "feature-scaling",

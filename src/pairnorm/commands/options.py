@@ -138,6 +138,10 @@ FILES = (
     "memory",
 )
 EDGE_COLUMNS = ("source", "target", "weight", "on-unknown-node")
+NODE_COLUMNS = (
+    *("id", "label", "classes", "merge-classes", "split", *EDGE_COLUMNS, "categorical", "ignore", "keep"),
+)
+"""Options about columns, of every command that reads labeled tables."""
 COLUMNS = (
     *("features", "database", "delimiter", "encoding", "decimal", "id", "label", "split", "classes"),
     *("source", "target", "weight", "on_unknown_node", "categorical", "ignore", "keep"),

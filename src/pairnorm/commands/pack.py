@@ -6,7 +6,7 @@ from typing import Any
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import SHARED, add_command, columns_of, option
+from pairnorm.commands.options import NODE_COLUMNS, SHARED, add_command, columns_of, option
 
 TABLES = {"metavar": "FILE", "action": "extend", "nargs": 1, "required": True}
 
@@ -28,20 +28,7 @@ def add(commands: Any) -> None:
         **{"edge-delimiter": SHARED["edge-delimiter"]},
         out=option("FOLDER", "Write the graph to this new folder.", required=True),
     )
-    parser.group(
-        "Columns",
-        "id",
-        "label",
-        "classes",
-        "merge-classes",
-        "split",
-        "source",
-        "target",
-        "weight",
-        "categorical",
-        "ignore",
-        "keep",
-    )
+    parser.group("Columns", *(name for name in NODE_COLUMNS if name != "on-unknown-node"))
     parser.group(
         "Packing",
         memory=option("SIZE", "Use at most this memory, such as 500MB.", "4GB"),

@@ -1,47 +1,43 @@
-"""``pairnorm reproduce`` and ``report``: run the experiments of the paper, and write tables and figures."""
+"""``pairnorm reproduce``, ``report``, ``demo`` and ``datasets``: the experiments of the paper."""
 
 import os
-import sys
+import shlex
+import time
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable
-from math import isnan
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.base.files import write_text
 from pairnorm.base.memory import without_collection
 from pairnorm.commands import console
+from pairnorm.commands.compare import reproduce_depth, reproduce_missing
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
     SHARED,
     add_command,
     command_line,
     match_name,
-    minutes_in,
     names_in,
     numbers_in,
     option,
     refuse,
 )
+from pairnorm.commands.training import running, show_remaining, show_written, train
 
 if TYPE_CHECKING:
-    from pairnorm.compare.depth import DepthComparison
-    from pairnorm.compare.missing import Protocol
     from pairnorm.paper.experiments import Selection
-    from pairnorm.sweep.runner import Outcome
-    from pairnorm.train import Progress
-    from pairnorm.train.schedule import Running
 
-Value = TypeVar("Value")
 COMPARISONS = ("depth", "missing")
 """Comparisons of methods beyond the paper; each has a store of its own."""
 SELECTION = ("dataset", "runs", "epochs", "depth", "missing")
 WRITING = "Writing tables and figures"
+DEMO_RUNS, DEMO_EPOCHS, DEMO_DEPTHS = 2, 300, (1, 2, 4, 7, 10, 15, 20, 30, 40, 60)
+DATASET_HEADINGS = ("Name", "Nodes", "Edges", "Distinct", "Features", "Classes", "Label rate", "Files")
 
 
 def add(commands: Any) -> None:
-    """Add the command and its options."""
+    """Add reproduce, report and datasets, with their options."""
     example = "pairnorm reproduce table2 --dataset cora --runs 1 --depth 2,4,8,12"
     parser = add_command(commands, "reproduce WHAT...", run, example)
     parser.add_argument_group("What").add_argument(
@@ -70,19 +66,29 @@ def add(commands: Any) -> None:
         ),
     )
     parser.group("Running", "device", "workers", "backend", "time-limit", "quiet")
-    _add_report(commands)
-
-
-def _add_report(commands: Any) -> None:
-    example = "pairnorm report --store results/store.sqlite --out reproduction"
+    example = "pairnorm report --store reproduction/results.sqlite --out reproduction"
     parser = add_command(commands, "report --store FILE", run_report, example)
     parser.group(
         "Files",
-        store=option("FILE", "Read results from this file, or its export as .csv or .csv.gz.", required=True),
+        store=option(
+            "FILE",
+            "Read the results of `pairnorm reproduce` from this file, or their export as .csv.",
+            required=True,
+        ),
         out=option("FOLDER", "Write the report to this folder.", "reproduction"),
         tensorboard=option("FOLDER", "Write the case study's histograms for TensorBoard here."),
     )
     parser.group("Selection", *SELECTION, quiet=SHARED["quiet"])
+    parser = add_command(commands, "datasets", run_datasets, "pairnorm datasets --root ~/graphs")
+    parser.group("Options", "root")
+
+
+def add_demo(commands: Any) -> None:
+    """Add the demonstration and its options."""
+    parser = add_command(commands, "demo", run_demo, "pairnorm demo")
+    parser.group(
+        "Options", "workers", "quiet", out=option("FOLDER", "Write the results to this folder.", "demo")
+    )
 
 
 def run(options: Namespace) -> int | None:
@@ -91,6 +97,9 @@ def run(options: Namespace) -> int | None:
     Results in the store are not computed again, so the same command resumes an
     interrupted run.
     """
+    from pairnorm.paper.experiments import NAMES
+
+    options.what = [match_name(name, (*NAMES, *COMPARISONS)) for name in options.what]
     if set(options.what) & set(COMPARISONS):
         return _compare(options)
     why = f"is for depth and missing, and {', '.join(options.what)} is of the paper"
@@ -135,180 +144,19 @@ def run(options: Namespace) -> int | None:
 
 
 def drawers() -> int:
-    """Return how many processes draw figures: more than four would end before the rest is written."""
+    """Return the number of processes that draw figures; more than four would wait for the rest."""
     return min(4, os.cpu_count() or 1)
 
 
 def _compare(options: Namespace) -> int | None:
-    """Train what a comparison lacks, and write what its store then says."""
+    """Run one comparison of methods; each has a store of its own."""
     if len(options.what) > 1:
         problem = f"{', '.join(options.what)} are asked for together"
         hint = "Give each of depth and missing a command of its own: it has a store of its own."
         raise PairNormError(problem, code="not-together", value=options.what, hint=hint)
     (what,) = options.what
     path = options.store or options.out / f"{what}.sqlite"
-    return _depth(options, path) if what == "depth" else _missing(options, path)
-
-
-def _depth(options: Namespace, path: Path) -> int | None:
-    from pairnorm.compare import depth
-
-    refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
-    chosen = selection(options)
-    given: dict[str, Any] = {
-        "datasets": chosen.datasets,
-        "models": names_in("model", options.model),
-        "methods": methods_in(options.method),
-        "depths": chosen.depths,
-        "missing": chosen.missing,
-        "runs": chosen.runs,
-        "epochs": chosen.epochs,
-    }
-    comparison = depth.DepthComparison(**{name: value for name, value in given.items() if value is not None})
-    outcome = train(path, depth, comparison, set(comparison.datasets), _command(options), running(options))
-    if outcome is None:
-        return 130
-    show_remaining(outcome.left, _command(options))
-    console.show(f"Results: {safe(path)}")
-    files = write_depths(comparison, path, options.out, "depth", "reproduce depth")
-    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
-    return None
-
-
-def _missing(options: Namespace, path: Path) -> int | None:
-    from pairnorm.compare.missing import Selection
-    from pairnorm.compare.missing_runs import MissingResults, compare, count_pending
-
-    refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
-    if options.depth is not None or options.backend != "here":
-        problem = "'missing' runs on this machine, with depths of its own"
-        hint = "Leave out {depths} and {on}."
-        raise PairNormError(problem, code="wrong-option", value=options.what, hint=hint, depths=..., on=...)
-    how = running(options)
-    chosen = Selection(
-        names_in("protocol", options.protocol),
-        names_in("dataset", options.dataset),
-        names_in("model", options.model),
-        numbers_in("missing", options.missing, float),
-        options.runs,
-        options.epochs,
-    ).chosen()
-    pending = count_pending(chosen, MissingResults.read(path))
-    if pending:
-        console.show(f"Pending runs: {pending:,} or more; results in {safe(path)} are not computed again.")
-
-    def progress(stage: str, now: "Progress") -> None:
-        if now.trials:
-            on_progress(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
-
-    try:
-        with console.progress() as on_progress:
-            left = compare(chosen, path, how, progress) if pending else 0
-    except KeyboardInterrupt:
-        console.show(f"\n[yellow]Stopped.[/] Resume with: [bold]{safe(_command(options))}[/]")
-        return 130
-    files = _write_missing(chosen, path, options.out)
-    show_remaining(left, _command(options), "runs")
-    console.show(f"Results: {safe(path)}")
-    show_written(files)
-    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
-    return None
-
-
-def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
-    """Print and write the comparison of methods for missing features; return the files."""
-    from pairnorm.compare.missing_report import draw, lines, report, write_csv
-    from pairnorm.compare.missing_runs import MissingResults
-
-    results = lines(chosen, MissingResults.read(path))
-    rows = [
-        (
-            *(line.cell.protocol, line.cell.dataset, f"{line.cell.missing_percent:g}%", line.method),
-            *(f"{line.accuracy:.3f}", "" if isnan(line.std) else f"{line.std:.3f}"),
-            str(len(line.accuracies)),
-        )
-        for line in results
-        if line.accuracies
-    ]
-    headings = ("Protocol", "Graph", "Missing", "Method", "Accuracy", "±", "Runs")
-    console.table(headings, rows, left=(0, 1, 3))
-    figures = _drawn(lambda: draw(results, out / "figures")) or []
-    files = [out / "missing.csv", *figures, out / "missing.md"]
-    write_csv(results, files[0])
-    write_text(files[-1], report(chosen, results, "figures/missing.png" if figures else None))
-    return files
-
-
-def methods_in(text: str | None) -> list[str] | None:
-    """Return the methods that an option names; ``module:attribute`` may be in the working directory."""
-    from pairnorm.train import METHODS
-
-    if text is None:
-        return None
-    if ":" in text and "" not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    return [match_name(name.strip(), METHODS) for name in text.split(",")]
-
-
-def write_depths(comparison: "DepthComparison", path: Path, out: Path, name: str, command: str) -> list[Path]:
-    """Write table, figures and report of a comparison by depth, say so, and return the files.
-
-    Args:
-        comparison: the comparison.
-        path: the store.
-        out: folder of the files.
-        name: of the files, without an ending.
-        command: that the report names.
-    """
-    from pairnorm.compare.depth import DepthTable
-    from pairnorm.compare.depth_report import draw, report
-    from pairnorm.train import Store
-
-    with Store(path) as store:
-        table = DepthTable.read(comparison, store)
-    figures = _drawn(lambda: draw(comparison, table.rows, out / "figures", name)) or {}
-    pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
-    texts = {out / f"{name}.csv": table.csv(), out / f"{name}.md": report(table, command, pictures)}
-    for target, text in texts.items():
-        write_text(target, text)
-    table_file, report_file = texts
-    files = [table_file, *(path for paths in figures.values() for path in paths), report_file]
-    show_written(files)
-    return files
-
-
-def _drawn(draw: Callable[[], Value]) -> Value | None:
-    """Draw figures; without matplotlib, print a note instead."""
-    try:
-        return draw()
-    except ImportError as error:
-        console.note(f"no figure was drawn: it needs {error.name}.")
-        return None
-
-
-def show_remaining(left: int, command: str, what: str = "trials") -> None:
-    """Print how much remains after the time limit, and the command that resumes it."""
-    if left:
-        console.show(f"Time limit reached: {left:,} {what} remain. Resume with: [bold]{safe(command)}[/]")
-
-
-def show_written(files: Iterable[Path]) -> None:
-    """Print the names of files that were written."""
-    for file in files:
-        console.show(f"Wrote {safe(file)}")
-
-
-def running(options: Namespace) -> "Running":
-    """Return where and for how long the options ask to train."""
-    from pairnorm.train.schedule import Running
-
-    return Running(
-        options.device,
-        options.root,
-        options.workers,
-        getattr(options, "backend", "here"),
-        minutes_in(options.time_limit),
-    )
+    return reproduce_depth(options, path) if what == "depth" else reproduce_missing(options, path)
 
 
 def _command(options: Namespace) -> str:
@@ -322,52 +170,6 @@ def selection(options: Namespace, *what: str) -> "Selection":
     graphs = names_in("dataset", options.dataset, DATASETS)
     depths, missing = (numbers_in(name, getattr(options, name)) for name in ("depth", "missing"))
     return Selection(what, graphs, options.runs, options.epochs, depths, missing)
-
-
-def train(
-    path: Path, runner: Any, requested: Any, graphs: Collection[str], command: str, running: "Running"
-) -> "Outcome | None":
-    """Train what a store lacks and show how far it is; None, and how to go on, after an interruption.
-
-    Args:
-        path: the store; a new one is made once nothing is known that would keep it empty.
-        runner: the module whose ``reproduce`` and ``count_pending`` are called.
-        requested: their first argument, such as experiments.
-        graphs: names of those that are needed.
-        command: goes on after an interruption.
-        running: where, and for how long.
-    """
-    from pairnorm.data import datasets, load
-    from pairnorm.train import Store
-
-    for dataset in datasets() if not path.exists() else ():
-        if dataset.name in graphs and dataset.absent(running.root):
-            load(dataset.name, running.root)
-
-    def progress(stage: str, now: "Progress") -> None:
-        if now.trials:
-            latest = now.label if now.done else f"{now.trials:,} trials to train"
-            on_progress(stage, now.done, now.total, latest, "layer-epochs")
-
-    with Store(path) as store:
-        pending = runner.count_pending(requested, store)
-        if pending and store.read_only:
-            problem = f"{path} cannot be written, and {pending:,} trials are to be trained"
-            hint = "Copy it to where you may write, and name it: {store}"
-            raise PairNormError(problem, code="not-writable", value=str(path), hint=hint, store=...)
-        if pending:
-            console.show(f"Training {pending:,} trials; results in {safe(path)} are not computed again.")
-        try:
-            with console.progress() as on_progress:
-                outcome: Outcome = runner.reproduce(requested, store, running, progress)
-                return outcome
-        except KeyboardInterrupt:
-            left = runner.count_pending(requested, store)
-            console.show(
-                f"\n[yellow]Stopped.[/] {max(0, pending - left):,} of {pending:,} trials are kept in "
-                f"{safe(path)}; {left:,} are left.\nResume with: [bold]{safe(command)}[/]"
-            )
-            return None
 
 
 @without_collection()
@@ -405,3 +207,86 @@ def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
     for model, studies in by_model.items():
         write_tensorboard(studies, model, folder)
     console.show(f"TensorBoard: [bold]tensorboard --logdir {safe(folder)}[/]")
+
+
+def run_demo(options: Namespace) -> int | None:
+    """Show what PairNorm does, without a network connection.
+
+    SGC labels the papers of Cora from 140 labeled ones: with all features, and with
+    the features of all other papers missing; each without and with PairNorm.
+    """
+    from pairnorm.base.plotting import save
+    from pairnorm.paper import runner
+    from pairnorm.paper.experiments import TABLE1, Selection, reported
+    from pairnorm.paper.figures import against_depth
+    from pairnorm.sweep.grid import TableCell
+    from pairnorm.sweep.index import ResultIndex
+    from pairnorm.sweep.tables import Table, terminal
+    from pairnorm.train.schedule import Running
+
+    part = Selection(
+        datasets=("cora",), runs=DEMO_RUNS, epochs=DEMO_EPOCHS, depths=DEMO_DEPTHS, missing=(0, 100)
+    )
+    experiment = part.narrow(TABLE1)
+    assert experiment is not None
+    full = TABLE1.candidates(TableCell("cora", "SGC", 0))
+    console.show(
+        "Cora: 2,708 papers, 140 of them labeled. SGC predicts the labels of the others; at 100% missing,\n"
+        "none of them has features, and only propagation distinguishes them.\n"
+        f"Reduced from the paper's protocol: {DEMO_RUNS} runs instead of 5, {DEMO_EPOCHS} epochs instead of "
+        f"{full[0].epochs},\n{len(DEMO_DEPTHS)} depths instead of {len(full)}."
+    )
+    start, store = time.monotonic(), options.out / "demo.sqlite"
+    command = f"pairnorm demo --out {shlex.quote(str(options.out))}"
+    running = Running("cpu", workers=options.workers)
+    outcome = train(store, runner, [experiment], {"cora"}, command, running)
+    if outcome is None:
+        return 130
+    results = ResultIndex.read(store)
+    console.show(terminal(Table.of(results, experiment, reported=reported())))
+    plain, normalized = (
+        results.chosen(experiment, TableCell("cora", name, 100)) for name in ("SGC", "SGC-PN")
+    )
+    assert plain is not None
+    assert normalized is not None
+    console.show(
+        f"With all other vectors missing, SGC gets {plain.accuracy:.0%} of the test papers right; with "
+        f"PairNorm it is {normalized.accuracy:.0%},\nat {normalized.layers} layers: deep enough to reach the "
+        "features that are known."
+    )
+    if find_spec("matplotlib") is None:
+        console.note("no figure was drawn: matplotlib is not installed. pip install 'pairnorm[all]'")
+    elif figure := against_depth(results, experiment, "cora", ("SGC",), 100, mark_best=True):
+        for file in save(figure, options.out, "accuracy-against-depth"):
+            console.show(f"Wrote {safe(file)}")
+    spent = f"in {time.monotonic() - start:.0f} s" if outcome.trained else "by an earlier run"
+    console.show(f"Results: {safe(store)}, trained {spent}")
+    console.show(
+        "\nNext: [bold]pairnorm reproduce table1 --dataset cora --missing 0,100[/] is the same with the full "
+        "protocol."
+    )
+    return None
+
+
+def run_datasets(options: Namespace) -> None:
+    """List the graphs of the paper, and where their files are."""
+    from pairnorm.data import datasets
+    from pairnorm.data.named import data_folder
+
+    rows, absent = [], []
+    for dataset in datasets():
+        if dataset.absent(options.root):
+            absent.append(dataset.name)
+        where = "absent" if dataset.name in absent else "found" if dataset.files else "bundled"
+        counts = (dataset.nodes, dataset.listed_edges, dataset.edges, dataset.features, dataset.classes)
+        rows.append((dataset.name, *(f"{count:,}" for count in counts), f"{dataset.label_rate:.3f}", where))
+    console.table(DATASET_HEADINGS, rows, left=(0, 7))
+    console.show("Edges: all listed pairs, as in the paper. Distinct: undirected, counted once.")
+    console.show("Cora's 5,429 citations, for instance, are 5,278 distinct undirected edges.")
+    if absent:
+        console.show(
+            f"\n[yellow]Absent from {console.safe(data_folder(options.root))}: {', '.join(absent)}.\n"
+            "They are downloaded when first used. Without a network, copy their files there,\n"
+            "or name the folder that has them: --root FOLDER, or PAIRNORM_DATA.[/]"
+        )
+    console.show("\nNext: [bold]python -c \"import pairnorm; print(pairnorm.load('cora'))\"[/]")
