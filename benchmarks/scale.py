@@ -58,7 +58,7 @@ def step() -> None:
     import torch.distributed as dist
 
     from pairnorm.nn import GCN, SparseMatrix
-    from pairnorm.nn.ops.pattern import Pattern, index_dtype
+    from pairnorm.nn.ops.sparse_product import Pattern, index_dtype
     from pairnorm.train.distributed import Shards
 
     parser = argparse.ArgumentParser(prog="torchrun -m benchmarks.scale")

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pairnorm.base.errors import PairNormError, real_number
 from pairnorm.nn.ops.moments import to_accumulation_dtype
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import Pattern
 from pairnorm.nn.propagate import entries
 from pairnorm.nn.sparse import SparseMatrix
 

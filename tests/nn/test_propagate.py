@@ -5,8 +5,8 @@ import torch
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pairnorm.nn import SGC, PairNorm, SparseMatrix, normalized_adjacency, sgc_iterates
-from pairnorm.nn.ops import pattern
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops import sparse_product as pattern
+from pairnorm.nn.ops.sparse_product import Pattern
 from pairnorm.nn.propagate import propagate_with_restart
 
 graphs = pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pairnorm.nn import GAT, GCN, SGC, SparseMatrix, normalized_adjacency
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import Pattern
 
 KINDS = {"GCN": GCN, "GAT": GAT, "SGC": SGC}
 models = pytest.mark.parametrize("kind", KINDS.values(), ids=[*KINDS])

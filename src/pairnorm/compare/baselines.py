@@ -7,7 +7,7 @@ from torch.nn.functional import one_hot
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import hops
 from pairnorm.nn import SparseMatrix, normalized_adjacency
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import Pattern
 from pairnorm.nn.propagate import degrees, propagate_with_restart
 from pairnorm.train import Spec, fit
 

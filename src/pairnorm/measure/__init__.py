@@ -33,7 +33,7 @@ from pairnorm.measure.functional import (
 from pairnorm.measure.influence import Influence, influence_by_hop
 from pairnorm.measure.inputs import Estimate
 from pairnorm.measure.probe import Probe
-from pairnorm.measure.verdict import Verdict
+from pairnorm.measure.summary import Verdict
 
 __all__ = [
     "MEASURES",

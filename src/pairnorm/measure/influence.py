@@ -90,7 +90,7 @@ class Influence:
 
     def plot(self) -> Figure:
         """Return a figure of the shares by hop, next to those of propagation alone."""
-        from pairnorm.measure.plot import draw_influence
+        from pairnorm.measure.summary import draw_influence
 
         return draw_influence(self.frame(), self.breadth)
 

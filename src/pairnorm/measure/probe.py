@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
+from pairnorm.base.errors import PairNormError
 from pairnorm.measure.functional import (
-    MEASURES,
-    apd,
-    apsd,
+    Measures,
+    OwnMeasure,
     connected_pairs,
-    dirichlet_energy,
-    estimate_col_diff,
-    estimate_row_diff,
     pair_distances,
     random_pairs,
-    tpsd,
 )
 from pairnorm.measure.influence import Influence, influence_of_inputs
-from pairnorm.measure.inputs import Adjacency, Estimate, is_sparse_adjacency
-from pairnorm.measure.verdict import SCALE_FREE, Record, Verdict, form_verdict, no_records
+from pairnorm.measure.inputs import Adjacency, is_sparse_adjacency
+from pairnorm.measure.summary import SCALE_FREE, Record, Verdict, form_verdict, no_records
 from pairnorm.nn.find_convolutions import graph_convolutions, is_known_convolution, node_states
 from pairnorm.nn.patch_hooks import is_observing
 from pairnorm.nn.propagate import is_edge_index
@@ -38,71 +32,6 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
-
-
-OwnMeasure = Callable[[Tensor], Tensor]
-
-# Exact distances of this many coordinates take half a second on two cores: 20,000 nodes with 64 features.
-EXACT_WORK = 20_000**2 * 64
-
-_NAMES = (*MEASURES, "apd", "apsd", "dirichlet_energy")
-
-
-@dataclass(frozen=True)
-class Measures:
-    """The measures that a Probe computes, and the number of random pairs for estimates."""
-
-    chosen: Sequence[str] | Mapping[str, OwnMeasure]
-    sample: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.chosen, str) or not self.chosen:
-            problem = f"measures is {quoted(self.chosen)}"
-            expected = "a list of names such as ['row_diff']"
-            raise PairNormError(problem, code="wrong-type", value=self.chosen, expected=expected)
-        if not isinstance(self.chosen, Mapping):
-            for name in self.chosen:
-                one_of("a name in measures", name, _NAMES)
-        whole_number("sample", self.sample, least=2)
-
-    def __call__(self, x: Tensor, pairs: dict[str, Tensor], graph: Adjacency | None) -> dict[str, Tensor]:
-        """Return each measure of ``x``; those of pairs once for each kind of ``pairs``."""
-        if isinstance(self.chosen, Mapping):
-            return {name: _checked(name, measure(x), x.shape[1:-1]) for name, measure in self.chosen.items()}
-        values: dict[str, Tensor] = {}
-        for name in self.chosen:
-            if name == "row_diff" and len(x) ** 2 * x.shape[-1] > EXACT_WORK:
-                values |= _columns(name, estimate_row_diff(x, self.sample, self.seed))
-            elif name == "col_diff" and x.shape[-1] ** 2 * len(x) > EXACT_WORK:
-                values |= _columns(name, estimate_col_diff(x, self.sample, self.seed))
-            elif name == "apd":
-                values |= {f"apd_{kind}": apd(x, chosen) for kind, chosen in pairs.items()}
-            elif name == "apsd":
-                values |= {f"apsd_{kind}": apsd(x, chosen) for kind, chosen in pairs.items()}
-                values["apsd_random"] = tpsd(x) / max(1, len(x) ** 2)
-            elif name == "dirichlet_energy":
-                if graph is None:
-                    problem = f"{name} needs a graph and none was found"
-                    hint = "Give the Probe {adjacency}."
-                    raise PairNormError(problem, code="no-graph", value=name, hint=hint, adjacency=...)
-                values[name] = dirichlet_energy(x, graph)
-            else:
-                values[name] = MEASURES[name].function(x)
-        return values
-
-
-def _checked(name: str, value: Tensor, trials: torch.Size) -> Tensor:
-    value = torch.as_tensor(value)
-    if value.shape != trials:
-        problem = f"measure {name!r} gave shape {list(value.shape)}"
-        expected = f"one value per trial: {list(trials)}"
-        raise PairNormError(problem, code="wrong-shape", value=list(value.shape), expected=expected)
-    return value
-
-
-def _columns(name: str, estimate: Estimate) -> dict[str, Tensor]:
-    return {name: estimate.value, f"{name}_standard_error": estimate.standard_error}
 
 
 class Probe:
@@ -289,7 +218,7 @@ class Probe:
 
         With a trial axis: the mean as a line, the range from the least to the largest trial as a band.
         """
-        from pairnorm.measure.plot import draw
+        from pairnorm.measure.summary import draw
 
         frame = self.frame()
         known = sorted(set(frame["forward"]))

@@ -7,9 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pairnorm.nn.ops.attention import attend
+from pairnorm.nn.ops.convolution import attend, gcn_layer
 from pairnorm.nn.ops.dropout import dropout
-from pairnorm.nn.ops.gcn_layer import gcn_layer
 from pairnorm.nn.ops.linear import stacked_linear, stacked_linear_with_scores
 from pairnorm.nn.ops.sparse_product import activate, sparse_linear
 from pairnorm.nn.pair_norm import PairNorm

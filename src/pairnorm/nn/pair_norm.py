@@ -10,9 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError, one_of, real_number
-from pairnorm.nn.ops.collectives import check_group
 from pairnorm.nn.ops.kernels import disable_dynamo
-from pairnorm.nn.ops.moments import Groups, RankGroups, RunningMoments, check_states
+from pairnorm.nn.ops.moments import Groups, RankGroups, RunningMoments, check_group, check_states
 from pairnorm.nn.ops.pair_norm import normalize, normalize_by
 
 Mode = Literal["PN", "PN-SI", "PN-SCS"]

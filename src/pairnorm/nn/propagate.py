@@ -10,7 +10,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.nn.ops.dropout import keep_entries
 from pairnorm.nn.ops.kernels import disable_dynamo
-from pairnorm.nn.ops.pattern import Pattern, row_starts
+from pairnorm.nn.ops.sparse_product import Pattern, row_starts
 from pairnorm.nn.sparse import SparseMatrix
 
 Normalization = Literal["rw", "sym"]

@@ -10,8 +10,7 @@ from torch import Tensor
 from pairnorm.base.csr import sparse_csr, suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.ops.dropout import dropout
-from pairnorm.nn.ops.pattern import Pattern, index_dtype, tensor_version
-from pairnorm.nn.ops.sparse_product import multiply
+from pairnorm.nn.ops.sparse_product import Pattern, index_dtype, multiply, tensor_version
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.data import Graph, features_after
 from pairnorm.measure import Probe
-from pairnorm.measure.verdict import Record
+from pairnorm.measure.summary import Record
 from pairnorm.nn import SGC
 from pairnorm.sweep.grid import Experiment
 from pairnorm.train import Spec, Store

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from pairnorm.base.errors import PairNormError, whole_number
 from pairnorm.nn.models import GAT, GCN, SGC, DeepModel
-from pairnorm.nn.ops.collectives import all_sum, check_group
+from pairnorm.nn.ops.moments import all_sum, check_group
 from pairnorm.nn.pair_norm import PairNorm
 from pairnorm.nn.sparse import SparseMatrix
 from pairnorm.train.sharding import ShardedMatrix, SparseRows, blocks

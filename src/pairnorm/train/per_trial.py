@@ -12,7 +12,7 @@ from torch.func import functional_call
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.layers import Features
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import Pattern
 from pairnorm.nn.propagate import Normalization, normalized_adjacency
 from pairnorm.nn.sparse import SparseMatrix
 

@@ -12,11 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.nn.ops.attention import attend
+from pairnorm.nn.ops.convolution import attend
 from pairnorm.nn.ops.dropout import factor, keep_entries
 from pairnorm.nn.ops.pair_norm import Norm
-from pairnorm.nn.ops.pattern import Pattern
-from pairnorm.nn.ops.sparse_product import activate
+from pairnorm.nn.ops.sparse_product import Pattern, activate
 from pairnorm.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class ShardedMatrix(SparseMatrix):
         self, scores: Tensor, z: Tensor, bias: Tensor | None = None, activation: str = "none",
         rate: float = 0.0, keys: Tensor | None = None, norm: Norm | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return own rows of ``pairnorm.nn.ops.attention.attend``, of own rows.
+        """Return own rows of ``pairnorm.nn.ops.convolution.attend``, of own rows.
 
         In addition to what a product sends, a rank sends its scores to all others: 2 (P - 1)/P numbers per
         node and model, and as many backward.

@@ -4,10 +4,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric.nn import GATConv
 
 from pairnorm.nn import PairNorm
-from pairnorm.nn.ops.attention import NEGATIVE_SLOPE, attend, edge_softmax
+from pairnorm.nn.ops.convolution import NEGATIVE_SLOPE, attend, edge_softmax
 from pairnorm.nn.ops.dropout import draw_keys, keep_mask
-from pairnorm.nn.ops.pattern import Pattern
-from pairnorm.nn.ops.sparse_product import ACTIVATIONS
+from pairnorm.nn.ops.sparse_product import ACTIVATIONS, Pattern
 from pairnorm.nn.sparse import SparseMatrix
 
 

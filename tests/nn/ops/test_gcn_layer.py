@@ -4,8 +4,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
 from pairnorm.nn import PairNorm, SparseMatrix
+from pairnorm.nn.ops.convolution import gcn_layer
 from pairnorm.nn.ops.dropout import draw_keys, dropout
-from pairnorm.nn.ops.gcn_layer import gcn_layer
 
 ACTIVATIONS = {"none": lambda x: x, "relu": functional.relu, "elu": functional.elu}
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import Pattern
 from pairnorm.nn.sparse import SparseMatrix
 
 

@@ -27,13 +27,7 @@ Saved = tuple[Any, ...]
 
 
 def find_kernels(operation: str, x: Tensor, *others: Any) -> Any:
-    """Return the module of kernels that runs an operation on ``x``; None where the reference must run.
-
-    Args:
-        operation: Name of a module in ``_numba`` or ``_triton``.
-        x: The tensor that decides device, dtype and size.
-        others: Further arguments of the ``supports`` function of the kernels.
-    """
+    """Return the module of kernels that runs an operation on ``x``; None where the reference must run."""
     # No kernel takes float64: importing a compiler only to find that out would take half a second.
     if x.numel() == 0 or x.dtype == torch.float64 or needs_reference(x) or not is_installed(x.device.type):
         return None
@@ -98,14 +92,7 @@ def on_device(launch: Callable[P, R]) -> Callable[P, R]:
 
 
 def partition_nodes(nodes: int, columns: int, rows: int, max_programs: int) -> tuple[int, int]:
-    """Return how many programs partition the nodes, and how many nodes each program takes.
-
-    Args:
-        nodes: Number of nodes.
-        columns: Number of programs next to one another for the same nodes.
-        rows: Nodes of a tile.
-        max_programs: Largest number of programs in all.
-    """
+    """Return how many programs partition the nodes, and how many nodes each program takes."""
     tiles = -(-nodes // rows)
     share = -(-tiles // max(1, min(tiles, max_programs // columns))) * rows
     return -(-nodes // share), share
@@ -157,14 +144,7 @@ def reference_gradient(
     needs_grad: Sequence[bool],
     *grads: Tensor | None,
 ) -> list[Tensor | None]:
-    """Return the gradients of ``reference(*inputs)``, which can be differentiated again.
-
-    Args:
-        reference: Returns one output or several, by operations that torch can differentiate.
-        inputs: Its arguments.
-        needs_grad: Which inputs need a gradient.
-        grads: Gradients of the outputs; None for an output that nothing depends on.
-    """
+    """Return the gradients of ``reference(*inputs)``, which can be differentiated again."""
     with torch.enable_grad():
         outputs = reference(*inputs)
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs

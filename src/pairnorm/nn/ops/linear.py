@@ -12,14 +12,7 @@ Two = tuple[Tensor, Tensor | None]
 
 
 def stacked_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
-    """Return dropout(x)·W for every model.
-
-    Args:
-        x: ``[nodes, models or 1, in]``.
-        weight: ``[models, in, out]``.
-        rate: at which entries of ``x`` are dropped.
-        keys: of the dropout, ``[models]``; None for none. See ``pairnorm.nn.ops.dropout``.
-    """
+    """Return dropout(x)·W for every model: ``[nodes, models or 1, in]`` by ``[models, in, out]``."""
     x = x.expand(-1, weight.size(0), -1)
     kernels = find_kernels("linear", x, weight)
     result: Tensor
@@ -37,15 +30,7 @@ def stacked_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | 
 def stacked_linear_with_scores(
     x: Tensor, weight: Tensor, att_vectors: Tensor, rate: float = 0.0, keys: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return z = dropout(x)·W and the scores z·E that attention needs.
-
-    Args:
-        x: ``[nodes, models or 1, in]``.
-        weight: W of every model, ``[models, in, out]``.
-        att_vectors: E of every model, ``[models, out, scores]``.
-        rate: at which entries of ``x`` are dropped.
-        keys: of the dropout, ``[models]``; None for none.
-    """
+    """Return z = dropout(x)·W and the scores z·E of attention; E is ``[models, out, scores]``."""
     kernels = find_kernels("linear", x, weight, att_vectors)
     if kernels is not None:
         x = x.expand(-1, weight.size(0), -1)

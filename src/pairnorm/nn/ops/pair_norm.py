@@ -74,16 +74,7 @@ def normalize(x: Tensor, groups: Groups, scale: float, eps: float, mode: str) ->
 
 
 def normalize_by(x: Tensor, mean: Tensor, mean_square: Tensor, scale: float, eps: float, mode: str) -> Tensor:
-    """Return PairNorm of ``x`` as a part of one graph whose statistics are known.
-
-    Args:
-        x: ``[nodes, ..., features]``.
-        mean: The center of all rows, ``[..., features]``.
-        mean_square: Their mean squared distance from it, ``[..., 1]`` or a scalar; only ``PN`` uses it.
-        scale: The paper's s.
-        eps: Added inside the root.
-        mode: ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``.
-    """
+    """Return PairNorm of ``x`` as a part of one graph whose statistics are known."""
     wide, groups = to_accumulation_dtype(x), Groups(x.size(0))
     square = mean_square.double().unsqueeze(0)
     moments = Moments(torch.ones_like(square), mean.double().unsqueeze(0), square)

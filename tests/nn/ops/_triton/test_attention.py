@@ -3,10 +3,10 @@ import torch
 
 from pairnorm.nn.ops._triton import attention as cuda
 from pairnorm.nn.ops._triton import sparse_product as sparse_product
-from pairnorm.nn.ops.attention import NEGATIVE_SLOPE, _reference, attend
+from pairnorm.nn.ops.convolution import NEGATIVE_SLOPE, attend, attention_reference
 from pairnorm.nn.ops.dropout import draw_keys
 from pairnorm.nn.ops.kernels import KernelFunction
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import Pattern
 from pairnorm.nn.pair_norm import PairNorm, pair_norm
 from pairnorm.nn.sparse import SparseMatrix
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:Runt
 
 def by_kernels(matrix, scores, z, bias, activation, rate=0.0, keys=None, norm=None):
     settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys, norm)
-    return KernelFunction.apply(cuda, _reference, settings, scores, z, bias)
+    return KernelFunction.apply(cuda, attention_reference, settings, scores, z, bias)
 
 
 def assert_equal_with_gradients(matrix, tensors, activation, rate, keys, norm=None):

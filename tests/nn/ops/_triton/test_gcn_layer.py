@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from pairnorm.nn.ops._triton import gcn_layer as cuda
+from pairnorm.nn.ops.convolution import gcn_reference
 from pairnorm.nn.ops.dropout import draw_keys
-from pairnorm.nn.ops.gcn_layer import _reference
 from pairnorm.nn.ops.kernels import KernelFunction
 from pairnorm.nn.pair_norm import PairNorm
 
@@ -32,8 +32,8 @@ def test_equals_the_plain_form_in_double(mode, activation, maps, dtype, few_node
     def arguments(tensors):
         return tensors if maps else (tensors[0], None, tensors[1])
 
-    y = KernelFunction.apply(cuda, _reference, settings, *arguments(given))
-    expected = _reference(*arguments(wide), *settings)
+    y = KernelFunction.apply(cuda, gcn_reference, settings, *arguments(given))
+    expected = gcn_reference(*arguments(wide), *settings)
     assert y.dtype == dtype
     _assert_near([y], [expected], TOLERANCES[dtype])
     grad = torch.randn_like(y)

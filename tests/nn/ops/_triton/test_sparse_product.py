@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pairnorm.nn import SparseMatrix
-from pairnorm.nn.ops import pattern
+from pairnorm.nn.ops import sparse_product as pattern
 from pairnorm.nn.ops._triton import sparse_product as kernels
 from pairnorm.nn.ops.sparse_product import ACTIVATIONS
 

@@ -26,7 +26,7 @@ from pairnorm.nn.ops._numba.vectors import (
     store,
     zeros,
 )
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import Pattern
 
 NUMBERS_PER_TASK = 2**19
 Selection = tuple[Any, Any, Any]

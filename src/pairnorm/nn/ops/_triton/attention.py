@@ -18,7 +18,7 @@ from pairnorm.nn.ops._triton.sparse_product import Schedule, groups, join, tile_
 from pairnorm.nn.ops.dropout import dropped_levels
 from pairnorm.nn.ops.kernels import STATE_DTYPES, Saved, on_device
 from pairnorm.nn.ops.pair_norm import Norm
-from pairnorm.nn.ops.pattern import Pattern
+from pairnorm.nn.ops.sparse_product import Pattern
 
 UNROLL = 2
 # Kernels that touch no features take more entries at once, so that hubs do not hold them up.

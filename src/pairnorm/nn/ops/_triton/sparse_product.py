@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pairnorm.nn.ops.kernels import STATE_DTYPES, on_device, partition_nodes
-from pairnorm.nn.ops.pattern import Pattern, index_dtype
+from pairnorm.nn.ops.sparse_product import Pattern, index_dtype
 
 PIECE = 64
 UNROLL = 4

@@ -2,7 +2,7 @@ from math import inf, nan
 
 import torch
 
-from pairnorm.measure.verdict import Record, form_verdict
+from pairnorm.measure.summary import Record, form_verdict
 
 
 def record(layer, angle=1.0, rank=3.0, response=None, *, forward=0, kind="", nodes=5, norm=1.0):

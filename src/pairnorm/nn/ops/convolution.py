@@ -1,4 +1,4 @@
-"""Attention over the entries of a sparsity pattern, for many models and heads at once."""
+"""Graph convolutions as one operation: a whole layer of GCN, and attention over a sparsity pattern."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -8,14 +8,52 @@ from torch import Tensor
 
 from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.ops.kernels import KernelFunction, find_kernels
+from pairnorm.nn.ops.linear import stacked_linear
 from pairnorm.nn.ops.pair_norm import Norm, can_fuse
-from pairnorm.nn.ops.pattern import Pattern
-from pairnorm.nn.ops.sparse_product import activate
+from pairnorm.nn.ops.sparse_product import Pattern, accumulation_dtype, activate, activated_product
 
 if TYPE_CHECKING:
     from pairnorm.nn.sparse import SparseMatrix
 
 NEGATIVE_SLOPE = 0.2
+
+
+def gcn_layer(
+    matrix: "SparseMatrix",
+    x: Tensor,
+    bias: Tensor,
+    activation: str = "none",
+    norm: Norm | None = None,
+    weight: Tensor | None = None,
+    rate: float = 0.0,
+    keys: Tensor | None = None,
+) -> Tensor:
+    """Return ``norm(activation(matrix @ (dropout(x) @ weight) + bias))``."""
+    if matrix.is_sharded:
+        if weight is not None:
+            x = x.expand(-1, weight.size(0), -1)
+            x = stacked_linear(x if keys is None else dropout(x, rate, keys, matrix.first_row), weight)
+        y = activate(matrix @ x, bias, activation)
+        return y if norm is None else norm(y)
+    matrix = matrix.cast(accumulation_dtype(bias))
+    settings = (matrix, activation, norm, rate, keys)
+    kernels = find_kernels("gcn_layer", x, weight) if norm is None or can_fuse(norm, x) else None
+    # The kernels have no gradient for values that are learned, and take one matrix for all models.
+    values = matrix.values
+    if kernels is None or values.requires_grad or values.dtype != bias.dtype or values.dim() == 2:
+        return gcn_reference(x, weight, bias, *settings)
+    matrix.pattern.check_unchanged()
+    return KernelFunction.apply(kernels, gcn_reference, settings, x, weight, bias)
+
+
+def gcn_reference(
+    x: Tensor, weight: Tensor | None, bias: Tensor, matrix: "SparseMatrix", activation: str,
+    norm: Norm | None, rate: float, keys: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Compute a layer of GCN by operations that torch can differentiate."""
+    z = x if weight is None else stacked_linear(x, weight, rate, keys)
+    y = activated_product(matrix, z, bias, activation)
+    return y if norm is None else norm(y)
 
 
 def attend(
@@ -51,16 +89,17 @@ def attend(
     settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys, inside)
     y: Tensor
     if kernels is not None:
-        y = KernelFunction.apply(kernels, _reference, settings, scores, z, bias)
+        y = KernelFunction.apply(kernels, attention_reference, settings, scores, z, bias)
     else:
-        y = _reference(scores, z, bias, *settings)
+        y = attention_reference(scores, z, bias, *settings)
     return y if norm is None or inside is not None else norm(y)
 
 
-def _reference(
+def attention_reference(
     scores: Tensor, z: Tensor, bias: Tensor | None, matrix: "SparseMatrix", activation: str,
     negative_slope: float, rate: float, keys: Tensor | None, norm: Norm | None,
 ) -> Tensor:  # fmt: skip
+    """Compute attention by operations that torch can differentiate."""
     pattern, (source, target) = matrix.pattern, scores.permute(2, 1, 0)
     weights = edge_softmax(pattern, source[:, pattern.column] + target[:, pattern.row])
     if keys is not None:

@@ -3,7 +3,7 @@ import pandas
 import pytest
 
 from pairnorm.measure import Probe
-from pairnorm.measure.plot import draw
+from pairnorm.measure.summary import draw
 from pairnorm.nn import GCN
 
 
