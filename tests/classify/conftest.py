@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling, Task
+from pairnorm.classify.candidates import PreparedGraph
 from pairnorm.data import Graph, csbm, features_after, load, missing_vectors
 
 sys.path.insert(0, str(Path(__file__).parent))  # for written.py
@@ -29,7 +30,7 @@ def small() -> Graph:
 @pytest.fixture(scope="session")
 def task(small: Graph) -> Task:
     """What candidates are trained on: the small graph, its features scaled."""
-    return Task(small, Scaling.of(small)(small), "rw", torch.device("cpu"))
+    return Task(small, PreparedGraph(small, Scaling.of(small)(small), torch.device("cpu")), "rw")
 
 
 @pytest.fixture(scope="session")

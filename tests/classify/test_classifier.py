@@ -1,5 +1,6 @@
 import inspect
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -21,10 +22,9 @@ from sklearn.utils.estimator_checks import (
     check_set_params,
 )
 
-from pairnorm.classify import ClassifierWarning, NodeClassifier
-from pairnorm.classify.candidates import base
+from pairnorm.classify import ClassifierWarning, NodeClassifier, scaling
 from pairnorm.classify.predictions import prediction_table
-from pairnorm.data import Graph, Split, features_after, load, missing_vectors, pack
+from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors, pack
 
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
 
@@ -341,7 +341,7 @@ def test_where_nothing_else_is_labeled_there_is_no_score(small: Graph, raises) -
 def test_features_too_large_to_be_dense_are_refused_before_they_are_made_so(
     small: Graph, monkeypatch: pytest.MonkeyPatch, raises, parameters: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(base, "LARGEST_STATE", 1000)
+    monkeypatch.setattr(scaling, "MAX_DENSE_BYTES", 1000)
     monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
     with raises("too-large"):
         NodeClassifier(**parameters).fit(small)
@@ -452,3 +452,13 @@ def test_scikit_learns_contract_holds(small: Graph) -> None:
         NodeClassifier().predict(small)
     fitted = NodeClassifier(depth=(1, 2), norm="PN").fit(small)
     assert np.array_equal(deepcopy(fitted).predict_proba(small), fitted.predict_proba(small))
+
+
+def test_a_pickle_stays_as_small_after_a_prediction_for_another_graph(small: Graph) -> None:
+    classifier = NodeClassifier(depth=[2, 4], scale=10.0).fit(small)
+    before, copied = (len(pickle.dumps(one)) for one in (classifier, deepcopy(classifier)))
+    other = csbm(2000, classes=2, seed=2)
+    classifier.predict_proba(other)
+    assert len(pickle.dumps(classifier)) == before
+    assert len(pickle.dumps(deepcopy(classifier))) == copied
+    assert len(pickle.dumps(classifier.model_)) < 100_000

@@ -12,13 +12,15 @@ from pairnorm.classify import NodeClassifier, Task
 from pairnorm.classify.candidates import (
     Average,
     BoostedTrees,
+    Family,
     LabelPropagation,
     LogisticRegression,
+    PreparedGraph,
     SGCFamily,
 )
-from pairnorm.classify.candidates.base import Family, KnownLabels
-from pairnorm.classify.candidates.label_propagation import Spreading
+from pairnorm.classify.candidates.label_propagation import PropagatedLabels
 from pairnorm.classify.candidates.logistic_regression import Linear
+from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.explanation import explain_member, explain_predictions
 from pairnorm.data import Graph, csbm
 
@@ -28,14 +30,14 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def three_classes() -> Task:
     graph = csbm(200, classes=3, seed=2).with_split("per-class-20")
-    return Task(graph, graph.features.to_dense(), "rw", CPU)
+    return Task(graph, PreparedGraph(graph, graph.features.to_dense(), CPU))
 
 
 def test_linear_contributions_are_products_of_feature_and_weight() -> None:
     """By hand: the margin of a class is its logit minus the mean logit of the other two."""
     graph = Graph.from_edges([[0], [1]], [[2.0, 3.0], [1.0, 0.0]], [0, 1], feature_names=("age", "income"))
     weight, bias = torch.tensor([[6.0, 3.0, 0.0], [1.0, 2.0, 3.0]]), torch.tensor([1.0, 0.0, -1.0])
-    member = explain_member(Linear(weight, bias), graph, graph.features, CPU, "abc")
+    member = explain_member(Linear(weight, bias), PreparedGraph(graph, graph.features, CPU), "abc")
     values, rest = member.explain(np.array([0, 1]), np.array([0, 2]))
     assert member.keys == [("node", "age"), ("node", "income")]
     # Node 0, class 0: 2 · (6 − 1.5) and 3 · (1 − 2.5). Node 1, class 2: 1 · (0 − 4.5) and 0.
@@ -61,9 +63,9 @@ def test_contributions_sum_to_the_margin(three_classes: Task, family: Family) ->
     [result] = family.fit(task, lambda done: None)
     fitted = result.learn(task)
     nodes, classes = np.arange(0, 200, 3), np.arange(67) % 3
-    member = explain_member(fitted, task.graph, task.features, CPU, "abc")
+    member = explain_member(fitted, task.prepared, "abc")
     values, rest = member.explain(nodes, classes)
-    logits = fitted.logits(task.graph, task.features, CPU)[nodes, 0]
+    logits = fitted.logits(task.prepared)[nodes, 0]
     others = (logits.sum(1) - logits[range(67), classes]) / 2
     margins = logits[range(67), classes] - others
     assert values.shape == (67, len(member.keys))
@@ -72,14 +74,14 @@ def test_contributions_sum_to_the_margin(three_classes: Task, family: Family) ->
 
 def test_contributions_of_trees_are_those_of_lightgbm(small: Graph) -> None:
     """With two classes, a margin is the raw score of the second one, or minus it."""
-    task = Task(small, small.features.to_dense()[:, :5], "rw", CPU)
-    task = Task(small.replace(features=task.features), task.features, "rw", CPU)
+    graph = small.replace(features=small.features.to_dense()[:, :5])
+    task = Task(graph, PreparedGraph(graph, graph.features, CPU))
     [result] = BoostedTrees([1], [4]).fit(task, lambda done: None)
     trees = result.learn(task)
     nodes = np.arange(20)
-    rows = trees.columns(task.graph, task.features, CPU).rows(torch.from_numpy(nodes))
+    rows = trees.columns(task.prepared).rows(torch.from_numpy(nodes))
     expected = lightgbm.Booster(model_str=trees.ensemble.text).predict(rows, pred_contrib=True)
-    member = explain_member(trees, task.graph, task.features, CPU, "ab")
+    member = explain_member(trees, task.prepared, "ab")
     for number, sign in ((0, -1), (1, 1)):
         values, rest = member.explain(nodes, np.full(20, number))
         assert values == pytest.approx(sign * expected[:, :-1], abs=1e-5)
@@ -92,10 +94,11 @@ def test_contributions_of_trees_are_those_of_lightgbm(small: Graph) -> None:
 def test_label_propagation_names_the_neighbors_that_send_a_label() -> None:
     """A star: node 0 between two nodes labeled a and one labeled b. All three send the same amount."""
     graph = Graph.from_edges([[0, 0, 0], [1, 2, 3]], np.eye(4), [-1, 0, 0, 1], node_names=list("xuvw"))
-    known = KnownLabels.of(graph.replace(train=graph.labeled))
-    model = Average([(1, None, Spreading(0.5, known, 2))], known, torch.tensor([0.6, 0.4]))
+    prepared = PreparedGraph(graph, graph.features, CPU)
+    known = KnownLabels.of(Task(graph.replace(train=graph.labeled), prepared))
+    model = Average([(1, None, PropagatedLabels(0.5, known, 2))], known, torch.tensor([0.6, 0.4]))
     predicted = np.zeros(4, dtype=np.int64)
-    explanation = explain_predictions(model, graph, graph.features, CPU, predicted, "ab", np.array([0]))
+    explanation = explain_predictions(model, prepared, predicted, "ab", np.array([0]))
     table = explanation.table(graph.node_names, np.array(["a"] * 4))
     assert table["source"].tolist() == ["neighbor"] * 3
     assert sorted(table["name"][:2]) == ["u", "v"]
@@ -177,8 +180,6 @@ def test_prediction_sets_need_held_out_nodes(aged: Graph) -> None:
 
 def test_label_propagation_has_no_features_to_explain(three_classes: Task) -> None:
     result, *_ = LabelPropagation().fit(three_classes, lambda done: None)
-    member = explain_member(
-        result.learn(three_classes), three_classes.graph, three_classes.features, CPU, "abc"
-    )
+    member = explain_member(result.learn(three_classes), three_classes.prepared, "abc")
     assert member.keys == []
     assert member.sent.shape == (200, 3)

@@ -8,8 +8,9 @@ import torch
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify import ClassifierWarning, NodeClassifier, Scaling
-from pairnorm.classify.candidates import LabelPropagation, SGCFamily, Task, base, propagation
-from pairnorm.classify.candidates.base import WIDE_COLUMNS, KnownLabels, PseudoLabels
+from pairnorm.classify.candidates import LabelPropagation, PreparedGraph, SGCFamily, Task, prepared
+from pairnorm.classify.candidates import task as task_module
+from pairnorm.classify.candidates.task import WIDE_COLUMNS, KnownLabels, PseudoLabels
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.search import (
     Choice,
@@ -59,7 +60,7 @@ def test_a_simple_method_may_be_the_model(small: Graph, name: str) -> None:
 def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatch) -> None:
     """Few labels on a graph of many nodes; then as from labels that count for as much as all others do."""
     graph = small.with_split("per-class-3")
-    task = Task(graph, Scaling.of(graph)(graph), "rw", torch.device("cpu"))
+    task = Task(graph, PreparedGraph(graph, Scaling.of(graph)(graph), torch.device("cpu")), "rw")
     choice = search(task, [SGCFamily(["PN"], (2, 4), (10.0,)), LabelPropagation()], simple=False)
     assert len(choice.smooths) == 2
     assert choice.best.self_trained
@@ -67,13 +68,13 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatc
     student = choice._replace(learned=None).learn(task)
     losses = []
     for one in (teacher, student):
-        logits = one.logits(graph, task.features, task.device)[:, 0]
+        logits = one.logits(PreparedGraph(graph, task.features, task.device))[:, 0]
         losses.append(
             float(torch.nn.functional.cross_entropy(logits[graph.validation], task.held_out_labels))
         )
     assert losses[1] < losses[0]
     assert np.isclose(losses[1], choice.best.validation_loss, rtol=1e-3)
-    probabilities = teacher.logits(graph, task.features, task.device).softmax(-1)[:, 0]
+    probabilities = teacher.logits(PreparedGraph(graph, task.features, task.device)).softmax(-1)[:, 0]
     pseudo_labels = PseudoLabels.of(task, probabilities)
     assert pseudo_labels is not None
     known = pseudo_labels.counts[: int(graph.train.sum())].sum()
@@ -82,7 +83,7 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatc
     rows, target, counts = pseudo_labels.training_rows(task.features.to_dense())
     assert len(rows) == len(target) == len(counts) == len(pseudo_labels.nodes)
     wide = torch.rand(small.num_nodes, WIDE_COLUMNS + 1)
-    monkeypatch.setattr(base, "MAX_PSEUDO_LABELS_WIDE", 7)
+    monkeypatch.setattr(task_module, "MAX_PSEUDO_LABELS_WIDE", 7)
     rows, target, counts = pseudo_labels.training_rows(wide)
     assert torch.equal(rows, wide[pseudo_labels.nodes[: pseudo_labels.known + 7]])
     torch.testing.assert_close(counts[: pseudo_labels.known].sum(), counts[pseudo_labels.known :].sum())
@@ -98,11 +99,16 @@ def test_pseudo_labels_of_a_fold_come_from_the_ensemble_of_that_fold(small: Grap
     graph = small.with_split("per-class-5")
     nodes = graph.train | graph.validation
     fold_masks = [nodes & (torch.arange(graph.num_nodes) % 3 == number) for number in range(3)]
-    task = Task(graph, Scaling.of(graph)(graph), "rw", torch.device("cpu"), fold_masks=fold_masks)
+    task = Task(
+        graph,
+        PreparedGraph(graph, Scaling.of(graph)(graph), torch.device("cpu")),
+        "rw",
+        fold_masks=fold_masks,
+    )
     original, asked = Choice.self_train, []
 
     def self_train(self: Choice, task: Task, ensemble: Any) -> Any:
-        asked.append(torch.equal(ensemble.known.names, KnownLabels.of(task.graph).names))
+        asked.append(torch.equal(ensemble.known.names, KnownLabels.of(task).names))
         return original(self, task, ensemble)
 
     monkeypatch.setattr(Choice, "self_train", self_train)
@@ -280,7 +286,7 @@ def test_rivals_without_validation_follow_the_models_rule(small: Graph) -> None:
 
 
 def test_over_many_nodes_no_gcn_is_compared_with(task: Task, monkeypatch) -> None:
-    monkeypatch.setattr(propagation, "MANY_NODES", 1)
+    monkeypatch.setattr(prepared, "MANY_NODES", 1)
     assert [family.name for family in baselines(task.graph)][-1] == "logistic regression"
 
 
@@ -288,7 +294,9 @@ def test_a_time_limit_still_tries_every_family_and_refines_the_best_depths(small
     features = Scaling.of(small)(small)
     families = [SGCFamily(["PN"], SGC_DEPTHS), LabelPropagation()]
     hurried, limited, exhaustive = (
-        search(Task(small, features, "rw", torch.device("cpu"), time_limit=limit), families)
+        search(
+            Task(small, PreparedGraph(small, features, torch.device("cpu")), "rw", time_limit=limit), families
+        )
         for limit in (1e-9, 1000.0, inf)
     )
     assert [one.candidate.model for one in hurried.results] == ["SGC", "label propagation"]

@@ -16,7 +16,7 @@ def of(losses: Iterator[float]) -> Iterator[Candidate]:
     ("numbers", "metric", "last"),
     [(WORTH_A_THREAD, "loss", 1.1), (WORTH_A_THREAD, "accuracy", 3.0), (WORTH_A_THREAD - 1, "loss", 3.0)],
 )
-def test_scales_that_only_overfit_are_left_out_where_they_are_dear(
+def test_scales_that_only_overfit_are_left_out_where_they_are_expensive(
     numbers: int, metric: str, last: float
 ) -> None:
     losses = iter([1.0, 0.5, 0.9, 1.1, 3.0])
@@ -28,18 +28,17 @@ def test_scales_that_only_overfit_are_left_out_where_they_are_dear(
 @pytest.mark.parametrize(
     ("many_nodes", "numbers", "ends"), [(True, 1, True), (False, WORTH_A_THREAD, True), (False, 1, False)]
 )
-def test_a_walk_ends_where_depths_bring_nothing(many_nodes: bool, numbers: int, ends: bool) -> None:
-    losses, told = [3.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.0, 4.0, 0.1], []
-    depths, walk = range(1, 10), ((str(loss), of(iter([9.0, loss]))) for loss in losses)
-    found = list(SearchLimits(many_nodes, numbers).depths(depths, walk, told.append, "SGC"))
-    assert [(depth, state) for depth, state, _, better in found if better] == [
-        (1, "3.0"), (2, "2.0"), (5, "1.0"), *([] if ends else [(9, "0.1")])
-    ]  # fmt: skip
-    assert [[one.validation_loss for one in tried] for _, _, tried, _ in found] == [
-        [9.0, loss] for loss in (losses[: 5 + PATIENCE] if ends else losses)
+def test_a_propagation_ends_after_depths_without_a_gain(many_nodes: bool, numbers: int, ends: bool) -> None:
+    losses, ticks = [3.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.0, 4.0, 0.1], []
+    results = (of(iter([9.0, loss])) for loss in losses)
+    by_depth = list(SearchLimits(many_nodes, numbers).depths(range(1, 10), results, ticks.append, "SGC"))
+    evaluated = losses[: 5 + PATIENCE] if ends else losses
+    assert [depth for depth, _ in by_depth] == [*range(1, len(evaluated) + 1)]
+    assert [[one.validation_loss for one in some] for _, some in by_depth] == [
+        [9.0, loss] for loss in evaluated
     ]
-    assert told[-1] == ("SGC, depth 9: left out" if ends else "SGC, depth 9")
-    assert len(told) == len(losses)
+    assert ticks[-1] == ("SGC, depth 9: left out" if ends else "SGC, depth 9")
+    assert len(ticks) == len(losses)
 
 
 def test_samples_have_every_class() -> None:

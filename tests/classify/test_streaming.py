@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify.candidates import SGCFamily, Task
+from pairnorm.classify.candidates import PreparedGraph, SGCFamily, Task
 from pairnorm.classify.evaluation import METRICS, decide
 from pairnorm.classify.scaling import Scaling
 from pairnorm.data import Graph
@@ -36,7 +36,7 @@ def test_as_in_memory(tmp_path):
         masks[part] = torch.zeros(600, dtype=torch.bool)
         masks[part][getattr(search.rows, part)] = True
     graph = Graph.from_packed(packed).replace(**masks)
-    task = Task(graph, Scaling.of(graph, "columns")(graph), "rw", torch.device("cpu"))
+    task = Task(graph, PreparedGraph(graph, Scaling.of(graph, "columns")(graph), torch.device("cpu")), "rw")
     family = SGCFamily(norms, (1, 3), (1.0, 30.0))
     expected = [one for one, *_ in family.fit(task, lambda done: None)]
     found = {(one.norm, one.depth, one.scale): one for one in tried if not one.setting}

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.classify import ClassifierWarning, NodeClassifier
-from pairnorm.classify.candidates import base
+from pairnorm.classify import ClassifierWarning, NodeClassifier, scaling
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.predictions import prediction_table, write_table
 from pairnorm.data import Graph
@@ -60,7 +59,7 @@ def test_the_report_says_how_each_method_was_tuned(findings: Findings, tmp_path:
 def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
     small: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "LARGEST_STATE", 1000)
+    monkeypatch.setattr(scaling, "MAX_DENSE_BYTES", 1000)
     monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
     classifier = NodeClassifier("GCN", 2, scaling="rows", epochs=5, seeds=1).fit(small)
     with pytest.warns(ClassifierWarning, match="logistic regression and the measures .* are left out"):

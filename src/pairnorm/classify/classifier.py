@@ -18,8 +18,9 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.classify.candidates.average import Average
-from pairnorm.classify.candidates.base import Candidate, Task, Tick
-from pairnorm.classify.candidates.propagation import has_many_nodes
+from pairnorm.classify.candidates.candidate import Candidate, Tick
+from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.conformal import Calibration
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import (
@@ -221,11 +222,12 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_ = choice.learn(task.learnable)
         if task.shards is not None:  # the remaining work is small, and a rank does it faster by itself
             task = replace(task, shards=None)
-        self.task_, self.graph_, self.target_ = task, graph, target
+        self.task_ = replace(task, prepared=task.prepared.emptied())
+        self.graph_, self.target_ = graph, target
         self.split_, self.choice_ = split, choice
         held = choice.probabilities.clamp(min=1e-30).log().unsqueeze(1)
         self.temperature_ = fit_temperature(held, task.held_out_labels)
-        self.evaluation_probabilities_ = self._probabilities(task.graph, task.features)
+        self.evaluation_probabilities_ = self._probabilities(task.prepared)
         self.prior_ = task.prior.numpy()
         softened = mean_probabilities(held, self.temperature_)
         self.tilt_ = decide(self.metric, task.held_out_labels, softened, task.prior)[1]
@@ -244,7 +246,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.scaling_ = scaling if task.graph is graph else scaling.fitted_to(task.graph)
         self.probabilities_ = self.evaluation_probabilities_
         if task.graph is not graph:
-            self.probabilities_ = self._probabilities(graph, self.scaling_(graph))
+            prepared = PreparedGraph(graph, self.scaling_(graph), task.device, task.prepared)
+            self.probabilities_ = self._probabilities(prepared)
             self.unmasked_ = self._scores(graph, test, self.probabilities_)
         tick("evaluated")
         learned = split.train | split.validation
@@ -252,11 +255,13 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.scaling_ = scaling
             learned = graph.labeled & ~given.test
             every = graph.replace(train=learned, validation=learned & False, test=given.test)
-            features = scaling(graph)
+            prepared = task.prepared
+            if task.graph is not graph:
+                prepared = PreparedGraph(graph, scaling(graph), task.device, task.prepared)
             self.model_ = choice.learn(
-                replace(task, graph=every, features=features, fold_masks=(), hidden=None)
+                replace(task, graph=every, prepared=prepared, fold_masks=(), hidden=None)
             )
-            self.probabilities_ = self._probabilities(graph, features)
+            self.probabilities_ = self._probabilities(prepared)
             tick("learned from all labels")
         self.cross_fitted_ = None
         if self.time is None and needs_cross_fitting(graph, given, self.metric) and task.fold_masks:
@@ -323,9 +328,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             graph = masked
         return Task(
             graph,
-            scaling(graph),
+            PreparedGraph(graph, scaling(graph), find_device(self.device)),
             self.adjacency,
-            find_device(self.device),
             time_limit=resolve_time_limit(self.time_limit, graph.num_nodes),
             metric=self.metric,
             fold_masks=fold_masks,
@@ -351,7 +355,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 ClassifierWarning,
                 stacklevel=2,
             )
-        logits = self.model_.logits(graph, self.scaling_(graph), find_device(self.device))
+        logits = self.model_.logits(PreparedGraph(graph, self.scaling_(graph), find_device(self.device)))
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def predict(self, graph: Graph) -> NDArray[Any]:
@@ -415,9 +419,9 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         from pairnorm.classify.explanation import explain_predictions
 
         graph = self._aligned(graph)
-        features, device = self.scaling_(graph), find_device(self.device)
+        prepared = PreparedGraph(graph, self.scaling_(graph), find_device(self.device))
         classes = self.classes_.astype(str).tolist()
-        return explain_predictions(self.model_, graph, features, device, predicted, classes, nodes, top)
+        return explain_predictions(self.model_, prepared, predicted, classes, nodes, top)
 
     def decide(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
         """Return the number of the class that is predicted: the most probable, unless rare ones weigh more.
@@ -472,8 +476,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_graph(graph)
         return _without_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
 
-    def _probabilities(self, graph: Graph, features: Tensor) -> NDArray[np.float32]:
-        logits = self.model_.logits(graph, features, self.task_.device)
+    def _probabilities(self, prepared: PreparedGraph) -> NDArray[np.float32]:
+        logits = self.model_.logits(prepared)
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def _scores(

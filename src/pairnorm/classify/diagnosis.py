@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.propagation import has_many_nodes, normalized
+from pairnorm.classify.candidates.prepared import has_many_nodes
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.measure import col_diff, effective_rank, row_diff
-from pairnorm.nn import SparseMatrix, sgc_iterates
+from pairnorm.nn import SparseMatrix, normalized_adjacency, sgc_iterates
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
 NODES, COLUMNS = 400, 300
@@ -60,7 +60,7 @@ def smoothing(
     """
     if has_many_nodes(graph):
         depths = [depth for depth in depths if depth <= DEEP_ENOUGH]
-    matrix, rows = normalized(graph, "rw", features.device), []
+    matrix, rows = normalized_adjacency(graph.adjacency, "rw").to(features.device), []
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(graph.num_nodes, generator=generator)
     nodes, many = order[:NODES], order[:ROWS].sort().values
@@ -191,7 +191,7 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
     there = (~missing).float()
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (graph.num_nodes, PROBES), generator=generator).float() * 2 - 1
-    matrix = normalized(graph, "rw", torch.device("cpu"))
+    matrix = normalized_adjacency(graph.adjacency.cpu(), "rw")
     heard_from = reachable(graph.adjacency, ~missing)
     asked = heard_from & (missing if missing.any() else torch.ones_like(missing))
     state = torch.cat([there[:, None], signs * there[:, None]], 1)

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from pairnorm.classify.candidates import Average, Fitted
 from pairnorm.classify.candidates.boosted_trees import Trees
-from pairnorm.classify.candidates.label_propagation import ROUNDS, Spreading
+from pairnorm.classify.candidates.label_propagation import ROUNDS, PropagatedLabels
 from pairnorm.classify.candidates.logistic_regression import Linear
 from pairnorm.classify.candidates.network import Network
-from pairnorm.classify.candidates.propagation import normalized
-from pairnorm.classify.candidates.smooth import spread
-from pairnorm.data import Graph
+from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.smooth import smoothed
 from pairnorm.nn import SGC, Normalization
 from pairnorm.nn.propagate import propagate_with_restart
 
@@ -80,40 +79,37 @@ class Member:
     sent: Tensor | None = None
 
 
-def explain_member(
-    fitted: Fitted, graph: Graph, features: Tensor, device: torch.device, classes: Sequence[str]
-) -> Member | None:
+def explain_member(fitted: Fitted, prepared: PreparedGraph, classes: Sequence[str]) -> Member | None:
     """Return the additive form of a fitted candidate; None where it has none.
 
     Linear models are exact; trees have TreeSHAP values (Lundberg et al., 2020).
 
     Args:
         fitted: the candidate.
-        graph: whose nodes are explained.
-        features: of that graph, [n, d], scaled.
-        device: where to compute.
+        prepared: the graph whose nodes are explained.
         classes: their names.
     """
+    graph, device = prepared.graph, prepared.device
     names = graph.feature_names or [f"feature {number}" for number in range(graph.num_features)]
     if isinstance(fitted, Linear):
-        state = features.to_dense()
+        state = prepared.dense
         return Member([("node", name) for name in names], _linear(state, None, fitted.weight, fitted.bias))
     if isinstance(fitted, Network) and isinstance(fitted.module, SGC):
         module = fitted.module
-        basis, states, scale = fitted.sgc_states(graph, features.to_dense().to(device), last=2)
+        basis, states, scale = fitted.sgc_states(prepared, last=2)
         weight = module.weight[0].detach()
         explain = _linear(states[-1], basis, scale * weight, module.bias[0].detach())
         slopes = _margins(weight).to(device)
         sent = states[0] @ (slopes if basis is None else basis.T @ slopes) if len(states) > 1 else None
         return Member([("neighborhood", name) for name in names], explain, module.adjacency, sent)
-    if isinstance(fitted, Spreading):
-        labels = fitted.known.labels_in(graph).to(device)
+    if isinstance(fitted, PropagatedLabels):
+        labels = fitted.known.labels_in(prepared).to(device)
         start = torch.nn.functional.one_hot(labels.clamp(min=0), fitted.classes) * (labels >= 0)[:, None]
-        matrix = normalized(graph, "sym", device)
+        matrix = prepared.adjacency("sym")
         sent = propagate_with_restart(matrix, start.float(), [fitted.alpha], ROUNDS)[:, 0]
         return Member([], _nothing, "sym", sent)
     if isinstance(fitted, Trees):
-        return Member(_tree_keys(fitted, names, classes), _trees(fitted, graph, features, device))
+        return Member(_tree_keys(fitted, names, classes), _trees(fitted, prepared))
     return None
 
 
@@ -138,10 +134,10 @@ def _linear(state: Tensor, basis: Tensor | None, weight: Tensor, bias: Tensor) -
     return explain
 
 
-def _trees(fitted: Trees, graph: Graph, features: Tensor, device: torch.device) -> Explainer:
+def _trees(fitted: Trees, prepared: PreparedGraph) -> Explainer:
     import lightgbm
 
-    table, known = fitted.columns(graph, features, device), fitted.ensemble.classes
+    table, known = fitted.columns(prepared), fitted.ensemble.classes
     booster = lightgbm.Booster(model_str=fitted.ensemble.text)
     place = torch.zeros(fitted.columns.classes, dtype=torch.int64).index_put(
         (known,), torch.arange(len(known))
@@ -185,9 +181,7 @@ def _tree_keys(fitted: Trees, features: Sequence[str], classes: Sequence[str]) -
 
 def explain_predictions(
     model: Average,
-    graph: Graph,
-    features: Tensor,
-    device: torch.device,
+    prepared: PreparedGraph,
     predicted: Integers,
     classes: Sequence[str],
     nodes: Integers | None = None,
@@ -197,26 +191,25 @@ def explain_predictions(
 
     Args:
         model: fitted.
-        graph: the graph.
-        features: of that graph, [n, d], scaled.
-        device: where to compute.
+        prepared: the graph.
         predicted: int64 [n], the class that is explained for each node.
         classes: their names.
         nodes: int64 [m]. Default: all.
         top: how many contributions of features, and how many of neighbors, per node.
     """
+    graph = prepared.graph
     nodes = np.arange(graph.num_nodes) if nodes is None else nodes
     total = sum(weight for weight, _, _ in model.parts)
     members, others = [], 0
     for weight, _, fitted in model.parts:
-        member = explain_member(fitted, graph, features, device, classes)
+        member = explain_member(fitted, prepared, classes)
         if member is not None:
             members.append((weight, member))
         elif isinstance(fitted, Network):
             others += weight
-    evidence = _evidence(model, members, graph, features, device)
+    evidence = _evidence(model, members, prepared)
     parts = [*_feature_rows(members, predicted, nodes, top)]
-    parts.append(_neighbor_rows(evidence, graph, predicted, nodes, top))
+    parts.append(_neighbor_rows(evidence, prepared, predicted, nodes, top))
     about, sources, names, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(about, kind="stable")
     return Explanation(about[order], sources[order], names[order], values[order], 1 - others / total)
@@ -264,11 +257,7 @@ def _feature_rows(
 
 
 def _evidence(
-    model: Average,
-    members: Sequence[tuple[int, Member]],
-    graph: Graph,
-    features: Tensor,
-    device: torch.device,
+    model: Average, members: Sequence[tuple[int, Member]], prepared: PreparedGraph
 ) -> Iterator[tuple[float, Normalization, Tensor]]:
     """Yield a weight, the normalization of a propagation step, and what nodes send in it, [n, classes]."""
     smoothing = 0.0 if model.smooth is None else model.smooth.alpha
@@ -277,27 +266,27 @@ def _evidence(
         if member.sent is not None:
             yield (1 - smoothing) * weight / total, member.adjacency, member.sent
     if model.smooth is not None:
-        labels = model.known.labels_in(graph).to(device)
-        mean = replace(model, smooth=None).logits(graph, features, device).exp()[:, 0]
-        yield smoothing, "sym", spread(graph, mean, labels, [smoothing])[:, 0]
+        labels = model.known.labels_in(prepared).to(prepared.device)
+        mean = replace(model, smooth=None).logits(prepared).exp()[:, 0]
+        yield smoothing, "sym", smoothed(prepared, mean, labels, [smoothing])[:, 0]
 
 
 def _neighbor_rows(
     evidence: Iterable[tuple[float, Normalization, Tensor]],
-    graph: Graph,
+    prepared: PreparedGraph,
     predicted: Integers,
     nodes: Integers,
     top: int,
 ) -> tuple[Integers, NDArray[np.str_], NDArray[np.object_], Floats]:
     """Return the neighbors through which most evidence for the predicted class arrives, with their shares."""
-    pattern = normalized(graph, "sym", torch.device("cpu")).pattern
-    rows = np.repeat(np.arange(graph.num_nodes), np.diff(pattern.crow.numpy()))
-    columns = pattern.column.numpy()
+    graph, pattern = prepared.graph, prepared.adjacency("sym").pattern
+    rows = np.repeat(np.arange(graph.num_nodes), np.diff(pattern.crow.cpu().numpy()))
+    columns = pattern.column.cpu().numpy()
     entries = np.flatnonzero(np.isin(rows, nodes))
     rows, columns = rows[entries], columns[entries]
     shares, total = np.zeros(len(entries)), 0.0
     for weight, kind, sent in evidence:
-        values = normalized(graph, kind, torch.device("cpu")).values.numpy()
+        values = prepared.adjacency(kind).values.cpu().numpy()
         arriving = values[entries] * sent.cpu().numpy()[columns, predicted[rows]]
         sums = np.bincount(rows, np.abs(arriving), graph.num_nodes)[rows]
         shares += weight * np.divide(arriving, sums, out=np.zeros_like(shares), where=sums > 0)

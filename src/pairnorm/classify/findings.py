@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError
-from pairnorm.classify.candidates.base import Candidate, Family, Task, Tick, is_large
+from pairnorm.classify.candidates.candidate import Candidate, Family, Tick
 from pairnorm.classify.candidates.gnn import GNNFamily
-from pairnorm.classify.candidates.propagation import has_many_nodes
+from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.conformal import ALL, COMPLETE, INCOMPLETE, PredictionSets
 from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
@@ -28,6 +29,7 @@ from pairnorm.classify.evaluation import (
 )
 from pairnorm.classify.explanation import Explanation
 from pairnorm.classify.holdout import ClassifierWarning, complete_split, without
+from pairnorm.classify.scaling import is_large
 from pairnorm.classify.search import search
 from pairnorm.classify.search_limits import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
@@ -292,7 +294,7 @@ def _with_one_hot_ids(task: Task) -> Task:
     places = torch.arange(count + 1)
     ids = sparse_csr(places, places[:-1], torch.ones(count), (count, count)).to(task.features.device)
     graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
-    return replace(task, graph=graph, features=ids, hidden=None)
+    return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), hidden=None)
 
 
 def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
@@ -306,7 +308,7 @@ def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
     else:
         for _ in range(family.steps):
             tick(family.name)
-    logits = choice.learn(task.learnable).logits(task.graph, task.features, task.device)
+    logits = choice.learn(task.learnable).logits(task.prepared)
     probabilities = mean_probabilities(logits).cpu().numpy()
     tilt = classifier.tilt_
     if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
@@ -332,15 +334,17 @@ def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
         later[test[drawn[: max(1, int(MAX_LATER_SHARE * graph.num_nodes))]]] = True
         before = without(task.learnable.graph, later)
         scaling = classifier.scaling_.fitted_to(before)
-        model = choice.learn(replace(task.learnable, graph=before, features=scaling(before)))
-        found[LATER] = _evaluate(classifier, model.logits(graph, scaling(graph), task.device), later)
+        prepared = PreparedGraph(before, scaling(before), task.device)
+        model = choice.learn(replace(task.learnable, graph=before, prepared=prepared))
+        logits = model.logits(PreparedGraph(graph, scaling(graph), task.device))
+        found[LATER] = _evaluate(classifier, logits, later)
     if classifier.time is not None:
         nobody = torch.zeros_like(graph.test)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ClassifierWarning)  # of a split that is not the user's
             split = complete_split(graph.with_split(Split(nobody, nobody, nobody)), classifier.random_state)
         model = choice.learn(replace(task, graph=graph.with_split(split), fold_masks=(), hidden=None))
-        found[RANDOM] = _evaluate(classifier, model.logits(graph, task.features, task.device), split.test)
+        found[RANDOM] = _evaluate(classifier, model.logits(task.prepared), split.test)
     return found
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.files import check_not_file, locked_folder
 from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
-from pairnorm.classify.candidates.base import KnownLabels, Saved
+from pairnorm.classify.candidates.candidate import Saved
 from pairnorm.classify.candidates.smooth import Smooth
+from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.conformal import Calibration
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling

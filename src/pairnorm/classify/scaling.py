@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.classify.candidates.base import check_size
 from pairnorm.data import Graph, row_normalize
 from pairnorm.data.features import stored_rows, stored_values
 
@@ -16,6 +15,7 @@ KINDS = ("rows", "columns", "none")
 # A bag of words has many columns, and most nodes have none of a given word.
 MIN_WORDS = 20
 MAX_WORD_SHARE = 0.5
+MAX_DENSE_BYTES = 8 * 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,3 +160,27 @@ def check_features(graph: Graph) -> None:
         problem = f"graph {graph.name!r}: every feature of every node is missing or zero"
         hint = "Fill in those you know, or leave the columns out: structure then stands in."
         raise PairNormError(problem, code="no-features", value=graph.name, hint=hint)
+
+
+def is_large(graph: Graph) -> bool:
+    """Return whether a graph's features, dense, would not fit in the memory of a usual machine."""
+    return _dense_bytes(graph) > MAX_DENSE_BYTES
+
+
+def _dense_bytes(graph: Graph) -> int:
+    return 4 * graph.num_nodes * graph.num_features
+
+
+def check_size(graph: Graph) -> None:
+    """Refuse features that are too large to be dense, which propagating and standardizing make them."""
+    if is_large(graph):
+        raise PairNormError(
+            f"{graph.num_features:,} features of {graph.num_nodes:,} nodes, propagated or standardized, take "
+            f"{_dense_bytes(graph) / 2**30:.0f} GiB at a time",
+            code="too-large",
+            value=_dense_bytes(graph),
+            expected=f"at most {MAX_DENSE_BYTES / 2**30:.0f} GiB",
+            hint="Keep fewer columns, or pass {model} and {scaling}.",
+            model="GCN",
+            scaling="rows",
+        )

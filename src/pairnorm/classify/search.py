@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,23 +20,12 @@ from pairnorm.classify.candidates.average import (
     gains,
     one_per_model,
 )
-from pairnorm.classify.candidates.base import (
-    Candidate,
-    CandidateResult,
-    Family,
-    KnownLabels,
-    PseudoLabels,
-    Task,
-    Tick,
-)
-from pairnorm.classify.candidates.propagation import has_many_nodes
+from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Family, Tick
+from pairnorm.classify.candidates.prepared import has_many_nodes
 from pairnorm.classify.candidates.smooth import Smooth
+from pairnorm.classify.candidates.task import KnownLabels, PseudoLabels, Task
 from pairnorm.classify.evaluation import mean_probabilities
 from pairnorm.classify.holdout import ClassifierWarning
-
-if TYPE_CHECKING:
-    pass
-
 
 # Models that can be fitted to pseudo-labels.
 SELF_TRAINING_MODELS = ("SGC", "logistic regression")
@@ -79,16 +68,14 @@ class Choice(NamedTuple):
         if self.learned is not None and self.learned[0] is task:
             return self.learned[1]
         parts = [(weight, one.candidate, one.learn(task)) for weight, one in self.parts]
-        average = Average(parts, KnownLabels.of(task.graph), task.prior, self.smooths[0])
+        average = Average(parts, KnownLabels.of(task), task.prior, self.smooths[0])
         for smooth in self.smooths[1:]:
             average = replace(self.self_train(task, average), smooth=smooth)
         return average
 
     def self_train(self, task: Task, ensemble: Average) -> Average:
         """Learn the regressions once more, also from what an average says of the nodes without a label."""
-        pseudo_labels = PseudoLabels.of(
-            task, mean_probabilities(ensemble.logits(task.graph, task.features, task.device))
-        )
+        pseudo_labels = PseudoLabels.of(task, mean_probabilities(ensemble.logits(task.prepared)))
         augmented = replace(task, pseudo_labels=pseudo_labels)
         parts = [
             (weight, candidate, one.learn(augmented) if candidate.model in SELF_TRAINING_MODELS else fitted)
@@ -176,9 +163,7 @@ def _refined(task: Task, choice: Choice) -> Choice:
     fitted = [choice.learn(fold) for fold in task.folds]
     smooth, probabilities = choose_smooth(task, fitted)
     fitted = [replace(one, smooth=smooth) for one in fitted]
-    choice = choice._replace(
-        smooths=(smooth,), probabilities=probabilities, learned=(task.folds[0], fitted[0])
-    )
+    choice = choice._replace(smooths=(smooth,), probabilities=probabilities, learned=_alone(task, fitted))
     models = {one.candidate.model for _, one in choice.parts}
     few = has_many_nodes(task.graph) or task.has_used(SELF_TRAINING_SHARE)
     if few or not models.intersection(SELF_TRAINING_MODELS):
@@ -187,5 +172,12 @@ def _refined(task: Task, choice: Choice) -> Choice:
     later, probabilities = choose_smooth(task, retrained)
     if not gains(task, probabilities, choice.probabilities):
         return choice
-    learned = task.folds[0], replace(retrained[0], smooth=later)
-    return choice._replace(smooths=(smooth, later), probabilities=probabilities, learned=learned)
+    retrained = [replace(one, smooth=later) for one in retrained]
+    return choice._replace(
+        smooths=(smooth, later), probabilities=probabilities, learned=_alone(task, retrained)
+    )
+
+
+def _alone(task: Task, fitted: Sequence[Average]) -> tuple[Task, Average] | None:
+    """Return the task and its ensemble where its only fold has all its training nodes."""
+    return (task, fitted[0]) if task.folds[0] is task else None

@@ -36,7 +36,6 @@ class Evaluated(Protocol):
 
 
 One = TypeVar("One", bound=Evaluated)
-State = TypeVar("State")
 
 
 @dataclass(frozen=True)
@@ -81,29 +80,29 @@ class SearchLimits:
     def depths(
         self,
         depths: Sequence[int],
-        walk: Iterable[tuple[State, Iterable[One]]],
+        results: Iterable[Iterable[One]],
         tick: Callable[[str], None],
         name: str,
-    ) -> Iterator[tuple[int, State, list[One], bool]]:
-        """Yield (depth, state, what was tried, whether the loss is the least so far) of a walk.
+    ) -> Iterator[tuple[int, list[One]]]:
+        """Yield (depth, candidates) of a propagation.
 
-        Over many nodes, or to expensive regressions, it ends when some depths in a row have brought nothing.
+        Over many nodes, or with expensive regressions, it ends after some depths in a row without a gain.
 
         Args:
-            depths: where it stops.
-            walk: the state of every depth, and candidates from the smallest scale to the largest.
-            tick: is told of every depth, also of those left out.
-            name: of the walk.
+            depths: numbers of steps, rising.
+            results: the candidates of every depth, from the smallest scale to the largest.
+            tick: called after every depth, also for those left out.
+            name: of the propagation.
         """
         least, waited = inf, 0
-        for place, (depth, (state, found)) in enumerate(zip(depths, walk, strict=False), 1):
-            tried = list(self.scales(found))
+        for number, (depth, by_scale) in enumerate(zip(depths, results, strict=False), 1):
+            candidates = list(self.scales(by_scale))
             tick(f"{name}, depth {depth}")
-            loss = min(one.validation_loss for one in tried)
+            loss = min(one.validation_loss for one in candidates)
             least, waited = (loss, 0) if loss < least else (least, waited + 1)
-            yield depth, state, tried, not waited
+            yield depth, candidates
             if waited == PATIENCE and (self.many_nodes or self.is_expensive):
-                for left in depths[place:]:
+                for left in depths[number:]:
                     tick(f"{name}, depth {left}: left out")
                 break
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.base.escaping import markdown
 from pairnorm.base.memory import size
-from pairnorm.classify.candidates.base import Candidate
-from pairnorm.classify.candidates.propagation import MANY_NODES
+from pairnorm.classify.candidates.candidate import Candidate
+from pairnorm.classify.candidates.prepared import MANY_NODES
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows
@@ -377,9 +377,9 @@ class Streaming:
 
     def _candidates(self, propagation: Propagation) -> Iterator[Streamed]:
         """Yield an SGC for every depth and scale that ``SearchLimits`` does not leave out."""
-        steps = ((None, self._tried(propagation, depth)) for depth in propagation.depths)
+        steps = (self._tried(propagation, depth) for depth in propagation.depths)
         name = f"SGC-{propagation.norm}, {propagation.imputation}"
-        for _, _, tried, _ in self._limits.depths(propagation.depths, steps, self.tell, name):
+        for _, tried in self._limits.depths(propagation.depths, steps, self.tell, name):
             yield from tried
 
     def _tried(self, propagation: Propagation, depth: int) -> Iterator[Streamed]:

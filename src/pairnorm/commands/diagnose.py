@@ -42,9 +42,8 @@ def run(options: Namespace) -> None:
     effective rank counts the directions that remain.
     """
     from pairnorm.classify import Scaling, smoothing, suggest_depth
-    from pairnorm.classify.candidates.base import check_size
     from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
-    from pairnorm.classify.scaling import check_features
+    from pairnorm.classify.scaling import check_features, check_size
     from pairnorm.report import Chart, render_html
     from pairnorm.report.figures import save_charts
     from pairnorm.report.fit_page import diagnosis_page

@@ -285,7 +285,7 @@ def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     temperature = fit_temperature(
         best.probabilities.clamp(min=1e-30).log().unsqueeze(1), task.held_out_labels
     )
-    logits = alone.logits(task.graph, task.features, task.device)
+    logits = alone.logits(task.prepared)
     return np.asarray(mean_probabilities(logits, temperature).numpy())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.classify.candidates.base import best_by_depth
+from pairnorm.classify.candidates.candidate import best_by_depth
 from pairnorm.classify.conformal import PredictionSets
 from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
 from pairnorm.classify.evaluation import Scores, paired_difference, wilson

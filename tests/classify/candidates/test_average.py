@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pairnorm.classify.candidates import Average, Candidate, CandidateResult, SGCFamily, Task
+from pairnorm.classify.candidates import Average, Candidate, CandidateResult, PreparedGraph, SGCFamily, Task
 from pairnorm.classify.candidates.average import beats_prior, choose, gains, one_per_model
-from pairnorm.classify.candidates.base import KnownLabels, unreachable
+from pairnorm.classify.candidates.task import KnownLabels, unreachable
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 
@@ -63,12 +63,8 @@ def test_it_is_the_weighted_mean_of_probabilities(task: Task) -> None:
     parts = [
         (weight, one.candidate, one.learn(task)) for weight, one in zip((1, 3), choice.results, strict=True)
     ]
-    found = (
-        Average(parts, KnownLabels.of(task.graph), task.prior)
-        .logits(task.graph, task.features, CPU)
-        .softmax(-1)[:, 0]
-    )
-    one, three = (part.logits(task.graph, task.features, CPU).softmax(-1)[:, 0] for *_, part in parts)
+    found = Average(parts, KnownLabels.of(task), task.prior).logits(task.prepared).softmax(-1)[:, 0]
+    one, three = (part.logits(task.prepared).softmax(-1)[:, 0] for *_, part in parts)
     torch.testing.assert_close(found, (one + 3 * three) / 4, atol=1e-5, rtol=1e-4)
 
 
@@ -121,11 +117,11 @@ def test_unreachable_nodes_get_the_class_shares_of_the_training_labels(task: Tas
     missing = alone & ~graph.train
     features = task.features.to_dense() * ~missing[:, None]
     graph = graph.replace(adjacency=edges.adjacency, features=features, missing=missing, labels=labels)
-    blank = Task(graph, features, "rw", CPU)
+    blank = Task(graph, PreparedGraph(graph, features, CPU), "rw")
     hidden = unreachable(graph, graph.train)
     assert torch.equal(hidden & alone, missing)
     choice = search(blank, [SGCFamily(["PN"], (2,), (1.0, 100.0))])
-    found = choice.learn(blank).logits(graph, features, CPU).softmax(-1)[:, 0]
+    found = choice.learn(blank).logits(PreparedGraph(graph, features, CPU)).softmax(-1)[:, 0]
     assert (found[hidden] == found[hidden][0]).all()
     counts = torch.bincount(labels[graph.train], minlength=2) + 1.0
     torch.testing.assert_close(found[hidden][0], counts / counts.sum())
@@ -138,8 +134,8 @@ def test_a_pickle_stays_small_after_predictions_for_other_graphs(task: Task) -> 
     family = SGCFamily(["PN"], (2,), (10.0,))
     fitted = search(task, [family]).learn(task)
     before = len(pickle.dumps(fitted))
-    fitted.logits(task.graph, task.features, task.device)
+    fitted.logits(task.prepared)
     assert len(pickle.dumps(fitted)) == before
     again = pickle.loads(pickle.dumps(fitted))
-    logits = [one.logits(task.graph, task.features, task.device) for one in (fitted, again)]
+    logits = [one.logits(task.prepared) for one in (fitted, again)]
     assert torch.equal(*logits)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling
-from pairnorm.classify.candidates import BoostedTrees, Candidate, Task
+from pairnorm.classify.candidates import BoostedTrees, Candidate, PreparedGraph, Task
 from pairnorm.classify.candidates import boosted_trees as module
-from pairnorm.classify.candidates.base import Saved
+from pairnorm.classify.candidates.candidate import Saved
 from pairnorm.data import Graph, csbm
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ def table() -> Task:
     features = graph.labels[:, None].float() + 1.5 * torch.randn(400, 3, generator=generator)
     missing = torch.rand(400, 3, generator=generator) < 0.5
     graph = graph.replace(features=features, missing=missing)
-    return Task(graph, Scaling.of(graph)(graph), "rw", CPU)
+    return Task(graph, PreparedGraph(graph, Scaling.of(graph)(graph), CPU), "rw")
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -30,8 +30,8 @@ def test_compact_text_predicts_what_lightgbm_predicts(table: Task, classes: int)
     task = table
     if classes == 2:
         graph = table.graph.replace(labels=table.graph.labels.clamp(max=1), class_names=("a", "b"))
-        task = Task(graph, table.features, "rw", CPU)
-    rows = module._Columns.of(task, 2)(task.graph, task.features, CPU).rows(slice(None))
+        task = Task(graph, PreparedGraph(graph, table.features, CPU), "rw")
+    rows = module._Columns.of(task, 2)(task.prepared).rows(slice(None))
     target = {"objective": "binary"} if classes == 2 else {"objective": "multiclass", "num_class": 3}
     data = lightgbm.Dataset(rows, task.graph.labels.numpy())
     model = lightgbm.train({**target, "num_leaves": 4, "verbose": -1, "num_threads": 1}, data, 20)
@@ -53,7 +53,9 @@ def test_fewer_hops_are_columns_of_more(table: Task) -> None:
 def test_neighbors_columns_are_worth_more_than_a_nodes_own(table: Task) -> None:
     ((candidate, *_),) = BoostedTrees((2,), (4,)).fit(table, lambda done: None)
     alone = table.graph.replace(adjacency=Graph.from_edges([[0], [1]], num_nodes=400).adjacency)
-    ((own, *_),) = BoostedTrees((2,), (4,)).fit(Task(alone, table.features, "rw", CPU), lambda done: None)
+    ((own, *_),) = BoostedTrees((2,), (4,)).fit(
+        Task(alone, PreparedGraph(alone, table.features, CPU), "rw"), lambda done: None
+    )
     assert candidate.validation_accuracy > own.validation_accuracy + 0.05
 
 
@@ -61,7 +63,7 @@ def test_many_features_become_principal_components(small: Graph, task: Task) -> 
     columns = module._Columns.of(task, 1)
     assert columns.axes is not None
     torch.testing.assert_close(columns.axes.T @ columns.axes, torch.eye(64), atol=1e-4, rtol=0)
-    assert columns(small, task.features, CPU).rows(slice(None)).shape == (300, 2 * 64 + 1 + 2 * 2 + 1)
+    assert columns(task.prepared).rows(slice(None)).shape == (300, 2 * 64 + 1 + 2 * 2 + 1)
 
 
 def test_damaged_trees_are_refused(table: Task) -> None:
@@ -104,29 +106,30 @@ def test_damaged_trees_are_refused(table: Task) -> None:
 
 
 def test_only_directions_tell_where_from_and_where_to(flow: Graph) -> None:
-    task = Task(flow, Scaling.of(flow)(flow), "rw", CPU)
+    task = Task(flow, PreparedGraph(flow, Scaling.of(flow)(flow), CPU), "rw")
     plain, directed = BoostedTrees((1,), (4,), (False, True)).fit(task, lambda done: None)
     assert plain.candidate.validation_accuracy < 0.65
     assert directed.candidate.validation_accuracy > 0.85
 
 
 def test_directed_trees_are_saved_and_meet_other_edges(flow: Graph) -> None:
-    task = Task(flow, Scaling.of(flow)(flow), "rw", CPU)
+    task = Task(flow, PreparedGraph(flow, Scaling.of(flow)(flow), CPU), "rw")
     ((candidate, *_, learn),) = BoostedTrees((1,), (4,), (True,)).fit(task, lambda done: None)
     fitted = learn(task)
     again = module.Trees.restore(Saved(candidate, *fitted.state(), 1, 2))
     assert flow.directed is not None
     changed = Graph.from_edges(flow.edge_index[:, flow.directed][:, 50:], flow.features, flow.labels)
     for graph in (flow, changed, flow.replace(directed=None)):
-        found = again.logits(graph, task.features, CPU)
-        assert torch.equal(found, fitted.logits(graph, task.features, CPU))
-    assert not torch.equal(found, again.logits(flow, task.features, CPU))
+        found = again.logits(PreparedGraph(graph, task.features, CPU))
+        assert torch.equal(found, fitted.logits(PreparedGraph(graph, task.features, CPU)))
+    assert not torch.equal(found, again.logits(PreparedGraph(flow, task.features, CPU)))
 
 
 def test_undirected_graphs_have_the_candidates_they_had(table: Task) -> None:
     """Directions that are there do not change trees that do not ask for them, nor what is saved."""
     directed = torch.arange(table.graph.adjacency.values().numel()) % 5 > 0
-    other = Task(table.graph.replace(directed=directed), table.features, "rw", CPU)
+    other = table.graph.replace(directed=directed)
+    other = Task(other, PreparedGraph(other, table.features, CPU))
     first, second = (list(BoostedTrees((1, 3), (4,)).fit(one, lambda done: None)) for one in (table, other))
     assert [one.candidate for one in first] == [one.candidate for one in second]
     settings, _ = first[0].learn(table).state()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pairnorm.classify import ClassifierWarning
-from pairnorm.classify.candidates import GNNFamily, Task
+from pairnorm.classify.candidates import GNNFamily, PreparedGraph, Task
 from pairnorm.data import Graph
 from pairnorm.train import Spec
 
@@ -17,10 +17,10 @@ def nothing(_: object) -> None:
 @pytest.mark.parametrize("layout", ["sparse", "dense"])
 def test_a_gnn_is_judged_on_scaled_features(small: Graph, task: Task, model: str, layout: str) -> None:
     if layout == "dense":
-        task = Task(small, 100 * task.features.to_dense(), "rw", CPU)
+        task = Task(small, PreparedGraph(small, 100 * task.features.to_dense(), CPU), "rw")
     spec = Spec("own", model, 2, norm="PN-SI", epochs=30)
     ((candidate, _, _, learn),) = GNNFamily([spec], [0, 1]).fit(task, nothing)
-    logits = learn(task).logits(small, task.features, CPU)
+    logits = learn(task).logits(PreparedGraph(small, task.features, CPU))
     right = (logits.argmax(-1) == small.labels[:, None])[small.validation].double().mean()
     assert candidate.validation_accuracy == pytest.approx(float(right), abs=1e-6)
     assert candidate.name == f"{model}-PN-SI, depth 2, scale 1"
@@ -33,7 +33,7 @@ def test_a_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
     noise = 1e4 * torch.rand(small.num_nodes, 20, generator=generator)
     classes = torch.nn.functional.one_hot(small.labels).float()
     graph = small.replace(features=torch.cat([classes, noise], 1))
-    scaled = Task(graph, torch.cat([classes, 0 * noise], 1), "rw", CPU)
+    scaled = Task(graph, PreparedGraph(graph, torch.cat([classes, 0 * noise], 1), CPU), "rw")
     ((candidate, *_),) = GNNFamily([Spec("own", model, 2, epochs=60)], [0, 1]).fit(scaled, nothing)
     assert candidate.validation_accuracy > 0.95
 

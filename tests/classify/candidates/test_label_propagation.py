@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pairnorm.classify.candidates import LabelPropagation, Task
+from pairnorm.classify.candidates import LabelPropagation, PreparedGraph, Task
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 
@@ -12,9 +12,12 @@ CPU = torch.device("cpu")
 
 def test_it_sees_no_features(small: Graph, task: Task) -> None:
     noise = torch.rand(300, 500, generator=torch.Generator().manual_seed(0))
-    tasks = [Task(small, features, "rw", CPU) for features in (task.features, noise)]
+    tasks = [Task(small, PreparedGraph(small, features, CPU), "rw") for features in (task.features, noise)]
     fitted, other = (search(one, [LabelPropagation()]).learn(one) for one in tasks)
-    assert torch.equal(fitted.logits(small, task.features, CPU), other.logits(small, noise, CPU))
+    assert torch.equal(
+        fitted.logits(PreparedGraph(small, task.features, CPU)),
+        other.logits(PreparedGraph(small, noise, CPU)),
+    )
 
 
 def test_it_solves_its_fixed_point(small: Graph, task: Task) -> None:
@@ -26,7 +29,7 @@ def test_it_solves_its_fixed_point(small: Graph, task: Task) -> None:
     for alpha in (0.5, 0.9):
         ((*_, learn),) = LabelPropagation((alpha,)).fit(task, lambda done: None)
         exact = (1 - alpha) * torch.linalg.solve(torch.eye(300) - alpha * matrix, given)
-        found = learn(task).logits(small, task.features, CPU)[:, 0].exp().double()
+        found = learn(task).logits(PreparedGraph(small, task.features, CPU))[:, 0].exp().double()
         torch.testing.assert_close(found, exact, atol=1e-4, rtol=1e-3)
 
 
@@ -40,13 +43,15 @@ def test_labels_go_with_the_names_of_nodes(small: Graph, task: Task) -> None:
     edges = torch.cat([place[small.edge_index], torch.tensor([[300], [0]])], 1)
     names = np.append(small.node_names[order.numpy()], 1_000_000)
     graph = Graph.from_edges(edges, torch.ones(301, 1), num_nodes=301, node_names=names)
-    here, there = (learn(task).logits(one, one.features, CPU)[:, 0].argmax(1) for one in (small, graph))
+    here, there = (
+        learn(task).logits(PreparedGraph(one, one.features, CPU))[:, 0].argmax(1) for one in (small, graph)
+    )
     assert (there[:300] == here[order]).double().mean() > 0.98
 
 
 def test_where_no_label_arrives_the_most_frequent_class_is_guessed() -> None:
     train = torch.tensor([True, True, True, False, False])
     graph = Graph.from_edges([[0, 3], [1, 4]], torch.ones(5, 1), [0, 1, 1, 0, -1], num_nodes=5, train=train)
-    task = Task(graph, graph.features, "rw", CPU)
+    task = Task(graph, PreparedGraph(graph, graph.features, CPU), "rw")
     ((*_, learn),) = LabelPropagation((0.5,)).fit(task, lambda done: None)
-    assert learn(task).logits(graph, graph.features, CPU)[3:, 0].argmax(1).tolist() == [1, 1]
+    assert learn(task).logits(PreparedGraph(graph, graph.features, CPU))[3:, 0].argmax(1).tolist() == [1, 1]

@@ -1,6 +1,6 @@
 import torch
 
-from pairnorm.classify.candidates import LogisticRegression, Task
+from pairnorm.classify.candidates import LogisticRegression, PreparedGraph, Task
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 
@@ -9,9 +9,12 @@ CPU = torch.device("cpu")
 
 def test_it_sees_no_edges(small: Graph, task: Task) -> None:
     alone = Graph.from_edges([[0], [1]], small.features, small.labels, **small.split._asdict())
-    tasks = [Task(graph, task.features, "rw", CPU) for graph in (small, alone)]
+    tasks = [Task(graph, PreparedGraph(graph, task.features, CPU), "rw") for graph in (small, alone)]
     fitted, other = (search(one, [LogisticRegression()]).learn(one) for one in tasks)
-    assert torch.equal(fitted.logits(small, task.features, CPU), other.logits(alone, task.features, CPU))
+    assert torch.equal(
+        fitted.logits(PreparedGraph(small, task.features, CPU)),
+        other.logits(PreparedGraph(alone, task.features, CPU)),
+    )
 
 
 def test_validation_chooses_the_scale(task: Task) -> None:

@@ -1,6 +1,6 @@
 import torch
 
-from pairnorm.classify.candidates import MostFrequent, Task
+from pairnorm.classify.candidates import MostFrequent, PreparedGraph, Task
 from pairnorm.data import Graph
 
 CPU = torch.device("cpu")
@@ -10,7 +10,7 @@ def test_frequencies_are_those_of_the_training_nodes(small: Graph, task: Task) -
     ones = (small.labels == 1) & small.train
     zeros = small.train & ~ones & (torch.cumsum((small.train & ~ones).int(), 0) <= 5)
     graph = small.replace(train=ones | zeros)
-    task = Task(graph, task.features, "rw", CPU)
+    task = Task(graph, PreparedGraph(graph, task.features, CPU), "rw")
     ((*_, learn),) = MostFrequent().fit(task, lambda done: None)
-    probabilities = learn(task).logits(graph, task.features, CPU).softmax(-1)
+    probabilities = learn(task).logits(PreparedGraph(graph, task.features, CPU)).softmax(-1)
     torch.testing.assert_close(probabilities, torch.tensor([5 / 25, 20 / 25]).expand(300, 1, 2))

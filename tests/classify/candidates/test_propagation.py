@@ -1,13 +1,16 @@
+import pickle
+from copy import deepcopy
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
 from pairnorm.classify import NodeClassifier, Scaling
-from pairnorm.classify.candidates import SGCFamily, Task, columns
-from pairnorm.classify.candidates import propagation as module
-from pairnorm.classify.candidates.base import KnownLabels
-from pairnorm.classify.candidates.propagation import SharedPropagation, filled, normalized
+from pairnorm.classify.candidates import PreparedGraph, Task, columns
+from pairnorm.classify.candidates import prepared as module
+from pairnorm.classify.candidates.propagation import Propagation
+from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.search_space import plan
 from pairnorm.data import Graph
 from pairnorm.impute import impute
@@ -16,112 +19,186 @@ from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
 CPU = torch.device("cpu")
 
 
+def on(graph: Graph) -> PreparedGraph:
+    return PreparedGraph(graph, Scaling.of(graph, "none")(graph), CPU)
+
+
 @pytest.fixture
 def gaps(small: Graph) -> Graph:
     missing = torch.arange(small.num_nodes) % 3 == 0
     return small.replace(features=small.features.to_dense() * ~missing[:, None], missing=missing)
 
 
-@pytest.fixture
-def many(monkeypatch) -> None:
-    monkeypatch.setattr(module, "MANY_NODES", 1)
-
-
-@pytest.mark.parametrize("mode", [None, "PN", "PN-SI"])
-@pytest.mark.parametrize("fill", ["zero", "fp"])
-def test_states_are_those_of_the_walk_however_they_are_come_by(gaps: Graph, many, mode, fill) -> None:
-    features = Scaling.of(gaps)(gaps).to_dense()
-    start = features if fill == "zero" else impute(features, gaps.missing, gaps.adjacency, method=fill)
+@pytest.mark.parametrize("mode", [None, "PN", "PN-SI", "PN-SCS"])
+@pytest.mark.parametrize("method", ["zero", "fp"])
+@pytest.mark.parametrize("every", [1000, 40])
+def test_states_are_those_of_the_iteration_in_any_order(small: Graph, mode, method, every) -> None:
+    """Also where few rows are known, and span fewer columns than there are."""
+    missing = torch.arange(small.num_nodes) % every == 0
+    missing = missing if every == 1000 else ~missing & ~small.train
+    gaps = small.replace(features=small.features.to_dense() * ~missing[:, None], missing=missing)
+    start = gaps.features
+    start = start if method == "zero" else impute(start, gaps.missing, gaps.adjacency, method=method)
     norm = None if mode is None else PairNorm(1.0, mode)
     expected = list(islice(sgc_iterates(start, normalized_adjacency(gaps.adjacency), norm), 9))
-    walk = SharedPropagation(gaps, features, fill, "rw", mode)
+    prepared, propagation = on(gaps), Propagation(method, "rw", mode)
+    basis, _ = prepared.reduced
+    assert (basis is None) == (every == 1000)
     for depth in (3, 8, 5, 3, 0, 8):
-        assert torch.allclose(walk.state(depth), expected[depth], atol=1e-6), depth
-    assert walk.state(5) is walk.state(5)
+        state = propagation.state(prepared, depth)
+        state = state if basis is None else state @ basis.T
+        torch.testing.assert_close(state, expected[depth], atol=2e-5, rtol=1e-4)
+    assert propagation.state(prepared, 5) is propagation.state(prepared, 5)
 
 
-def test_a_changed_graph_is_walked_anew(gaps: Graph, many) -> None:
-    features = Scaling.of(gaps)(gaps).to_dense()
-    before = SharedPropagation(gaps, features, "fp", "rw", "PN").state(4)
-    fewer = gaps.replace(adjacency=torch.zeros_like(gaps.adjacency.to_dense()).to_sparse_csr())
-    assert not torch.allclose(SharedPropagation(fewer, features, "fp", "rw", "PN").state(4), before)
-    known = gaps.replace(missing=torch.zeros_like(gaps.missing))
-    assert filled("fp", known, features) is features
+def test_masked_features_have_states_of_their_own(gaps: Graph) -> None:
+    prepared, propagation = on(gaps), Propagation("fp", "rw", "PN")
+    before = propagation.state(prepared, 4)
+    masked = prepared.masked(torch.arange(gaps.num_nodes) % 5 == 0)
+    assert propagation.state(masked, 4).shape[1] < before.shape[1]
+    assert propagation.state(prepared, 4) is before
+    assert masked.adjacency("rw") is prepared.adjacency("rw")
+    known = on(gaps.replace(missing=torch.zeros_like(gaps.missing)))
+    assert known.imputed("fp") is known.reduced[1]
 
 
-def test_the_oldest_states_make_room(gaps: Graph, many, monkeypatch) -> None:
-    features = Scaling.of(gaps)(gaps).to_dense()
-    monkeypatch.setattr(module, "KEPT_STATES", 2 * features.nbytes)
-    walk = SharedPropagation(gaps, features, "zero", "rw", "PN")
-    for depth in (1, 2, 3):
-        walk.state(depth)
-    assert sorted(walk._kept()) == [2, 3]
+def test_the_least_recently_used_values_make_room(gaps: Graph, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_CACHE_BYTES", 2 * gaps.features.nbytes)
+    monkeypatch.setattr(module, "SMALL_BYTES", 2**12)
+    prepared = on(gaps)
+    for key in "abac":
+        prepared.cached(key, gaps.features.clone)
+    assert [prepared.peek(key) is not None for key in "abc"] == [True, False, True]
 
 
-def test_few_nodes_keep_no_states(gaps: Graph) -> None:
-    walk = SharedPropagation(gaps, Scaling.of(gaps)(gaps).to_dense(), "zero", "rw", "PN")
-    walk.state(2)
-    assert not walk._kept()
-
-
-def test_an_adjacency_is_normalized_once(small: Graph) -> None:
-    assert normalized(small, "sym", CPU) is normalized(small.replace(name="other"), "sym", CPU)
-    expected = normalized_adjacency(small.adjacency, "sym").to_dense()
-    assert torch.equal(normalized(small, "sym", CPU).to_dense(), expected)
-
-
-@pytest.mark.parametrize("norm", ["none", "PN", "PN-SI", "PN-SCS"])
-@pytest.mark.parametrize("limit", ["MANY_NODES", "EXPENSIVE_STEP"])
-@pytest.mark.parametrize("entries", [False, True])
-@pytest.mark.parametrize("every", [3, 40])
-def test_what_shares_walks_predicts_the_same(gaps: Graph, monkeypatch, norm, limit, entries, every) -> None:
-    """Also where few rows are known, and span fewer columns than there are."""
-    missing = torch.arange(gaps.num_nodes) % every == 0
-    missing = missing if every == 3 else ~missing & ~gaps.train
-    gaps = gaps.replace(
-        features=gaps.features * ~missing[:, None],
-        missing=missing[:, None].expand(gaps.features.shape) if entries else missing,
-    )
-    task = Task(gaps, Scaling.of(gaps)(gaps), "rw", CPU)
-    found = []
-    for most in (10**9, 1):
-        monkeypatch.setattr(module, limit, most)
-        ((*_, learn),) = SGCFamily([norm], (4,), (10.0,), ("fp",)).fit(task, lambda what: None)
-        network = learn(task)
-        assert network.module.weight.shape[1] == gaps.num_features
-        found.append(network.logits(gaps, task.features, CPU).softmax(-1))
-    assert torch.allclose(*found, atol=5e-3)  # with many nodes, the solver's tolerance is looser
+def test_copies_and_pickles_have_no_cache(gaps: Graph) -> None:
+    prepared = on(gaps)
+    size = len(pickle.dumps(prepared))
+    Propagation("zero", "rw", "PN").state(prepared, 3)
+    assert len(pickle.dumps(prepared)) == size
+    for copy in (pickle.loads(pickle.dumps(prepared)), deepcopy(prepared)):
+        assert not copy._cache.values
+        assert torch.equal(copy.features, prepared.features)
 
 
 def test_an_sgc_without_pair_norm_is_one_of_another_scale(gaps: Graph) -> None:
-    """What over many nodes spares half of the walks: the bias takes what centering takes away."""
-    features = Scaling.of(gaps)(gaps).to_dense()
-    matrix = normalized_adjacency(gaps.adjacency)
-    plain = next(islice(sgc_iterates(features, matrix), 6, None))
-    normed = next(islice(sgc_iterates(features, matrix, PairNorm()), 6, None))
+    """Centering changes only the bias, so that over many nodes one of the two norms is enough."""
+    prepared = on(gaps)
+    plain, normed = (Propagation("zero", "rw", mode).state(prepared, 6) for mode in (None, "PN"))
     centered = plain - plain.mean(0)
     scale = float(centered.norm() / normed.norm())
     assert torch.allclose(centered, scale * normed, atol=1e-4 * float(centered.abs().max()))
 
 
-def test_over_many_nodes_one_norm_is_planned(small: Graph, many) -> None:
+def test_over_many_nodes_one_norm_is_planned(small: Graph, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MANY_NODES", 1)
     assert list(plan(NodeClassifier(), small)[0].norms) == ["PN"]
     assert list(plan(NodeClassifier(norm=["none", "PN"]), small)[0].norms) == ["none", "PN"]
     assert list(plan(NodeClassifier(adjacency="sym"), small)[0].norms) == ["none", "PN"]
 
 
-def test_feature_columns_are_kept_over_many_nodes(gaps: Graph, many) -> None:
-    features = Scaling.of(gaps)(gaps).to_dense()
-    widest = columns.feature_columns(gaps, features, 3)
-    fewer = columns.feature_columns(gaps, features, 1)
+def test_feature_columns_are_computed_once(gaps: Graph) -> None:
+    prepared = on(gaps)
+    widest = columns.feature_columns(prepared, 3)
+    fewer = columns.feature_columns(prepared, 1)
     assert [id(one) for one in fewer] == [id(one) for one in (*widest[:2], widest[-1])]
-    other = gaps.replace(missing=torch.zeros_like(gaps.missing))
-    assert not columns.feature_columns(other, features, 1)[0].isnan().any()
     assert fewer[0].isnan().any()
 
 
 def test_label_columns_follow_the_labels(small: Graph) -> None:
-    first = columns.label_columns(small, KnownLabels.of(small), small.num_classes, CPU)
-    assert columns.label_columns(small, KnownLabels.of(small), small.num_classes, CPU) is first
+    prepared, classes = on(small), small.num_classes
+    first = columns.label_columns(prepared, KnownLabels.of(Task(small, prepared)), classes)
+    assert columns.label_columns(prepared, KnownLabels.of(Task(small, prepared)), classes) is first
     other = small.replace(train=small.validation, validation=small.train)
-    assert not torch.equal(columns.label_columns(other, KnownLabels.of(other), small.num_classes, CPU), first)
+    known = KnownLabels.of(Task(other, prepared))
+    assert not torch.equal(columns.label_columns(prepared, known, classes), first)
+
+
+SETTINGS = {
+    "logistic regression": {"model": "logistic regression", "scale": 10.0},
+    **{
+        f"SGC-{norm}": {"model": "SGC", "norm": norm, "depth": 3, "scale": 10.0}
+        for norm in ("PN", "PN-SI", "PN-SCS")
+    },
+}
+
+
+def named(graph: Graph, missing: bool) -> Graph:
+    names = np.array([f"node {number}" for number in range(graph.num_nodes)])
+    gone = (
+        torch.arange(graph.num_nodes) % 3 == 0 if missing else torch.zeros(graph.num_nodes, dtype=torch.bool)
+    )
+    features = graph.features.to_dense() * ~gone[:, None]
+    return graph.replace(node_names=names, features=features, missing=gone)
+
+
+@pytest.mark.parametrize("mode", ["PN", "PN-SI", "PN-SCS"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_on_the_graph_they_were_measured_on_statistics_are_pair_norms(
+    small: Graph, mode: str, missing: bool
+) -> None:
+    graph = named(small, missing)
+    propagation = Propagation("zero", "rw", mode, 2.0)
+    statistics = propagation.statistics(on(graph), 4)
+    basis, (state,) = propagation.fitted_states(on(graph), 4, statistics)
+    state = state if basis is None else state @ basis.T
+    iterates = sgc_iterates(graph.features, normalized_adjacency(graph.adjacency), PairNorm(2.0, mode))
+    torch.testing.assert_close(state, next(islice(iterates, 4, None)), atol=2e-5, rtol=1e-4)
+
+
+def test_statistics_of_a_smaller_depth_are_the_first_ones(small: Graph) -> None:
+    prepared, propagation = on(small), Propagation("zero", "rw", "PN")
+    deep, flat = (propagation.statistics(prepared, depth) for depth in (5, 2))
+    assert torch.equal(deep.centers[:3], flat.centers)
+    torch.testing.assert_close(propagation.statistics(on(small), 2).centers, flat.centers)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_predictions_do_not_depend_on_which_other_nodes_are_in_the_graph(
+    small: Graph, name: str, missing: bool
+) -> None:
+    """Nodes of one class alone, cut off from the others, are predicted as in the whole graph."""
+    graph = named(small, missing)
+    inside = graph.labels == 0
+    ends = graph.edge_index
+    ends = ends[:, inside[ends[0]] == inside[ends[1]]]
+    whole = Graph.from_edges(
+        ends, graph.features, graph.labels, missing=graph.missing, node_names=graph.node_names,
+        train=graph.train, validation=graph.validation, test=graph.test,
+    )  # fmt: skip
+    classifier = NodeClassifier(**SETTINGS[name], refit=False).fit(whole)
+    place = torch.cumsum(inside, 0) - 1
+    kept = inside.numpy()
+    alone = Graph.from_edges(
+        place[ends[:, inside[ends[0]]]], graph.features[inside], missing=graph.missing[inside],
+        node_names=graph.node_names[kept],
+    )  # fmt: skip
+    np.testing.assert_allclose(
+        classifier.predict_proba(alone), classifier.predict_proba(whole)[kept], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+def test_a_shift_of_all_fitted_nodes_cancels_however_deep(small: Graph, mode: str) -> None:
+    graph = named(small, missing=False)
+    propagation = Propagation("zero", "rw", mode)
+    statistics = propagation.statistics(on(graph), 12)
+    shifted = graph.replace(features=graph.features + 0.2)
+    states = []
+    for one in (graph, shifted):
+        basis, (state,) = propagation.fitted_states(on(one), 12, statistics)
+        states.append(state if basis is None else state @ basis.T)
+    torch.testing.assert_close(states[1], states[0], atol=1e-3, rtol=1e-3)
+
+
+def test_new_nodes_change_no_prediction_of_nodes_they_are_not_connected_with(small: Graph) -> None:
+    graph = named(small, missing=False)
+    classifier = NodeClassifier(**SETTINGS["SGC-PN"], refit=False).fit(graph)
+    new = graph.num_nodes // 2
+    grown = Graph.from_edges(
+        graph.edge_index, torch.cat([graph.features, 5 + torch.rand(new, graph.num_features)]),
+        node_names=np.array([*graph.node_names, *(f"new {number}" for number in range(new))]),
+    )  # fmt: skip
+    known = classifier.predict_proba(graph)
+    np.testing.assert_allclose(classifier.predict_proba(grown)[: graph.num_nodes], known, atol=1e-5)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling, search_limits
-from pairnorm.classify.candidates import SGCFamily, Task, base, norm_statistics, propagation
+from pairnorm.classify.candidates import PreparedGraph, SGCFamily, Task, prepared
 from pairnorm.classify.candidates import sgc as module
+from pairnorm.classify.candidates import task as task_module
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 from pairnorm.impute import impute
@@ -15,7 +16,7 @@ SCALES = (1.0, 10.0)
 
 
 def on(graph: Graph, adjacency: str = "rw") -> Task:
-    return Task(graph, Scaling.of(graph)(graph), adjacency, CPU)
+    return Task(graph, PreparedGraph(graph, Scaling.of(graph)(graph), CPU), adjacency)
 
 
 def nothing(_: object) -> None:
@@ -34,7 +35,7 @@ def test_a_candidates_network_is_as_good_as_it_says(small: Graph, norm: str, adj
     for candidate, _, _, learn in found:
         fitted = learn(task)
         assert fitted.module.num_layers == candidate.depth
-        predicted = fitted.logits(small, task.features, CPU)[:, 0].argmax(1)
+        predicted = fitted.logits(PreparedGraph(small, task.features, CPU))[:, 0].argmax(1)
         accuracy = float((predicted == small.labels)[small.validation].double().mean())
         assert accuracy == pytest.approx(candidate.validation_accuracy, abs=1e-6)
 
@@ -45,10 +46,11 @@ def test_missing_vectors_change_the_coordinates_but_not_the_answer(
 ) -> None:
     task, family = on(blanked_cora), SGCFamily(["PN"], (5,), (10.0,), (fill,))
     ((reduced, _, _, learn),) = family.fit(task, nothing)
-    logits = learn(task).logits(blanked_cora, task.features, CPU)
-    monkeypatch.setattr(module, "span", lambda features: (None, features))
+    logits = learn(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
+    monkeypatch.setattr(prepared, "span", lambda features: (None, features))
+    task = on(blanked_cora)
     ((full, _, _, learn),) = family.fit(task, nothing)
-    full_logits = learn(task).logits(blanked_cora, task.features, CPU)
+    full_logits = learn(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
     assert reduced.validation_accuracy == pytest.approx(full.validation_accuracy, abs=0.005)
     assert (logits - full_logits).abs().max() < 0.01
 
@@ -66,7 +68,7 @@ def test_depth_pays_with_pair_norm_where_vectors_are_missing(blanked_cora: Graph
 
 def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: Task, monkeypatch) -> None:
     monkeypatch.setattr(module, "ENOUGH", 10)
-    few = base.fewer(task, module.ENOUGH)
+    few = task_module.fewer(task, module.ENOUGH)
     counts = torch.bincount(task.graph.labels[few.graph.train])
     assert counts.tolist() == [5, 6]  # ten, and the first of each class
     assert not (few.graph.train & ~task.graph.train).any()
@@ -88,7 +90,7 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
         train=rare, validation=task.graph.validation & ~rare, test=task.graph.test & ~rare
     )
     monkeypatch.setattr(module, "ENOUGH", 5)
-    few = base.fewer(replace(task, graph=graph), module.ENOUGH).graph
+    few = task_module.fewer(replace(task, graph=graph), module.ENOUGH).graph
     assert few.train[first]
     assert int(few.train.sum()) <= 7
 
@@ -97,7 +99,7 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
 def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monkeypatch, norm: str) -> None:
     task, family = on(small), SGCFamily([norm], tuple(range(1, 30)), SCALES)
     whole, told = [one.candidate for one in family.fit(task, nothing)], []
-    monkeypatch.setattr(propagation, "MANY_NODES", 1)
+    monkeypatch.setattr(prepared, "MANY_NODES", 1)
     short = [one.candidate for one in family.fit(task, told.append)]
     assert len(told) == family.steps
     for scale in SCALES:
@@ -110,22 +112,18 @@ def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monk
     assert min(least) == min(least[: -search_limits.PATIENCE])
 
 
-def test_over_many_nodes_features_are_filled_once(blanked_cora: Graph, monkeypatch) -> None:
+def test_features_are_imputed_once(blanked_cora: Graph, monkeypatch) -> None:
     calls = []
 
     def counted(*arguments, method):
         calls.append(method)
         return impute(*arguments, method=method)
 
-    monkeypatch.setattr(propagation, "impute", counted)
-    monkeypatch.setattr(propagation, "MANY_NODES", 1)
-    for user in (module, norm_statistics):
-        monkeypatch.setattr(user, "span", lambda features: (None, features))
+    monkeypatch.setattr(prepared, "impute", counted)
     task = on(blanked_cora)
-    task = replace(task, features=task.features.to_dense())
-    found = list(SGCFamily(["none", "PN"], (1, 2), (10.0,), ("zero", "mass")).fit(task, nothing))
-    found[-1].learn(task)
+    results = list(SGCFamily(["none", "PN"], (1, 2), (10.0,), ("zero", "mass")).fit(task, nothing))
+    results[-1].learn(task)
     assert calls == ["mass"]
-    other = replace(task, graph=task.graph.replace(adjacency=task.graph.adjacency.clone()))
-    found[-1].learn(other)
+    graph = task.graph.replace(adjacency=task.graph.adjacency.clone())
+    results[-1].learn(replace(task, graph=graph, prepared=PreparedGraph(graph, task.features, CPU)))
     assert calls == ["mass", "mass"]

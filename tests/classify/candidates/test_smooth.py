@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from pairnorm.classify.candidates import Average, LabelPropagation, LogisticRegression, Task
-from pairnorm.classify.candidates.smooth import sharpened, spread
+from pairnorm.classify.candidates.smooth import sharpened, smoothed
 from pairnorm.classify.search import search
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ def test_what_is_spread_solves_its_equation(task: Task) -> None:
     start[graph.train] = torch.nn.functional.one_hot(labels[graph.train], 2).double()
     matrix = torch.eye(300) - alpha * root[:, None] * adjacency * root
     expected = torch.linalg.solve(matrix, (1 - alpha) * start)
-    found = spread(graph, probabilities, labels, [0.9, alpha])[:, 1]
+    found = smoothed(task.prepared, probabilities, labels, [0.9, alpha])[:, 1]
     torch.testing.assert_close(found.double(), expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
     assert torch.equal(found.argmax(1), sharpened(found, 3.0).argmax(1))
 
@@ -34,7 +34,7 @@ def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task
     held, truth = task.graph.validation, task.held_out_labels
 
     def loss(model: Average) -> float:
-        logits = model.logits(task.graph, task.features, CPU)[held, 0]
+        logits = model.logits(task.prepared)[held, 0]
         return float(torch.nn.functional.cross_entropy(logits, truth))
 
     assert loss(choice.learn(task)) < loss(plain) - 0.01

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import (
-    Candidate,
-    CandidateResult,
-    Fitted,
-    KnownLabels,
-    Task,
-    unreachable,
-)
-from pairnorm.classify.candidates.smooth import ALPHAS, POWERS, Smooth, sharpened, spread
+from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Fitted
+from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.smooth import ALPHAS, POWERS, Smooth, sharpened, smoothed
+from pairnorm.classify.candidates.task import KnownLabels, Task, unreachable
 from pairnorm.classify.evaluation import (
     NORMAL_95,
     decide,
@@ -30,7 +24,6 @@ from pairnorm.classify.evaluation import (
     paired_difference,
     tilted,
 )
-from pairnorm.data import Graph
 
 ROUNDS, SHORTLIST = 20, 100
 # An average that gains less by another member stays as it is.
@@ -107,21 +100,21 @@ def choose_smooth(task: Task, averages: Sequence[Average]) -> tuple[Smooth | Non
         averages: learned in each fold.
     """
     plain: list[Tensor] = []
-    smoothed: list[Tensor] = []
+    by_alpha: list[Tensor] = []
     for fold, average in zip(task.folds, averages, strict=True):
-        found = average.logits(fold.graph, fold.features, fold.device).softmax(-1)[:, 0]
-        labels = fold.graph.labels.where(fold.graph.train, -1).to(found.device)
-        held = fold.graph.validation.to(found.device)
-        plain.append(found[held].cpu())
-        smoothed.append(spread(fold.graph, found, labels, ALPHAS)[held].cpu())
+        before = average.logits(fold.prepared).softmax(-1)[:, 0]
+        labels = fold.graph.labels.where(fold.graph.train, -1).to(before.device)
+        held_out = fold.graph.validation.to(before.device)
+        plain.append(before[held_out].cpu())
+        by_alpha.append(smoothed(fold.prepared, before, labels, ALPHAS)[held_out].cpu())
     probabilities, setting = torch.cat(plain), None
     best, most = _value(task, probabilities), probabilities
-    by_alpha = zip(ALPHAS, torch.cat(smoothed).unbind(1), strict=True)
-    for (alpha, blurred), power in product(by_alpha, POWERS):
-        found = sharpened(blurred, power)
-        found[task.held_out_unreachable] = task.held_out_fallback[task.held_out_unreachable]
-        if (value := _value(task, found)) > best:
-            best, setting, most = value, Smooth(alpha, power), found
+    alphas = zip(ALPHAS, torch.cat(by_alpha).unbind(1), strict=True)
+    for (alpha, blurred), power in product(alphas, POWERS):
+        after = sharpened(blurred, power)
+        after[task.held_out_unreachable] = task.held_out_fallback[task.held_out_unreachable]
+        if (value := _value(task, after)) > best:
+            best, setting, most = value, Smooth(alpha, power), after
     return (setting, most) if gains(task, most, probabilities) else (None, probabilities)
 
 
@@ -158,43 +151,34 @@ class Average:
     """A weighted mean of the probabilities of fitted candidates.
 
     Args:
-        parts: (how often it was taken, what it is, fitted) of each; one is enough.
-        known: the labels of the nodes that were learned from.
+        parts: (weight, settings, fitted) of each member; one is enough.
+        known: the training labels.
         fallback_probabilities: [classes], the class shares of the training labels, for ``unreachable`` nodes.
-        smooth: what is done with the mean.
-        said: the mean that was last asked for, and of what: the same parts may be smoothed afterwards.
+        smooth: applied to the mean.
     """
 
     parts: Sequence[Part]
     known: KnownLabels
     fallback_probabilities: Tensor
     smooth: Smooth | None = None
-    said: dict[str, tuple[object, Graph, Tensor, Tensor]] = field(default_factory=dict, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "said": {}}  # a pickle has no graph in it
 
     def __deepcopy__(self, memo: object) -> Average:
-        return replace(self, said={})  # fitted candidates never change
+        return self  # it never changes
 
-    def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+    def logits(self, prepared: PreparedGraph) -> Tensor:
         """Return the logarithm of the mean probabilities of every node, [n, 1, classes]."""
-        parts, about, of, mean = self.said.get("last", (None, None, None, None))
-        if mean is None or parts is not self.parts or about is not graph or of is not features:
-            mean = self._mean(graph, features, device)
-            self.said["last"] = self.parts, graph, features, mean
-        probabilities, labels = mean.to(device, copy=True), self.known.labels_in(graph)
+        # The same members may be asked again, smoothed. The cache holds them, so that no other has their id.
+        _, mean = prepared.cached(("mean", id(self.parts)), lambda: (self.parts, self._mean(prepared)))
+        probabilities, labels = mean.clone(), self.known.labels_in(prepared)
         if self.smooth is not None:
-            probabilities = self.smooth(graph, probabilities, labels.to(probabilities.device))
-        probabilities[unreachable(graph, labels >= 0).to(probabilities.device)] = (
-            self.fallback_probabilities.to(probabilities)
-        )
+            probabilities = self.smooth(prepared, probabilities, labels.to(probabilities.device))
+        unreached = unreachable(prepared.graph, labels >= 0).to(probabilities.device)
+        probabilities[unreached] = self.fallback_probabilities.to(probabilities)
         return probabilities.clamp(min=1e-30).log().unsqueeze(1)
 
-    def _mean(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+    def _mean(self, prepared: PreparedGraph) -> Tensor:
         total = sum(weight for weight, _, _ in self.parts)
-        found = [
-            weight / total * mean_probabilities(fitted.logits(graph, features, device))
-            for weight, _, fitted in self.parts
+        members = [
+            weight / total * mean_probabilities(fitted.logits(prepared)) for weight, _, fitted in self.parts
         ]
-        return torch.stack(found).sum(0)
+        return torch.stack(members).sum(0)

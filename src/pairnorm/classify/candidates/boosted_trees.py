@@ -14,22 +14,17 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import whole_number
-from pairnorm.classify.candidates.base import (
-    Candidate,
-    KnownLabels,
-    Results,
-    Saved,
-    State,
-    Task,
-    Tick,
-    check_size,
-    fewer,
+from pairnorm.classify.candidates.candidate import Candidate, Results, Saved, State, Tick
+from pairnorm.classify.candidates.columns import (
+    MAX_STEPS,
+    direction_columns,
+    feature_columns,
+    label_columns,
 )
-from pairnorm.classify.candidates.columns import direction_columns, feature_columns, label_columns
-from pairnorm.classify.candidates.propagation import has_many_nodes
-from pairnorm.classify.regression import principal
+from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.task import KnownLabels, Task, fewer
+from pairnorm.classify.scaling import check_size
 from pairnorm.classify.search_limits import subsample
-from pairnorm.data import Graph
 
 HOPS, LEAVES = (1, 3), (4, 16)
 MAX_ROUNDS, LEARNING_RATE = 150, 0.08
@@ -41,7 +36,6 @@ STOPPING_SHARE = 0.25
 COLUMN_SHARE = 0.5
 # Of more features than this, the leading principal components are taken.
 MOST_FEATURES = 64
-MOST_HOPS = 10
 # With many nodes, trees grow on at most this many training rows.
 MAX_ROWS = 10_000
 # Logit of a class without training rows.
@@ -76,7 +70,7 @@ class BoostedTrees:
         widest, parts = max(self.hops), []
         for fold in task.folds:
             columns = _Columns.of(fold, widest, any(self.directed))
-            table = columns(fold.graph, fold.features, fold.device)
+            table = columns(fold.prepared)
             fold = _sampled(fold)
             train, held = (table.rows(mask) for mask in (fold.graph.train, fold.graph.validation))
             parts.append((fold, train, held))
@@ -121,25 +115,22 @@ class _Columns(NamedTuple):
     def of(cls, task: Task, hops: int, directed: bool = False) -> Self:
         axes = None
         if task.features.shape[1] > MOST_FEATURES:
-            rows = task.features.to_dense()[~task.graph.missing_vectors].double()
-            axes = principal(rows)[0][:, -MOST_FEATURES:].float().cpu()
+            axes = task.prepared.principal_axes(MOST_FEATURES)
         features = task.features.shape[1] if axes is None else axes.shape[1]
-        return cls(hops, KnownLabels.of(task.graph), task.classes, features, axes, directed)
+        return cls(hops, KnownLabels.of(task), task.classes, features, axes, directed)
 
     def width(self, directed: bool) -> int:
         """Return how many columns there are, those of directions counted or not."""
         around = self.features * (self.hops + 1) + 1 + 2 * self.classes + 1
         return around + (2 * (self.features + self.classes + 2) if directed else 0)
 
-    def __call__(self, graph: Graph, features: Tensor, device: torch.device) -> _Table:
-        features = features.to_dense().to(device)
+    def __call__(self, prepared: PreparedGraph) -> _Table:
+        labels = label_columns(prepared, self.known, self.classes)
         if self.axes is not None:
-            features = features @ self.axes.to(device)
-            graph = graph.replace(features=features, missing=graph.missing_vectors, feature_names=None)
-        columns = [*feature_columns(graph, features, self.hops)]
-        columns.append(label_columns(graph, self.known, self.classes, device))
+            prepared = prepared.projected(self.axes)
+        columns = [*feature_columns(prepared, self.hops), labels]
         if self.directed:
-            columns.append(direction_columns(graph, features, self.known, self.classes))
+            columns.append(direction_columns(prepared, self.known, self.classes))
         return _Table(columns)
 
 
@@ -165,7 +156,7 @@ def _sampled(task: Task) -> Task:
 
 def _learn(task: Task, hops: int, leaves: int, rounds: int, directed: bool) -> Trees:
     columns, some = _Columns.of(task, hops, directed), _sampled(task)
-    rows = columns(task.graph, task.features, task.device).rows(some.graph.train)
+    rows = columns(task.prepared).rows(some.graph.train)
     return Trees(columns, _Ensemble.grow(some, rows, leaves, rounds))
 
 
@@ -345,11 +336,11 @@ class Trees:
     columns: _Columns
     ensemble: _Ensemble
 
-    def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+    def logits(self, prepared: PreparedGraph) -> Tensor:
         """Return the sum over all trees for every node, [n, 1, classes]."""
-        table, threads = self.columns(graph, features, device), torch.get_num_threads()
+        table, threads = self.columns(prepared), torch.get_num_threads()
         blocks = [self.ensemble(rows, self.columns.classes, threads) for rows in table.blocks(ROWS_AT_ONCE)]
-        return torch.cat(blocks).unsqueeze(1).to(device)
+        return torch.cat(blocks).unsqueeze(1).to(prepared.device)
 
     def state(self) -> State:
         """Return the trees as bytes, and the known labels."""
@@ -367,7 +358,7 @@ class Trees:
     @classmethod
     def restore(cls, saved: Saved) -> Self:
         """Read and validate what ``state`` gave."""
-        hops = whole_number("hops", saved.settings["hops"], least=1, most=MOST_HOPS)
+        hops = whole_number("hops", saved.settings["hops"], least=1, most=MAX_STEPS)
         axes, classes = saved.tensors.get("axes"), saved.tensors["classes"]
         if axes is not None and (len(axes) != saved.features or axes.shape[1] > MOST_FEATURES):
             raise ValueError(f"the axes are not those of {saved.features} features")

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, CandidateResult, Results, Task, Tick
+from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Results, Tick
 from pairnorm.classify.candidates.network import Network
+from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.train.distributed import Shards
 from pairnorm.train.methods import Model

@@ -1,4 +1,4 @@
-"""Label propagation, which sees no features."""
+"""Label propagation, which uses no features."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import real_number
-from pairnorm.classify.candidates.base import Candidate, KnownLabels, Results, Saved, State, Task, Tick
-from pairnorm.classify.candidates.propagation import normalized
-from pairnorm.data import Graph
+from pairnorm.classify.candidates.candidate import Candidate, Results, Saved, State, Tick
+from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.task import KnownLabels, Task
 from pairnorm.nn.propagate import propagate_with_restart
 
 ALPHAS = (0.5, 0.9, 0.99)
@@ -25,7 +25,7 @@ class LabelPropagation:
     r"""Label propagation (Zhou et al., 2004) for several α: $F \leftarrow \alpha S F + (1 - \alpha) Y$.
 
     Args:
-        alphas: how much a node listens to its neighbors against its own label.
+        alphas: the weight of the neighbors against that of a node's own label.
         name: of the family.
     """
 
@@ -35,40 +35,39 @@ class LabelPropagation:
 
     def fit(self, task: Task, tick: Tick) -> Results:
         """Yield one for every α."""
-        found = [self._held(fold) for fold in task.folds]
-        for alpha, logits in zip(self.alphas, torch.cat(found).split(1, 1), strict=True):
+        by_fold = [self._held_out(fold) for fold in task.folds]
+        for alpha, logits in zip(self.alphas, torch.cat(by_fold).split(1, 1), strict=True):
             candidate = Candidate(self.name, setting=f"α = {alpha:g}")
             yield task.evaluate(candidate, logits, partial(_learn, alpha=alpha))
         tick(self.name)
 
-    def _held(self, fold: Task) -> Tensor:
-        """Return what arrives at the nodes that a fold holds out, [m, alphas, classes]."""
-        labels = KnownLabels.of(fold.graph).labels_in(fold.graph).to(fold.device)
-        logits = _spread(fold.graph, labels, self.alphas, fold.classes)
+    def _held_out(self, fold: Task) -> Tensor:
+        """Return the logits of the nodes that a fold holds out, [m, alphas, classes]."""
+        logits = _propagate(fold.prepared, KnownLabels.of(fold), self.alphas, fold.classes)
         return logits[fold.graph.validation.to(fold.device)]
 
 
-def _learn(task: Task, alpha: float) -> Spreading:
-    return Spreading(alpha, KnownLabels.of(task.graph), task.classes)
+def _learn(task: Task, alpha: float) -> PropagatedLabels:
+    return PropagatedLabels(alpha, KnownLabels.of(task), task.classes)
 
 
 @dataclass(frozen=True, eq=False)
-class Spreading:
-    """The known labels, which spread from the nodes of the same names in any graph.
+class PropagatedLabels:
+    """Known labels, which are propagated from the nodes of the same names in any graph.
 
     Args:
         alpha: α.
-        known: whose labels.
-        classes: how many there are.
+        known: the labels.
+        classes: number of classes.
     """
 
     alpha: float
     known: KnownLabels
     classes: int
 
-    def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+    def logits(self, prepared: PreparedGraph) -> Tensor:
         """Return the logarithm of what arrived of every class, [n, 1, classes]."""
-        return _spread(graph, self.known.labels_in(graph).to(device), [self.alpha], self.classes)
+        return _propagate(prepared, self.known, [self.alpha], self.classes)
 
     def state(self) -> State:
         """Return α and the labels."""
@@ -76,14 +75,15 @@ class Spreading:
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
-        """Take up the labels of the nodes that were learned from."""
+        """Read α and the labels."""
         alpha = real_number("alpha", saved.settings["alpha"], least=0, below=1)
         return cls(alpha, KnownLabels.restore(saved), saved.classes)
 
 
-def _spread(graph: Graph, labels: Tensor, alphas: Sequence[float], classes: int) -> Tensor:
-    """Return the logits of ``Spreading`` for every α, [n, alphas, classes], of one walk."""
-    given = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
-    state = propagate_with_restart(normalized(graph, "sym", labels.device), given, alphas, ROUNDS)
-    # Where no label arrives, the most frequent class is the best fallback_probabilities.
-    return (state + 1e-12 * given.sum(0) + 1e-30).log()
+def _propagate(prepared: PreparedGraph, known: KnownLabels, alphas: Sequence[float], classes: int) -> Tensor:
+    """Return the logits for every α, [n, alphas, classes]."""
+    labels = known.labels_in(prepared).to(prepared.device)
+    one_hot = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
+    state = propagate_with_restart(prepared.adjacency("sym"), one_hot, alphas, ROUNDS)
+    # Where no label arrives, the most frequent class is the best answer.
+    return (state + 1e-12 * one_hot.sum(0) + 1e-30).log()

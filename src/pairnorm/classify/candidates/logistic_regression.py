@@ -10,13 +10,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Results, Saved, State, Task, Tick, check_size, fewer
-from pairnorm.classify.candidates.norm_statistics import EPS
-from pairnorm.classify.candidates.propagation import has_many_nodes
-from pairnorm.classify.candidates.sgc import fold_weights, held_products
-from pairnorm.classify.regression import LOOSE_TOLERANCE, TOLERANCE
+from pairnorm.classify.candidates.candidate import Candidate, Results, Saved, State, Tick
+from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.propagation import EPS
+from pairnorm.classify.candidates.sgc import fold_weights, held_out_products
+from pairnorm.classify.candidates.task import Task, fewer
+from pairnorm.classify.regression import LOOSE_TOLERANCE
+from pairnorm.classify.scaling import check_size
 from pairnorm.classify.search_limits import ENOUGH, MAX_TRAINING_ROWS, SCALES
-from pairnorm.data import Graph
 from pairnorm.nn import pair_norm
 
 
@@ -34,31 +35,30 @@ class LogisticRegression:
     steps: int = 1
 
     def fit(self, task: Task, tick: Tick) -> Results:
-        """Yield one for every scale; of many training nodes, some decide."""
-        yield from task.limits.scales(self._tried(task))
+        """Yield one for every scale, evaluated with a sample of many training nodes."""
+        yield from task.limits.scales(self._candidates(task))
         tick(self.name)
 
-    def _tried(self, task: Task) -> Results:
+    def _candidates(self, task: Task) -> Results:
         check_size(task.graph)
-        rows = [pair_norm(one.features.to_dense().to(one.device)) for one in task.tasks_by_features]
-        gradient = LOOSE_TOLERANCE if has_many_nodes(task.graph) else TOLERANCE
+        rows = [pair_norm(one.prepared.dense) for one in task.tasks_by_features]
         weights = (
-            fold_weights(fewer(one, ENOUGH), own, self.scales, gradient)
+            fold_weights(fewer(one, ENOUGH), own, self.scales, LOOSE_TOLERANCE)
             for one, own in zip(task.tasks_by_features, rows, strict=True)
         )
-        for found in zip(*weights, strict=True):
-            scale = found[0][0]
+        for solutions in zip(*weights, strict=True):
+            scale = solutions[0][0]
             candidate = Candidate(self.name, scale=scale, setting=f"scale {scale:g}")
             logits = [
-                held_products(one, own, scale * weight, bias)
-                for one, own, (_, weight, bias) in zip(task.tasks_by_features, rows, found, strict=True)
+                held_out_products(one, own, scale * weight, bias)
+                for one, own, (_, weight, bias) in zip(task.tasks_by_features, rows, solutions, strict=True)
             ]
             yield task.evaluate(candidate, torch.cat(logits), partial(_learn, scale=scale))
 
 
 def _learn(task: Task, scale: float) -> Linear:
     """Fit a regression on PairNorm's rows, and express it for rows that are not normalized."""
-    features = task.features.to_dense().to(task.device)
+    features = task.prepared.dense
     few = fewer(task, MAX_TRAINING_ROWS) if has_many_nodes(task.graph) else task
     ((_, weight, bias),) = fold_weights(few, pair_norm(features), [scale])
     center = features.double().mean(0)
@@ -74,10 +74,10 @@ class Linear:
     weight: Tensor
     bias: Tensor
 
-    def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+    def logits(self, prepared: PreparedGraph) -> Tensor:
         """Return the logits of every node, [n, 1, classes]."""
-        rows = features.to_dense().to(device)
-        return (rows @ self.weight.to(device) + self.bias.to(device)).unsqueeze(1)
+        weight, bias = (one.to(prepared.device) for one in (self.weight, self.bias))
+        return (prepared.dense @ weight + bias).unsqueeze(1)
 
     def state(self) -> State:
         """Return weight and bias."""
@@ -85,6 +85,6 @@ class Linear:
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
-        """Take up weight and bias."""
+        """Read weight and bias."""
         weight = saved.tensor("weight", saved.features, saved.classes)
         return cls(weight, saved.tensor("bias", saved.classes))

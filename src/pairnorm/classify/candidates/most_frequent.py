@@ -8,8 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Candidate, Results, Saved, State, Task, Tick
-from pairnorm.data import Graph
+from pairnorm.classify.candidates.candidate import Candidate, Results, Saved, State, Tick
+from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.task import Task
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class MostFrequent:
 
     def fit(self, task: Task, tick: Tick) -> Results:
         """Count."""
-        yield task.evaluate(Candidate(self.name), task.held_logits(_count), _count)
+        yield task.evaluate(Candidate(self.name), task.held_out_logits(_count), _count)
 
 
 def _count(task: Task) -> Frequencies:
@@ -35,10 +36,10 @@ class Frequencies:
 
     frequencies: Tensor
 
-    def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+    def logits(self, prepared: PreparedGraph) -> Tensor:
         """Return their logarithms for every node, [n, 1, classes]."""
-        logarithms = (self.frequencies + 1e-30).log().to(device)
-        return logarithms.expand(graph.num_nodes, 1, -1)
+        logarithms = (self.frequencies + 1e-30).log().to(prepared.device)
+        return logarithms.expand(prepared.graph.num_nodes, 1, -1)
 
     def state(self) -> State:
         """Return them."""
@@ -46,5 +47,5 @@ class Frequencies:
 
     @classmethod
     def restore(cls, saved: Saved) -> Self:
-        """Take up the frequencies."""
+        """Read the frequencies."""
         return cls(saved.tensor("frequencies", saved.classes))

@@ -1,22 +1,18 @@
-"""A fitted SGC, GCN, GAT, GCNII or APPNP: what it says of a graph, and how it is saved."""
+"""A fitted SGC, GCN, GAT, GCNII or APPNP: its logits for a graph, and how it is saved."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.base import Saved, State
-from pairnorm.classify.candidates.norm_statistics import NormStatistics
-from pairnorm.classify.candidates.propagation import SharedPropagation, filled, is_expensive, normalized
-from pairnorm.classify.regression import span
-from pairnorm.data import Graph
-from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC, Mode, sgc_iterates
+from pairnorm.classify.candidates.candidate import Saved, State
+from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.propagation import NormStatistics, Propagation, sgc_scale
+from pairnorm.nn import APPNP, GAT, GCN, GCNII, SGC
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,49 +33,39 @@ class Network:
     }  # fmt: skip
 
     @torch.no_grad()
-    def logits(self, graph: Graph, features: Tensor, device: torch.device) -> Tensor:
+    def logits(self, prepared: PreparedGraph) -> Tensor:
         """Return the logits of every node, [n, models, classes]."""
-        module, features = self.module.to(device).eval(), features.to(device)
+        module = self.module.to(prepared.device).eval()
         if isinstance(module, SGC):
-            return self._sgc_logits(graph, features.to_dense())
-        found: Tensor = module(
-            filled(self.fill, graph, features), normalized(graph, module.adjacency, device)
-        )
-        return found
+            return self._sgc_logits(prepared)
+        logits: Tensor = module(prepared.features.to(prepared.device), prepared.adjacency(module.adjacency))
+        return logits
 
-    def _sgc_logits(self, graph: Graph, features: Tensor) -> Tensor:
-        basis, (*_, state), scale = self.sgc_states(graph, features)
+    def _sgc_logits(self, prepared: PreparedGraph) -> Tensor:
+        basis, (state,), scale = self.sgc_states(prepared)
         weight = self.module.weight if basis is None else basis.T @ self.module.weight
         logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * weight) + self.module.bias
         return logits
 
     def sgc_states(
-        self, graph: Graph, features: Tensor, last: int = 1
+        self, prepared: PreparedGraph, last: int = 1
     ) -> tuple[Tensor | None, Sequence[Tensor], float]:
         """Return the last states of an SGC, and the scale that its weights are multiplied by.
-
-        States are shared where propagation is expensive and without a norm.
 
         Returns:
             A basis [d, r], states in its coordinates, [n, r], and the scale; None for r = d.
         """
-        module, fill, depth = self.module, self.fill, self.module.num_layers
-        if self.statistics is not None:
-            mode, own = module.norm.mode, sgc_scale(module.norm.mode, module.norm.scale)
-            basis, states = self.statistics.propagate(
-                graph, features, fill, module.adjacency, mode, own, last
-            )
-            return basis, states, module.norm.scale / own
-        if graph.missing.dim() == 1 and not is_expensive(graph, features):
-            basis, reduced = span(features)
-            matrix = normalized(graph, module.adjacency, features.device)
-            iterates = sgc_iterates(filled(fill, graph, reduced), matrix)
-            return basis, deque(islice(iterates, depth + 1), maxlen=last), 1.0
-        shared = SharedPropagation(graph, features, fill, module.adjacency, None)
-        return None, [shared.state(step) for step in range(max(0, depth + 1 - last), depth + 1)], 1.0
+        module, own, scale = self.module, 1.0, 1.0
+        mode = None if module.norm is None else module.norm.mode
+        if module.norm is not None:
+            own = sgc_scale(mode, module.norm.scale)
+            scale = module.norm.scale / own
+        propagation = Propagation(self.fill, module.adjacency, mode, own)
+        basis, states = propagation.fitted_states(prepared, module.num_layers, self.statistics, last)
+        return basis, states, scale
 
     def state(self) -> State:
-        """Return the adjacency's kind, an initial share, and the weights, whose shapes tell the rest."""
+        """Return the normalization, an initial share, and the weights, whose shapes give the rest."""
         settings = {"adjacency": self.module.adjacency}
         if isinstance(self.module, GCNII | APPNP):
             settings["alpha"] = self.module.alpha
@@ -110,8 +96,3 @@ class Network:
         others = () if statistics is None else statistics._fields
         module.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in others})
         return cls(module.eval(), candidate.fill, statistics)
-
-
-def sgc_scale(mode: Mode, scale: float) -> float:
-    """Return the scale to propagate an SGC with: one, as all modes but PN-SCS commute with their scale."""
-    return scale if mode == "PN-SCS" else 1.0

@@ -1,145 +1,144 @@
-"""What candidates walk with: the normalized adjacency, filled features, and SGC's states, each made once."""
+"""Propagation of features for an SGC, with PairNorm's statistics of the nodes that it was fitted on."""
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from pairnorm.data import Graph
-from pairnorm.impute import impute
-from pairnorm.nn import Mode, Normalization, PairNorm, SparseMatrix, normalized_adjacency, sgc_iterates
+from pairnorm.classify.candidates.candidate import Saved
+from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.regression import span
+from pairnorm.nn import Mode, Normalization
+from pairnorm.nn.ops.pair_norm import normalize_by
 
-MANY_NODES = 100_000
-# So many products make a step expensive: what comes of one is then kept, for those who need it again.
-EXPENSIVE_STEP = 2**26
-# Features up to this size, filled, are kept as long as they are: feature propagation takes 40 steps.
-LARGEST_KEPT = 2**30
-# States of walks with expensive steps: the oldest make room for new ones.
-KEPT_STATES = 2 * 2**30
+EPS = 1e-6
+MIN_SHARE_PRESENT = 0.9
+"""Share of the fitted nodes that a graph must hold for their statistics to be measured in it."""
 
 
-def has_many_nodes(graph: Graph) -> bool:
-    """Say whether a graph has so many nodes that ``fit`` must be sparing with its steps."""
-    return graph.num_nodes >= MANY_NODES
+class NormStatistics(NamedTuple):
+    """The statistics of every normalization of a propagation: of the input, then after every step.
 
-
-def is_expensive(graph: Graph, features: Tensor) -> bool:
-    """Say whether a step over some columns takes so long that what comes of it is kept.
+    A graph that still holds the fitted nodes is normalized by what these are in it, so that a shift that all
+    nodes share cancels; deep propagation would amplify it. Other graphs are normalized by the stored values.
+    Either way the prediction of a node does not depend on which new nodes come with it.
 
     Args:
-        graph: whose edges.
-        features: [n, d].
+        centers: [depth + 1, d], the means that are subtracted.
+        mean_squares: [depth + 1], the mean squared row lengths after centering, which only ``PN`` uses.
+        nodes: int64 [n], fingerprints of the nodes that they are the statistics of.
     """
-    return has_many_nodes(graph) or 2 * graph.num_edges * features.shape[1] >= EXPENSIVE_STEP
+
+    centers: Tensor
+    mean_squares: Tensor
+    nodes: Tensor
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Self:
+        """Read the tensors ``centers``, ``mean_squares`` and ``nodes`` of a saved model."""
+        length = saved.candidate.depth + 1
+        squares = saved.tensor("mean_squares", length)
+        if not (squares >= 0).all():
+            raise ValueError("a mean square is negative")
+        nodes = saved.tensors["nodes"]
+        if nodes.dim() != 1 or nodes.dtype != torch.int64:
+            raise ValueError("nodes are not fingerprints")
+        return cls(saved.tensor("centers", length, saved.features), squares, nodes)
 
 
-def normalized(graph: Graph, kind: Normalization, device: torch.device) -> SparseMatrix:
-    """Return ``normalized_adjacency`` of a graph's adjacency, made once.
+class Propagation(NamedTuple):
+    """How an SGC propagates features: imputed, then averaged over neighbors and normalized in every step.
 
     Args:
-        graph: whose edges.
-        kind: of propagation.
-        device: where to walk.
-    """
-    kept: dict[tuple[str, torch.device], SparseMatrix] = _MATRICES.setdefault(graph.adjacency, {})
-    if (kind, device) not in kept:
-        kept[kind, device] = normalized_adjacency(graph.adjacency, kind).to(device)
-    return kept[kind, device]
-
-
-def filled(fill: str, graph: Graph, features: Tensor) -> Tensor:
-    """Return features in which something stands in for what the graph misses.
-
-    Args:
-        fill: one of ``IMPUTATIONS``; ``"zero"`` is what scaled features have already.
-        graph: whose edges, and what it misses.
-        features: [n, d], scaled; or any columns of it where whole vectors are missing.
-    """
-    if fill == "zero" or not graph.missing.any():
-        return features
-    kept: dict[str, tuple[Tensor, Tensor, Tensor]] = kept_of(features, _FILLED)
-    if fill in kept and kept[fill][0] is graph.adjacency and kept[fill][1] is graph.missing:
-        return kept[fill][2]
-    device = features.device
-    result = impute(features, graph.missing.to(device), graph.adjacency.to(device), method=fill)
-    if result.nbytes <= LARGEST_KEPT and is_expensive(graph, features):
-        kept[fill] = (graph.adjacency, graph.missing, result)
-    return result
-
-
-def kept_of(features: Tensor, every: Any) -> dict[Any, Any]:
-    """Return what is kept of some features; what was kept of others is forgotten, lest memory fill up.
-
-    Args:
-        features: of which something is made.
-        every: what was made of features, by these.
-    """
-    if features not in every:
-        every.clear()
-        every[features] = {}
-    found: dict[Any, Any] = every[features]
-    return found
-
-
-class SharedPropagation(NamedTuple):
-    """A walk of SGC with PairNorm of scale one.
-
-    Args:
-        graph: whose edges, and what it misses.
-        features: [n, d], scaled.
-        fill: what stands in for what is missing.
-        kind: of propagation.
-        mode: of PairNorm, None without.
+        method: how missing features are imputed.
+        normalization: of the adjacency.
+        mode: of PairNorm, None without a norm.
+        scale: of PairNorm: one for all modes but PN-SCS, with which the others commute.
     """
 
-    graph: Graph
-    features: Tensor
-    fill: str
-    kind: Normalization
+    method: str
+    normalization: Normalization
     mode: Mode | None
+    scale: float = 1.0
 
-    def state(self, depth: int) -> Tensor:
-        """Return the state of a depth, continuing from the deepest state that is cached."""
-        norm = None if self.mode is None else PairNorm(1.0, self.mode)
-        matrix, kept = normalized(self.graph, self.kind, self.features.device), self._kept()
-        start = max((known for known in kept if known <= depth), default=None)
-        if start is None:
-            return self.keep(depth, _after(depth, filled(self.fill, self.graph, self.features), matrix, norm))
-        if start == depth:
-            return kept[depth]
-        return self.keep(depth, _after(depth - start - 1, matrix @ kept[start], matrix, norm))
+    def state(self, prepared: PreparedGraph, depth: int) -> Tensor:
+        """Return the reduced features after some propagation steps: [n, r].
 
-    def keep(self, depth: int, state: Tensor) -> Tensor:
-        """Cache the state of a depth where propagation is expensive, and return it."""
-        if is_expensive(self.graph, self.features) and state.shape == self.features.shape:
-            every = kept_of(self.features, _STATES)
-            every[self._key(depth)] = (self.graph.adjacency, self.graph.missing, state)
-            while sum(one.nbytes for _, _, one in every.values()) > KEPT_STATES:
-                del every[next(iter(every))]
-        return state
+        It continues from the deepest state in the cache, and leaves the statistics of every step there.
+        """
+        done = (number for number in range(depth, -1, -1) if prepared.peek((self, number)) is not None)
+        if (start := next(done, None)) == depth:
+            return prepared.cached((self, depth), lambda: torch.empty(0))
+        matrix = prepared.adjacency(self.normalization)
+        state = prepared.imputed(self.method) if start is None else matrix @ prepared.peek((self, start))
+        for number in range(0 if start is None else start + 1, depth + 1):
+            if self.mode is not None:
+                statistics = _measure(state, slice(None))
+                prepared.keep((self, number, "statistics"), statistics)
+                state = normalize_by(state, *statistics, self.scale, EPS, self.mode)
+            state = state if number == depth else matrix @ state
+        return prepared.keep((self, depth), state)
 
-    def _key(self, depth: int) -> tuple[Any, ...]:
-        return self.fill, self.kind, self.mode, depth
+    def statistics(self, prepared: PreparedGraph, depth: int) -> NormStatistics | None:
+        """Return the statistics of every step of a graph; None without a norm."""
+        if self.mode is None:
+            return None
+        self.state(prepared, depth)
+        steps = [prepared.peek((self, number, "statistics")) for number in range(depth + 1)]
+        centers, squares = map(torch.stack, zip(*steps, strict=True))
+        basis, _ = prepared.reduced
+        centers = centers if basis is None else centers @ basis.T
+        return NormStatistics(centers, squares, torch.from_numpy(prepared.node_fingerprints))
 
-    def _kept(self) -> dict[int, Tensor]:
-        """Return the states that are kept of this walk, by depth."""
-        graph, every = self.graph, _STATES.get(self.features, {})
-        return {
-            key[-1]: state
-            for key, (adjacency, missing, state) in every.items()
-            if key == self._key(key[-1]) and adjacency is graph.adjacency and missing is graph.missing
-        }
+    def fitted_states(
+        self, prepared: PreparedGraph, depth: int, statistics: NormStatistics | None, last: int = 1
+    ) -> tuple[Tensor | None, Sequence[Tensor]]:
+        """Propagate the features of any graph, normalized by the statistics of the fitted nodes.
+
+        Args:
+            prepared: the graph.
+            depth: number of propagation steps.
+            statistics: None without a norm.
+            last: how many of the last states to return.
+
+        Returns:
+            A basis [d, r] and states in its coordinates, [n, r]; None and the states where r would be d.
+        """
+        if statistics is not None:
+            fitted = torch.from_numpy(np.isin(prepared.node_fingerprints, statistics.nodes.numpy()))
+        if statistics is None or self.mode is None or (fitted.all() and len(fitted) == len(statistics.nodes)):
+            first = max(0, depth + 1 - last)
+            return prepared.reduced[0], [self.state(prepared, step) for step in range(first, depth + 1)]
+        features, basis, centers = prepared.dense, None, statistics.centers.to(prepared.device)
+        if prepared.graph.missing.dim() == 1:
+            basis, both = span(torch.cat([features, centers]))
+            features, centers = both[: len(features)], both[len(features) :]
+        measured = int(fitted.sum()) >= MIN_SHARE_PRESENT * len(statistics.nodes)
+        matrix, state = prepared.adjacency(self.normalization), prepared.imputed(self.method, features)
+        states: deque[Tensor] = deque(maxlen=last)
+        for number in range(depth + 1):
+            state = matrix @ state if number else state
+            center, square = centers[number], statistics.mean_squares[number].to(state)
+            if measured:
+                center, square = _measure(state, fitted.to(state.device))
+            state = normalize_by(state, center, square, self.scale, EPS, self.mode)
+            states.append(state)
+        return basis, states
 
 
-def _after(steps: int, x: Tensor, matrix: SparseMatrix, norm: PairNorm | None) -> Tensor:
-    return next(islice(sgc_iterates(x, matrix, norm), steps, None))
+def sgc_scale(mode: Mode | None, scale: float) -> float:
+    """Return the scale to propagate an SGC with: one, as all modes but PN-SCS commute with their scale."""
+    return scale if mode == "PN-SCS" else 1.0
 
 
-# By adjacency: normalized. By features: filled, and states of walks; with the graph that they are of.
-_MATRICES: Any = WeakTensorKeyDictionary()
-_FILLED: Any = WeakTensorKeyDictionary()
-_STATES: Any = WeakTensorKeyDictionary()
+def _measure(x: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+    """Return the center of some rows, and their mean squared length after centering."""
+    x = x[rows]
+    center = x.mean(0, dtype=torch.float64).float()
+    square = torch.linalg.vector_norm(x - center, dtype=torch.float64).square() / len(x)
+    return center, square.float()

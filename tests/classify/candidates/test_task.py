@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn import metrics
 
+from pairnorm.classify import scaling as module
 from pairnorm.classify.candidates import (
     KINDS,
     BoostedTrees,
@@ -12,12 +13,13 @@ from pairnorm.classify.candidates import (
     LabelPropagation,
     LogisticRegression,
     MostFrequent,
+    PreparedGraph,
     SGCFamily,
     Task,
 )
-from pairnorm.classify.candidates import base as module
-from pairnorm.classify.candidates.base import CandidateResult, Family, Saved, check_size
+from pairnorm.classify.candidates.candidate import CandidateResult, Family, Saved
 from pairnorm.classify.evaluation import METRICS
+from pairnorm.classify.scaling import check_size
 from pairnorm.data import Graph
 
 CPU = torch.device("cpu")
@@ -75,7 +77,7 @@ def test_a_candidate_is_scored_by_the_tasks_metric(task: Task, metric: str) -> N
 
 @pytest.mark.parametrize(
     "family",
-    [LabelPropagation(), LogisticRegression(), MostFrequent(), BoostedTrees((1, 2), (4,))],
+    [LabelPropagation(), LogisticRegression((1.0, 10.0, 100.0)), MostFrequent(), BoostedTrees((1, 2), (4,))],
     ids=lambda family: family.name,
 )
 def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
@@ -86,17 +88,17 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
     validation = task.graph.validation
     for candidate, probabilities, _, learn in found:
         fitted = learn(task)
-        logits = fitted.logits(task.graph, task.features, CPU)
+        logits = fitted.logits(task.prepared)
         assert logits.shape == (300, 1, 2)
         right = (logits[:, 0].argmax(1) == task.graph.labels)[validation].double().mean()
         assert candidate.validation_accuracy == pytest.approx(float(right), abs=1e-6)
         loss = torch.nn.functional.cross_entropy(logits[validation, 0], task.graph.labels[validation])
-        assert candidate.validation_loss == pytest.approx(float(loss), rel=1e-4)
-        torch.testing.assert_close(logits[validation, 0].softmax(-1), probabilities, atol=5e-3, rtol=0)
+        assert candidate.validation_loss == pytest.approx(float(loss), rel=1e-3)
+        torch.testing.assert_close(logits[validation, 0].softmax(-1), probabilities, atol=1e-2, rtol=0)
         settings, tensors = fitted.state()
         saved = Saved(candidate, json.loads(json.dumps(settings)), tensors, 500, 2)
         again = KINDS[candidate.model].restore(saved)
-        assert torch.equal(again.logits(task.graph, task.features, CPU), logits)
+        assert torch.equal(again.logits(task.prepared), logits)
         with pytest.raises((ValueError, RuntimeError)):
             KINDS[candidate.model].restore(saved._replace(classes=1))
 
@@ -121,7 +123,8 @@ def test_a_hidden_node_is_judged_as_if_it_never_had_features(
     found = []
     for columns in (features, others):
         columns = columns if dense else columns.to_sparse_csr()
-        one = replace(task, features=columns, hidden=hidden, fold_masks=held_out)
+        prepared = PreparedGraph(task.graph, columns, CPU)
+        one = replace(task, prepared=prepared, hidden=hidden, fold_masks=held_out)
         assert torch.equal(one.learnable.features.to_dense(), columns.to_dense())
         assert len(one.folds) == len(held_out or [0])
         found.append([tried.probabilities for tried in family.fit(one, lambda done: None)])
@@ -162,14 +165,14 @@ def test_in_every_fold_a_node_is_judged_by_what_has_not_seen_it(task: Task, fami
         parts = []
         for held in held_out:
             alone = replace(task, graph=graph.replace(train=every & ~held, validation=held))
-            logits = one.learn(alone).logits(graph, task.features, CPU)
+            logits = one.learn(alone).logits(PreparedGraph(graph, task.features, CPU))
             parts.append(logits[held, 0].softmax(-1))
         # Candidates are compared with a looser tolerance than the delivered model is solved with.
         torch.testing.assert_close(one.probabilities, torch.cat(parts), atol=5e-3, rtol=0)
 
 
 def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch, raises) -> None:
-    monkeypatch.setattr(module, "LARGEST_STATE", 1000)
+    monkeypatch.setattr(module, "MAX_DENSE_BYTES", 1000)
     with raises("too-large", value=4 * 500 * 300) as caught:
         check_size(small)
     assert caught.value.typed().endswith("Keep fewer columns, or pass --model GCN and --scaling rows.")

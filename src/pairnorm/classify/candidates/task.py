@@ -1,0 +1,277 @@
+"""The task that candidates learn: a graph with its split, folds, masked features and pseudo-labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from math import inf
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Fitted, Saved
+from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.evaluation import decide, mean_probabilities
+from pairnorm.classify.search_limits import SearchLimits, subsample
+from pairnorm.classify.target import hide
+from pairnorm.data import Graph
+from pairnorm.data.adjacency import reachable
+from pairnorm.data.split import Stream
+from pairnorm.nn import Normalization
+from pairnorm.train.distributed import Shards
+from pairnorm.train.problem import part_accuracies, part_losses
+
+# Pseudo-labels are taken from at most this many nodes, their probabilities raised to this power.
+MAX_PSEUDO_LABELS, PSEUDO_LABEL_POWER = 4000, 1.5
+# A regression on more columns than this takes fewer pseudo-labels.
+WIDE_COLUMNS, MAX_PSEUDO_LABELS_WIDE = 2000, 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What candidates learn: a graph with its split, its prepared features, and how they are evaluated.
+
+    Args:
+        graph: with its split.
+        prepared: the same graph with its scaled features.
+        adjacency: ``"rw"`` or ``"sym"``.
+        began: when the search began, which the time limit counts from.
+        time_limit: seconds for the whole fit; infinite for an exhaustive search.
+        metric: what candidates are compared by, one of ``METRICS``.
+        fold_masks: bool [n] for every fold, the training and validation nodes that it holds out; where it is
+            empty, the validation nodes are the only fold.
+        pseudo_labels: what regressions learn from in addition to the training labels.
+        hidden: bool [n] or [n, d], features that are masked while a node is held out; None for none.
+        shards: how ranks share its nodes, where they train each GCN and GAT together.
+    """
+
+    graph: Graph
+    prepared: PreparedGraph
+    adjacency: Normalization = "rw"
+    began: float = field(default_factory=time.perf_counter)
+    time_limit: float = inf
+    metric: str = "loss"
+    fold_masks: Sequence[Tensor] = ()
+    pseudo_labels: PseudoLabels | None = None
+    hidden: Tensor | None = None
+    shards: Shards | None = None
+
+    def __deepcopy__(self, memo: object) -> Task:
+        return self  # it never changes, and torch cannot copy sparse tensors
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # without cached properties
+
+    @property
+    def features(self) -> Tensor:
+        """[n, d], scaled."""
+        return self.prepared.features
+
+    @property
+    def device(self) -> torch.device:
+        """Where to compute."""
+        return self.prepared.device
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.graph.num_classes
+
+    @cached_property
+    def prior(self) -> Tensor:
+        """The share of every class among the training nodes, plus one node of each: [classes]."""
+        counts = torch.bincount(self.graph.labels[self.graph.train].cpu(), minlength=self.classes) + 1.0
+        return counts / counts.sum()
+
+    @property
+    def limits(self) -> SearchLimits:
+        """What the search leaves out because of the task's size."""
+        numbers = int(self.learnable.graph.train.sum()) * self.graph.num_features * len(self.folds)
+        return SearchLimits(has_many_nodes(self.graph), numbers, self.metric, self.time_limit == inf)
+
+    def has_used(self, share: float) -> bool:
+        """Return whether more than this share of the time limit has passed."""
+        return time.perf_counter() - self.began > share * self.time_limit
+
+    @cached_property
+    def learnable(self) -> Task:
+        """The task whose training nodes are those of all folds, without validation nodes."""
+        if not self.fold_masks:
+            return self if self.hidden is None else replace(self, hidden=None)
+        graph = self.graph.replace(
+            train=self.graph.train | self.graph.validation, validation=torch.zeros_like(self.graph.validation)
+        )
+        return replace(self, graph=graph, fold_masks=(), hidden=None)
+
+    @cached_property
+    def folds(self) -> Sequence[Task]:
+        """A task for every fold, whose validation nodes are those held out."""
+        every = self.learnable.graph.train
+        return [
+            replace(
+                self, graph=self.graph.replace(train=every & ~held_out, validation=held_out), fold_masks=()
+            ).masked
+            for held_out in self.fold_masks
+        ] or [self.masked]
+
+    @property
+    def tasks_by_features(self) -> Sequence[Task]:
+        """Tasks whose folds have all the same features: this one, or each fold."""
+        return [self] if self.hidden is None else self.folds
+
+    @property
+    def masked(self) -> Task:
+        """The task in whose graph validation nodes are masked like the target."""
+        if self.hidden is None:
+            return self
+        held_out = self.graph.validation if self.hidden.dim() == 1 else self.graph.validation[:, None]
+        mask = self.hidden & held_out
+        return replace(self, graph=hide(self.graph, mask), prepared=self.prepared.masked(mask), hidden=None)
+
+    @cached_property
+    def held_out_labels(self) -> Tensor:
+        """The classes of the held-out nodes, fold after fold."""
+        return torch.cat([fold.graph.labels[fold.graph.validation] for fold in self.folds]).cpu()
+
+    @cached_property
+    def held_out_unreachable(self) -> Tensor:
+        """Which held-out nodes are ``unreachable``."""
+        return torch.cat(
+            [unreachable(one.graph, one.graph.train)[one.graph.validation.cpu()] for one in self.folds]
+        )
+
+    @cached_property
+    def held_out_fallback(self) -> Tensor:
+        """The class shares of each fold's training labels, for each of its held-out nodes: [m, classes]."""
+        folds = [(fold, int(fold.graph.validation.sum())) for fold in self.folds]
+        return torch.cat([fold.prior.expand(count, -1) for fold, count in folds])
+
+    def held_out_logits(self, learn: Learn) -> Tensor:
+        """Fit a candidate in every fold, and return the logits of the nodes that each holds out."""
+        logits = [learn(fold).logits(fold.prepared) for fold in self.folds]
+        held_out = (fold.graph.validation for fold in self.folds)
+        return torch.cat([one[mask.to(one.device)] for one, mask in zip(logits, held_out, strict=True)])
+
+    def evaluate(self, candidate: Candidate, logits: Tensor, learn: Learn) -> CandidateResult:
+        """Evaluate a candidate on held-out nodes: accuracy and mean cross-entropy are means over models.
+
+        Args:
+            candidate: its settings.
+            logits: of the held-out nodes, fold after fold, [m, models, classes].
+            learn: fits it to a task.
+        """
+        labels = self.held_out_labels.to(logits.device)
+        # All candidates share the fallback for unreachable nodes: otherwise chance would choose among them.
+        logits, nodes = logits.clone(), self.held_out_unreachable
+        logits[nodes.to(logits.device)] = self.held_out_fallback[nodes].log().unsqueeze(1).to(logits)
+        accuracy, loss = (float(part(logits, labels).mean()) for part in (part_accuracies, part_losses))
+        candidate = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
+        probabilities = mean_probabilities(logits).cpu()
+        score = decide(self.metric, self.held_out_labels, probabilities, self.prior)[0]
+        return CandidateResult(candidate, probabilities, score, learn)
+
+
+Learn = Callable[[Task], Fitted]
+
+
+class PseudoLabels(NamedTuple):
+    """What a regression learns from: known labels, and the predicted probabilities of other nodes.
+
+    Args:
+        nodes: int64 [m].
+        target: [m, classes], the probability of every class.
+        counts: [m], the weight of each; the known labels weigh as much as all others together.
+        known: number of known labels, which come first. The others are in random order.
+    """
+
+    nodes: Tensor
+    target: Tensor
+    counts: Tensor
+    known: int
+
+    @classmethod
+    def of(cls, task: Task, probabilities: Tensor) -> PseudoLabels | None:
+        """Combine the labels of the training nodes with predictions, [n, classes]; None without others."""
+        train = task.graph.train.cpu()
+        others = (~train & ~unreachable(task.graph, train)).nonzero().squeeze(1)
+        if not len(others):
+            return None
+        others = others[torch.from_numpy(Stream(0, "classify lesson").order(len(others))[:MAX_PSEUDO_LABELS])]
+        known = train.nonzero().squeeze(1)
+        labels = torch.nn.functional.one_hot(task.graph.labels.cpu()[known], task.classes)
+        sharpened = probabilities.cpu()[others] ** PSEUDO_LABEL_POWER
+        target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
+        counts = torch.cat([torch.full((len(one),), 1 / len(one)) for one in (known, others)])
+        return cls(torch.cat([known, others]), target, counts, len(known))
+
+    def training_rows(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rows, targets and weights for a regression on the columns of a state, [n, d].
+
+        The work grows with the cube of the smaller number, of rows or columns: many columns take fewer rows.
+        """
+        end = len(self.nodes) if state.shape[1] <= WIDE_COLUMNS else self.known + MAX_PSEUDO_LABELS_WIDE
+        nodes, target, counts = (part[:end].to(state.device) for part in self[:3])
+        counts = counts.clone()  # the next state may use more rows
+        counts[self.known :] /= counts[self.known :].sum()
+        return state[nodes], target, counts
+
+
+class KnownLabels(NamedTuple):
+    """The labels of some nodes, which are matched by name in any graph.
+
+    Args:
+        names: int64 [m], fingerprints of their names.
+        labels: int64 [m].
+    """
+
+    names: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, task: Task) -> Self:
+        """Take those of the training nodes."""
+        names = task.prepared.node_fingerprints[task.graph.train.cpu().numpy()]
+        return cls(torch.from_numpy(names), task.graph.labels[task.graph.train].cpu())
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Self:
+        """Read the tensors ``names`` and ``labels``."""
+        return cls.checked(saved.tensors["names"], saved.tensors["labels"], saved.classes)
+
+    @classmethod
+    def checked(cls, names: Tensor, labels: Tensor, classes: int) -> Self:
+        """Validate tensors from a file."""
+        if labels.shape != names.shape or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise ValueError(f"the labels are not those of {classes} classes, one for each name")
+        return cls(names, labels)
+
+    def labels_in(self, prepared: PreparedGraph) -> Tensor:
+        """Return the labels of a graph's nodes, -1 where not known: int64 [n], on the CPU."""
+        nodes, names = prepared.node_fingerprints, self.names.numpy()
+        order = names.argsort()
+        position = order[np.searchsorted(names, nodes, sorter=order).clip(max=len(names) - 1)]
+        return torch.from_numpy(np.where(names[position] == nodes, self.labels.numpy()[position], -1))
+
+
+def fewer(task: Task, most: int) -> Task:
+    """Return the task with some of its training nodes, as ``subsample`` takes them."""
+    nodes = task.graph.train.nonzero().squeeze(1)
+    if len(nodes) <= most:
+        return task
+    train = torch.zeros_like(task.graph.train)
+    train[nodes[subsample(task.graph.labels[nodes], most)]] = True
+    return replace(task, graph=task.graph.replace(train=train))
+
+
+def unreachable(graph: Graph, labeled: Tensor) -> Tensor:
+    """Return bool [n], on the CPU: nodes that no path connects with a known feature or a known label.
+
+    Nothing distinguishes them: all get the same fallback probabilities.
+    """
+    if not graph.missing.any():
+        return torch.zeros(graph.num_nodes, dtype=torch.bool)
+    return ~reachable(graph.adjacency, ~graph.missing_vectors | labeled)
