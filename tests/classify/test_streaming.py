@@ -1,6 +1,7 @@
 """The candidates that stream are those of ``SGCFamily`` over the same graph in memory."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from test_propagation import packed_graph
 from pairnorm.classify import streaming
 from pairnorm.classify.search_limits import PATIENCE
 from pairnorm.classify.streaming import Rows, Streaming
+from pairnorm.report import render_markdown
+from pairnorm.report.fit_report import streamed_page
 
 
 def test_as_in_memory(tmp_path):
@@ -53,15 +56,17 @@ def test_as_in_memory(tmp_path):
 def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch, many):
     packed = packed_graph(tmp_path / "graph", nodes=600)
     monkeypatch.setattr(streaming, "MANY_NODES", 600 if many else 601)
-    told = []
-    search = Streaming(packed, tmp_path / "work", 10**9, depths=range(1, 30), scales=[10.0], tell=told.append)
+    steps = []
+    search = Streaming(
+        packed, tmp_path / "work", 10**9, depths=range(1, 30), scales=[10.0], on_progress=steps.append
+    )
     over = [("zero", "PN"), ("zero", "PN-SI"), ("mass", "none"), ("fp", "PN"), ("fp", "PN-SI")]
     assert [(walk.imputation, walk.norm) for walk in search.propagations] == [
         one for one in over if not many or one[1] != "PN-SI"
     ]
     assert any("PN-SI" in what for what in search.left_out) == many
     tried = [one.candidate for one in search.run().results]
-    assert sum("SGC" in what for what in told) == 29 * len(search.propagations)
+    assert sum("SGC" in what for what in steps) == 29 * len(search.propagations)
     for walk in search.propagations:
         losses = {
             one.depth: one.validation_loss
@@ -70,22 +75,22 @@ def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch
         }
         best = min(losses, key=lambda depth: losses[depth])
         assert (max(losses) == 29) or (many and max(losses) == best + PATIENCE)
-    assert any("left out" in what for what in told) == many
+    assert any("left out" in what for what in steps) == many
 
 
-def test_a_fill_that_is_named_and_cannot_be_had_is_refused(raises, tmp_path):
-    lacking = packed_graph(tmp_path / "single", nodes=600, entries=True)
+def test_an_imputation_that_is_named_and_impossible_is_refused(raises, tmp_path):
+    partly = packed_graph(tmp_path / "single", nodes=600, entries=True)
     vectors = packed_graph(tmp_path / "vectors", nodes=600)
     for fill in ("fp", "mass"):
-        with raises("not-together", f"fill '{fill}'", value=fill):
-            Streaming(lacking, tmp_path / "work", 10**9, fills=["zero", fill])
-        with raises("not-together", f"fill '{fill}'", value=fill):
+        with raises("not-together", f"imputation '{fill}'", value=fill):
+            Streaming(partly, tmp_path / "work", 10**9, imputations=["zero", fill])
+        with raises("not-together", f"imputation '{fill}'", value=fill):
             norms = ["PN"] if fill == "mass" else ["none"]
-            Streaming(vectors, tmp_path / "work", 10**9, fills=[fill], norms=norms)
-    by_itself = Streaming(lacking, tmp_path / "work", 10**9)
+            Streaming(vectors, tmp_path / "work", 10**9, imputations=[fill], norms=norms)
+    by_itself = Streaming(partly, tmp_path / "work", 10**9)
     assert {walk.imputation for walk in by_itself.propagations} == {"zero"}
     assert any("single features" in what for what in by_itself.left_out)
-    named = Streaming(vectors, tmp_path / "work", 10**9, fills=["fp", "mass"], norms=["none", "PN"])
+    named = Streaming(vectors, tmp_path / "work", 10**9, imputations=["fp", "mass"], norms=["none", "PN"])
     assert [(walk.imputation, walk.norm) for walk in named.propagations] == [("mass", "none"), ("fp", "PN")]
 
 
@@ -108,14 +113,15 @@ def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
         assert outcome.best.validation_loss == min(losses)
     elif metric == "accuracy":
         assert outcome.best.rank == max(one.candidate.rank for one in outcome.results)
-    else:
-        assert f"| {metric.replace('-', ' ')} |" in outcome.report()
+    page = render_markdown(streamed_page(outcome))
+    assert f"| {metric.replace('-', ' ')} |" in page
     assert outcome.results[0].score == max(one.score for one in outcome.results)
     test = torch.from_numpy(outcome.logits[rows.test]) / outcome.temperature
     weighted = test.softmax(1).numpy() / rows.prior**tilt
     said = np.bincount(weighted.argmax(1), minlength=len(shares))
     assert np.array_equal(outcome.scores.confusion.sum(0), said)
-    assert f"by its {metric.replace('-', ' ')} on" in outcome.report()
+    assert f"by its {metric.replace('-', ' ')} on" in page
+    assert f"{100 * outcome.scores.accuracy:.1f}%" in page
 
 
 def test_rows_are_a_split_of_the_labeled(tmp_path):
@@ -146,3 +152,23 @@ def test_numbers_that_no_sound_graph_has(tmp_path, raises, name, code):
     search = Streaming(packed, tmp_path / "work", 10**9, depths=[1], norms=["none"], scales=[1.0])
     with raises(code):
         search.run().write(tmp_path)
+
+
+def test_the_plan_counts_classes(tmp_path, raises):
+    packed = packed_graph(tmp_path / "graph", nodes=600)
+    search = Streaming(packed, tmp_path / "work", 10**9, depths=[1])
+    few, rows = search.plan, search.plan.rows
+    many = replace(few, classes=8000)
+    assert many.peak(1) - few.peak(1) >= 64 * rows * (8000 - few.classes)
+    with raises("too-large"):
+        replace(few, rows=16_000, classes=8000).width
+
+
+def test_predictions_are_written_in_small_batches(tmp_path, monkeypatch):
+    packed = packed_graph(tmp_path / "graph", nodes=600)
+    outcome = Streaming(packed, tmp_path / "work", 10**9, depths=[1], norms=["none"], scales=[1.0]).run()
+    outcome.write(tmp_path)
+    whole = (tmp_path / "predictions.csv").read_bytes()
+    monkeypatch.setattr(streaming, "BATCH_ENTRIES", 100)
+    outcome.write(tmp_path)
+    assert (tmp_path / "predictions.csv").read_bytes() == whole

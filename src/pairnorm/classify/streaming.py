@@ -1,22 +1,21 @@
-"""``fit`` for graphs larger than memory: the candidates that stream, and predictions written as they come."""
+"""``fit`` for graphs larger than memory: candidates that stream, and predictions written in batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.base.escaping import markdown
-from pairnorm.base.memory import size
 from pairnorm.classify.candidates.candidate import Candidate
 from pairnorm.classify.candidates.prepared import MANY_NODES
+from pairnorm.classify.candidates.task import Tick
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows
@@ -36,31 +35,32 @@ from pairnorm.train.propagation import COLUMNS_PER_LINE, MAX_WIDTH, Plan, Propag
 from pairnorm.train.ray_backend import RayBlocks
 from pairnorm.train.schedule import PLACES
 
+if TYPE_CHECKING:
+    import pandas
+
 # Fewer than in memory: a propagation reaches the last of them before any is evaluated.
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-MOST_VALIDATED = 10_000
+MAX_VALIDATION_ROWS = 10_000
 ALPHA, ROUNDS = 0.9, 50
-BATCH = 2**16
-"""Nodes whose classes are looked at together."""
+# Probabilities in memory at a time: nodes times classes.
+BATCH_ENTRIES = 2**22
 LEFT_OUT = (
     "GCN, GAT, GCNII and APPNP, which keep a state per layer for their gradients",
     "PN-SCS, whose rows are scaled by all columns before they are centered",
     "row scaling: columns are standardized",
 )
 
-Tell = Callable[[str], None]
-
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The nodes that a model learns from, is chosen by and is evaluated on.
+    """The nodes that train, select and evaluate a model.
 
     Args:
-        train: int64, about 20,000 at most, of every class its share.
-        validation: int64, likewise, about 10,000.
+        train: int64, a stratified sample of at most about 20,000.
+        validation: int64, likewise of about 10,000.
         test: int64, all of them.
         train_labels: int32 [n], the labels of all training nodes, -1 elsewhere.
-        prior: [classes], the share of each among those; none is quite 0.
+        prior: [classes], the share of each among those, above 0.
     """
 
     train: NDArray[np.int64]
@@ -71,7 +71,7 @@ class Rows:
 
     @classmethod
     def of(cls, graph: PackedGraph, seed: int) -> Rows:
-        """Take the split of the graph, and draw what it lacks."""
+        """Take the split of the graph, and draw missing parts."""
         labeled = np.flatnonzero(graph.labels >= 0)
         labels, split = graph.labels[labeled].astype(np.int64), graph.split[labeled]
         train, validation, test = (torch.from_numpy(split == part) for part in range(3))
@@ -81,20 +81,20 @@ class Rows:
         )  # fmt: skip
         parts = [mask.numpy() for mask in complete_split(few, seed)]
         if not parts[1].any():
-            problem = "no labeled node is left to choose a model by"
+            problem = "no labeled node is left to select a model"
             raise PairNormError(problem, code="no-validation", hint="Label more nodes.")
         train_labels = np.full(graph.facts.nodes, -1, np.int32)
         train_labels[labeled[parts[0]]] = labels[parts[0]]
-        learned, held = (
+        train_rows, validation_rows = (
             labeled[part][subsample(torch.from_numpy(labels[part]), most).numpy()]
-            for part, most in zip(parts, (MAX_TRAINING_ROWS, MOST_VALIDATED), strict=False)
+            for part, most in zip(parts, (MAX_TRAINING_ROWS, MAX_VALIDATION_ROWS), strict=False)
         )
         counts = np.bincount(labels[parts[0]], minlength=len(graph.facts.classes)).clip(min=1)
-        return cls(learned, held, labeled[parts[2]], train_labels, counts / counts.sum())
+        return cls(train_rows, validation_rows, labeled[parts[2]], train_labels, counts / counts.sum())
 
 
 class Streamed(NamedTuple):
-    """A candidate that was tried: its score by the metric, and its propagation, if any."""
+    """An evaluated candidate: its score by the metric, and its propagation, if any."""
 
     candidate: Candidate
     score: float
@@ -102,29 +102,29 @@ class Streamed(NamedTuple):
 
     @property
     def validation_loss(self) -> float:
-        """That of the candidate."""
+        """Mean cross-entropy on the validation nodes."""
         return self.candidate.validation_loss
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """What the best has most of: score; then what the best by accuracy has."""
+        """Sort key: the score; then accuracy, loss and depth."""
         return -inf if isnan(self.score) else self.score, *self.candidate.rank
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What was found.
+    """The result of a search.
 
     Args:
         graph: the graph.
-        plan: what memory was planned.
+        plan: its memory.
         rows: the nodes used.
         results: all candidates, the best first.
         logits: [n, classes], mapped.
         temperature: of the probabilities.
         left_out: what was not tried, and why.
-        metric: what it was chosen by.
-        tilt: by which rare classes are predicted more often, see ``decide``.
+        metric: that selected the best.
+        tilt: of the decision rule, see ``decide``.
     """
 
     graph: PackedGraph
@@ -139,16 +139,16 @@ class Outcome:
 
     @property
     def best(self) -> Candidate:
-        """The one that delivers."""
+        """The candidate that predicts."""
         return self.results[0].candidate
 
     @property
     def scores(self) -> Scores:
-        """How good the predictions of the test nodes are."""
+        """The scores on the test nodes."""
         labels = self.graph.labels[self.rows.test].astype(np.int64)
         predicted = [
-            self._predicted(self._probabilities(self.logits[self.rows.test[start : start + BATCH]]))
-            for start in range(0, len(labels), BATCH)
+            self._predicted(self._probabilities(self.logits[self.rows.test[start : start + self._batch]]))
+            for start in range(0, len(labels), self._batch)
         ]
         return Scores.of(labels, np.concatenate([labels[:0], *predicted]), len(self.graph.facts.classes))
 
@@ -163,77 +163,56 @@ class Outcome:
         return predicted
 
     def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
-        """Write the predictions batch by batch, and the report.
-
-        Args:
-            folder: where to.
-            parquet: as Parquet too.
-            spreadsheet_safe: see ``write_rows``.
-        """
-        start, writer, classes = 0, None, np.array(self.graph.facts.classes)
+        """Write the predictions, a batch of nodes at a time, as CSV and, where ``parquet``, as Parquet."""
+        writer = None
         try:
             with open(folder / "predictions.csv", "w", encoding="utf-8", newline="") as file:
-                for ids in self.graph.ids():
-                    rows = slice(start, start + len(ids))
-                    probabilities = self._probabilities(self.logits[rows])
-                    missing, labeled = self.graph.missing[rows] == 2, self.graph.labels[rows] >= 0
-                    frame = prediction_rows(
-                        ids, self._predicted(probabilities), classes, probabilities, missing, labeled
-                    )
-                    write_rows(frame, file, spreadsheet_safe, header=start == 0)
+                for number, frame in enumerate(self._frames()):
+                    write_rows(frame, file, spreadsheet_safe, header=number == 0)
                     if parquet:
                         writer = _append(writer, frame, folder / "predictions.parquet")
-                    start = rows.stop
         finally:
             if writer is not None:
                 writer.close()
-        (folder / "report.md").write_text(self.report(), encoding="utf-8")
 
-    def report(self) -> str:
-        """Return what was done and how far to trust it, as Markdown."""
-        scores, rows = self.scores, self.rows
-        low, high = scores.interval
-        best: dict[tuple[str, ...], Streamed] = {}  # of every method
+    def _frames(self) -> Iterator[pandas.DataFrame]:
+        """Yield the rows of ``predictions.csv``, a batch of nodes at a time."""
+        first, classes = 0, np.array(self.graph.facts.classes)
+        for names in self.graph.ids():
+            for start in range(0, len(names), self._batch):
+                ids = names[start : start + self._batch]
+                rows = slice(first, first + len(ids))
+                probabilities = self._probabilities(self.logits[rows])
+                missing, labeled = self.graph.missing[rows] == 2, self.graph.labels[rows] >= 0
+                predicted = self._predicted(probabilities)
+                yield prediction_rows(ids, predicted, classes, probabilities, missing, labeled)
+                first = rows.stop
+
+    @property
+    def _batch(self) -> int:
+        """How many nodes have their probabilities in memory at a time."""
+        return max(1, BATCH_ENTRIES // len(self.graph.facts.classes))
+
+    @property
+    def best_by_method(self) -> list[Streamed]:
+        """The best candidate of each model, norm and imputation, the best first."""
+        best: dict[tuple[str, ...], Streamed] = {}
         for one in self.results:
             best.setdefault((one.candidate.model, one.candidate.norm, one.candidate.setting), one)
-        metric = self.metric.replace("-", " ")
-        shown = "" if self.metric in ("accuracy", "loss") else f" {metric} |"
-        lines = [
-            f"# {markdown(self.graph.folder.name)}", "",
-            *(f"- {what}: {markdown(text)}" for what, text in self.graph.describe()), "",
-            "## Accuracy", "",
-            f"On {scores.count:,} test nodes, which no choice has seen: **{scores.accuracy:.1%}** "
-            f"(95% interval {low:.1%} to {high:.1%}), balanced {scores.balanced_accuracy:.1%}, "
-            f"macro F1 {scores.macro_f1:.1%}.", "",
-            "## Chosen", "",
-            f"{self.best.name}{f' ({self.best.setting})' if self.best.setting else ''}, by its "
-            f"{metric} on {len(rows.validation):,} validation nodes; learned from "
-            f"{len(rows.train):,} of {np.count_nonzero(rows.train_labels >= 0):,} training nodes (at most "
-            f"{MAX_TRAINING_ROWS:,}, of every class its share; candidates were compared on "
-            f"{min(ENOUGH, len(rows.train)):,}).", "",
-            f"| candidate | setting |{shown} validation accuracy | loss |",
-            f"| --- | --- |{shown and ' ---: |'} ---: | ---: |",
-            *(f"| {one.name} | {one.setting} |{shown and f' {score:.1%} |'} {one.validation_accuracy:.1%} | "
-              f"{one.validation_loss:.3f} |" for one, score, _ in best.values()), "",
-            "## Not tried", "", *(f"- {what}" for what in self.left_out), "",
-            "## Memory", "",
-            f"At most {size(self.plan.peak(self.plan.width))} were planned, in blocks of {self.plan.width} "
-            f"columns, of {size(self.plan.memory)} allowed.", "",
-        ]  # fmt: skip
-        return "\n".join(lines)
+        return list(best.values())
 
 
-def _check_fills(fills: Sequence[str], norms: Sequence[str] | None, graph: PackedGraph) -> None:
-    """Refuse a fill that is asked for and cannot be had while columns are propagated in blocks."""
+def _check_imputations(names: Sequence[str], norms: Sequence[str] | None, graph: PackedGraph) -> None:
+    """Refuse a requested imputation that propagation in blocks of columns cannot do."""
     vectors, single = graph.facts.missing
-    for fill in fills:
-        alone = fill == "mass"  # known mass arrives beside a state that no norm changes
+    for fill in names:
+        alone = fill == "mass"  # the mass is propagated next to a state that no norm changes
         if one_of("fill", fill, FILLS) == "zero":
             continue
         if single:
-            problem = f"fill {fill!r} of a packed graph needs nodes that have all features or none"
+            problem = f"imputation {fill!r} of a packed graph needs nodes that have all features or none"
         elif vectors and norms and not any((norm == "none") == alone for norm in norms):
-            problem = f"fill {fill!r} of a packed graph goes with {'no norm' if alone else 'a norm'}"
+            problem = f"imputation {fill!r} of a packed graph goes with {'no norm' if alone else 'a norm'}"
         else:
             continue
         raise PairNormError(
@@ -257,23 +236,23 @@ def _append(writer: Any, frame: Any, path: Path) -> Any:
 
 
 class Streaming:
-    """A search over the candidates that stream; made, its plan and steps are known before any work.
+    """A search over candidates that stream; its plan and steps are known before any work.
 
     Args:
         graph: the graph.
-        work: a folder for what is finished, so that a killed search goes on.
-        memory: bytes that may be taken.
+        work: a folder for finished parts, from which a killed search resumes.
+        memory: the most bytes to use.
         depths: of SGC.
         norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``default_norms``.
         scales: PairNorm's s.
-        fills: what stands in for vectors that are missing: ``"zero"``, ``"mass"``, ``"fp"``. Default: what
-            can be had; one that is named and cannot is an error.
-        metric: what the model is chosen by, one of ``METRICS``.
-        spreads: whether label propagation is tried too; without features it is all that there is.
+        imputations: of missing vectors: ``"zero"``, ``"mass"``, ``"fp"``. Default: all that are possible; a
+            named one that is not is an error.
+        metric: that selects the model, one of ``METRICS``.
+        label_propagation: whether to try it too; without features it is the only candidate.
         seed: of a split that is drawn.
-        on: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to the one
-            that this machine is in.
-        tell: is told of every step.
+        backend: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to
+            the one that this machine is in.
+        on_progress: called with the name of every finished step.
     """
 
     def __init__(
@@ -285,12 +264,12 @@ class Streaming:
         depths: Sequence[int] = DEPTHS,
         norms: Sequence[str] | None = None,
         scales: Sequence[float] = SCALES,
-        fills: Sequence[str] | None = None,
+        imputations: Sequence[str] | None = None,
         metric: str = "accuracy",
-        spreads: bool = True,
+        label_propagation: bool = True,
         seed: int = 0,
-        on: str = "here",
-        tell: Tell = lambda done: None,
+        backend: str = "here",
+        on_progress: Tick = lambda done: None,
     ) -> None:
         if not graph.facts.classes:
             problem = f"{graph.folder}: no node has a class"
@@ -299,52 +278,55 @@ class Streaming:
         graph.check()
         depths = sorted({whole_number("depth", depth, 1, DEEPEST) for depth in depths})
         scales = [real_number("scale", scale, least=LEAST_SCALE, most=LARGEST_SCALE) for scale in scales]
-        self.graph, self.work, self.scales, self.tell = graph, work, sorted(scales), tell
-        self._spreads = spreads
+        self.graph, self.work, self.scales, self.on_progress = graph, work, sorted(scales), on_progress
+        self._with_label_propagation = label_propagation
         self.rows = Rows.of(graph, seed)
-        kept = np.concatenate([self.rows.train, self.rows.validation])
-        self.cluster = RayBlocks() if one_of("on", on, PLACES) == "ray" else None
+        stored = np.concatenate([self.rows.train, self.rows.validation])
+        self.cluster = RayBlocks() if one_of("backend", backend, PLACES) == "ray" else None
         widest = MAX_WIDTH
-        if self.cluster is not None:  # as narrow as is no waste, so that all have some
+        if self.cluster is not None:  # narrow blocks, so that every worker has some
             memory, widest = min(memory, self.cluster.memory), COLUMNS_PER_LINE
-        self.plan = Plan(graph.facts.nodes, graph.facts.features, len(kept), len(depths), memory, widest)
+        facts = graph.facts
+        self.plan = Plan(
+            facts.nodes, facts.features, len(stored), len(depths), memory, widest, len(facts.classes)
+        )
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
-        if fills is not None:
-            _check_fills(fills, norms, graph)
-        fills = FILLS if fills is None else fills
+        if imputations is not None:
+            _check_imputations(imputations, norms, graph)
+        names = FILLS if imputations is None else imputations
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
         self._limits = SearchLimits(many, numbers, one_of("metric", metric, METRICS))
         usual = norms or default_norms("rw", many)
-        methods = [("zero", norm) for norm in usual if "zero" in fills or not whole]
+        methods = [("zero", norm) for norm in usual if "zero" in names or not whole]
         if whole:
-            methods += [("mass", "none")] if "none" in (norms or ["none"]) and "mass" in fills else []
-            methods += [("fp", norm) for norm in usual if norm != "none" and "fp" in fills]
+            methods += [("mass", "none")] if "none" in (norms or ["none"]) and "mass" in names else []
+            methods += [("fp", norm) for norm in usual if norm != "none" and "fp" in names]
         self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
             self.left_out += ("the mass fill and feature propagation, as single features are missing",)
         if many and norms is None:
             self.left_out += ("PN-SI, whose states lie on disk: there are many nodes",)
         self.propagations = [
-            Propagation(graph, work, kept, tuple(depths), self.plan.width, fill, norm, tell)
+            Propagation(graph, work, stored, tuple(depths), self.plan.width, fill, norm, on_progress)
             for fill, norm in (methods if graph.facts.features else [])
         ]
 
     @property
     def steps(self) -> int:
-        """How often ``tell`` is called at most, the last steps of a prediction not counted."""
+        """The most calls of ``on_progress``, without the last steps of a prediction."""
         return sum(propagation.steps + len(propagation.depths) for propagation in self.propagations) + 1
 
     def run(self) -> Outcome:
-        """Try all, and let the best deliver."""
+        """Evaluate all candidates, and predict with the best."""
         tried: list[Streamed] = []
         if self.cluster is not None:
             self.cluster.run(self.propagations, self.plan.peak(self.plan.width))
         for propagation in self.propagations:
             propagation.run()
             tried += self._candidates(propagation)
-        spread: Any = None  # nobody asks for it then
-        if self._spreads or not tried:
-            spread, one = self._spread()
+        spread: Any = None
+        if self._with_label_propagation or not tried:
+            spread, one = self._propagate_labels()
             tried.append(one)
         tried.sort(key=lambda one: one.rank, reverse=True)
         best = tried[0]
@@ -379,7 +361,7 @@ class Streaming:
         """Yield an SGC for every depth and scale that ``SearchLimits`` does not leave out."""
         steps = (self._tried(propagation, depth) for depth in propagation.depths)
         name = f"SGC-{propagation.norm}, {propagation.imputation}"
-        for _, tried in self._limits.depths(propagation.depths, steps, self.tell, name):
+        for _, tried in self._limits.depths(propagation.depths, steps, self.on_progress, name):
             yield from tried
 
     def _tried(self, propagation: Propagation, depth: int) -> Iterator[Streamed]:
@@ -401,24 +383,25 @@ class Streaming:
         ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale], gradient)
         return propagation.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
 
-    def _spread(self) -> tuple[NDArray[np.float32], Streamed]:
+    def _propagate_labels(self) -> tuple[NDArray[np.float32], Streamed]:
         """Return label propagation as logits; where nothing arrives, the most frequent class is best."""
         path = self.work / "labels"
-        found = label_propagation(self.graph, self.rows.train_labels, ALPHA, ROUNDS, self.plan.width, path)
+        logits = label_propagation(self.graph, self.rows.train_labels, ALPHA, ROUNDS, self.plan.width, path)
         classes = len(self.graph.facts.classes)
         counts = np.bincount(self.rows.train_labels[self.rows.train_labels >= 0], minlength=classes).astype(
             np.float32
         )
-        for start in range(0, len(found), BATCH):
-            part = found[start : start + BATCH]
+        batch = max(1, BATCH_ENTRIES // classes)
+        for start in range(0, len(logits), batch):
+            part = logits[start : start + batch]
             np.log(part + np.float32(1e-12) * counts + np.float32(1e-30), out=part)
         candidate = Candidate("label propagation", setting=f"α = {ALPHA:g}")
-        self.tell("label propagation")
-        return found, self._evaluate(candidate, torch.from_numpy(found[self.rows.validation]))
+        self.on_progress("label propagation")
+        return logits, self._evaluate(candidate, torch.from_numpy(logits[self.rows.validation]))
 
 
 def _check_finite(graph: PackedGraph, state: torch.Tensor) -> None:
     if not state.isfinite().all():
-        problem = f"{graph.folder}: what arrives at some nodes is no finite number"
+        problem = f"{graph.folder}: the states of some nodes are not finite"
         hint = "Pack the graph again with smaller weights."
         raise PairNormError(problem, code="not-finite", value=str(graph.folder), hint=hint)

@@ -289,7 +289,7 @@ def _run_packed(options: Namespace) -> Result:
     from pairnorm.classify.search_space import FILLS
     from pairnorm.classify.streaming import Streaming
     from pairnorm.data import Graph
-    from pairnorm.report.fit_report import result_folder
+    from pairnorm.report.fit_report import result_folder, streamed_page, write_document
     from pairnorm.train.spec import NORMS
 
     start, out, steps = time.monotonic(), options.out, count(1)
@@ -297,7 +297,7 @@ def _run_packed(options: Namespace) -> Result:
         "depths": _parse_list(options.depth, int),
         "norms": _parse_list(options.norm, str, NORMS),
         "scales": _parse_list(options.scale, float),
-        "fills": _parse_list(options.impute, str, FILLS),
+        "imputations": _parse_list(options.impute, str, FILLS),
         "metric": options.metric or "auto",
     }
     graph = Graph.open(options.graph)
@@ -309,9 +309,9 @@ def _run_packed(options: Namespace) -> Result:
         search = Streaming(
             graph, work, free_memory() if options.memory is None else parse_memory(options.memory),
             **{name: value for name, value in chosen.items() if value != "auto"},
-            spreads=options.model == "auto", seed=whole_number("seed", options.seed, 0, 2**62),
-            on=options.backend,
-            tell=lambda what: on_progress("Propagating", min(next(steps), search.steps), search.steps, what),
+            label_propagation=options.model == "auto", seed=whole_number("seed", options.seed, 0, 2**62),
+            backend=options.backend,
+            on_progress=lambda what: show("Propagating", min(next(steps), search.steps), search.steps, what),
         )  # fmt: skip
         plan = search.plan
         console.show(
@@ -320,9 +320,10 @@ def _run_packed(options: Namespace) -> Result:
         )
         if search.cluster is not None:
             console.show(f"Blocks are computed on {search.cluster.cores} cores of a Ray cluster.")
-        with console.progress() as on_progress:
+        with console.progress() as show:
             outcome = search.run()
         outcome.write(folder, has_parquet(), options.spreadsheet_safe)
+        write_document(streamed_page(outcome), folder)
         scores = outcome.scores
     low, high = scores.interval
     console.show(

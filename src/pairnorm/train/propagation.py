@@ -62,10 +62,11 @@ def ignore_progress(message: str) -> None:
 class Plan:
     r"""The memory that a propagation takes, known before it starts. Mapped pages of files do not count.
 
-    $$\text{bytes} = 8 n (B + 1) + 16 n + 4 B r k + 32 F r + 2.7 \cdot 10^8$$
+    $$\text{bytes} = 8 n (B + 1) + 16 n + 4 B r k + 32 F r + 64 C r + 32 C^2 + 2.7 \cdot 10^8$$
 
-    for n nodes, blocks of B of the F columns, and r rows stored of k depths: two states; the numbers per node
-    of imputations and PN-SI; the stored rows of a block; the data of the regression; Python.
+    for n nodes, blocks of B of the F columns, r rows stored of k depths, and C classes: two states; the
+    numbers per node of imputations and PN-SI; the stored rows of a block; the data and the probabilities of
+    the regression; the confusion matrix; Python.
 
     Args:
         nodes: n.
@@ -74,6 +75,7 @@ class Plan:
         depths: k.
         memory: bytes that it may take.
         max_width: the most columns of a block.
+        classes: C.
     """
 
     nodes: int
@@ -82,11 +84,13 @@ class Plan:
     depths: int
     memory: int
     max_width: int = MAX_WIDTH
+    classes: int = 0
 
     def peak(self, width: int) -> int:
         """Return the peak memory in bytes with blocks of ``width`` columns."""
         states = 8 * self.nodes * (width + 1) + 16 * self.nodes
-        return states + 4 * width * self.rows * self.depths + 32 * self.features * self.rows + BASE_BYTES
+        regression = 32 * self.features * self.rows + 64 * self.classes * self.rows + 32 * self.classes**2
+        return states + 4 * width * self.rows * self.depths + regression + BASE_BYTES
 
     @cached_property
     def width(self) -> int:
@@ -98,11 +102,11 @@ class Plan:
                 return int(width)
         raise PairNormError(
             f"a propagation over {self.nodes:,} nodes that stores {self.rows:,} rows of {self.depths} depths "
-            f"takes {size(self.peak(1))} for a single column",
+            f"for {self.classes:,} classes takes {size(self.peak(1))} for a single column",
             code="too-large",
             value=self.peak(1),
             expected=f"at most {size(self.memory)}",
-            hint="Allow {memory}, or ask for fewer depths.",
+            hint="Allow {memory}, or ask for fewer depths, or merge rare classes.",
             memory=size(1.1 * self.peak(1)),
         )
 
