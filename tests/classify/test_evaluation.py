@@ -52,6 +52,21 @@ def test_stated_average_precision_of_a_rare_class_is_unbiased() -> None:
     assert covered >= 34
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "balanced-accuracy", "macro-f1"])
+def test_the_difference_of_two_models_is_that_of_their_confusion_matrices(metric: str) -> None:
+    """With a thousand classes, a matrix per node would take gigabytes."""
+    random = np.random.default_rng(0)
+    labels = np.arange(2000) % 1000
+    models = [
+        np.where(random.random(2000) < share, labels, random.integers(0, 1000, 2000)) for share in (0.8, 0.6)
+    ]
+    probabilities = np.zeros((2000, 1000), dtype=np.float32)
+    gain, low, high = metric_difference(metric, labels, *((one, probabilities) for one in models))
+    ours, theirs = (Scores.of(labels, one, 1000).value(metric) for one in models)
+    assert gain == pytest.approx(ours - theirs)
+    assert low < gain < high
+
+
 def test_rankings_of_several_models_do_not_depend_on_how_far_each_spreads() -> None:
     random = np.random.default_rng(0)
     labels, folds = random.integers(0, 2, 200), np.arange(200) % 2

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify import ClassifierWarning, complete_split
+from pairnorm.classify import ClassifierWarning, NodeClassifier, Task, complete_split, holdout
 from pairnorm.classify.holdout import (
     NUM_FOLDS,
     fingerprints,
@@ -158,6 +158,29 @@ def test_folds_hold_every_label_out_once_and_leave_none_without_its_class() -> N
         counts = torch.bincount(whole.labels[held], minlength=3)
         assert ((counts - torch.bincount(whole.labels[learnable], minlength=3) / NUM_FOLDS).abs() <= 1).all()
         assert len(torch.unique(whole.labels[learnable & ~held])) == 3
+
+
+def test_more_classes_than_memory_holds_are_refused(raises, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = graph([number % 8000 for number in range(16_000)] + [-1] * 8000)
+    monkeypatch.setattr(holdout, "free_memory", lambda: 8 * 2**30)
+    with raises("too-many-classes", "8,000 classes of 24,000 nodes take about", value=8000):
+        NodeClassifier().fit(many)
+    holdout.check_num_classes(graph([number % 200 for number in range(400)] + [-1] * 2000))
+
+
+def test_unreachable_nodes_of_a_fold_get_the_class_shares_of_its_training_labels() -> None:
+    """Of six nodes of class 0 and four of class 1, the folds hold out 2 + 1, 4 + 0 and 0 + 3."""
+    mine = graph([0] * 6 + [1] * 4)
+    masks = [
+        torch.tensor([number in held for number in range(10)])
+        for held in ({0, 1, 6}, {2, 3, 4, 5}, {7, 8, 9})
+    ]
+    train = torch.ones(10, dtype=torch.bool)
+    mine = mine.replace(train=train, validation=~train, missing=train)
+    task = Task(mine, mine.features, "rw", torch.device("cpu"), fold_masks=masks)
+    # One node of each class is added to the counts 4 + 3, 2 + 4 and 6 + 1 that are left.
+    expected = [[5 / 9, 4 / 9]] * 3 + [[3 / 8, 5 / 8]] * 4 + [[7 / 9, 2 / 9]] * 3
+    assert torch.allclose(task.held_out_fallback, torch.tensor(expected))
 
 
 def test_only_given_validation_nodes_make_folds_unnecessary() -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,19 @@ def test_both_kinds_of_gaps_are_imitated_at_once() -> None:
     torch.testing.assert_close(
         shares(after.missing, LABELED), shares(whole.missing, ~LABELED), atol=0.02, rtol=0
     )
+
+
+def test_gaps_of_columns_do_not_depend_on_nodes_that_lose_their_whole_vector() -> None:
+    """Without those nodes, and with a target that has no missing vectors, the same gaps are drawn."""
+    target = drawn(torch.tensor([0.5, 0.5, 0.5, 0.0]), 0)
+    target[torch.arange(NODES) % 2 == 0] = True
+    whole = graph(target & ~LABELED[:, None])
+    population = Target.estimate(whole)
+    hidden = population.mask(whole, LABELED)
+    rest = LABELED & ~hidden.all(1)
+    assert 900 < int(rest.sum()) < 1100
+    partly = replace(population, missing=population.missing[~population.missing_vectors])
+    assert torch.equal(partly.mask(whole, rest)[rest], hidden[rest])
 
 
 def test_nothing_is_hidden_where_held_out_nodes_are_like_the_target_or_lack_more() -> None:

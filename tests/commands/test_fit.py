@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -134,6 +135,31 @@ def test_what_other_libraries_warn_of_is_no_note_to_the_user(
     assert "theirs" not in report
     for text in (error, report):
         assert "labeled nodes are left to test on" in text
+
+
+def test_no_output_holds_the_password_of_a_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite ignores parameters that it does not know, so that a run with a password succeeds."""
+    files, logs = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "logs"
+    logs.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(logs))
+    with sqlite3.connect(tmp_path / "bank.db") as database:
+        for name, path in files._asdict().items():
+            pandas.read_csv(path).to_sql(name, database, index=False)
+    url = f"sqlite:///file:{tmp_path / 'bank.db'}?password=MARKER77&uri=true"
+    tables = ["--database", url, "--nodes", "nodes", "--edges", "edges"]
+    out = tmp_path / "run"
+    quick = ["--label", "risk", "--depth", "2", "--norm", "PN", "--scale", "10"]
+    assert cli.main(["fit", *tables, *quick, "--out", str(out)]) == 0
+    assert cli.main(["predict", "--run", str(out), *tables, "--out", str(tmp_path / "p.csv"), "--json"]) == 0
+    monkeypatch.setattr("pairnorm.data.Graph.from_files", lambda *_, **options: {}[str(options)])
+    assert cli.main(["fit", *tables, *quick, "--out", str(tmp_path / "other")]) == 70
+    texts = {"messages": "".join(capsys.readouterr())}
+    texts |= {path.name: path.read_text("latin-1") for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"model.json", "report.md", "report.html", "p.csv"} <= texts.keys()
+    assert any(name.endswith(".log") for name in texts)
+    assert [name for name, text in texts.items() if "MARKER77" in text] == []
 
 
 def test_one_label_per_class_is_enough_and_nothing_is_claimed(

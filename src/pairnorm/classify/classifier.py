@@ -25,6 +25,7 @@ from pairnorm.classify.conformal import Calibration
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import (
     ClassifierWarning,
+    check_num_classes,
     complete_split,
     fingerprints,
     folds,
@@ -196,6 +197,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.check_parameters()
         graph = graph.with_structure()
         check_features(graph)
+        check_num_classes(graph)
         given = graph.split
         split = complete_split(graph, self.random_state, self.time)
         graph = _without_column(graph, self.time)

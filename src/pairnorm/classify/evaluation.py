@@ -197,7 +197,13 @@ def confusion_metric(metric: str, confusion: NDArray[Any]) -> NDArray[np.float64
         confusion: [..., classes, classes].
     """
     right = np.diagonal(confusion, axis1=-2, axis2=-1).astype(np.float64)
-    true, predicted = confusion.sum(-1), confusion.sum(-2)
+    return _class_metric(metric, right, confusion.sum(-1), confusion.sum(-2))
+
+
+def _class_metric(
+    metric: str, right: NDArray[np.float64], true: NDArray[Any], predicted: NDArray[Any]
+) -> NDArray[np.float64]:
+    """Compute a metric of ``confusion_metric`` from counts per class, [..., classes]."""
     if metric == "accuracy":
         return np.asarray(right.sum(-1) / true.sum(-1))
     size = true if metric == "balanced-accuracy" else (true + predicted) / 2
@@ -373,10 +379,8 @@ def _sampled_metric(
     predicted, probabilities = model
     if metric in RANKING_METRICS:
         return np.asarray(_sampled_rankings(labels, probabilities, weights)[int(metric != "auc")])
-    classes = probabilities.shape[1]
-    pairs = np.zeros((len(labels), classes * classes))
-    pairs[np.arange(len(labels)), labels * classes + predicted] = 1
-    return confusion_metric(metric, (weights @ pairs).reshape(-1, classes, classes))
+    true, decided = (np.eye(probabilities.shape[1])[kinds] for kinds in (labels, predicted))
+    return _class_metric(metric, *(weights @ one for one in (true * decided, true, decided)))
 
 
 def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, quoted
+from pairnorm.base.memory import free_memory, size
 from pairnorm.classify.evaluation import RANKING_METRICS
 from pairnorm.data import Graph, Split
 from pairnorm.data.adjacency import along_and_against, csr_matrix
@@ -27,6 +28,8 @@ MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
 MANY_NAMES = 100_000
 # A label of more different numbers is likely a measurement.
 MANY_CLASSES = 30
+# Probabilities of all nodes, and of labeled nodes by candidate, that are in memory at a time.
+CLASS_COPIES, CLASS_CANDIDATES = 40, 100
 # What a column that alone predicts the label is found by.
 MIN_LEAK, MAX_MAJORITY, MIN_CHECKED, MAX_CHECKED = 0.99, 0.9, 100, 300
 
@@ -255,6 +258,20 @@ def _check_labels(graph: Graph) -> None:
 def _counts(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
     counts: NDArray[np.int64] = torch.bincount(graph.labels[mask], minlength=graph.num_classes).cpu().numpy()
     return counts
+
+
+def check_num_classes(graph: Graph) -> None:
+    """Refuse a graph whose probabilities of all classes, of all candidates, would not fit into memory."""
+    entries = CLASS_COPIES * graph.num_nodes + CLASS_CANDIDATES * int(graph.labeled.sum())
+    needed, free = 4 * graph.num_classes * (entries + graph.num_classes), free_memory()
+    if needed > free:
+        raise PairNormError(
+            f"{graph.num_classes:,} classes of {graph.num_nodes:,} nodes take about {size(needed)}, "
+            f"and {size(free)} are free",
+            code="too-many-classes",
+            value=graph.num_classes,
+            hint="Merge rare classes into one, or predict a coarser label.",
+        )
 
 
 def _check_train(graph: Graph, split: Split) -> None:
