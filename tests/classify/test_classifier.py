@@ -331,7 +331,7 @@ def test_where_all_nodes_look_alike_there_is_a_model_still() -> None:
 def test_where_nothing_else_is_labeled_there_is_no_score(small: Graph, raises) -> None:
     classifier = NodeClassifier(depth=2, norm="PN").fit(small)
     labels = torch.where(small.test, -1, small.labels)
-    with raises("nothing-to-judge"):
+    with raises("nothing-to-evaluate"):
         classifier.score(without_split(small).replace(labels=labels))
 
 

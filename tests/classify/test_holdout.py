@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from pairnorm.classify import ClassifierWarning, NodeClassifier, Task, complete_split, holdout
+from pairnorm.classify.cross_fitting import needs_cross_fitting
 from pairnorm.classify.holdout import (
     NUM_FOLDS,
     fingerprints,
     folds,
     label_predictors,
-    needs_cross_fitting,
     unseen,
     warn_label_predictors,
 )

@@ -1,27 +1,27 @@
-"""The classifier of a user's nodes, in scikit-learn's manner."""
+"""``NodeClassifier``: the estimator of node classes, in the manner of scikit-learn."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import isinf
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.classify.candidates.average import Average
-from pairnorm.classify.candidates.candidate import Candidate, Tick
+from pairnorm.classify.candidates.candidate import Candidate
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.conformal import Calibration
+from pairnorm.classify.cross_fitting import cross_fit, needs_cross_fitting
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import (
     ClassifierWarning,
@@ -30,9 +30,9 @@ from pairnorm.classify.holdout import (
     fingerprints,
     folds,
     holds,
-    needs_cross_fitting,
     unseen,
     warn_label_predictors,
+    without_column,
 )
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Choice, search
@@ -40,7 +40,6 @@ from pairnorm.classify.search_space import parse_search_space, plan, resolve_tim
 from pairnorm.classify.target import Target, hide, lacks_most
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
-from pairnorm.data.features import take_columns
 from pairnorm.data.graph import check_graph
 from pairnorm.nn import Normalization
 from pairnorm.nn.propagate import NORMALIZATIONS
@@ -54,52 +53,48 @@ if TYPE_CHECKING:
 
 
 class UnfittedError(PairNormError, NotFittedError):  # type: ignore[misc]
-    """A prediction was asked of a classifier that is not fitted; scikit-learn's ``NotFittedError``."""
+    """A classifier that is not fitted was used to predict; scikit-learn's ``NotFittedError``."""
 
 
 class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learns the classes of some nodes of a graph and predicts them for all, also where features are missing.
 
-    Parameters only go into the constructor; what is learned ends in an underscore: ``classes_``, ``best_``
-    (the chosen ``Candidate``, or what the average is), ``parts_`` (what it consists of: how often each was
-    taken, and the ``Candidate``), ``search_`` (all that were tried), ``model_`` (the chosen one, fitted),
-    ``scaling_``, ``task_`` and ``choice_`` (what it was learned from, and how it is learned: not saved),
-    ``encoder_`` (how columns of files became features: ``Graph.from_files(..., encoder=...)``
-    reads others alike), ``temperature_`` (how much probabilities were softened to fit the validation nodes),
-    ``prior_`` and ``tilt_`` (the class with the largest p / prior^tilt is predicted), ``split_``,
-    ``probabilities_`` of the graph's nodes, ``evaluation_probabilities_`` (the same from training labels
-    alone), ``held_out_``, the ``Scores`` of those on the test nodes, which no choice has seen, and, where few
-    test nodes are of a rare class, ``cross_fitted_``, the ``Scores`` of all labeled nodes, held out in turn.
+    Follows scikit-learn: parameters go into the constructor, fitted attributes end in an underscore.
+    ``classes_``; ``best_``, the selected ``Candidate`` or the ensemble; ``parts_``, its members with their
+    weights; ``search_``, all candidates; ``encoder_``, which reads later files the same way;
+    ``probabilities_`` of the graph's nodes and ``evaluation_probabilities_``, those of the model that was not
+    trained on test labels; ``held_out_``, its ``Scores`` on the test nodes; ``cross_fitted_``, the ``Scores``
+    of all labeled nodes, held out in turn, where few test nodes are of a rare class; ``split_``.
 
-    SGC's part is convex and solved to the end, so it is the same for every seed; networks are trained once
-    per seed, and their probabilities averaged.
+    The regression of an SGC is convex and solved to convergence, so that seeds do not matter. Networks are
+    trained once per seed, and their probabilities averaged.
 
     Args:
         model: ``"SGC"``, ``"label propagation"``, ``"logistic regression"``, ``"boosted trees"``, ``"most
             frequent class"``, ``"GCN"``, ``"GAT"``, ``"GCNII"``, ``"APPNP"``, several, or ``"auto"``: all but
-            the last four, networks, which join when a time limit is given (only SGC where a depth, norm,
-            scale or fill is given).
+            the last four, networks, which need a time limit (only SGC where a depth, norm, scale or fill is
+            given).
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: PN and
             PN-SI for SGC (which without a norm is one of another scale), none and PN-SI for GCN and GAT.
         scale: PairNorm's s, several, or ``"auto"``. For SGC it is also the strength of regularization.
-        fill: what stands in for missing features before an SGC: ``"zero"``, ``"fp"`` (feature propagation),
+        fill: the imputation of missing features for SGC: ``"zero"``, ``"fp"`` (feature propagation),
             ``"mass"`` (means of known values), several, or ``"auto"``: all.
-        metric: what the model is chosen by: ``"loss"``, ``"accuracy"``, ``"balanced-accuracy"``,
+        metric: that selects the model: ``"loss"``, ``"accuracy"``, ``"balanced-accuracy"``,
             ``"macro-f1"``, ``"average-precision"`` or ``"auc"``. With balanced accuracy and macro F1, classes
             are predicted by probabilities that are weighted against their frequency.
         class_weight: ``"balanced"`` predicts the class with the largest p / share of the class, which finds
             rare ones more often; ``"auto"`` leaves it to the metric.
-        simple: one model, the best, instead of an average of several.
-        refit: after the choice, learn from all labeled nodes but those that the graph's split tests on.
-        time: the feature that orders nodes in time: the latest labeled nodes are held out. It is not learned
-            from, as the nodes to predict come later still.
+        simple: use the best model instead of an ensemble.
+        refit: after the selection, fit on all labels except those of the graph's test nodes.
+        time: the feature that orders nodes in time: the latest labeled nodes are held out. The column itself
+            is not used.
         target: what the nodes to predict lack, so that held-out nodes are masked like them: ``"auto"`` for
             what unlabeled nodes lack, ``"labeled"`` for what labeled ones do, or a share without features.
         scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
-        directed: ``"yes"`` tries boosted trees too that tell in- from out-neighbors, ``"no"`` does not;
-            ``"auto"`` does where some edges are listed both ways and some in one direction only.
+        directed: ``"yes"`` also tries boosted trees that distinguish in- from out-neighbors, ``"no"`` does
+            not; ``"auto"`` does where some edges are listed both ways and some in one direction only.
         hidden: width of networks; 0 for the paper's.
         dropout: of networks.
         epochs: of networks.
@@ -107,7 +102,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         time_limit: seconds, or a text such as ``"5m"``, for the search: when it ends, the best candidates so
             far are delivered. 0 for an exhaustive search. Default: 60 s up to 20,000 nodes, and longer for
             larger graphs.
-        checkpoints: folder in which their training is kept every few epochs; what is there is gone on with.
+        checkpoints: folder in which networks are saved every few epochs, and resumed from.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         random_state: the first seed, and that of the split.
 
@@ -183,12 +178,12 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(
         self, graph: Graph, y: None = None, *, progress: Callable[[int, int, str], None] | None = None
     ) -> Self:
-        """Choose a model by validation and learn it.
+        """Select a model by validation and fit it.
 
         Args:
-            graph: with labels on some nodes. What its split lacks is drawn, class by class.
+            graph: with labels on some nodes. Missing parts of its split are drawn, class by class.
             y: not used; labels are in the graph.
-            progress: is told (steps done, steps in all, what was done last).
+            progress: called with the number of finished steps, of all steps, and the name of the last one.
         """
         check_graph(graph)
         if y is not None:
@@ -200,7 +195,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_num_classes(graph)
         given = graph.split
         split = complete_split(graph, self.random_state, self.time)
-        graph = _without_column(graph, self.time)
+        graph = without_column(graph, self.time)
         target = Target.estimate(graph, self.target)
         graph = graph.with_split(split)
         warn_label_predictors(graph, split.train | split.validation)
@@ -208,8 +203,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         task = self._task(graph, given, target, scaling)
         families, done = plan(self, hide(task.graph, task.hidden)), 0
         steps = sum(family.steps for family in families) + 2 + self.refit
-        if self.time is None and needs_cross_fitting(graph, given, self.metric):
-            steps += len(task.fold_masks)
+        cross_fitted = needs_cross_fitting(graph, given, self.metric) and self.time is None
+        steps += len(task.fold_masks) if cross_fitted else 0
 
         def tick(what: str) -> None:
             nonlocal done
@@ -266,59 +261,21 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.probabilities_ = self._probabilities(prepared)
             tick("learned from all labels")
         self.cross_fitted_ = None
-        if self.time is None and needs_cross_fitting(graph, given, self.metric) and task.fold_masks:
-            self.cross_fitted_ = self._cross_fit(graph, task.fold_masks, tick)
+        if cross_fitted and task.fold_masks:
+            self.cross_fitted_ = cross_fit(self, graph, task.fold_masks, tick)
         names = fingerprints(graph)
         self._seen = names[learned.cpu().numpy()]
         self._tested = names[(split.test & learned).cpu().numpy()]
         return self
 
-    def _cross_fit(self, graph: Graph, folds: Sequence[Tensor], tick: Tick) -> Scores | None:
-        """Evaluate every labeled node by a model that was neither trained nor selected on it.
-
-        The test nodes have such a model. Each fold of the others is held out as they were, from a search of
-        its own within a share of the time limit. Returns None after Ctrl-C.
-        """
-        limit = resolve_time_limit(self.time_limit, graph.num_nodes)
-        models = sorted({one.model for one in self.search_})
-        other = clone(self).set_params(refit=False, model=models)
-        other.set_params(time_limit=0 if isinf(limit) else limit / len(folds))
-        parts = [(graph.test, self.evaluation_probabilities_, self.decide(self.evaluation_probabilities_))]
-        nobody = torch.zeros_like(graph.test)
-        for number, fold in enumerate(folds, 1):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ClassifierWarning)  # they are about the first split
-                try:
-                    other.fit(graph.with_split(Split(nobody, nobody, fold)))
-                except KeyboardInterrupt:
-                    return None
-            probabilities = other.evaluation_probabilities_
-            parts.append((fold, probabilities, other.decide(probabilities)))
-            tick(f"cross-fitted, fold {number} of {len(folds)}")
-        masks = [mask.cpu().numpy() for mask, _, _ in parts]
-        labels = np.concatenate([graph.labels.cpu().numpy()[mask] for mask in masks])
-        pairs = zip(masks, parts, strict=True)
-        predicted, probabilities = (
-            np.concatenate(columns)
-            for columns in zip(*((decided[mask], p[mask]) for mask, (_, p, decided) in pairs), strict=True)
-        )
-        numbers = np.repeat(np.arange(len(masks)), [mask.sum() for mask in masks])
-        return Scores.of(labels, predicted, graph.num_classes, probabilities, numbers)
-
     def _task(self, graph: Graph, given: Split, target: Target | None, scaling: Scaling) -> Task:
         """Return the task on which candidates are compared: every held-out node is masked like the target.
 
         Test nodes are masked in its graph. Validation nodes are masked in the folds that hold them out.
-
-        Args:
-            graph: with its completed split.
-            given: the split of the user.
-            target: None where held-out nodes need no mask.
-            scaling: of the whole graph.
         """
         fold_masks: list[Tensor] = []
         shards = shards_of(graph.num_nodes)
-        # In folds, later nodes would teach earlier ones. One split is enough for many nodes.
+        # In folds, models would learn from later nodes. One split is enough for many nodes.
         if self.time is None and not has_many_nodes(graph):
             fold_masks = folds(graph.with_split(given), graph.split, self.random_state)
         hidden = None
@@ -353,7 +310,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         graph = self._aligned(graph)
         if graph.directed is None and any(one.directed for _, one in self.parts_):
             warnings.warn(
-                f"the model tells in- from out-neighbors; all edges of graph {graph.name!r} go both ways.",
+                f"the model distinguishes in- from out-neighbors; graph {graph.name!r} has no directions.",
                 ClassifierWarning,
                 stacklevel=2,
             )
@@ -361,7 +318,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 
     def predict(self, graph: Graph) -> NDArray[Any]:
-        """Return the class of every node that is predicted, as it was given: a name, a number or a truth.
+        """Return the predicted class of every node, as labels were given: texts, integers or booleans.
 
         Args:
             graph: as for ``predict_proba``.
@@ -426,7 +383,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return explain_predictions(self.model_, prepared, predicted, classes, nodes, top)
 
     def decide(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the number of the class that is predicted: the most probable, unless rare ones weigh more.
+        """Return the number of the predicted class: the most probable one, after weighting by the tilt.
 
         Args:
             probabilities: [n, classes].
@@ -439,10 +396,10 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(weights[number] / weights.sum())
 
     def unseen(self, graph: Graph) -> NDArray[np.bool_]:
-        """Return bool [n]: the labeled nodes that the model was neither learned from nor chosen by.
+        """Return bool [n]: the labeled nodes that neither trained nor selected the model, by their names.
 
         Args:
-            graph: the one fitted on, or another; nodes are told apart by their names.
+            graph: the one fitted on, or another.
         """
         return unseen(graph, self._seen)
 
@@ -450,16 +407,16 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the accuracy on the test nodes.
 
         Args:
-            graph: with labels. Without test nodes of its own, all labeled nodes are evaluated but those that
-                ``fit`` learned from or chose by, which are known by their names. Where those are all, it is
-                the accuracy on what ``fit`` held out before it learned from everything.
+            graph: with labels. Without test nodes of its own, labeled nodes are evaluated that took no part
+                in ``fit``, by their names. Where there are none, it is the accuracy on the nodes that ``fit``
+                held out before the refit.
             y: not used.
         """
         self._check_fitted()
         check_graph(graph)
         if not graph.labeled.any():
             problem = f"graph {graph.name!r} has no labeled node"
-            raise PairNormError(problem, code="no-labels", value=graph.name, expected="some to judge")
+            raise PairNormError(problem, code="no-labels", value=graph.name, expected="some to evaluate")
         evaluated = graph.test.cpu().numpy() if graph.test.any() else self.unseen(graph)
         if not evaluated.any() and self.held_out_ is not None and holds(graph, self._tested):
             return self.held_out_.accuracy
@@ -467,16 +424,16 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise PairNormError(
                 f"graph {graph.name!r}: each of its {int(graph.labeled.sum())} labeled nodes has the name "
                 "of one that took part in fitting",
-                code="nothing-to-judge",
+                code="nothing-to-evaluate",
                 value=graph.name,
-                hint="Label others, or put those to judge in the test part.",
+                hint="Label others, or put those to evaluate in the test part.",
             )
         return self._scores(graph, evaluated, self.predict_proba(graph)).accuracy
 
     def _aligned(self, graph: Graph) -> Graph:
         self._check_fitted()
         check_graph(graph)
-        return _without_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
+        return without_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
 
     def _probabilities(self, prepared: PreparedGraph) -> NDArray[np.float32]:
         logits = self.model_.logits(prepared)
@@ -510,7 +467,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Write ``model.safetensors`` and ``model.json``, which is all that prediction needs.
 
         Args:
-            folder: made if it is not there.
+            folder: created if it does not exist.
         """
         from pairnorm.classify.persistence import save
 
@@ -527,18 +484,3 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         from pairnorm.classify.persistence import load
 
         return load(cls, folder)
-
-
-def _without_column(graph: Graph, name: str | None) -> Graph:
-    """Return the graph without a feature, which stays known as a column that is ignored."""
-    if name is None or graph.encoder is None or name not in (graph.feature_names or ()):
-        return graph
-    others = [number for number, other in enumerate(graph.feature_names or ()) if other != name]
-    columns = tuple(
-        replace(column, kind="ignored", categories=()) if column.name == name else column
-        for column in graph.encoder.columns
-    )
-    missing = graph.missing if graph.missing.dim() == 1 else graph.missing[:, others]
-    features = take_columns(graph.features, others)
-    encoder = replace(graph.encoder, columns=columns)
-    return graph.replace(features=features, missing=missing, encoder=encoder).with_structure()

@@ -121,11 +121,7 @@ HEADINGS = ("depth", "row-diff", "with PN", "col-diff", "with PN", "effective ra
 
 
 def measured(rows: Sequence[Smoothing]) -> list[list[str]]:
-    """Return the lines of a table, to be headed by ``HEADINGS``; differences as a share of depth 0.
-
-    Args:
-        rows: the measures.
-    """
+    """Return the lines of a table, to be headed by ``HEADINGS``; differences as a share of depth 0."""
     plain, normed = ([row for row in rows if row.norm == norm] for norm in ("none", "PN"))
 
     def share(lines: list[Smoothing], place: int, measure: str) -> str:

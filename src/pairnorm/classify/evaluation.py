@@ -175,12 +175,7 @@ class Scores:
 
 
 def wilson(right: int, count: int) -> Interval:
-    """Return Wilson's 95% interval of a share.
-
-    Args:
-        right: number of successes.
-        count: number of trials.
-    """
+    """Return Wilson's 95% interval of a share."""
     from scipy.stats import binomtest
 
     if count == 0:
@@ -190,12 +185,7 @@ def wilson(right: int, count: int) -> Interval:
 
 
 def confusion_metric(metric: str, confusion: NDArray[Any]) -> NDArray[np.float64]:
-    """Compute accuracy, balanced accuracy or macro F1 of confusion matrices, [...].
-
-    Args:
-        metric: ``"accuracy"``, ``"balanced-accuracy"`` or ``"macro-f1"``.
-        confusion: [..., classes, classes].
-    """
+    """Compute accuracy, balanced accuracy or macro F1 of confusion matrices, [...]."""
     right = np.diagonal(confusion, axis1=-2, axis2=-1).astype(np.float64)
     return _class_metric(metric, right, confusion.sum(-1), confusion.sum(-2))
 
@@ -215,11 +205,6 @@ def weighted_rankings(
     positive: NDArray[np.bool_], scores: NDArray[Any], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute the AUC and the average precision of one ranking under several weightings of its nodes.
-
-    Args:
-        positive: bool [m].
-        scores: [m], larger for positive nodes.
-        weights: [samples, m].
 
     Returns:
         Two arrays [samples]; NaN where a sample has nodes of one kind only.
@@ -253,12 +238,7 @@ def _sampled_rankings(
 
 
 def rankings(labels: NDArray[np.int64], probabilities: NDArray[Any]) -> tuple[float, float]:
-    """Return the area under the ROC curve and the average precision; see ``Scores``. NaN for one class.
-
-    Args:
-        labels: int64 [m].
-        probabilities: [m, classes].
-    """
+    """Return the area under the ROC curve and the average precision; see ``Scores``. NaN for one class."""
     auc, average_precision = _sampled_rankings(labels, probabilities, np.ones((1, len(labels))))[:, 0]
     return float(auc), float(average_precision)
 
@@ -270,11 +250,6 @@ def comparable_scores(
 
     Models of different folds differ in how far they spread probabilities, which would mix up their rankings:
     the log-odds are standardized by those of the nodes of other classes in the same fold.
-
-    Args:
-        labels: int64 [m].
-        probabilities: [m, classes].
-        folds: int64 [m], the model of each node.
     """
     p = probabilities.astype(np.float64).clip(1e-12, 1 - 1e-12)
     scores: NDArray[np.float64] = np.log(p / (1 - p))
@@ -293,12 +268,6 @@ def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) ->
     The rule predicts the class with the largest p / prior^t: t = 0 is right most often, t = 1 finds every
     class as often as possible. With two classes, any t is a threshold. It is chosen for the two metrics that
     weigh classes equally, and 0 for the others.
-
-    Args:
-        metric: one of ``METRICS``; ``"loss"`` is minus the mean cross-entropy.
-        labels: int64 [m].
-        probabilities: [m, classes].
-        prior: the share of every class among the training labels.
     """
     truth, p = labels.numpy(), probabilities.double().numpy()
     if len(truth) == 0:
@@ -327,12 +296,7 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def paired_difference(ours: NDArray[Any], theirs: NDArray[Any]) -> tuple[float, float, float]:
-    """Return the mean difference of two values per node, and its 95% interval.
-
-    Args:
-        ours: [m], whether we are right on each node, or any other value per node.
-        theirs: [m], likewise.
-    """
+    """Return the mean difference of two values per node, and its 95% interval."""
     count = len(ours)
     if count == 0:
         return nan, nan, nan
@@ -350,12 +314,6 @@ def metric_difference(
     """Return the difference of a metric between two models on the same nodes, and its 95% interval.
 
     Accuracy is compared node by node; other metrics by a paired bootstrap over nodes.
-
-    Args:
-        metric: one of ``METRICS``; the loss is compared as accuracy.
-        labels: int64 [m].
-        ours: predicted classes, int64 [m], and probabilities, [m, classes].
-        theirs: likewise.
     """
     if metric in ("loss", "accuracy") or len(labels) == 0:
         return paired_difference(ours[0] == labels, theirs[0] == labels)
@@ -384,12 +342,7 @@ def _sampled_metric(
 
 
 def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return softmax(logits / T), averaged over models: [n, classes] from [n, models, classes].
-
-    Args:
-        logits: of every model.
-        temperature: T.
-    """
+    """Return softmax(logits / T), averaged over models: [n, classes] from [n, models, classes]."""
     found = (logits / temperature).softmax(-1).mean(1)
     if not found.isfinite().all():
         problem = f"the probabilities of {int((~found.isfinite()).any(1).sum()):,} nodes are not finite"
@@ -403,10 +356,6 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
     It is never below 1, and one wrong label is added, as Platt (1999) proposes: a model that is right on all
     of a few validation nodes would otherwise be certain of everything.
-
-    Args:
-        logits: [m, models, classes], of the validation nodes.
-        labels: int64 [m].
     """
     if len(labels) < MIN_TEMPERATURE_NODES:
         return 1.0

@@ -83,11 +83,6 @@ def explain_member(fitted: Fitted, prepared: PreparedGraph, classes: Sequence[st
     """Return the additive form of a fitted candidate; None where it has none.
 
     Linear models are exact; trees have TreeSHAP values (Lundberg et al., 2020).
-
-    Args:
-        fitted: the candidate.
-        prepared: the graph whose nodes are explained.
-        classes: their names.
     """
     graph, device = prepared.graph, prepared.device
     names = graph.feature_names or [f"feature {number}" for number in range(graph.num_features)]
@@ -187,16 +182,7 @@ def explain_predictions(
     nodes: Integers | None = None,
     top: int = TOP,
 ) -> Explanation:
-    """Return the largest contributions to the predicted class of each node, a weighted mean over members.
-
-    Args:
-        model: fitted.
-        prepared: the graph.
-        predicted: int64 [n], the class that is explained for each node.
-        classes: their names.
-        nodes: int64 [m]. Default: all.
-        top: how many contributions of features, and how many of neighbors, per node.
-    """
+    """Return the largest contributions to the predicted class of each node, a weighted mean over members."""
     graph = prepared.graph
     nodes = np.arange(graph.num_nodes) if nodes is None else nodes
     total = sum(weight for weight, _, _ in model.parts)

@@ -104,14 +104,7 @@ class Findings:
         tick: Tick = lambda done: None,
         compare: bool = True,
     ) -> Findings:
-        """Evaluate a classifier, and its baselines.
-
-        Args:
-            classifier: fitted on ``graph``, not loaded.
-            graph: the graph.
-            tick: is told of each of ``STEPS`` steps.
-            compare: fit baselines too.
-        """
+        """Evaluate a classifier, and its baselines."""
         if len(getattr(classifier, "probabilities_", ())) != graph.num_nodes:
             problem = f"the classifier was not fitted on graph {graph.name!r}"
             raise PairNormError(problem, code="not-fitted", value=graph.name, hint="Call fit(graph).")
@@ -213,13 +206,7 @@ class Findings:
         evaluated: NDArray[np.bool_],
         probabilities: NDArray[np.float32] | None = None,
     ) -> Scores:
-        """Evaluate predictions on some nodes.
-
-        Args:
-            predicted: int64 [n].
-            evaluated: bool [n], the nodes.
-            probabilities: [n, classes], where known; those of the evaluation model for its own predictions.
-        """
+        """Evaluate predictions on some nodes."""
         if probabilities is None and predicted is self.predicted:
             probabilities = self.probabilities
         labels = self.graph.labels.cpu().numpy()
@@ -254,11 +241,7 @@ class Findings:
         }
 
     def confident(self, least: float = 0.9) -> tuple[int, float]:
-        """Return on how many held-out nodes the model is confident, and on what share of those it is right.
-
-        Args:
-            least: the confidence, the probability of the predicted class.
-        """
+        """Return the number of held-out nodes above a confidence, and the share of them that is right."""
         scores = self.scores(self.predicted, self.test & (self.probabilities.max(1) >= least))
         return scores.count, scores.accuracy
 

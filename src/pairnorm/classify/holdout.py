@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -14,16 +15,14 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, quoted
 from pairnorm.base.memory import free_memory, size
-from pairnorm.classify.evaluation import RANKING_METRICS
 from pairnorm.data import Graph, Split
 from pairnorm.data.adjacency import along_and_against, csr_matrix
+from pairnorm.data.features import take_columns
 from pairnorm.data.split import Stream
 
 HELD_OUT = 0.2
 FEW = 30
 NUM_FOLDS = 5
-# A class of at most this share is rare; fewer test nodes of it do not state how well it is ranked.
-MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
 # Of so many names, to make fingerprints takes longer than to see whether they are the same ones.
 MANY_NAMES = 100_000
 # A label of more different numbers is likely a measurement.
@@ -82,11 +81,6 @@ def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
     """Return the nodes of each fold, bool [n], where validation nodes were drawn and not given by the user.
 
     Every node of train and validation is held out once, except the only one of its class.
-
-    Args:
-        graph: with the split that was given.
-        split: that split, completed.
-        seed: the same seed gives the same folds on every machine.
     """
     if graph.validation.any() or not split.validation.any():
         return []
@@ -100,30 +94,8 @@ def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
     return [torch.from_numpy(part == number).to(graph.device) for number in range(min(NUM_FOLDS, len(order)))]
 
 
-def needs_cross_fitting(graph: Graph, given: Split, metric: str) -> bool:
-    """Say whether too few test nodes of a rare class were drawn to state how well it is ranked.
-
-    Average precision on a few positive nodes is too high on average: with 6 of 60, a random ranking has 0.16
-    instead of 0.10.
-
-    Args:
-        graph: with its completed split.
-        given: the split of the user.
-        metric: that selects models.
-    """
-    counts = _counts(graph, graph.labeled)
-    ranked = metric in RANKING_METRICS or (len(counts) == 2 and counts.min() <= MAX_RARE_SHARE * counts.sum())
-    if any(mask.any() for mask in given) or not ranked or not graph.test.any():
-        return False
-    return int(_counts(graph, graph.test)[counts > 0].min()) < MIN_POSITIVES
-
-
 def node_ids(graph: Graph) -> NDArray[Any]:
-    """Return what identifies each node in any graph: its name, or its row in a graph with the same edges.
-
-    Args:
-        graph: with or without names of its own.
-    """
+    """Return what identifies each node in any graph: its name, or its row in a graph with the same edges."""
     if graph.named:
         return graph.node_names
     digest = blake2b(str(graph.num_nodes).encode(), digest_size=8)
@@ -138,9 +110,6 @@ def fingerprints(graph: Graph) -> NDArray[np.int64]:
 
     A name that is a number counts as its text. Nodes of graphs without names are the same only where the
     graphs have the same edges: row 7 of one graph is not row 7 of another.
-
-    Args:
-        graph: the last ones with many nodes are remembered.
     """
     names = node_ids(graph)
     if _REMEMBERED and np.array_equal(_REMEMBERED[0], names):
@@ -156,12 +125,7 @@ _REMEMBERED: list[NDArray[Any]] = []
 
 
 def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return bool [n]: the labeled nodes that a model has neither learned from nor been chosen by.
-
-    Args:
-        graph: the one that the model was fitted on, or another.
-        seen: the fingerprints of the nodes that the model has used.
-    """
+    """Return bool [n]: the labeled nodes that a model has neither learned from nor been chosen by."""
     return graph.labeled.cpu().numpy() & ~np.isin(fingerprints(graph), seen)
 
 
@@ -225,12 +189,7 @@ def _by_time(graph: Graph, time: str) -> Split:
 
 
 def without(graph: Graph, nodes: Tensor) -> Graph:
-    """Return the graph as it was before some nodes came, with their features, labels and edges.
-
-    Args:
-        graph: the graph.
-        nodes: bool [n].
-    """
+    """Return the graph as it was before some nodes came, with their features, labels and edges."""
     kept = (~nodes).cpu().numpy()
     features = graph.to_scipy()[1]
     adjacency = csr_matrix(along_and_against(graph.adjacency, graph.directed)[0])
@@ -255,7 +214,8 @@ def _check_labels(graph: Graph) -> None:
         raise PairNormError(problem, code="one-class", value=graph.class_names[int(found)], hint=hint)
 
 
-def _counts(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
+def count_classes(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
+    """Return the number of nodes of each class among some nodes, int64 [classes]."""
     counts: NDArray[np.int64] = torch.bincount(graph.labels[mask], minlength=graph.num_classes).cpu().numpy()
     return counts
 
@@ -275,7 +235,7 @@ def check_num_classes(graph: Graph) -> None:
 
 
 def _check_train(graph: Graph, split: Split) -> None:
-    lacking = (_counts(graph, split.train) == 0) & (_counts(graph, graph.labeled) > 0)
+    lacking = (count_classes(graph, split.train) == 0) & (count_classes(graph, graph.labeled) > 0)
     if lacking.any():
         name = graph.class_names[int(lacking.argmax())]
         problem = f"class {quoted(name)} has no training node"
@@ -288,10 +248,6 @@ def label_predictors(graph: Graph, nodes: Tensor) -> dict[str, float]:
 
     A small decision tree on the column, fitted to one half of the nodes, predicts the other half. The columns
     of a category count as one.
-
-    Args:
-        graph: with at most ``MAX_CHECKED`` features.
-        nodes: bool [n], the labeled nodes to look at.
     """
     from sklearn.tree import DecisionTreeClassifier
 
@@ -350,7 +306,7 @@ def _warn(graph: Graph, split: Split) -> None:
             f"only {held_out} labeled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
             "the interval around the accuracy is wide. Label more nodes to know more."
         )
-    unseen = (_counts(graph, split.test) == 0) & (_counts(graph, split.train) > 0)
+    unseen = (count_classes(graph, split.test) == 0) & (count_classes(graph, split.train) > 0)
     if held_out and unseen.any():
         names = ", ".join(repr(graph.class_names[number]) for number in np.flatnonzero(unseen)[:5])
         _say(f"no test node is of class {names}: its accuracy is not known.")
@@ -366,3 +322,18 @@ def _is_number(text: str) -> bool:
 
 def _say(text: str, stacklevel: int = 5) -> None:
     warnings.warn(text, ClassifierWarning, stacklevel=stacklevel)
+
+
+def without_column(graph: Graph, name: str | None) -> Graph:
+    """Return the graph without a feature, whose column the encoder then ignores."""
+    if name is None or graph.encoder is None or name not in (graph.feature_names or ()):
+        return graph
+    others = [number for number, other in enumerate(graph.feature_names or ()) if other != name]
+    columns = tuple(
+        replace(column, kind="ignored", categories=()) if column.name == name else column
+        for column in graph.encoder.columns
+    )
+    missing = graph.missing if graph.missing.dim() == 1 else graph.missing[:, others]
+    features = take_columns(graph.features, others)
+    encoder = replace(graph.encoder, columns=columns)
+    return graph.replace(features=features, missing=missing, encoder=encoder).with_structure()

@@ -125,12 +125,7 @@ class Facts(_Schema):
 
 
 def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
-    """Write a fitted classifier into a folder; see ``NodeClassifier.save``.
-
-    Args:
-        classifier: fitted.
-        folder: made if it is not there.
-    """
+    """Write a fitted classifier into a folder; see ``NodeClassifier.save``."""
     from safetensors.torch import save as as_bytes
 
     scaling, scores = classifier.scaling_, classifier.held_out_
@@ -195,12 +190,7 @@ def _decode(value: Any) -> Any:
 
 
 def verify(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
-    """Load a saved model and raise an error unless it predicts as the fitted one does.
-
-    Args:
-        classifier: fitted, and saved to the folder.
-        folder: the folder.
-    """
+    """Load a saved model and raise an error unless it predicts as the fitted one does."""
     place = Path(folder)  # which the caller holds a lock on
     loaded = _restore(type(classifier), place, _read(place), _read_tensors(place))
     loaded.set_params(device=classifier.device)
@@ -314,11 +304,7 @@ def _checked(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def holds_model(place: Path) -> bool:
-    """Say whether a folder holds a model that we saved, in whatever version.
-
-    Args:
-        place: the folder.
-    """
+    """Say whether a folder holds a model that we saved, in whatever version."""
     from pydantic_core import from_json
 
     try:

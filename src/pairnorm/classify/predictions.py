@@ -32,14 +32,7 @@ def prediction_table(
     classifier: NodeClassifier,
     coverage: float | None = None,
 ) -> pandas.DataFrame:
-    """Return a row for every node: id, predicted, p_<class> ..., features_missing, labeled.
-
-    Args:
-        graph: the nodes.
-        probabilities: [n, classes].
-        classifier: names classes, and decides among them.
-        coverage: add ``set``, a list of the classes in the prediction set of this coverage.
-    """
+    """Return a row for every node: id, predicted, p_<class> ..., features_missing, labeled."""
     missing, labeled = (mask.cpu().numpy() for mask in (graph.missing_vectors, graph.labeled))
     decided = classifier.decide(probabilities)
     classes = classifier.classes_.astype(str)  # a file has names
@@ -136,13 +129,7 @@ def _insert(frame: pandas.DataFrame, connection: Any, table: str) -> None:
 
 
 def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = False) -> None:
-    """Write a table in the format of its suffix, one of ``WRITERS``.
-
-    Args:
-        frame: the table.
-        path: the file.
-        spreadsheet_safe: put ``'`` before text in a CSV that a spreadsheet would run as a formula.
-    """
+    """Write a table in the format of its suffix, one of ``WRITERS``."""
     if path.suffix.lower() == ".csv":
         write_rows(frame, path, spreadsheet_safe)
     else:
@@ -197,14 +184,7 @@ def typed_classes(names: pandas.Series[Any]) -> pandas.Series[Any]:
 def write_rows(
     frame: pandas.DataFrame, file: Path | TextIO, spreadsheet_safe: bool = False, header: bool = True
 ) -> None:
-    """Write rows as CSV.
-
-    Args:
-        frame: the rows.
-        file: its path, or one that is open.
-        spreadsheet_safe: as for ``write_table``.
-        header: write the names of the columns first.
-    """
+    """Write rows as CSV."""
     frame = _lists_as_text(frame)
     if spreadsheet_safe:
         frame = frame.rename(columns=spreadsheet)

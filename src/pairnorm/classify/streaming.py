@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.classify.candidates.candidate import Candidate
+from pairnorm.classify.candidates.candidate import Candidate, Tick
 from pairnorm.classify.candidates.prepared import MANY_NODES
-from pairnorm.classify.candidates.task import Tick
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows

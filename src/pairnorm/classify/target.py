@@ -42,14 +42,7 @@ class Target:
 
     @classmethod
     def estimate(cls, graph: Graph, given: str | float = "auto") -> Target | None:
-        """Estimate the target population of a graph. Returns None where held-out nodes need no mask.
-
-        Args:
-            graph: with the split that the user gave.
-            given: ``"auto"`` for the unlabeled nodes, or the test nodes where all nodes have a label;
-                ``"labeled"`` where the nodes to predict lack what labeled ones lack; or the share of nodes
-                to predict without any feature, between 0 and 1.
-        """
+        """Estimate the target population of a graph. Returns None where held-out nodes need no mask."""
         if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given <= 1:
             missing = torch.arange(1000, device=graph.device) < round(1000 * given)
             return cls("nodes as given by target", torch.zeros_like(graph.labeled), missing)
@@ -77,11 +70,6 @@ class Target:
         held-out nodes that lack feature $j$, a copied gap is kept with the probability
         $(q_j - p_j) / (q_j (1 - p_j))$: the held-out share becomes $q_j$, and gaps that go together in the
         target go together here. Held-out nodes that lack more than the target stay as they are.
-
-        Args:
-            graph: the graph.
-            held_out: bool [n].
-            seed: the same seed gives the same mask on every machine.
 
         Returns:
             bool [n] or [n, d], as ``graph.missing`` is; None where nothing is to be hidden.
@@ -122,12 +110,7 @@ class Target:
 
 
 def hide(graph: Graph, hidden: Tensor | None) -> Graph:
-    """Return the graph without some of its features.
-
-    Args:
-        graph: the graph.
-        hidden: bool [n] or [n, d]; None for nothing.
-    """
+    """Return the graph without some of its features."""
     if hidden is None:
         return graph
     missing, cells = graph.missing, hidden
@@ -138,12 +121,7 @@ def hide(graph: Graph, hidden: Tensor | None) -> Graph:
 
 
 def hide_features(features: Tensor, hidden: Tensor) -> Tensor:
-    """Return features that are zero where they are hidden.
-
-    Args:
-        features: [n, d], dense or ``torch.sparse_csr``.
-        hidden: bool [n] or [n, d].
-    """
+    """Return features that are zero where they are hidden."""
     kept = ~hidden.to(features.device)
     if features.layout != torch.sparse_csr:
         return features * (kept[:, None] if kept.dim() == 1 else kept)
@@ -163,10 +141,6 @@ def strata(graph: Graph, labeled: Tensor) -> NDArray[np.int64]:
     """Return int64 [n]: nodes of one stratum are as far from a known label and from a node with features.
 
     Distances are hops; all beyond ``MAX_HOPS`` and all unreachable ones count as equal.
-
-    Args:
-        graph: whose edges, and what it lacks.
-        labeled: bool [n], the nodes whose labels are known.
     """
     found = np.zeros(graph.num_nodes, dtype=np.int64)
     for sources in (labeled.cpu().numpy(), ~lacks_most(graph)):
@@ -199,11 +173,6 @@ def standardize(
 
     $\hat a = \sum_s w_s a_s$, with Wilson's interval for the effective number of nodes
     $1 / \sum_s (w_s^2 / n_s)$ (Kish, 1965).
-
-    Args:
-        right: bool [m], which held-out nodes are predicted correctly.
-        held_out: int64 [m], their strata.
-        target: int64 [k], the strata of the nodes to predict.
     """
     names, counts = np.unique(target, return_counts=True)
     sizes = np.array([np.count_nonzero(held_out == name) for name in names])
