@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 import torch
 
-from pairnorm.data import Graph, PackedGraph, pack
+from pairnorm.base.errors import PairNormError
+from pairnorm.data import Graph, GraphWarning, PackedGraph, pack
 from pairnorm.data.packed import FACTS
 
 pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
@@ -426,3 +429,37 @@ def test_categories_of_floats_have_the_same_names_either_way(tmp_path: Path) -> 
     assert graph.feature_names == packed.feature_names == ("x=1", "x=1e+30", "x=2", "x=2.5", "x=inf")
     assert torch.equal(graph.features.to_dense(), packed.features.to_dense())
     assert graph.missing_vectors.tolist() == packed.missing_vectors.tolist() == [row == 1 for row in range(6)]
+
+
+def test_a_wide_table_is_packed_as_it_is_read_into_memory(tmp_path: Path) -> None:
+    """More columns than one file of the copy has, of every kind, across the bounds of files and blocks."""
+    random, rows = np.random.default_rng(0), 40
+    columns: dict[str, Any] = {"id": [f"n{row}" for row in range(rows)]}
+    for number in range(700):
+        columns[f"x{number}"] = random.integers(0, 9, rows)
+        if number % 100 == 50:
+            columns[f"job{number}"] = random.choice(["cook", "nurse", "clerk", ""], rows)
+            columns[f"born{number}"] = [f"2001-02-{1 + row % 28:02}" for row in range(rows)]
+    pandas.DataFrame(columns).to_csv(tmp_path / "nodes.csv", index=False)
+    (tmp_path / "edges.csv").write_text("source,target\nn0,n1\nn1,n2\n")
+    tables = (tmp_path / "nodes.csv", tmp_path / "edges.csv")
+    packed = Graph.from_packed(pack(*tables, tmp_path / "packed", memory="300MB"))
+    with pytest.warns(GraphWarning):
+        graph = Graph.from_files(*tables)
+    assert packed.encoder == graph.encoder
+    assert torch.equal(packed.features, graph.features.to_dense())
+    assert torch.equal(packed.missing, graph.missing)
+
+
+def test_features_that_do_not_fit_on_the_disk_are_refused_before_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pairnorm.data import pack_features
+
+    monkeypatch.setattr(pack_features, "disk_usage", lambda path: SimpleNamespace(free=10**5))
+    rows = "".join(f"{row},text {row},{row}\n" for row in range(300))
+    (tmp_path / "nodes.csv").write_text("id,name,x\n" + rows)
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
+    with pytest.raises(PairNormError, match=r"take 361KB, but the disk has 100KB left; column 'name' alone"):
+        pack(tmp_path / "nodes.csv", tmp_path / "edges.csv", tmp_path / "packed", keep=["name"])
+    assert not (tmp_path / "packed").exists()

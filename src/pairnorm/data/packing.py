@@ -21,7 +21,8 @@ from pairnorm.base.memory import parse_memory
 from pairnorm.data.adjacency import EdgeCounts, first_of_run, merge_weights
 from pairnorm.data.encoder import READING_OPTIONS, ColumnOptions, Encoder
 from pairnorm.data.names import Ends, find_ends, note_unused_columns, without_header
-from pairnorm.data.pack_nodes import NodePacker, Tick
+from pairnorm.data.pack_features import NodePacker
+from pairnorm.data.pack_nodes import Tick
 from pairnorm.data.packed import DTYPES, Facts, PackedGraph
 from pairnorm.data.queries import Database, File, Files, Table, as_id, as_number, sql_name, sql_row
 from pairnorm.data.tables import Source
@@ -161,7 +162,7 @@ class _EdgePacker:
 
     def write(self, links: _Links) -> tuple[int, EdgeCounts]:
         """Write crow, column and weight; return how many entries there are, and what was odd."""
-        (table, query, kinds), ends = links
+        (table, query, kinds, _), ends = links
         weight = self.options.weight
         value = "" if weight is None else f", {self._weight(weight, kinds)} AS w"
         query = self._without_header(table, ends, query)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
-from pairnorm.data.profile import MISSING_WORDS
+from pairnorm.data.profile import DASHES, MISSING_WORDS
 from pairnorm.data.readers import FRAMES, kind_of, open_table
 from pairnorm.data.tables import Source, readable
 
@@ -45,11 +45,13 @@ class Table(NamedTuple):
         source: the first of them.
         query: what DuckDB reads them all by.
         kinds: DuckDB's type of every column, or ``DURATION``.
+        sources: all of them.
     """
 
     source: Source
     query: str
     kinds: dict[str, str]
+    sources: list[Source]
 
 
 class Database:
@@ -129,7 +131,7 @@ class Database:
                     value=name,
                     hint="Give each column its own name.",
                 )
-        return Table(source, table, kinds | dict.fromkeys(durations, DURATION))
+        return Table(source, table, kinds | dict.fromkeys(durations, DURATION), opened)
 
     def _converted(self, sources: Sequence[Source], paths: Sequence[Path]) -> Sequence[Path]:
         """Copy edge lists that DuckDB cannot read: separated by spaces, with comments."""
@@ -235,6 +237,18 @@ def filled_cell(column: str) -> str:
 def as_number(column: str) -> str:
     """Return the SQL of a text as a number, NULL where it is none."""
     return f"try_cast({filled_cell(column)} AS DOUBLE)"
+
+
+def has_other_text(column: str) -> str:
+    """Return the SQL that says whether a column has texts that are neither plain numbers nor missing.
+
+    Whole numbers with leading zeros, and dashes for missing values, count as such texts: they are noted.
+    """
+    cell = f"trim({sql_name(column)})"
+    odd = f"regexp_matches({cell}, '^(0[0-9]|[{''.join(DASHES)}]$)')"
+    return (
+        f"bool_or({odd} OR (try_cast({cell} AS DOUBLE) IS NULL AND {cell} NOT IN {sql_row(MISSING_WORDS)}))"
+    )
 
 
 def sql_text(value: str) -> str:

@@ -1,0 +1,251 @@
+"""Write the labels, split and features of tables of nodes in blocks, within a memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from shutil import disk_usage
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairnorm.base.errors import PairNormError, quoted
+from pairnorm.base.memory import size
+from pairnorm.data.encoder import Column, Encoder
+from pairnorm.data.labels import PARTS
+from pairnorm.data.pack_nodes import NodeTable
+from pairnorm.data.packed import ROWS_PER_BATCH
+from pairnorm.data.profile import EMPTY_NOTE, Decision, NumberFormat, parse_dates, parse_numbers
+from pairnorm.data.queries import as_id, as_text, sql_name
+
+# Blocks of features that are written at once, a file each.
+BLOCKS_AT_ONCE = 256
+
+Parse = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+class NodePacker(NodeTable):
+    """Writes tables of nodes to a folder."""
+
+    def write(self, dtype: str, block: int) -> dict[str, Any]:
+        """Write labels, split, features and which are missing; return what ``Facts`` says of the features."""
+        self._write_labels()
+        used = [column for column in self.columns if column.width]
+        width = sum(column.width for column in used)
+        self._check_disk(used, width * self.nodes * np.dtype(dtype).itemsize)
+        moments = _Moments(width)
+        gaps = np.memmap(self.work / "gaps", np.int32, "w+", shape=self.nodes)
+        for features in self._passes(used, block):
+            self._write_features(used, features, dtype, block, moments, gaps)
+            self.tick("features", features.stop / width)
+        missing = np.zeros(3, np.int64)
+        with open(self.draft / "missing", "wb") as file:
+            for start in range(0, self.nodes, ROWS_PER_BATCH):
+                absent = gaps[start : start + ROWS_PER_BATCH]
+                kind = (absent > 0).astype("i1") + (absent == max(width, 1))
+                kind.tofile(file)
+                missing += np.bincount(kind, minlength=3)
+        for column, count in zip(Encoder(tuple(self.columns)).feature_names, moments.count, strict=True):
+            if count == 0:
+                self.source.note_column(EMPTY_NOTE, column)
+        deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
+        return {
+            "missing": (int(missing[2]), int(missing[1])),
+            "known": tuple(moments.count.astype(int).tolist()),
+            "mean": tuple(moments.mean.tolist()),
+            "deviation": tuple(deviation.tolist()),
+        }
+
+    def _check_disk(self, columns: Sequence[Column], needed: int) -> None:
+        """Raise an error where features do not fit on the disk."""
+        free = disk_usage(self.draft).free
+        if needed > free:
+            widest = max(columns, key=lambda column: column.width)
+            raise PairNormError(
+                f"{self.source.name}: the features of {self.nodes:,} nodes take {size(needed)}, but the disk "
+                f"has {size(free)} left; column {quoted(widest.name)} alone makes {widest.width:,} features",
+                code="disk-full",
+                value=needed,
+                hint="Leave it out, {ignore}, or give it fewer different texts.",
+                ignore=[widest.name],
+            )
+
+    def _passes(self, columns: Sequence[Column], block: int) -> Iterator[slice]:
+        """Yield ranges of features to read together: whole blocks, of few columns, that fit in memory."""
+        ends = np.cumsum([column.width for column in columns])
+        widest = min(BLOCKS_AT_ONCE * block, max(block, self.base.memory // 8 // 2**14))
+        start, stop = 0, 0
+        while len(ends) and start < ends[-1]:
+            first = int(np.searchsorted(ends, start, side="right"))
+            last = min(first + self.at_once, len(ends)) - 1
+            stop = min(int(ends[last]), start + widest)
+            if stop < ends[-1]:
+                stop = max(start + block, (stop // block) * block)
+            stop = min(stop, int(ends[-1]))
+            yield slice(start, stop)
+            start = stop
+
+    def _read_again(
+        self, columns: Sequence[str], expressions: Sequence[str], width: int = 1
+    ) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
+        """Yield some rows and the values of expressions there, in the order of the nodes' numbers."""
+        digest = f"hash({as_id(self.name, self.kinds[self.name], self.whole)})"
+        # With row_number DuckDB reads in the order of the rows; without, now and then it does not.
+        listed = ["row_number() OVER ()", digest, *expressions]
+        query = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(listed))
+        hashes, start = np.memmap(self.work / "hashes", np.uint64, "r"), 0
+        at_once = max(1024, min(ROWS_PER_BATCH, self.base.memory // 8 // (16 * max(width, len(listed)))))
+        tables = self._tables([self.name, *columns])
+        for _, names, *values in self.base.batches(f"SELECT {query} FROM {tables}", at_once):
+            rows = slice(start, start + len(names))
+            if not np.array_equal(names, hashes[rows]):
+                problem = "the nodes were not the same when they were read again"
+                hint = "Leave the files alone meanwhile."
+                raise PairNormError(problem, code="file-changed", hint=hint)
+            yield rows, values
+            start = rows.stop
+
+    def _write_labels(self) -> None:
+        training = np.zeros(len(self.classes), np.int64)
+        names = [name for name in (self.options.label, self.options.split) if name is not None]
+        with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
+            for rows, values in self._read_again(names, [as_text(name, self.kinds[name]) for name in names]):
+                unknown = np.full(rows.stop - rows.start, -1)
+                classes = self._class_codes(values[0]) if self.options.label else unknown
+                parts = _numbers_of(values[-1], PARTS, lower=True) if self.options.split else unknown
+                _check_labeled(classes, parts, rows.start)
+                training += np.bincount(classes[parts == 0], minlength=len(training))
+                classes.astype("<i4").tofile(labels)
+                parts.astype("i1").tofile(splits)
+        if self.options.split is not None and (training == 0).any():
+            name = self.classes[int((training == 0).argmax())]
+            problem = f"class {quoted(name)} has no training node"
+            hint = f"Mark one of its nodes 'train' in column {quoted(self.options.split)}."
+            raise PairNormError(problem, code="class-without-training", value=name, hint=hint)
+
+    def _class_codes(self, texts: NDArray[Any]) -> NDArray[np.int64]:
+        if self.bins:
+            values = parse_numbers(texts, NumberFormat()).astype(np.float32)
+            bins = np.searchsorted(self.bins, values, side="right").astype(np.int64)
+            return np.where(np.isnan(values), -1, bins)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        return _numbers_of(texts, {text: numbers[name] for text, name in self.class_of.items()})
+
+    def _write_features(
+        self,
+        columns: Sequence[Column],
+        features: slice,
+        dtype: str,
+        block: int,
+        moments: _Moments,
+        gaps: NDArray[np.int32],
+    ) -> None:
+        """Write some features in blocks, add to their moments, and count what every node lacks of them."""
+        ends = np.cumsum([column.width for column in columns])
+        first, last = np.searchsorted(ends, [features.start, features.stop - 1], side="right")
+        used = columns[first : last + 1]
+        expressions = [self._expression(column) for column in used]
+        width, starts = features.stop - features.start, range(features.start, features.stop, block)
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(open(self.draft / f"features-{start // block:04d}", "wb"))
+                for start in starts
+            ]
+            names = [column.name for column in used]
+            for rows, values in self._read_again(names, [sql for sql, _ in expressions], width):
+                filled = np.empty((rows.stop - rows.start, width), np.float32)
+                offset = int(ends[first] - columns[first].width) - features.start
+                with np.errstate(over="ignore"):
+                    for column, (_, parse), value in zip(used, expressions, values, strict=True):
+                        cells = value if parse is None else parse(value)
+                        if column.kind == "category":
+                            _write_one_hot(filled, cells, offset, column.width)
+                        else:
+                            filled[:, offset] = cells
+                        offset += column.width
+                self._check_finite(filled, features.start, dtype)
+                moments.add(filled, features.start)
+                gaps[rows] += np.isnan(filled).sum(1, dtype=np.int32)
+                for file, start in zip(files, starts, strict=True):
+                    low = start - features.start
+                    np.ascontiguousarray(filled[:, low : low + block], dtype).tofile(file)
+
+    def _check_finite(self, found: NDArray[np.float32], first: int, dtype: str) -> None:
+        most = float(np.finfo(dtype).max)
+        if (wrong := np.abs(found) > most).any():
+            row, place = (int(axis[0]) for axis in np.nonzero(wrong))
+            name = Encoder(tuple(self.columns)).feature_names[first + place]
+            problem = f"{found[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}"
+            hint = "Correct it, leave the cell empty, or pass {dtype}."
+            raise PairNormError(
+                problem, code="not-finite", value=float(found[row, place]), hint=hint, dtype="float32"
+            )
+
+    def _expression(self, column: Column) -> tuple[str, Parse | None]:
+        """Return the SQL of a column, NULL where missing, and what parses its texts; of categories, codes."""
+        import pandas
+
+        name, kind = column.name, self.kinds[column.name]
+        decision = self.decisions.get(name, Decision("number"))
+        if column.kind == "category":
+            index = pandas.Index(column.categories, dtype=object)
+            return as_text(name, kind), lambda texts: index.get_indexer(texts)
+        if decision.kind == "date":
+            return as_text(name, kind), partial(parse_dates, form=decision.dates)
+        if not decision.numbers.is_plain:
+            return as_text(name, kind), partial(parse_numbers, form=decision.numbers)
+        if column.kind == "date":
+            cell = sql_name(name)
+            return f"CASE WHEN isfinite({cell}) THEN epoch({cell}) / 86400 END", None
+        if kind == "VARCHAR":
+            # As short as possible, because every part of it takes memory; missing words are no numbers.
+            return f"try_cast(trim({sql_name(name)}) AS DOUBLE)", None
+        return f"{sql_name(name)}::DOUBLE", None
+
+
+def _numbers_of(texts: NDArray[Any], numbers: Mapping[str, int], lower: bool = False) -> NDArray[np.int64]:
+    """Return the number of each text, -1 where it has none."""
+    import pandas
+
+    cells = pandas.Series(texts, dtype=object)
+    if lower:
+        cells = cells.str.lower()
+    codes = np.asarray(cells.map(numbers).fillna(-1), dtype=np.int64)
+    return codes
+
+
+def _write_one_hot(filled: NDArray[np.float32], codes: NDArray[np.int64], offset: int, width: int) -> None:
+    """Write the columns of categories that lie within some features, NaN where the category is unknown."""
+    low, high = max(offset, 0), min(offset + width, filled.shape[1])
+    filled[:, low:high] = np.where(codes < 0, np.nan, 0)[:, None]
+    places = codes + offset
+    rows = np.flatnonzero((codes >= 0) & (places >= low) & (places < high))
+    filled[rows, places[rows]] = 1
+
+
+class _Moments:
+    """Count, mean and squares about it of every column, merged as Chan does; NaN takes no part."""
+
+    def __init__(self, columns: int) -> None:
+        self.count, self.mean, self.squares = np.zeros((3, columns))
+
+    def add(self, values: NDArray[np.float32], first: int) -> None:
+        """Take in more rows of the columns from the first on."""
+        known = ~np.isnan(values)
+        count = known.sum(0)
+        mean = np.where(known, values, 0).sum(0, dtype=np.float64) / np.maximum(count, 1)
+        squares = np.square(np.where(known, values - mean, 0)).sum(0)
+        place = slice(first, first + values.shape[1])
+        apart, both = mean - self.mean[place], np.maximum(self.count[place] + count, 1)
+        self.squares[place] += squares + apart**2 * self.count[place] * count / both
+        self.mean[place] += apart * count / both
+        self.count[place] += count
+
+
+def _check_labeled(classes: NDArray[Any], parts: NDArray[Any], first: int) -> None:
+    if (blank := (parts >= 0) & (classes < 0)).any():
+        problem = f"node {first + int(blank.argmax()) + 1:,} is in a part of the split but has no label"
+        hint = "Label it, or empty its cell in the column of the split."
+        raise PairNormError(problem, code="label-missing", hint=hint)
