@@ -462,3 +462,54 @@ def test_a_pickle_stays_as_small_after_a_prediction_for_another_graph(small: Gra
     assert len(pickle.dumps(classifier)) == before
     assert len(pickle.dumps(deepcopy(classifier))) == copied
     assert len(pickle.dumps(classifier.model_)) < 100_000
+
+
+def with_strangers(graph: Graph, count: int) -> Graph:
+    """Return a graph with more nodes, which have other features and edges among themselves only."""
+    generator, nodes = torch.Generator().manual_seed(0), graph.num_nodes
+    edges = nodes + torch.randint(0, count, (2, 3 * count), generator=generator)
+    features = 20 + 5 * torch.randn(count, graph.num_features, generator=generator)
+    return Graph.from_edges(
+        torch.cat([graph.edge_index, edges], 1),
+        torch.cat([graph.features.to_dense(), features]),
+        torch.cat([graph.labels, torch.full((count,), -1)]),
+        node_names=[*graph.node_names, *(f"new {number}" for number in range(count))],
+    )
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("model", ["GCN", "GAT", "SGC"])
+@pytest.mark.parametrize("norm", ["PN", "PN-SI"])
+def test_nodes_that_come_later_do_not_change_predictions_of_others(
+    small: Graph, model: str, norm: str, tmp_path: Path
+) -> None:
+    named = small.replace(
+        node_names=[f"old {number}" for number in range(300)], features=small.features.to_dense()
+    )
+    settings = {"epochs": 20, "seeds": 1, "scaling": "none", "dropout": 0.0}
+    classifier = NodeClassifier(model, depth=3, norm=norm, scale=10.0, **settings).fit(named)
+    classifier.save(tmp_path)
+    loaded, before = NodeClassifier.load(tmp_path), classifier.probabilities_
+    np.testing.assert_allclose(loaded.predict_proba(named), before, atol=1e-5)
+    for count in (40, 4000):
+        grown = with_strangers(named, count)
+        np.testing.assert_allclose(loaded.predict_proba(grown)[:300], before, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("model", ["GCN", "SGC"])
+def test_predictions_of_a_part_are_those_of_the_whole_graph(model: str) -> None:
+    """Two components: one alone is normalized by the stored statistics of both."""
+    halves = [csbm(200, classes=2, seed=seed) for seed in (1, 2)]
+    shift = torch.tensor([[0.0], [1.0]]) * torch.ones(1, halves[0].num_features)
+    features = torch.cat([half.features.to_dense() + one for half, one in zip(halves, shift, strict=True)])
+    edges = torch.cat([halves[0].edge_index, 200 + halves[1].edge_index], 1)
+    labels, names = (
+        torch.cat([half.labels for half in halves]),
+        np.array([f"n{number}" for number in range(400)]),
+    )
+    whole = Graph.from_edges(edges, features, labels, node_names=names)
+    settings = {"epochs": 20, "seeds": 1, "scaling": "none", "time_limit": 0}
+    classifier = NodeClassifier(model, depth=2, norm="PN-SI", scale=10.0, **settings).fit(whole)
+    part = Graph.from_edges(halves[1].edge_index, features[200:], node_names=names[200:])
+    np.testing.assert_allclose(classifier.predict_proba(part), classifier.probabilities_[200:], atol=1e-4)

@@ -184,4 +184,4 @@ def _model(spec: Spec) -> str:
 
 
 def _as_trained(task: Task, network: Network) -> Network:
-    return network
+    return network.fitted_to(task.prepared)

@@ -22,15 +22,16 @@ MIN_SHARE_PRESENT = 0.9
 
 
 class NormStatistics(NamedTuple):
-    """The statistics of every normalization of a propagation: of the input, then after every step.
+    """The statistics of every normalization of an SGC, of the input and after every step, or of a network.
 
     A graph that still holds the fitted nodes is normalized by what these are in it, so that a shift that all
     nodes share cancels; deep propagation would amplify it. Other graphs are normalized by the stored values.
     Either way the prediction of a node does not depend on which new nodes come with it.
 
     Args:
-        centers: [depth + 1, d], the means that are subtracted.
-        mean_squares: [depth + 1], the mean squared row lengths after centering, which only ``PN`` uses.
+        centers: [depth + 1, d], the means that are subtracted; [depth - 1, models, hidden] of a network.
+        mean_squares: [depth + 1], the mean squared row lengths after centering, which only ``PN`` uses;
+            [depth - 1, models, 1] of a network.
         nodes: int64 [n], fingerprints of the nodes that they are the statistics of.
     """
 
@@ -39,16 +40,15 @@ class NormStatistics(NamedTuple):
     nodes: Tensor
 
     @classmethod
-    def restore(cls, saved: Saved) -> Self:
-        """Read the tensors ``centers``, ``mean_squares`` and ``nodes`` of a saved model."""
-        length = saved.candidate.depth + 1
-        squares = saved.tensor("mean_squares", length)
+    def restore(cls, saved: Saved, length: int, width: int, *models: int) -> Self:
+        """Read the tensors ``centers``, ``mean_squares`` and ``nodes`` of a saved model, of these shapes."""
+        squares = saved.tensor("mean_squares", length, *models, *(1 for _ in models))
         if not (squares >= 0).all():
             raise ValueError("a mean square is negative")
         nodes = saved.tensors["nodes"]
         if nodes.dim() != 1 or nodes.dtype != torch.int64:
             raise ValueError("nodes are not fingerprints")
-        return cls(saved.tensor("centers", length, saved.features), squares, nodes)
+        return cls(saved.tensor("centers", length, *models, width), squares, nodes)
 
 
 class Propagation(NamedTuple):
