@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling, smoothing, suggest_depth
-from pairnorm.classify.diagnosis import VOICES, measured
+from pairnorm.classify.diagnosis import MIN_SOURCES, measured
 from pairnorm.data import Graph
 from pairnorm.measure import col_diff, effective_rank, row_diff
 from pairnorm.nn import normalized_adjacency, pair_norm
@@ -47,7 +47,7 @@ def test_pair_norm_keeps_nodes_apart(small: Graph) -> None:
     assert [line[0] for line in lines] == ["0", "1", "5", "40"]
 
 
-def exact_voices(graph: Graph, depth: int) -> float:
+def exact_sources(graph: Graph, depth: int) -> float:
     """The median of (Σw)² / Σw² over the nodes without features, from the dense power of the matrix."""
     power = torch.linalg.matrix_power(normalized_adjacency(graph.adjacency).to_dense().double(), depth)
     weights = power[:, ~graph.missing_vectors]
@@ -58,9 +58,9 @@ def exact_voices(graph: Graph, depth: int) -> float:
 
 def test_the_suggested_depth_is_the_first_at_which_enough_is_heard(half_missing: Graph) -> None:
     found = suggest_depth(half_missing)
-    assert found.voices >= VOICES
-    assert found.voices == pytest.approx(exact_voices(half_missing, found.depth), rel=0.3)
-    assert exact_voices(half_missing, found.depth - 1) < 1.3 * VOICES
+    assert found.sources >= MIN_SOURCES
+    assert found.sources == pytest.approx(exact_sources(half_missing, found.depth), rel=0.3)
+    assert exact_sources(half_missing, found.depth - 1) < 1.3 * MIN_SOURCES
     assert (found.missing, found.unreachable) == (150, 0)
     assert f"At depth {found.depth} half of the nodes without features" in found.reason
 
@@ -79,9 +79,9 @@ def test_nodes_that_no_path_reaches_are_counted_and_left_out() -> None:
     graph = Graph.from_edges([[0, 3], [1, 4]], torch.ones(5, 1), num_nodes=5, missing=missing)
     found = suggest_depth(graph, deepest=7)
     assert (found.missing, found.unreachable) == (4, 3)
-    assert (found.depth, found.voices, found.tried) == (1, 1.0, 7)
+    assert (found.depth, found.sources, found.deepest) == (1, 1.0, 7)
     assert found.reason == (
-        "At depth 1 half of the nodes without features hear from at least 1 node with some, fewer than "
+        "At depth 1 half of the nodes without features average over at least 1 node with some, fewer than "
         "the 20 aimed at; deeper brings hardly more."
     )
 
@@ -90,14 +90,14 @@ def test_small_components_are_heard_at_once() -> None:
     """Bug: the largest depth was suggested, and a node counted among its others."""
     pairs = [(4 * clique + i, 4 * clique + j) for clique in range(10) for i in range(4) for j in range(i)]
     found = suggest_depth(Graph.from_edges(torch.tensor(pairs).t(), torch.randn(40, 3)))
-    assert (found.depth, round(found.voices)) == (1, 4)
-    assert "hear from at least 4 nodes including themselves, fewer" in found.reason
+    assert (found.depth, round(found.sources)) == (1, 4)
+    assert "average over at least 4 nodes including themselves, fewer" in found.reason
 
 
 def test_where_depth_brings_ever_more_the_largest_is_suggested() -> None:
     line = torch.stack([torch.arange(59), torch.arange(1, 60)])
     found = suggest_depth(Graph.from_edges(line, torch.ones(60, 1)), deepest=5)
-    assert (found.depth, found.tried) == (5, 5)
+    assert (found.depth, found.deepest) == (5, 5)
     assert "deeper was not tried" in found.reason
 
 

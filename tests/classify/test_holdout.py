@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pairnorm.classify import ClassifierWarning, NodeClassifier, Task, complete_split, holdout
-from pairnorm.classify.cross_fitting import needs_cross_fitting
 from pairnorm.classify.holdout import (
     NUM_FOLDS,
     fingerprints,
@@ -15,6 +14,7 @@ from pairnorm.classify.holdout import (
     unseen,
     warn_label_predictors,
 )
+from pairnorm.classify.protocol import needs_cross_fitting
 from pairnorm.data import Graph
 from pairnorm.data.encoder import Column, Encoder
 

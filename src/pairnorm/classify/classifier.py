@@ -9,41 +9,37 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
-from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.candidate import Candidate
-from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.conformal import Calibration
-from pairnorm.classify.cross_fitting import cross_fit, needs_cross_fitting
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import (
     ClassifierWarning,
     check_num_classes,
     complete_split,
     fingerprints,
-    folds,
     holds,
     unseen,
     warn_label_predictors,
     without_column,
 )
+from pairnorm.classify.protocol import cross_fit, evaluation_task, needs_cross_fitting
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import Choice, search
-from pairnorm.classify.search_space import parse_search_space, plan, resolve_time_limit
+from pairnorm.classify.search_space import parse_search_space, plan
 from pairnorm.classify.target import Target, hide, lacks_most
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.graph import check_graph
 from pairnorm.nn import Normalization
 from pairnorm.nn.propagate import NORMALIZATIONS
-from pairnorm.train.distributed import shards_of
 from pairnorm.train.engine import find_device
 
 if TYPE_CHECKING:
@@ -200,7 +196,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         graph = graph.with_split(split)
         warn_label_predictors(graph, split.train | split.validation)
         scaling = Scaling.of(graph, self.scaling)
-        task = self._task(graph, given, target, scaling)
+        task = evaluation_task(self, graph, given, target, scaling)
         families, done = plan(self, hide(task.graph, task.hidden)), 0
         steps = sum(family.steps for family in families) + 2 + self.refit
         cross_fitted = needs_cross_fitting(graph, given, self.metric) and self.time is None
@@ -222,11 +218,11 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.task_ = replace(task, prepared=task.prepared.emptied())
         self.graph_, self.target_ = graph, target
         self.split_, self.choice_ = split, choice
-        held = choice.probabilities.clamp(min=1e-30).log().unsqueeze(1)
-        self.temperature_ = fit_temperature(held, task.held_out_labels)
+        logits = choice.probabilities.clamp(min=1e-30).log().unsqueeze(1)
+        self.temperature_ = fit_temperature(logits, task.held_out_labels)
         self.evaluation_probabilities_ = self._probabilities(task.prepared)
         self.prior_ = task.prior.numpy()
-        softened = mean_probabilities(held, self.temperature_)
+        softened = mean_probabilities(logits, self.temperature_)
         self.tilt_ = decide(self.metric, task.held_out_labels, softened, task.prior)[1]
         if self.class_weight == "balanced":
             self.tilt_ = 1.0
@@ -267,34 +263,6 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._seen = names[learned.cpu().numpy()]
         self._tested = names[(split.test & learned).cpu().numpy()]
         return self
-
-    def _task(self, graph: Graph, given: Split, target: Target | None, scaling: Scaling) -> Task:
-        """Return the task on which candidates are compared: every held-out node is masked like the target.
-
-        Test nodes are masked in its graph. Validation nodes are masked in the folds that hold them out.
-        """
-        fold_masks: list[Tensor] = []
-        shards = shards_of(graph.num_nodes)
-        # In folds, models would learn from later nodes. One split is enough for many nodes.
-        if self.time is None and not has_many_nodes(graph):
-            fold_masks = folds(graph.with_split(given), graph.split, self.random_state)
-        hidden = None
-        if target is not None:
-            selection = torch.stack(fold_masks).any(0) if fold_masks else graph.validation
-            hidden = target.mask(graph, selection, self.random_state)
-            masked = hide(graph, target.mask(graph, graph.test, self.random_state))
-            scaling = scaling if masked is graph else scaling.fitted_to(masked)
-            graph = masked
-        return Task(
-            graph,
-            PreparedGraph(graph, scaling(graph), find_device(self.device)),
-            self.adjacency,
-            time_limit=resolve_time_limit(self.time_limit, graph.num_nodes),
-            metric=self.metric,
-            fold_masks=fold_masks,
-            hidden=hidden,
-            shards=shards,
-        )
 
     @property
     def feature_names_in_(self) -> tuple[str, ...] | None:

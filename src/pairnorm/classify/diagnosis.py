@@ -1,4 +1,4 @@
-"""What propagation alone does to a graph's features, depth by depth, and the depth that suggests."""
+"""Measure the effect of propagation on features, depth by depth, and suggest a depth."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NODES, COLUMNS = 400, 300
 # Distances between columns are taken over so many nodes at most.
 ROWS = 50_000
 PROBES = 64
-# Of so many nodes a step takes a second, and what it does is seen early.
-DEEP_ENOUGH = 16
+# Graphs with many nodes are measured up to this depth.
+MAX_DEPTH_MANY_NODES = 16
 TINY = 1e-30
-# Below this many voices a node's average is noise; the depths this gives are near the paper's best ones.
-VOICES = 20
-# Depths at which as good as no more are heard than at any.
-NEARLY = 0.95
+# An average over fewer nodes is noise; the depths that this gives are near the best ones of the paper.
+MIN_SOURCES = 20
+# A depth that reaches this share of the largest number of sources is deep enough.
+SUFFICIENT_SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def smoothing(
         tick: is told what was done.
     """
     if has_many_nodes(graph):
-        depths = [depth for depth in depths if depth <= DEEP_ENOUGH]
+        depths = [depth for depth in depths if depth <= MAX_DEPTH_MANY_NODES]
     matrix, rows = normalized_adjacency(graph.adjacency, "rw").to(features.device), []
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(graph.num_nodes, generator=generator)
@@ -69,8 +69,8 @@ def smoothing(
     # Distances between nodes need few columns; those between columns do not depend on PairNorm's scale.
     basis, reduced = span(dense)
     same = basis is None and len(columns) == graph.num_features
-    walk, others = _states(matrix, reduced), None if same else _states(matrix, dense[:, columns])
-    for depth, state in zip(range(max(depths) + 1), walk, strict=False):
+    iterates, others = _states(matrix, reduced), None if same else _states(matrix, dense[:, columns])
+    for depth, state in zip(range(max(depths) + 1), iterates, strict=False):
         some = state if others is None else next(others)
         if depth not in depths:
             continue
@@ -100,7 +100,7 @@ def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[_State]:
 
     Every row of D̃⁻¹Ã sums to one: what is centered before a step and what is not differ by the same row
     afterwards. So PairNorm's state, one scale and one row tell the plain state, whose own small differences
-    would be lost beside its mean.
+    would be lost next to its mean.
     """
     row, length = features.new_zeros(features.shape[1]), 1.0
 
@@ -124,17 +124,17 @@ def measured(rows: Sequence[Smoothing]) -> list[list[str]]:
     """Return the lines of a table, to be headed by ``HEADINGS``; differences as a share of depth 0."""
     plain, normed = ([row for row in rows if row.norm == norm] for norm in ("none", "PN"))
 
-    def share(lines: list[Smoothing], place: int, measure: str) -> str:
+    def share(lines: list[Smoothing], number: int, measure: str) -> str:
         start = getattr(lines[0], measure)
-        return f"{getattr(lines[place], measure) / start:.0%}" if start else "–"
+        return f"{getattr(lines[number], measure) / start:.0%}" if start else "–"
 
     return [
         [
             str(line.depth),
-            *(share(lines, place, name) for name in ("row_diff", "col_diff") for lines in (plain, normed)),
-            *(f"{lines[place].effective_rank:.1f}" for lines in (plain, normed)),
+            *(share(lines, number, name) for name in ("row_diff", "col_diff") for lines in (plain, normed)),
+            *(f"{lines[number].effective_rank:.1f}" for lines in (plain, normed)),
         ]
-        for place, line in enumerate(plain)
+        for number, line in enumerate(plain)
     ]
 
 
@@ -144,39 +144,39 @@ class Suggestion:
 
     Args:
         depth: the number of graph convolutions.
-        voices: how many nodes with features the middle node hears from at that depth.
+        sources: the median number of nodes with features that a node averages over at that depth.
         missing: how many nodes have no features.
         unreachable: how many of those no path connects to a node with features.
-        tried: the largest depth that was looked at.
+        deepest: the largest depth that was measured.
     """
 
     depth: int
-    voices: float
+    sources: float
     missing: int
     unreachable: int
-    tried: int
+    deepest: int
 
     @property
     def reason(self) -> str:
         """The reason, in words."""
-        missing, count = self.missing > 0, round(self.voices)
-        who = f"half of the nodes {'without features ' if missing else ''}hear from at least"
+        missing, count = self.missing > 0, round(self.sources)
+        who = f"half of the nodes {'without features ' if missing else ''}average over at least"
         whom = "with some" if missing else "including themselves"
         text = f"At depth {self.depth} {who} {count} node{'' if count == 1 else 's'} {whom}"
-        if self.voices < VOICES:
-            deeper = "was not tried" if self.depth == self.tried else "brings hardly more"
-            return f"{text}, fewer than the {VOICES} aimed at; deeper {deeper}."
+        if self.sources < MIN_SOURCES:
+            deeper = "was not tried" if self.depth == self.deepest else "brings hardly more"
+            return f"{text}, fewer than the {MIN_SOURCES} aimed at; deeper {deeper}."
         return f"{text}: enough for their average to mean something."
 
 
 def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Suggestion:
-    r"""Return the smallest depth at which half of the nodes without features hear from enough others.
+    r"""Return the smallest depth at which half of the nodes without features average over enough others.
 
     At depth $K$ a node's state averages over the nodes $j$ with features, with the weights
-    $w_j = (\tilde{\mathbf{A}}^K)_{ij}$. It hears from $(\sum_j w_j)^2 / \sum_j w_j^2$ of them: their number,
-    were the weights equal. $\sum_j w_j^2$ is the mean square of $\sum_j \pm w_j$ over random signs. Nodes
-    that no path connects to a feature are left out; where all nodes have features, all count. Where there
-    never are enough, it is the smallest depth with nearly as many as any.
+    $w_j = (\tilde{\mathbf{A}}^K)_{ij}$: over $(\sum_j w_j)^2 / \sum_j w_j^2$ of them, their number if
+    the weights are equal. $\sum_j w_j^2$ is the mean square of $\sum_j \pm w_j$ over random signs. Nodes
+    without a path to a node with features are left out; where all nodes have features, all count. Where no
+    depth reaches enough, it is the smallest depth with nearly as many as any.
 
     Args:
         graph: whose edges, and which nodes lack features.
@@ -188,18 +188,18 @@ def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Su
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (graph.num_nodes, PROBES), generator=generator).float() * 2 - 1
     matrix = normalized_adjacency(graph.adjacency.cpu(), "rw")
-    heard_from = reachable(graph.adjacency, ~missing)
-    asked = heard_from & (missing if missing.any() else torch.ones_like(missing))
+    is_reachable = reachable(graph.adjacency, ~missing)
+    asked = is_reachable & (missing if missing.any() else torch.ones_like(missing))
     state = torch.cat([there[:, None], signs * there[:, None]], 1)
-    found: list[float] = []
-    while len(found) < deepest:
+    counts: list[float] = []
+    while len(counts) < deepest:
         state = matrix @ state
         total, square = state[asked, 0].square(), state[asked, 1:].square().mean(1)
-        heard = torch.where(square > 0, total / square.where(square > 0, 1), 0)
-        found.append(float(heard.median()) if len(heard) else 0.0)
-        if found[-1] >= VOICES or not len(heard):
+        effective = torch.where(square > 0, total / square.where(square > 0, 1), 0)
+        counts.append(float(effective.median()) if len(effective) else 0.0)
+        if counts[-1] >= MIN_SOURCES or not len(effective):
             break
-    enough = min(VOICES, NEARLY * max(found))
-    depth = next(depth for depth, voices in enumerate(found, 1) if voices >= enough)
-    unreachable = int((missing & ~heard_from).sum())
-    return Suggestion(depth, found[depth - 1], int(missing.sum()), unreachable, len(found))
+    enough = min(MIN_SOURCES, SUFFICIENT_SHARE * max(counts))
+    depth = next(depth for depth, sources in enumerate(counts, 1) if sources >= enough)
+    unreachable = int((missing & ~is_reachable).sum())
+    return Suggestion(depth, counts[depth - 1], int(missing.sum()), unreachable, len(counts))

@@ -94,10 +94,10 @@ class Scores:
         if self.count == 0:
             return (np.full(len(self.confusion), nan),) * 3
         true, predicted = np.indices(self.confusion.shape).reshape(2, -1)
-        found = precision_recall_fscore_support(
+        scores = precision_recall_fscore_support(
             true, predicted, sample_weight=self.confusion.ravel(), zero_division=nan
         )
-        return tuple(found[:3])
+        return tuple(scores[:3])
 
     @property
     def precision(self) -> NDArray[np.float64]:
@@ -180,8 +180,8 @@ def wilson(right: int, count: int) -> Interval:
 
     if count == 0:
         return 0.0, 1.0
-    found = binomtest(right, count).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    interval = binomtest(right, count).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def confusion_metric(metric: str, confusion: NDArray[Any]) -> NDArray[np.float64]:
@@ -233,8 +233,8 @@ def _sampled_rankings(
         there = there[:1] if counts[0] < counts[1] else there[1:]
     if not there:
         return np.full((2, len(weights)), nan)
-    found = [weighted_rankings(labels == number, probabilities[:, number], weights) for number in there]
-    return np.asarray(np.mean(found, axis=0))
+    values = [weighted_rankings(labels == number, probabilities[:, number], weights) for number in there]
+    return np.asarray(np.mean(values, axis=0))
 
 
 def rankings(labels: NDArray[np.int64], probabilities: NDArray[Any]) -> tuple[float, float]:
@@ -278,11 +278,11 @@ def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) ->
         return float((p.argmax(1) == truth).mean()), 0.0
     if metric == "loss":
         return float(np.log(p[np.arange(len(truth)), truth].clip(1e-30)).mean()), 0.0
-    found = []
+    values = []
     for tilt in TILTS:
         confusion = Scores.of(truth, tilted(p, prior.numpy(), tilt).argmax(1), p.shape[1]).confusion
-        found.append((float(confusion_metric(metric, confusion)), tilt))
-    return max(found, key=lambda one: one[0])
+        values.append((float(confusion_metric(metric, confusion)), tilt))
+    return max(values, key=lambda one: one[0])
 
 
 def tilted(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
@@ -343,12 +343,14 @@ def _sampled_metric(
 
 def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Return softmax(logits / T), averaged over models: [n, classes] from [n, models, classes]."""
-    found = (logits / temperature).softmax(-1).mean(1)
-    if not found.isfinite().all():
-        problem = f"the probabilities of {int((~found.isfinite()).any(1).sum()):,} nodes are not finite"
+    probabilities = (logits / temperature).softmax(-1).mean(1)
+    if not probabilities.isfinite().all():
+        problem = (
+            f"the probabilities of {int((~probabilities.isfinite()).any(1).sum()):,} nodes are not finite"
+        )
         hint = "Look for very large features, or pass another {scaling}."
         raise PairNormError(problem, code="not-finite", hint=hint, scaling="columns")
-    return found
+    return probabilities
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -134,7 +134,7 @@ def _trees(fitted: Trees, prepared: PreparedGraph) -> Explainer:
 
     table, known = fitted.columns(prepared), fitted.ensemble.classes
     booster = lightgbm.Booster(model_str=fitted.ensemble.text)
-    place = torch.zeros(fitted.columns.classes, dtype=torch.int64).index_put(
+    numbers = torch.zeros(fitted.columns.classes, dtype=torch.int64).index_put(
         (known,), torch.arange(len(known))
     )
 
@@ -144,7 +144,7 @@ def _trees(fitted: Trees, prepared: PreparedGraph) -> Explainer:
         parts = torch.from_numpy(raw).float()
         parts = torch.cat([-parts / 2, parts / 2], 1) if parts.shape[1] == 1 else parts
         margins = _margins(parts[:, : len(known)].transpose(1, 2))
-        own = margins[torch.arange(len(rows)), :, place[classes]].numpy()
+        own = margins[torch.arange(len(rows)), :, numbers[classes]].numpy()
         return own[:, :-1], own[:, -1]
 
     return explain
@@ -218,9 +218,9 @@ def _feature_rows(
     # Several columns may have one name: the means after one and after three steps, for instance.
     sums = []
     for weight, one in members:
-        place = [keys[key] for key in one.keys], range(len(one.keys))
+        entries = [keys[key] for key in one.keys], range(len(one.keys))
         shape = len(keys), len(one.keys)
-        sums.append(csr_array((np.full(shape[1], weight / total, dtype=np.float32), place), shape=shape))
+        sums.append(csr_array((np.full(shape[1], weight / total, dtype=np.float32), entries), shape=shape))
     length = max(1, BLOCK_ENTRIES // len(keys))
     for start in range(0, len(nodes), length):
         some = nodes[start : start + length]

@@ -21,7 +21,14 @@ from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.conformal import ALL, COMPLETE, INCOMPLETE, PredictionSets
-from pairnorm.classify.diagnosis import DEEP_ENOUGH, DEPTHS, Smoothing, Suggestion, smoothing, suggest_depth
+from pairnorm.classify.diagnosis import (
+    DEPTHS,
+    MAX_DEPTH_MANY_NODES,
+    Smoothing,
+    Suggestion,
+    smoothing,
+    suggest_depth,
+)
 from pairnorm.classify.evaluation import (
     Scores,
     decide,
@@ -120,7 +127,7 @@ class Findings:
             warnings.warn(
                 f"there are {graph.num_nodes:,} nodes: SGC stopped after {PATIENCE} depths in a row without "
                 f"a gain, without PN-SI; models learned from at most {MAX_TRAINING_ROWS:,} nodes; depths "
-                f"are shown up to {DEEP_ENOUGH}; and there is no GCN among the baselines.",
+                f"are shown up to {MAX_DEPTH_MANY_NODES}; and there is no GCN among the baselines.",
                 ClassifierWarning,
                 stacklevel=2,
             )
@@ -186,7 +193,7 @@ class Findings:
 
     @property
     def chosen(self) -> bool:
-        """Whether the model was chosen by nodes held out for that, and not by rule."""
+        """Whether held-out nodes selected the model, and not a rule."""
         return not isnan(self.classifier.best_.validation_accuracy)
 
     @property
@@ -305,13 +312,13 @@ def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
 def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
     """Return the scores of nodes that are held out in other ways."""
     task, choice = classifier.task_, classifier.choice_
-    found: dict[str, Scores] = {}
+    checks: dict[str, Scores] = {}
     graph = task.graph
     trained = any(one.candidate.model in NETWORKS for _, one in choice.parts)  # on all nodes, once
     if classifier.unmasked_ is not None:
-        found[UNMASKED] = classifier.unmasked_
+        checks[UNMASKED] = classifier.unmasked_
     if trained or not graph.test.any():
-        return found
+        return checks
     if not (graph.encoder and graph.encoder.named("structure")):  # which is made of the edges
         test = graph.test.nonzero().squeeze(1)
         drawn = Stream(classifier.random_state, "classify later").order(len(test))
@@ -322,15 +329,15 @@ def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
         prepared = PreparedGraph(before, scaling(before), task.device)
         model = choice.learn(replace(task.learnable, graph=before, prepared=prepared))
         logits = model.logits(PreparedGraph(graph, scaling(graph), task.device))
-        found[LATER] = _evaluate(classifier, logits, later)
+        checks[LATER] = _evaluate(classifier, logits, later)
     if classifier.time is not None:
         nobody = torch.zeros_like(graph.test)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ClassifierWarning)  # of a split that is not the user's
             split = complete_split(graph.with_split(Split(nobody, nobody, nobody)), classifier.random_state)
         model = choice.learn(replace(task, graph=graph.with_split(split), fold_masks=(), hidden=None))
-        found[RANDOM] = _evaluate(classifier, model.logits(task.prepared), split.test)
-    return found
+        checks[RANDOM] = _evaluate(classifier, model.logits(task.prepared), split.test)
+    return checks
 
 
 def _evaluate(classifier: NodeClassifier, logits: Tensor, evaluated: Tensor) -> Scores:

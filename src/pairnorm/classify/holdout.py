@@ -1,4 +1,4 @@
-"""Which labeled nodes to learn from, choose by and report on, where the user has not said."""
+"""Split labeled nodes into training, validation and test nodes, and check them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIN_LEAK, MAX_MAJORITY, MIN_CHECKED, MAX_CHECKED = 0.99, 0.9, 100, 300
 
 
 class ClassifierWarning(UserWarning):
-    """Something about a user's graph that limits what can be learned or known from it."""
+    """A property of a graph that limits how well a model can be fitted or evaluated."""
 
 
 def complete_split(graph: Graph, seed: int = 0, time: str | None = None) -> Split:
@@ -73,7 +73,7 @@ def complete_split(graph: Graph, seed: int = 0, time: str | None = None) -> Spli
         test = free
     split = Split(train, validation, test)
     _check_train(graph, split)
-    _warn(graph, split)
+    _warn_few(graph, split)
     return split
 
 
@@ -115,10 +115,10 @@ def fingerprints(graph: Graph) -> NDArray[np.int64]:
     if _REMEMBERED and np.array_equal(_REMEMBERED[0], names):
         return _REMEMBERED[1]
     digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in names.tolist())
-    found = np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+    prints = np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
     if len(names) >= MANY_NAMES:
-        _REMEMBERED[:] = names, found
-    return found
+        _REMEMBERED[:] = names, prints
+    return prints
 
 
 _REMEMBERED: list[NDArray[Any]] = []
@@ -173,15 +173,15 @@ def _by_time(graph: Graph, time: str) -> Split:
     names = graph.feature_names or ()
     if time not in names:
         _refuse_time(time, names)
-    place = names.index(time)
+    number = names.index(time)
     if any(mask.any() for mask in graph.split):
         problem = "there is a split already"
         raise PairNormError(problem, code="conflicting-options", hint="Leave it out, or {time}.", time=...)
-    gone = graph.missing if graph.missing.dim() == 1 else graph.missing[:, place]
-    column = graph.to_scipy()[1][:, [place]]
+    missing = graph.missing if graph.missing.dim() == 1 else graph.missing[:, number]
+    column = graph.to_scipy()[1][:, [number]]
     column = column if isinstance(column, np.ndarray) else column.toarray()
-    # What has no time was there from the start.
-    moments = torch.from_numpy(column[:, 0]).to(graph.device).where(~gone, -torch.inf)
+    # Nodes without a time count as the first.
+    moments = torch.from_numpy(column[:, 0]).to(graph.device).where(~missing, -torch.inf)
     known = moments[graph.labeled].sort().values
     ends = (known[round((1 - share * HELD_OUT) * len(known)) - 1] for share in (2, 1))
     first, second = ((moments <= end) & graph.labeled for end in ends)
@@ -190,28 +190,28 @@ def _by_time(graph: Graph, time: str) -> Split:
 
 def without(graph: Graph, nodes: Tensor) -> Graph:
     """Return the graph as it was before some nodes came, with their features, labels and edges."""
-    kept = (~nodes).cpu().numpy()
+    others = (~nodes).cpu().numpy()
     features = graph.to_scipy()[1]
     adjacency = csr_matrix(along_and_against(graph.adjacency, graph.directed)[0])
     parts = {name: getattr(graph, name)[~nodes] for name in ("labels", "missing", *graph.split._fields)}
-    names = {"class_names": graph.class_names, "node_names": node_ids(graph)[kept]}
-    return Graph.from_scipy(adjacency[kept][:, kept], features[kept], **parts, **names).to(graph.device)
+    names = {"class_names": graph.class_names, "node_names": node_ids(graph)[others]}
+    return Graph.from_scipy(adjacency[others][:, others], features[others], **parts, **names).to(graph.device)
 
 
-def _share(left: int, wanted: float) -> int:
-    return 0 if wanted == 0 else max(0, min(left, max(1, round(wanted))))
+def _share(available: int, share: float) -> int:
+    return 0 if share == 0 else max(0, min(available, max(1, round(share))))
 
 
 def _check_labels(graph: Graph) -> None:
-    found = torch.unique(graph.labels[graph.labeled])
-    if len(found) == 0:
+    classes = torch.unique(graph.labels[graph.labeled])
+    if len(classes) == 0:
         problem = f"graph {graph.name!r}: no node has a label"
         hint = "Label some nodes of every class."
         raise PairNormError(problem, code="no-labels", value=graph.name, hint=hint)
-    if len(found) == 1:
-        problem = f"graph {graph.name!r}: all labels are {graph.class_names[int(found)]!r}"
+    if len(classes) == 1:
+        problem = f"graph {graph.name!r}: all labels are {graph.class_names[int(classes)]!r}"
         hint = "Label some nodes of another."
-        raise PairNormError(problem, code="one-class", value=graph.class_names[int(found)], hint=hint)
+        raise PairNormError(problem, code="one-class", value=graph.class_names[int(classes)], hint=hint)
 
 
 def count_classes(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
@@ -235,9 +235,9 @@ def check_num_classes(graph: Graph) -> None:
 
 
 def _check_train(graph: Graph, split: Split) -> None:
-    lacking = (count_classes(graph, split.train) == 0) & (count_classes(graph, graph.labeled) > 0)
-    if lacking.any():
-        name = graph.class_names[int(lacking.argmax())]
+    absent = (count_classes(graph, split.train) == 0) & (count_classes(graph, graph.labeled) > 0)
+    if absent.any():
+        name = graph.class_names[int(absent.argmax())]
         problem = f"class {quoted(name)} has no training node"
         hint = "Put one of its nodes in the training set."
         raise PairNormError(problem, code="class-without-training", value=name, hint=hint)
@@ -257,7 +257,7 @@ def label_predictors(graph: Graph, nodes: Tensor) -> dict[str, float]:
         return {}
     table = graph.features.cpu().to_dense()[rows].numpy()
     missing = graph.missing.cpu()[rows].numpy().reshape(len(rows), -1)
-    found, start = {}, 0
+    accuracies, start = {}, 0
     for name, width in _column_widths(graph):
         values = table[:, start] if width == 1 else table[:, start : start + width].argmax(1)
         known = ~missing[:, min(start, missing.shape[1] - 1)]
@@ -270,8 +270,8 @@ def label_predictors(graph: Graph, nodes: Tensor) -> dict[str, float]:
             tree = DecisionTreeClassifier(max_leaf_nodes=2 * graph.num_classes, random_state=0)
             right += int((tree.fit(x[some], y[some]).predict(x[~some]) == y[~some]).sum())
         if right >= MIN_LEAK * len(y):
-            found[name] = right / len(y)
-    return found
+            accuracies[name] = right / len(y)
+    return accuracies
 
 
 def _column_widths(graph: Graph) -> list[tuple[str, int]]:
@@ -283,33 +283,33 @@ def _column_widths(graph: Graph) -> list[tuple[str, int]]:
 def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
     """Warn of columns that alone predict the label, which may not be known of nodes to predict."""
     for name, accuracy in label_predictors(graph, nodes).items():
-        _say(
+        _warn(
             f"column {quoted(name)} alone predicts the label of {accuracy:.1%} of the labeled nodes. If it "
             "is made from the label, or known only afterwards, leave it out.",
             stacklevel=4,
         )
 
 
-def _warn(graph: Graph, split: Split) -> None:
+def _warn_few(graph: Graph, split: Split) -> None:
     if graph.num_classes > MANY_CLASSES and all(_is_number(name) for name in graph.class_names):
-        _say(
+        _warn(
             f"the label has {graph.num_classes} different numbers, each of which is a class of its own. If "
             "they measure something, cut them into ranges when you read the file (classes=5)."
         )
     held_out, chosen_by = int(split.test.sum()), int(split.validation.sum())
     if not chosen_by:
-        _say("no labeled node is left to choose a model by: depth and scale are set by rule.")
+        _warn("no labeled node is left to select a model: depth and scale are set by rule.")
     if not held_out:
-        _say("no labeled node is left to test on: how accurate the predictions are is not known.")
+        _warn("no labeled node is left to test on: how accurate the predictions are is not known.")
     elif held_out < FEW:
-        _say(
+        _warn(
             f"only {held_out} labeled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
             "the interval around the accuracy is wide. Label more nodes to know more."
         )
     unseen = (count_classes(graph, split.test) == 0) & (count_classes(graph, split.train) > 0)
     if held_out and unseen.any():
         names = ", ".join(repr(graph.class_names[number]) for number in np.flatnonzero(unseen)[:5])
-        _say(f"no test node is of class {names}: its accuracy is not known.")
+        _warn(f"no test node is of class {names}: its accuracy is not known.")
 
 
 def _is_number(text: str) -> bool:
@@ -320,7 +320,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _say(text: str, stacklevel: int = 5) -> None:
+def _warn(text: str, stacklevel: int = 5) -> None:
     warnings.warn(text, ClassifierWarning, stacklevel=stacklevel)
 
 

@@ -173,11 +173,11 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     )
     # Parameters may be numpy's numbers, or an array or a range of them.
     text = facts.model_dump_json(indent=1, fallback=lambda value: np.asarray(value).tolist())
-    place = Path(folder)
-    check_not_file(place)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / TENSORS).write_bytes(as_bytes(tensors))
-    (place / FACTS).write_text(text + "\n", encoding="utf-8")
+    path = Path(folder)
+    check_not_file(path)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / TENSORS).write_bytes(as_bytes(tensors))
+    (path / FACTS).write_text(text + "\n", encoding="utf-8")
 
 
 def _encode(value: Any) -> Any:
@@ -191,12 +191,12 @@ def _decode(value: Any) -> Any:
 
 def verify(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     """Load a saved model and raise an error unless it predicts as the fitted one does."""
-    place = Path(folder)  # which the caller holds a lock on
-    loaded = _restore(type(classifier), place, _read(place), _read_tensors(place))
+    path = Path(folder)  # which the caller has locked
+    loaded = _restore(type(classifier), path, _read(path), _read_tensors(path))
     loaded.set_params(device=classifier.device)
-    found = loaded.predict_proba(classifier.graph_)
-    if not np.allclose(found, classifier.probabilities_, atol=MAX_DEVIATION):
-        largest = float(np.abs(found - classifier.probabilities_).max())
+    probabilities = loaded.predict_proba(classifier.graph_)
+    if not np.allclose(probabilities, classifier.probabilities_, atol=MAX_DEVIATION):
+        largest = float(np.abs(probabilities - classifier.probabilities_).max())
         problem = (
             f"{folder}: the saved model gives other probabilities (by up to {largest:.2g}) than the fitted"
         )
@@ -211,20 +211,20 @@ def _plain(scores: dict[str, Any]) -> dict[str, Any]:
 
 def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     """Read a fitted classifier; see ``NodeClassifier.load``."""
-    place = Path(folder)
-    with locked_folder(place):
-        facts, tensors = _read(place), _read_tensors(place)
-    return _restore(cls, place, facts, tensors)
+    path = Path(folder)
+    with locked_folder(path):
+        facts, tensors = _read(path), _read_tensors(path)
+    return _restore(cls, path, facts, tensors)
 
 
-def _restore(cls: type[Classifier], place: Path, facts: Facts, tensors: dict[str, Tensor]) -> Classifier:
+def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[str, Tensor]) -> Classifier:
     """Build a classifier from the contents of its files."""
     try:
         state = _checked(facts, tensors)
         best = (facts.average or facts.parts[0].candidate).candidate()
         classifier = cls(**{name: _decode(value) for name, value in facts.parameters.items()})
         classifier.model_ = Average(
-            [_part(part, state, f"{place}.", facts) for place, part in enumerate(facts.parts)],
+            [_part(part, state, f"{number}.", facts) for number, part in enumerate(facts.parts)],
             KnownLabels.checked(tensors["known.names"], tensors["known.labels"], len(facts.classes)),
             _fallback(facts, tensors["guess"]),
             None if facts.smooth is None else Smooth(facts.smooth.alpha, facts.smooth.power),
@@ -234,7 +234,7 @@ def _restore(cls: type[Classifier], place: Path, facts: Facts, tensors: dict[str
         classifier.calibration_ = _calibration(tensors)
         classifier._seen, classifier._tested = tensors["seen"].numpy(), tensors["tested"].numpy()
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise _damaged(place / FACTS, error) from error
+        raise _damaged(folder / FACTS, error) from error
     classifier.best_, classifier.search_ = best, [best]
     classifier.parts_ = [(weight, candidate) for weight, candidate, _ in classifier.model_.parts]
     classifier.prior_, classifier.tilt_ = np.array(facts.prior, dtype=np.float32), facts.tilt
@@ -303,22 +303,22 @@ def _checked(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def holds_model(place: Path) -> bool:
+def holds_model(folder: Path) -> bool:
     """Say whether a folder holds a model that we saved, in whatever version."""
     from pydantic_core import from_json
 
     try:
-        facts = from_json((place / FACTS).read_bytes()) if (place / FACTS).is_file() else None
+        facts = from_json((folder / FACTS).read_bytes()) if (folder / FACTS).is_file() else None
     except (OSError, ValueError):
         return False
     return isinstance(facts, dict) and {"format", "pairnorm"} <= facts.keys()
 
 
-def _read(place: Path) -> Facts:
-    path = place / FACTS
+def _read(folder: Path) -> Facts:
+    path = folder / FACTS
     if not path.is_file():
         raise PairNormError(
-            f"{place}: there is no {FACTS}",
+            f"{folder}: there is no {FACTS}",
             code="file-missing",
             value=str(path),
             hint="Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote; with "
@@ -329,11 +329,11 @@ def _read(place: Path) -> Facts:
     except ValidationError as error:
         problems = {problem["loc"]: problem for problem in error.errors()}
         if version := problems.get(("format",)):
-            found = None if version["type"] == "missing" else version["input"]
-            problem = f"{path}: format {quoted(found)} is not known"
+            number = None if version["type"] == "missing" else version["input"]
+            problem = f"{path}: format {quoted(number)} is not known"
             hint = "Fit again with this version."
             raise PairNormError(
-                problem, code="wrong-version", value=found, expected=str(FORMAT), hint=hint
+                problem, code="wrong-version", value=number, expected=str(FORMAT), hint=hint
             ) from error
         where, first = next(iter(problems.items()))
         raise _damaged(path, f"{'.'.join(map(str, where))}: {first['msg']}".lstrip(": ")) from error
@@ -341,11 +341,11 @@ def _read(place: Path) -> Facts:
         raise _damaged(path, error) from error
 
 
-def _read_tensors(place: Path) -> dict[str, Tensor]:
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = place / TENSORS
+    path = folder / TENSORS
     try:
         if not path.is_file():  # a pipe would be waited for
             raise FileNotFoundError("there is no such file")

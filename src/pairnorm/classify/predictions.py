@@ -54,7 +54,7 @@ def prediction_rows(
     """Return the rows of ``prediction_table`` for some nodes."""
     import pandas
 
-    columns = {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}
+    columns = {f"p_{name}": probabilities[:, number] for number, name in enumerate(classes)}
     known = {"features_missing": missing, "labeled": labeled}
     return pandas.DataFrame({"id": ids, "predicted": classes[predicted], **columns, **known})
 

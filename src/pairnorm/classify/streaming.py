@@ -317,26 +317,26 @@ class Streaming:
 
     def run(self) -> Outcome:
         """Evaluate all candidates, and predict with the best."""
-        tried: list[Streamed] = []
+        results: list[Streamed] = []
         if self.cluster is not None:
             self.cluster.run(self.propagations, self.plan.peak(self.plan.width))
         for propagation in self.propagations:
             propagation.run()
-            tried += self._candidates(propagation)
+            results += self._candidates(propagation)
         spread: Any = None
-        if self._with_label_propagation or not tried:
+        if self._with_label_propagation or not results:
             spread, one = self._propagate_labels()
-            tried.append(one)
-        tried.sort(key=lambda one: one.rank, reverse=True)
-        best = tried[0]
+            results.append(one)
+        results.sort(key=lambda one: one.rank, reverse=True)
+        best = results[0]
         logits: NDArray[np.float32] = (
             spread if best.propagation is None else self._logits(best.propagation, best.candidate)
         )
-        held = torch.from_numpy(logits[self.rows.validation])[:, None]
-        temperature = fit_temperature(held, self._labels(self.rows.validation))
-        _, tilt = self._decide(mean_probabilities(held, temperature))
+        held_out = torch.from_numpy(logits[self.rows.validation])[:, None]
+        temperature = fit_temperature(held_out, self._labels(self.rows.validation))
+        _, tilt = self._decide(mean_probabilities(held_out, temperature))
         return Outcome(
-            self.graph, self.plan, self.rows, tried, logits, temperature, self.left_out,
+            self.graph, self.plan, self.rows, results, logits, temperature, self.left_out,
             self._limits.metric, tilt,
         )  # fmt: skip
 
@@ -358,22 +358,26 @@ class Streaming:
 
     def _candidates(self, propagation: Propagation) -> Iterator[Streamed]:
         """Yield an SGC for every depth and scale that ``SearchLimits`` does not leave out."""
-        steps = (self._tried(propagation, depth) for depth in propagation.depths)
+        steps = (self._regressions(propagation, depth) for depth in propagation.depths)
         name = f"SGC-{propagation.norm}, {propagation.imputation}"
-        for _, tried in self._limits.depths(propagation.depths, steps, self.on_progress, name):
-            yield from tried
+        for _, results in self._limits.depths(propagation.depths, steps, self.on_progress, name):
+            yield from results
 
-    def _tried(self, propagation: Propagation, depth: int) -> Iterator[Streamed]:
+    def _regressions(self, propagation: Propagation, depth: int) -> Iterator[Streamed]:
         """Yield an SGC for every scale, from small to large; of many training nodes, some decide."""
         state, labels = torch.from_numpy(propagation.state(depth)), self._labels(self.rows.train)
         _check_finite(self.graph, state)
-        some, held, classes = subsample(labels, ENOUGH), state[len(labels) :], len(self.graph.facts.classes)
+        some, held_out, classes = (
+            subsample(labels, ENOUGH),
+            state[len(labels) :],
+            len(self.graph.facts.classes),
+        )
         setting = "" if propagation.imputation == "zero" else f"fill {propagation.imputation}"
         for scale, weight, bias in regressions(
             state[some], labels[some], classes, self.scales, LOOSE_TOLERANCE
         ):
             candidate = Candidate("SGC", propagation.norm, depth, scale, setting=setting)  # type: ignore[arg-type]
-            yield self._evaluate(candidate, scale * held @ weight + bias, propagation)
+            yield self._evaluate(candidate, scale * held_out @ weight + bias, propagation)
 
     def _logits(self, propagation: Propagation, best: Candidate) -> NDArray[np.float32]:
         labels, classes = self._labels(self.rows.train), len(self.graph.facts.classes)

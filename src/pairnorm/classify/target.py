@@ -67,7 +67,7 @@ class Target:
 
         Whole vectors come first, until the shares of nodes without any feature agree. Then every other node
         copies what a target node drawn at random lacks. With $q_j$ and $p_j$ the shares of target and of
-        held-out nodes that lack feature $j$, a copied gap is kept with the probability
+        held-out nodes that lack feature $j$, a gap is copied with the probability
         $(q_j - p_j) / (q_j (1 - p_j))$: the held-out share becomes $q_j$, and gaps that go together in the
         target go together here. Held-out nodes that lack more than the target stay as they are.
 
@@ -122,11 +122,11 @@ def hide(graph: Graph, hidden: Tensor | None) -> Graph:
 
 def hide_features(features: Tensor, hidden: Tensor) -> Tensor:
     """Return features that are zero where they are hidden."""
-    kept = ~hidden.to(features.device)
+    visible = ~hidden.to(features.device)
     if features.layout != torch.sparse_csr:
-        return features * (kept[:, None] if kept.dim() == 1 else kept)
+        return features * (visible[:, None] if visible.dim() == 1 else visible)
     rows = stored_rows(features)
-    stored = kept[rows] if kept.dim() == 1 else kept[rows, features.col_indices()]
+    stored = visible[rows] if visible.dim() == 1 else visible[rows, features.col_indices()]
     return with_values(features, features.values() * stored)
 
 
@@ -142,12 +142,12 @@ def strata(graph: Graph, labeled: Tensor) -> NDArray[np.int64]:
 
     Distances are hops; all beyond ``MAX_HOPS`` and all unreachable ones count as equal.
     """
-    found = np.zeros(graph.num_nodes, dtype=np.int64)
+    strata = np.zeros(graph.num_nodes, dtype=np.int64)
     for sources in (labeled.cpu().numpy(), ~lacks_most(graph)):
         distance = hops(graph.adjacency.cpu(), sources)
         far = (distance < 0) | (distance > MAX_HOPS)
-        found = found * (MAX_HOPS + 2) + np.where(far, MAX_HOPS + 1, distance)
-    return found
+        strata = strata * (MAX_HOPS + 2) + np.where(far, MAX_HOPS + 1, distance)
+    return strata
 
 
 class Standardized(NamedTuple):

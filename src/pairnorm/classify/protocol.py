@@ -1,4 +1,4 @@
-"""Cross-fit over all labeled nodes, where too few test nodes are of a rare class."""
+"""The evaluation protocol: folds and masks of the search, and cross-fitting of rare classes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,53 @@ from sklearn.base import clone
 from torch import Tensor
 
 from pairnorm.classify.candidates.candidate import Tick
+from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.evaluation import RANKING_METRICS, Scores
-from pairnorm.classify.holdout import ClassifierWarning, count_classes
+from pairnorm.classify.holdout import ClassifierWarning, count_classes, folds
+from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search_space import resolve_time_limit
+from pairnorm.classify.target import Target, hide
 from pairnorm.data import Graph, Split
+from pairnorm.train.distributed import shards_of
+from pairnorm.train.engine import find_device
 
 if TYPE_CHECKING:
     from pairnorm.classify.classifier import NodeClassifier
 
 # A class of at most this share is rare; fewer test nodes of it do not state how well it is ranked.
 MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
+
+
+def evaluation_task(
+    classifier: NodeClassifier, graph: Graph, given: Split, target: Target | None, scaling: Scaling
+) -> Task:
+    """Return the task on which candidates are compared: every held-out node is masked like the target.
+
+    Test nodes are masked in its graph. Validation nodes are masked in the folds that hold them out.
+    """
+    fold_masks: list[Tensor] = []
+    shards = shards_of(graph.num_nodes)
+    # In folds, models would learn from later nodes. One split is enough for many nodes.
+    if classifier.time is None and not has_many_nodes(graph):
+        fold_masks = folds(graph.with_split(given), graph.split, classifier.random_state)
+    hidden = None
+    if target is not None:
+        selection = torch.stack(fold_masks).any(0) if fold_masks else graph.validation
+        hidden = target.mask(graph, selection, classifier.random_state)
+        masked = hide(graph, target.mask(graph, graph.test, classifier.random_state))
+        scaling = scaling if masked is graph else scaling.fitted_to(masked)
+        graph = masked
+    return Task(
+        graph,
+        PreparedGraph(graph, scaling(graph), find_device(classifier.device)),
+        classifier.adjacency,
+        time_limit=resolve_time_limit(classifier.time_limit, graph.num_nodes),
+        metric=classifier.metric,
+        fold_masks=fold_masks,
+        hidden=hidden,
+        shards=shards,
+    )
 
 
 def needs_cross_fitting(graph: Graph, given: Split, metric: str) -> bool:
