@@ -282,8 +282,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 ClassifierWarning,
                 stacklevel=2,
             )
-        logits = self.model_.logits(PreparedGraph(graph, self.scaling_(graph), find_device(self.device)))
-        return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
+        return self._probabilities(PreparedGraph(graph, self.scaling_(graph), find_device(self.device)))
 
     def predict(self, graph: Graph) -> NDArray[Any]:
         """Return the predicted class of every node, as labels were given: texts, integers or booleans.
@@ -291,8 +290,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             graph: as for ``predict_proba``.
         """
-        probabilities = self.predict_proba(graph)
-        return np.asarray(self.classes_[self.decide(probabilities)])
+        return np.asarray(self.classes_[self.decide(self.predict_proba(graph))])
 
     def predict_set(self, graph: Graph, coverage: float = 0.9) -> NDArray[np.bool_]:
         """Return the prediction set of every node, bool [n, classes]: the classes that cannot be excluded.
@@ -321,19 +319,17 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def explain(self, graph: Graph, top: int = 5) -> pandas.DataFrame:
         """Return the features and neighbors that contribute most to the predicted class of every node.
 
-        Contributions are exact for linear models (logistic regression, SGC) and TreeSHAP values for boosted
-        trees; an ensemble has the weighted mean of those of its members. GCN, GAT, GCNII and APPNP are not
-        explained.
+        Contributions are exact for logistic regression and SGC, and TreeSHAP values for boosted trees; an
+        ensemble has their weighted mean. GCN, GAT, GCNII and APPNP are not explained.
 
         Args:
             graph: as for ``predict_proba``.
             top: how many features, and how many neighbors, per node.
 
         Returns:
-            A row per contribution: ``id``, ``predicted``, ``source``, ``name`` and ``value``. The source is
-            ``"node"`` (its own feature), ``"neighborhood"`` (a feature averaged over neighbors),
-            ``"labels"`` (known labels around it) or ``"neighbor"`` (one neighbor). The value is in log-odds
-            of the predicted class against the others; of a neighbor, the share of what arrives through it.
+            A row per contribution: ``id``, ``predicted``, ``source`` (``"node"``, ``"neighborhood"``,
+            ``"labels"`` or ``"neighbor"``), ``name`` and ``value``, in log-odds of the predicted class
+            against the others; of a neighbor, the share of what arrives through it.
         """
         predicted = self.decide(self.predict_proba(graph))
         explanation = self.explain_nodes(graph, predicted, top=whole_number("top", top, least=1))
@@ -359,7 +355,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(tilted(probabilities, self.prior_, self.tilt_).argmax(1))
 
     def threshold(self, number: int) -> float:
-        """Return the probability from which the class of that number is predicted, where there are two."""
+        """Return the probability from which a class is predicted, of two."""
         weights = self.prior_**self.tilt_
         return float(weights[number] / weights.sum())
 

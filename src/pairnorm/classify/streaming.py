@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.classify.candidates.candidate import Candidate, Tick
 from pairnorm.classify.candidates.prepared import MANY_NODES
+from pairnorm.classify.candidates.task import evaluate_logits
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows
@@ -29,7 +30,6 @@ from pairnorm.classify.search_limits import (
 )
 from pairnorm.classify.search_space import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.propagation import COLUMNS_PER_LINE, MAX_WIDTH, Plan, Propagation, label_propagation
 from pairnorm.train.ray_backend import RayBlocks
 from pairnorm.train.schedule import PLACES
@@ -302,7 +302,7 @@ class Streaming:
             methods += [("fp", norm) for norm in usual if norm != "none" and "fp" in names]
         self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
-            self.left_out += ("the mass fill and feature propagation, as single features are missing",)
+            self.left_out += ("imputation by mass and feature propagation, as single features are missing",)
         if many and norms is None:
             self.left_out += ("PN-SI, whose states lie on disk: there are many nodes",)
         self.propagations = [
@@ -334,7 +334,8 @@ class Streaming:
         )
         held_out = torch.from_numpy(logits[self.rows.validation])[:, None]
         temperature = fit_temperature(held_out, self._labels(self.rows.validation))
-        _, tilt = self._decide(mean_probabilities(held_out, temperature))
+        labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
+        _, tilt = decide(self._limits.metric, labels, mean_probabilities(held_out, temperature), prior)
         return Outcome(
             self.graph, self.plan, self.rows, results, logits, temperature, self.left_out,
             self._limits.metric, tilt,
@@ -343,18 +344,13 @@ class Streaming:
     def _labels(self, nodes: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(self.graph.labels[nodes].astype(np.int64))
 
-    def _decide(self, probabilities: torch.Tensor) -> tuple[float, float]:
-        labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
-        return decide(self._limits.metric, labels, probabilities, prior)
-
     def _evaluate(
         self, candidate: Candidate, logits: torch.Tensor, propagation: Propagation | None = None
     ) -> Streamed:
         _check_finite(self.graph, logits)
-        labels = self._labels(self.rows.validation)
-        accuracy, loss = float(part_accuracies(logits, labels)), float(part_losses(logits, labels))
-        evaluated = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
-        return Streamed(evaluated, self._decide(logits.softmax(1))[0], propagation)
+        labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
+        evaluated, _, score = evaluate_logits(candidate, logits[:, None], labels, self._limits.metric, prior)
+        return Streamed(evaluated, score, propagation)
 
     def _candidates(self, propagation: Propagation) -> Iterator[Streamed]:
         """Yield an SGC for every depth and scale that ``SearchLimits`` does not leave out."""

@@ -164,15 +164,23 @@ class Task:
             logits: of the held-out nodes, fold after fold, [m, models, classes].
             learn: fits it to a task.
         """
-        labels = self.held_out_labels.to(logits.device)
         # All candidates share the fallback for unreachable nodes: otherwise chance would choose among them.
         logits, nodes = logits.clone(), self.held_out_unreachable
         logits[nodes.to(logits.device)] = self.held_out_fallback[nodes].log().unsqueeze(1).to(logits)
-        accuracy, loss = (float(part(logits, labels).mean()) for part in (part_accuracies, part_losses))
-        candidate = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
-        probabilities = mean_probabilities(logits).cpu()
-        score = decide(self.metric, self.held_out_labels, probabilities, self.prior)[0]
-        return CandidateResult(candidate, probabilities, score, learn)
+        return CandidateResult(
+            *evaluate_logits(candidate, logits, self.held_out_labels, self.metric, self.prior), learn
+        )
+
+
+def evaluate_logits(
+    candidate: Candidate, logits: Tensor, labels: Tensor, metric: str, prior: Tensor
+) -> tuple[Candidate, Tensor, float]:
+    """Return a candidate with its accuracy and loss, its probabilities and its score."""
+    own = labels.to(logits.device)
+    accuracy, loss = (float(part(logits, own).mean()) for part in (part_accuracies, part_losses))
+    probabilities = mean_probabilities(logits).cpu()
+    evaluated = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
+    return evaluated, probabilities, decide(metric, labels, probabilities, prior)[0]
 
 
 Learn = Callable[[Task], Fitted]
