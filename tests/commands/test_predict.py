@@ -1,6 +1,8 @@
 import json
 import os
+import socket
 import sqlite3
+import time
 from pathlib import Path
 
 import pandas
@@ -232,6 +234,24 @@ def test_an_output_that_cannot_be_written_is_refused(
     assert message in error
     assert "hunter22" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_server_that_accepts_and_falls_silent_is_given_up(
+    run: tuple[Files, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    pytest.importorskip("psycopg")
+    monkeypatch.setattr("pairnorm.data.readers.CONNECT_SECONDS", 2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"postgresql://ann:MARKER77@127.0.0.1:{server.getsockname()[1]}/bank"
+        tables = ["--database", url, "--nodes", "nodes", "--edges", "edges"] if reads else run[0].options
+        out = [] if reads else ["--out", url]
+        start = time.monotonic()
+        assert cli.main(["predict", "--run", str(run[1]), *tables, *out]) == 1
+    assert time.monotonic() - start < 20
+    error = capsys.readouterr().err
+    assert "timeout" in error
+    assert "MARKER77" not in error
 
 
 def test_a_pipe_as_output_is_refused(

@@ -19,6 +19,7 @@ from pairnorm.base.escaping import redact, spreadsheet
 from pairnorm.base.files import atomic_file
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.data import Graph
+from pairnorm.data.readers import connect_arguments
 
 if TYPE_CHECKING:
     import pandas
@@ -114,7 +115,10 @@ def _connection(url: str) -> Iterator[Any]:
         problem, hint = "writing to a database needs sqlalchemy", "pip install 'pairnorm[all]'"
         raise PairNormError(problem, code="library-missing", value="sqlalchemy", hint=hint) from error
     try:
-        engine = sqlalchemy.create_engine(url)
+        parsed = sqlalchemy.make_url(url)
+        if parsed.drivername in ("postgres", "postgresql"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        engine = sqlalchemy.create_engine(parsed, connect_args=connect_arguments(parsed))
         with engine.begin() as connection:
             yield connection
     except (sqlalchemy.exc.SQLAlchemyError, ValueError, ImportError) as error:

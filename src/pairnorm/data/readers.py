@@ -556,7 +556,14 @@ def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.concat(typed, axis=1) if typed else frame
 
 
+CONNECT_SECONDS = 10
 FRAMES = {".parquet": _read_parquet, ".xlsx": _read_excel, ".json": _read_json, ".jsonl": _read_json_lines}
+
+
+def connect_arguments(url: Any) -> dict[str, Any]:
+    """Return the time limit for connecting to a database server, which may accept and then fall silent."""
+    known = "connect_timeout" in url.query or url.get_backend_name() not in ("postgresql", "mysql", "mariadb")
+    return {} if known else {"connect_timeout": CONNECT_SECONDS}
 
 
 def _query(database: str, query: str, role: str, memory: MemoryLimit) -> Source:
@@ -575,8 +582,8 @@ def _query(database: str, query: str, role: str, memory: MemoryLimit) -> Source:
         local = url.get_backend_name() in ("sqlite", "duckdb") and url.database
         if local and local != ":memory:":
             existing(Path(local))  # else an empty one would be made
-        reading = {"connect_args": {"read_only": True}} if url.get_backend_name() == "duckdb" else {}
-        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool, **reading)
+        reading = {"read_only": True} if url.get_backend_name() == "duckdb" else connect_arguments(url)
+        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool, connect_args=reading)
         with engine.connect() as connection:  # what is not committed is undone
             if len(query.split()) == 1:
                 quote = connection.dialect.identifier_preparer.quote
