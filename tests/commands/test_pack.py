@@ -98,6 +98,29 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "run").exists()
 
 
+HONORED = {
+    *("--graph", "--memory", "--out", "--spreadsheet-safe", "--model", "--depth", "--norm", "--scale"),
+    *("--impute", "--metric", "--device", "--quiet", "--json", "--backend", "--seed", "--help"),
+}
+
+
+def test_every_option_of_fit_is_honored_or_refused_for_a_packed_graph(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"N": "3", "KIND": "yes", "NUMBERS": "2", "TIME": "90s"}
+    own = {"--on-unknown-node": "drop", "--class-weight": "balanced", "--feature-scaling": "rows"}
+    for action in cli.build_parser()[1]["fit"]._actions:
+        name = next((name for name in action.option_strings if name.startswith("--")), "--help")
+        if name in HONORED:
+            continue
+        value = [] if action.nargs == 0 else [own.get(name, values.get(str(action.metavar), "x"))]
+        words = ["fit", "--graph", str(packed), name, *value, "--out", str(tmp_path / "run")]
+        assert cli.main(words) == 1, name
+        error = capsys.readouterr().err
+        assert name in error, error
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_file_name_that_is_not_utf8_is_refused(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
