@@ -226,3 +226,16 @@ def test_probabilities_that_are_no_numbers_are_refused(raises) -> None:
     for logits, temperature in ((torch.tensor([[[1.0, float("nan")]]]), 1.0), (torch.ones(1, 1, 2), 0.0)):
         with raises("not-finite"):
             mean_probabilities(logits, temperature)
+
+
+@pytest.mark.parametrize("metric", ["average-precision", "auc"])
+@pytest.mark.parametrize(("positives", "most"), [(6, 0.8), (60, 0.98)])
+def test_a_perfect_ranking_of_few_nodes_is_not_certain(metric: str, positives: int, most: float) -> None:
+    """The interval is neither a point nor everything, and shrinks with the number of positive nodes."""
+    confusion = np.array([[10 * positives, 0], [0, positives]])
+    low, high = Scores(confusion, auc=1.0, average_precision=1.0).interval_of(metric)
+    assert high == 1
+    assert 0.3 < low < most + 0.15 * (metric == "auc")
+    worst, best = Scores(confusion, auc=0.0, average_precision=0.0).interval_of(metric)
+    assert worst == 0
+    assert 0 < best < 0.7
