@@ -145,7 +145,7 @@ class TestSGC:
     def states(self, graph, norm, scale=1.0, hops=40):
         model = SGC(40, 5, num_layers=hops, norm=norm, scale=scale, adjacency="rw")
         seen = []
-        model.hop.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0][:, 0]))
+        model.propagation.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0][:, 0]))
         seen.append(model.hidden(graph.features, graph.adjacency)[:, 0])
         return seen
 

@@ -52,6 +52,7 @@ CLEAN_CODE = [
     "src/pairnorm/commands",
     "src/pairnorm/impute",
     "src/pairnorm/measure",
+    "src/pairnorm/nn",
     "src/pairnorm/report",
     "src/pairnorm/sweep",
     "src/pairnorm/version.py",

@@ -65,7 +65,7 @@ def test_pyg_models(model):
 def test_models_of_this_package():
     for model in (GCN, GAT):
         assert list(graph_convolutions(model(5, 3, num_layers=3))) == [f"convolutions.{i}" for i in range(3)]
-    assert list(graph_convolutions(SGC(5, 3, num_layers=3))) == ["hop"]
+    assert list(graph_convolutions(SGC(5, 3, num_layers=3))) == ["propagation"]
 
 
 def test_a_subclass_of_message_passing_and_convolutions_that_are_none():

@@ -3,7 +3,7 @@ import torch
 
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn import sparse as features
-from pairnorm.nn.layers import GATConvolution, GCNConvolution, Hop
+from pairnorm.nn.layers import GATConvolution, GCNConvolution, Propagation
 from pairnorm.nn.ops.dropout import draw_keys, dropout, keep_mask
 from pairnorm.nn.propagate import normalized_adjacency
 
@@ -118,9 +118,11 @@ def test_directed_edges_carry_from_source_to_target():
         assert x.grad.flatten(1).any(1).tolist() == [True, True, False]
 
 
-def test_hop(adjacency):
+def test_propagation(adjacency):
     x = torch.randn(20, 2, 3)
-    torch.testing.assert_close(Hop()(x, adjacency), torch.einsum("ij,jtf->itf", adjacency.to_dense(), x))
+    torch.testing.assert_close(
+        Propagation()(x, adjacency), torch.einsum("ij,jtf->itf", adjacency.to_dense(), x)
+    )
 
 
 def test_repr():

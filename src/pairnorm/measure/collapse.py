@@ -174,7 +174,7 @@ def _euclidean_ratio(x: Tensor, index: Tensor) -> Tensor:
 
 @torch.no_grad()
 def instance_information_gain(x: Tensor, features: Tensor, variance: float = 0.1) -> Tensor:
-    """Return how many bits the final states tell about the input features, I(features; arg max of the state).
+    """Return the information in final states about the features, in bits: I(features; arg max of the state).
 
     As in the released code of Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable
     Group Normalization"), features are scaled to unit rows f_i and blurred by Gaussian noise, a state counts

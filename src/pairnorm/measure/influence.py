@@ -28,7 +28,7 @@ class Influence:
     influence only where a layer runs over all nodes, as PairNorm and BatchNorm do.
 
     Args:
-        nodes: The nodes whose outputs are looked at, [sample].
+        nodes: The nodes whose outputs are examined, [sample].
         steps: The number of propagation steps of the model, hence the hops it can reach.
         totals: The influence of all nodes at a distance together, [sample, steps + 2].
         counts: The number of nodes at a distance, [sample, steps + 2].
@@ -114,7 +114,7 @@ def influence_by_hop(
         x: The features, [nodes, features].
         adjacency: A matrix [nodes, nodes] or an ``edge_index`` [2, edges].
         steps: The number of propagation steps of the model; nodes farther away are counted together.
-        nodes: The number of random nodes, or the nodes, whose outputs are looked at.
+        nodes: The number of random nodes, or the nodes, whose outputs are examined.
         seed: The seed of the random nodes.
 
     >>> ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
@@ -153,15 +153,15 @@ def influence_by_hop(
 def _propagate(index: Tensor, chosen: Tensor, num_nodes: int, steps: int) -> tuple[Tensor, Tensor]:
     """Return distances [sample, nodes], at most steps + 1, and the shares of a random walk [steps + 2]."""
     row, column = index
-    walk = torch.zeros(num_nodes, len(chosen), dtype=torch.float64)
-    walk[chosen, torch.arange(len(chosen))] = 1
-    distances = torch.where(walk > 0, 0, steps + 1)
+    reached = torch.zeros(num_nodes, len(chosen), dtype=torch.float64)
+    reached[chosen, torch.arange(len(chosen))] = 1
+    distances = torch.where(reached > 0, 0, steps + 1)
     degree = torch.bincount(row, minlength=num_nodes).unsqueeze(1) + 1
     for step in range(1, steps + 1):
-        walk = walk / degree
-        walk = walk.index_add(0, column, walk[row])
-        distances = torch.where((walk > 0) & (distances > step), step, distances)
-    shares = torch.zeros(len(chosen), steps + 2, dtype=torch.float64).scatter_add_(1, distances.T, walk.T)
+        reached = reached / degree
+        reached = reached.index_add(0, column, reached[row])
+        distances = torch.where((reached > 0) & (distances > step), step, distances)
+    shares = torch.zeros(len(chosen), steps + 2, dtype=torch.float64).scatter_add_(1, distances.T, reached.T)
     return distances.T, shares.mean(0)
 
 

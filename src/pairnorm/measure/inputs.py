@@ -1,4 +1,4 @@
-"""What measures are given: states, checked and taken trial by trial, and graphs, however they are held."""
+"""Inputs of measures: states, checked and taken trial by trial, and graphs in any form."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from pairnorm.nn.ops.moments import check_states
 from pairnorm.nn.propagate import entries
 
 # The most that one temporary may take on a CPU: a larger one leaves its cache. A GPU takes eight times that,
-# lest it wait for launches.
+# so that it does not wait for launches.
 BLOCK_BYTES = 2**24
 
 
@@ -77,12 +77,12 @@ def edges(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
 
     Args:
         adjacency: a floating-point matrix [nodes, nodes], sparse or dense, whose non-zeros are edges, or an
-            integer ``edge_index`` [2, edges], of which every edge weighs 1.
+            integer ``edge_index`` [2, edges], whose edges weigh 1.
     """
     _, row, column, weight = entries(adjacency)
     weight = weight.detach()
-    kept = (row != column) & (weight != 0)
-    return torch.stack([row[kept], column[kept]]), weight[kept]
+    mask = (row != column) & (weight != 0)
+    return torch.stack([row[mask], column[mask]]), weight[mask]
 
 
 def is_sparse_adjacency(value: object) -> bool:

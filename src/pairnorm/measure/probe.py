@@ -149,12 +149,12 @@ class Probe:
             raise no_records()
         rows: list[dict[str, Any]] = []
         for record in self.records:
-            place: dict[str, Any] = {"forward": record.forward, "layer": record.layer, "name": record.name}
+            identity: dict[str, Any] = {"forward": record.forward, "layer": record.layer, "name": record.name}
             if record.node_type:
-                place["node_type"] = record.node_type
+                identity["node_type"] = record.node_type
             columns = {name: value.flatten().tolist() for name, value in record.measures.items()}
             for trial, values in enumerate(zip(*columns.values(), strict=True)):
-                rows.append(place | {"trial": trial} | dict(zip(columns, values, strict=True)))
+                rows.append(identity | {"trial": trial} | dict(zip(columns, values, strict=True)))
         return pandas.DataFrame(rows)
 
     def verdict(
@@ -192,7 +192,7 @@ class Probe:
         the result into account.
 
         Args:
-            nodes: The number of random nodes, or the nodes, whose outputs are looked at. Each takes a
+            nodes: The number of random nodes, or the nodes, whose outputs are examined. Each takes a
                 backward pass for every output channel.
             seed: The seed of the random nodes.
         """
@@ -364,8 +364,8 @@ class Probe:
         sample, seed = self.measures.sample, self.measures.seed
         for kind, chosen in pairs.items():
             count = chosen.shape[1]
-            kept = random_pairs(count, sample, seed, chosen.device)[0] if count > sample else slice(None)
-            yield kind, chosen[:, kept]
+            subset = random_pairs(count, sample, seed, chosen.device)[0] if count > sample else slice(None)
+            yield kind, chosen[:, subset]
         if num_nodes:
             yield "random", random_pairs(num_nodes, sample, seed)
 

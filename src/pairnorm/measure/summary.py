@@ -36,7 +36,7 @@ SAME_DIRECTION = 0.05
 ONE_DIMENSION = 1.05
 VANISHED = 1e-3
 NEGLIGIBLE = 0.01
-# Markers tell the lines apart in gray.
+# Markers distinguish the lines in gray.
 _COLORS = [BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GRAY]
 _MARKERS = ["o", "s", "^", "D", "v", "P"]
 _TITLES = {
@@ -113,7 +113,7 @@ def form_verdict(
     layers = sorted({record.layer for record in records})
     responses = [_response(records, layer) for layer in layers]
     several = [record for record in records if record.nodes > 1]
-    apart = "the states keep apart" if several else "fewer than two nodes show nothing"
+    states = "the states keep apart" if several else "fewer than two nodes show nothing"
     return (
         _not_finite(records)
         or _collapse(several, layers[:-1] or layers)
@@ -123,7 +123,7 @@ def form_verdict(
         or Verdict(
             "no-sign",
             None,
-            f"No sign of oversmoothing: {apart}, and "
+            f"No sign of oversmoothing: {states}, and "
             + ("no gradient came back." if math.isnan(responses[0]) else "gradients reach the first layer."),
         )
     )
@@ -293,7 +293,7 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
     if (shown > 0).all() and shown.max() > 30 * shown.min():
         axis.set_yscale("log")
     else:
-        # From zero, where everything has become alike.
+        # From zero, where all states are equal.
         lowest, top = axis.get_ylim()
         bottom = min(0.0, lowest)
         axis.set_ylim(bottom, top + 0.05 * (top - bottom))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from pairnorm.base.errors import real_number, whole_number
-from pairnorm.nn.layers import Features, GCNConvolution, GCNIIConvolution, Hop, Linear
+from pairnorm.nn.layers import Features, GCNConvolution, GCNIIConvolution, Linear, Propagation
 from pairnorm.nn.models import DeepModel
 from pairnorm.nn.norms.standardize import LayerNorm
 from pairnorm.nn.ops.dropout import dropout
@@ -101,8 +101,8 @@ class GCNII(_DeepArchitecture):
         x, adjacency = self._prepare(x, adjacency)
         before, *between, after = self._feature_keys(keys, adjacency)
         h = initial = self.first(x, self.dropout, before).relu()
-        for convolution, drawn in zip(self.convolutions, between, strict=True):
-            h = h if drawn is None else dropout(h, self.dropout, drawn)
+        for convolution, layer_keys in zip(self.convolutions, between, strict=True):
+            h = h if layer_keys is None else dropout(h, self.dropout, layer_keys)
             h = convolution(h, initial, adjacency)
         return h, self.last(h, self.dropout, after)
 
@@ -137,7 +137,7 @@ class APPNP(_DeepArchitecture):
             in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
         )
         self.alpha = real_number("alpha", alpha, least=0, most=1)
-        self.hop = Hop()
+        self.propagation = Propagation()
         self.reset_parameters()
 
     @property
@@ -148,13 +148,13 @@ class APPNP(_DeepArchitecture):
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the last propagation takes in, ``[nodes, models, out_channels]``, and the logits."""
+        """Return the input of the last propagation, ``[nodes, models, out_channels]``, and the logits."""
         x, adjacency = self._prepare(x, adjacency)
         first, second = self._feature_keys(keys, adjacency)
         initial = self.last(self.first(x, self.dropout, first).relu(), self.dropout, second)
         before = z = initial
         for _ in range(self.num_layers):
-            before, z = z, self.hop(z, adjacency).lerp(initial, self.alpha)
+            before, z = z, self.propagation(z, adjacency).lerp(initial, self.alpha)
         return before, z
 
 

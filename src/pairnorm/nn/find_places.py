@@ -59,13 +59,13 @@ def find_places(
     forward: Callable[[], Any],
     is_shared_allowed: bool,
 ) -> tuple[list[Place], dict[str, str], int]:
-    """Run a model once and return where a norm belongs, in which words, and the number of nodes.
+    """Run a model once; return where norms belong, the reasons in words, and the number of nodes.
 
     Args:
         model: The model.
         convolutions: Its graph convolutions by name.
         forward: Runs the model.
-        is_shared_allowed: Whether one norm may serve several layers, after an activation they share.
+        is_shared_allowed: Whether several layers may share one norm, after an activation they share.
     """
     observer = _Observer(model, convolutions)
     hooks = []
@@ -233,10 +233,10 @@ class _Resolver:
         pending: list[tuple[list[Element], Tensor, str, Callable[[_Use], bool]]] = []
         for element, x in self._elements():
             if element in self.seen.consumed:
-                if (found := self._activation_of(element)) is None:
+                if (activation := self._activation_of(element)) is None:
                     pending.append(([element], x, "no activation was recognized", self._keeps_rows_of(x)))
                 else:
-                    activations.setdefault(id(found[1]), (*found, []))[2].append(element)
+                    activations.setdefault(id(activation[1]), (*activation, []))[2].append(element)
             elif element[0] < len(self.seen.calls) - 1 and not self._is_used(x):
                 self._refuse(element, "what uses its output cannot be followed")
         for name, x, elements in activations.values():
@@ -315,7 +315,7 @@ class _Resolver:
             for module in modules:
                 paths = [inputs[i] for i, call in enumerate(self.seen.calls) if call.module is module]
                 name = self.seen.names[module]
-                if any(found != paths[0] for found in paths) or (paths[1:] and not self.is_shared_allowed):
+                if any(path != paths[0] for path in paths) or (paths[1:] and not self.is_shared_allowed):
                     self._refuse(elements[0], f"{name} follows it and is called {len(paths)} times")
                 place = Place("before", name, tuple(sorted(paths[0], key=str)))
                 self._add(place, elements, why)

@@ -20,7 +20,7 @@ Features = Tensor | SparseMatrix
 class GraphConvolution(nn.Module):
     """A linear map of every node, an exchange with its neighbors, bias and activation.
 
-    Subclasses say which exchange, in ``forward``. Parameters are stacked along a leading model axis:
+    Subclasses define the exchange in ``forward``. Parameters are stacked along a leading model axis:
     ``weight`` is ``[models, in, out]``, ``bias`` ``[models, out]``.
 
     Args:
@@ -219,8 +219,8 @@ class Linear(nn.Module):
         return f"{width}, {out}, num_models={num_models}, bias={self.bias is not None}"
 
 
-class Hop(nn.Module):
-    """One parameterless propagation; a module so that a ``pairnorm.Probe`` sees every step."""
+class Propagation(nn.Module):
+    """A propagation step without parameters; a module so that a ``pairnorm.Probe`` sees every step."""
 
     is_graph_convolution: ClassVar[bool] = True
 

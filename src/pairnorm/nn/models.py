@@ -1,4 +1,4 @@
-"""SGC, GCN and GAT of any depth, with norms and other remedies; one class trains one model or many.
+"""SGC, GCN and GAT of any depth, with norms and residuals; one class trains one model or many.
 
 A hidden state is ``[nodes, models, features]`` and a weight ``[models, in, out]``: seeds that share a graph
 and an architecture train side by side. A model built without ``num_models`` is the ordinary one: features
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Hop, Linear
+from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Linear, Propagation
 from pairnorm.nn.ops.dropout import draw_keys, dropout
 from pairnorm.nn.ops.kernels import disable_dynamo
 from pairnorm.nn.ops.linear import stacked_linear
@@ -40,7 +40,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 MakeNorm = Callable[[], nn.Module]
 """Makes the norm of a layer, which takes ``[nodes, models, features]``, each model on its own."""
 
-SPREAD = 0x9E3779B1  # parts the seeds of layers; of a seed, torch's generator looks at the lowest 32 bits
+SEED_STRIDE = 0x9E3779B1  # separates the seeds of layers; torch's generator uses the lowest 32 bits
 
 
 def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
@@ -50,7 +50,7 @@ def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Te
 
 
 class DeepModel(nn.Module):
-    """What all models share: checked settings, the model axis, initial weights by seed."""
+    """The base of all models: checked settings, the model axis, initial weights by seed."""
 
     drop_edge = 0.0
 
@@ -79,7 +79,7 @@ class DeepModel(nn.Module):
         return self.num_layers
 
     def normalized_adjacency(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
-        """Normalize an adjacency as this model wants it; do it once and pass the result to ``forward``."""
+        """Normalize an adjacency as this model takes it; do it once and pass the result to ``forward``."""
         return normalized_adjacency(adjacency, self.adjacency, num_nodes)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
@@ -99,7 +99,9 @@ class DeepModel(nn.Module):
         for number, norm in enumerate(norms):
             reset: Any = getattr(norm, "reset_parameters", None)
             if reset is not None:  # with seeds that no other layer draws from
-                reset(None if seeds is None else [(seed + (number + 1) * SPREAD) % 2**31 for seed in seeds])
+                reset(
+                    None if seeds is None else [(seed + (number + 1) * SEED_STRIDE) % 2**31 for seed in seeds]
+                )
         own = {id(parameter) for norm in norms for parameter in norm.parameters()}
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -126,9 +128,9 @@ class DeepModel(nn.Module):
         num_models = self.num_models or 1
         fits = len(shape) > 1 and shape[-1] == self.in_channels and shape[1:-1] in ((), (1,), (num_models,))
         if not fits or not dtype.is_floating_point:
-            wanted = "" if self.num_models is None else f" or [nodes, {num_models}, {self.in_channels}]"
+            per_model = "" if self.num_models is None else f" or [nodes, {num_models}, {self.in_channels}]"
             problem = f"x has shape {list(shape)} and dtype {dtype}"
-            expected = f"floating-point [nodes, {self.in_channels}]{wanted}"
+            expected = f"floating-point [nodes, {self.in_channels}]{per_model}"
             raise PairNormError(problem, code="wrong-shape", value=list(shape), expected=expected)
         if isinstance(x, Tensor) and x.dim() == 2:
             x = x.unsqueeze(1)
@@ -161,7 +163,7 @@ class DeepModel(nn.Module):
 class _DeepGNN(DeepModel):
     """Graph convolutions, each followed by activation, norm and skip.
 
-    The last one gives the logits; with linear residuals or jumping knowledge, a linear map behind it does.
+    The last one gives the logits; with linear residuals or jumping knowledge, a linear map after it does.
     """
 
     activation: str
@@ -242,7 +244,7 @@ class _DeepGNN(DeepModel):
                 h = h.float()  # type: ignore[union-attr]
             norm = norms[min(layer, len(norms) - 1)] if norms and layer < self._hidden_layers else None
             together = type(norm) is PairNorm and convolution.activation == self.activation
-            together = together and not _watched(convolution, norm)  # type: ignore[arg-type]
+            together = together and not _has_hooks(convolution, norm)  # type: ignore[arg-type]
             h = convolution(h, adjacency, self.dropout, layer_keys[layer], norm if together else None)
             if layer == self._hidden_layers:
                 break
@@ -273,8 +275,8 @@ def _first(keys: Tensor | None) -> Tensor | None:
     return None if keys is None else keys[0]
 
 
-def _watched(*modules: nn.Module) -> bool:
-    """Say whether anybody has hooked into one of the modules, and must see it called."""
+def _has_hooks(*modules: nn.Module) -> bool:
+    """Return whether one of the modules has hooks, which must see it called."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return _has_any_global_hook() or any(getattr(module, kind) for module in modules for kind in kinds)
 
@@ -304,7 +306,7 @@ class GCN(_DeepGNN):
         jump: Read the logits off all hidden layers, ``"concat"``-enated or their ``"max"`` (Xu et
             al. 2018, "Representation Learning on Graphs with Jumping Knowledge Networks").
         drop_edge: Rate at which edges are dropped in training; see ``pairnorm.nn.drop_edges``.
-        precision: The type in which states lie in memory between the layers, ``"float32"`` or
+        precision: The dtype of states between the layers, ``"float32"`` or
             ``"bfloat16"``; weights and sums are float32 either way.
         num_models: Train this many models side by side; None for an ordinary model.
 
@@ -411,14 +413,14 @@ class SGC(DeepModel):
         num_models: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(in_channels, out_channels, num_layers, norm, scale, dropout, adjacency, num_models)
-        self.hop = Hop()
+        self.propagation = Propagation()
         self.weight = nn.Parameter(torch.empty(num_models or 1, in_channels, out_channels))
         self.bias = nn.Parameter(torch.empty(num_models or 1, out_channels))
         self.reset_parameters()
 
     @classmethod
     def from_weights(cls, weight: Tensor, bias: Tensor, **settings: Any) -> "SGC":
-        """Build an SGC around weights that were found elsewhere.
+        """Build an SGC with given weights.
 
         Args:
             weight: ``[models, features, out_channels]``.
@@ -440,8 +442,8 @@ class SGC(DeepModel):
     def hidden(self, x: Features, adjacency: Tensor | SparseMatrix) -> Tensor:
         """Return the propagated features ``[nodes, 1 or models, features]``."""
         x, adjacency = self._prepare(x, adjacency)
-        walk = sgc_iterates(x, adjacency, self.norm, lambda adjacency, h: self.hop(h, adjacency))
-        return next(islice(walk, self.num_layers, None))
+        iterates = sgc_iterates(x, adjacency, self.norm, lambda adjacency, h: self.propagation(h, adjacency))
+        return next(islice(iterates, self.num_layers, None))
 
     @disable_dynamo
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:

@@ -151,7 +151,7 @@ def sgc_iterates(
     x: Tensor | SparseMatrix,
     adjacency: SparseMatrix,
     norm: Callable[[Tensor], Tensor] | None = None,
-    hop: Callable[[SparseMatrix, Tensor], Tensor] = operator.matmul,
+    propagate: Callable[[SparseMatrix, Tensor], Tensor] = operator.matmul,
 ) -> Iterator[Tensor]:
     """Yield the state of SGC after 0, 1, 2, ... propagation steps, each normalized.
 
@@ -160,7 +160,7 @@ def sgc_iterates(
             ``[nodes, 1 or models, features]``.
         adjacency: The normalized adjacency.
         norm: Applied to the input and after every step, a ``PairNorm`` for instance; None for no norm.
-        hop: A propagation step; default: the product.
+        propagate: A propagation step; default: the product.
 
     Example:
         >>> matrix = normalized_adjacency(torch.tensor([[0, 1], [1, 0]]))
@@ -174,7 +174,7 @@ def sgc_iterates(
     while True:
         x = x if norm is None else norm(x)
         yield x
-        x = hop(adjacency, x)
+        x = propagate(adjacency, x)
 
 
 @torch.no_grad()

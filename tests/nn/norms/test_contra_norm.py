@@ -54,7 +54,7 @@ def test_never_all_pairs(monkeypatch, near):
     near(blocked, x.grad, 1e-5)
 
 
-def test_a_zero_row_is_similar_to_all_alike(near):
+def test_a_zero_row_is_equally_similar_to_all(near):
     x = torch.randn(6, 4, dtype=torch.float64)
     x[2] = 0
     near(ContraNorm(1.0)(x.requires_grad_())[2], -x.mean(0))

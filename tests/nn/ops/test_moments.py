@@ -36,12 +36,12 @@ def test_centering_is_a_projection_that_is_its_own_adjoint(batch):
 
 
 @pytest.mark.parametrize("batch", [None, BATCH])
-def test_spread_hands_back_what_mean_took(batch):
+def test_nodes_get_the_statistic_of_their_graph(batch):
     x = torch.randn(6, 2, 3)
     statistic = groups(x, batch).mean(x)
-    spread = groups(x, batch).spread(statistic).expand(6, 2, 3)
+    of_nodes = groups(x, batch).to_nodes(statistic).expand(6, 2, 3)
     for node in range(6):
-        assert torch.equal(spread[node], statistic[0 if batch is None else batch[node]])
+        assert torch.equal(of_nodes[node], statistic[0 if batch is None else batch[node]])
 
 
 def test_sums_add_up_over_parts_of_a_graph():

@@ -1,4 +1,4 @@
-"""What the norms share: their protocol, a readable ``repr``, checks of their input."""
+"""The protocol of norms, and base classes with a readable ``repr`` and checks of the input."""
 
 import inspect
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pairnorm.nn.ops.moments import check_states
 
 @runtime_checkable
 class Norm(Protocol):
-    """A norm of node representations: the modules of this room, PyG's that take ``batch``, your own."""
+    """A norm of node representations: those of this package, PyG's that take ``batch``, or your own."""
 
     def __call__(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Return ``x`` normalized.
@@ -26,7 +26,7 @@ class Norm(Protocol):
 
 
 class BaseNorm(nn.Module):
-    """A norm whose ``repr`` is the call that makes it: each argument is kept under its name."""
+    """A norm whose ``repr`` is the call that makes it: each argument is an attribute."""
 
     def __init__(self) -> None:  # whose own takes anything, which would be shown
         super().__init__()
@@ -69,12 +69,12 @@ class ParametricNorm(BaseNorm):
         """Raise an error unless ``x`` holds what this norm was made for."""
         check_states(x)
         if x.shape[1:] != self.shape:
-            wanted = ", ".join(map(str, self.shape))
+            shape = ", ".join(map(str, self.shape))
             raise PairNormError(
                 f"x has shape {list(x.shape)}",
                 code="wrong-shape",
                 value=list(x.shape),
-                expected=f"[nodes, {wanted}]",
+                expected=f"[nodes, {shape}]",
                 hint="Make the norm with {in_channels} and {num_models} of the states it is given.",
                 in_channels=x.shape[-1],
                 num_models=x.shape[1] if x.dim() == 3 else None,

@@ -1,4 +1,4 @@
-"""ContraNorm: every node is pushed away from the nodes that it resembles, without a matrix of all pairs."""
+"""ContraNorm: every node is pushed away from similar nodes, without a matrix of all pairs."""
 
 import math
 
@@ -11,8 +11,8 @@ from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.norms.base import BaseNorm
 from pairnorm.nn.ops.moments import Groups, check_states, to_accumulation_dtype
 
-# The most similarities that may be held at a time where no fused attention kernel takes the input. A GPU
-# takes sixteen times that, lest it wait for launches.
+# The largest number of similarities in memory where no fused attention kernel takes the input. A GPU takes
+# sixteen times that, so that it does not wait for launches.
 BLOCK_PAIRS = 2**24
 
 
@@ -30,16 +30,16 @@ class ContraNorm(BaseNorm):
 
     Exact in O(n² d) time and, a block of rows at a time, in memory linear in n: the sum is an attention of
     the nodes to themselves, whose fused kernels take the softmax as they go; blocks are computed again for
-    the gradient. The paper puts a LayerNorm behind it; some of its code has (1 + s) before the first term.
+    the gradient. The paper puts a LayerNorm after it; some of its code has (1 + s) before the first term.
 
     Args:
         scale: The paper's s.
         temperature: The paper's τ.
-        sample: Sum over so many nodes of a graph instead, drawn without replacement at every call by torch's
-            generator, in O(n m d). The root mean square of a row's error is, to first order in 1/m,
+        sample: Sum over this number of nodes of a graph instead, drawn without replacement at every call by
+            torch's generator, in O(n m d). The root mean square of a row's error is, to first order in 1/m,
             at most $s \, e^{1/\tau} \sigma_i \sqrt{1/m - 1/n}$, where
             $\sigma_i^2 = \sum_j p_{ij} \|\mathbf{x}_j - \sum_k p_{ik} \mathbf{x}_k\|_2^2$.
-        eps: Added inside the root: the gradient at a zero row, common behind ReLU, stays bounded.
+        eps: Added inside the root: the gradient at a zero row, common after ReLU, stays bounded.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class ContraNorm(BaseNorm):
         wide = to_accumulation_dtype(x)
         groups = Groups.of(x, batch, batch_size)
         if groups.batch is None:
-            alike = self._alike(wide)
+            similar = self._mean_of_similar(wide)
         else:
             order = groups.batch.argsort(stable=True)
             parts = wide[order].split(groups.count(x.device).tolist())
-            alike = torch.cat([self._alike(part) for part in parts])[order.argsort()]
-        return (wide - self.scale * alike).to(x.dtype)
+            similar = torch.cat([self._mean_of_similar(part) for part in parts])[order.argsort()]
+        return (wide - self.scale * similar).to(x.dtype)
 
-    def _alike(self, x: Tensor) -> Tensor:
+    def _mean_of_similar(self, x: Tensor) -> Tensor:
         """Return for every node of a graph the mean of the nodes that resemble it."""
         nodes, features = len(x), x.size(-1)
         values = x.reshape(nodes, math.prod(x.shape[1:-1]), features).transpose(0, 1).unsqueeze(1)
@@ -72,8 +72,8 @@ class ContraNorm(BaseNorm):
         values = F.pad(values, (0, -features % 8))
         queries = keys = values * (values.square().sum(-1, keepdim=True) + self.eps).rsqrt()
         if self.sample is not None and self.sample < nodes:
-            drawn = torch.randperm(nodes, device=x.device)[: self.sample]
-            keys, values = keys[:, :, drawn], values[:, :, drawn]
+            sample = torch.randperm(nodes, device=x.device)[: self.sample]
+            keys, values = keys[:, :, sample], values[:, :, sample]
         pairs = 16 * BLOCK_PAIRS if x.is_cuda else BLOCK_PAIRS
         rows = max(1, pairs // max(1, keys.size(0) * keys.size(2)))
         blocks = [

@@ -1,4 +1,4 @@
-"""PairNorm for the symmetric adjacency: centered about the state that it falls towards, √degree."""
+"""PairNorm for the symmetric adjacency: centered about its stationary direction, √degree."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -20,8 +20,8 @@ class DegreePairNorm(BaseNorm):
     r"""PairNorm with degree-weighted centering, for propagation by the symmetric adjacency.
 
     Of a connected graph, $\mathbf{D}^{-1/2} \mathbf{A} \mathbf{D}^{-1/2}$ has the dominant eigenvector
-    $\mathbf{D}^{1/2} \mathbf{1}$. The states of a deep network fall towards its multiples, in which nodes
-    differ by the root of their degree: a plain mean does not remove it. Its projection is subtracted instead,
+    $\mathbf{D}^{1/2} \mathbf{1}$. The states of a deep network converge to its multiples. There nodes
+    differ by the root of their degree, and a plain mean does not remove it. Its projection is subtracted:
 
     $$
     \begin{aligned}
@@ -41,7 +41,7 @@ class DegreePairNorm(BaseNorm):
     \|\mathbf{X}^c\|_F^2$; after ``PN`` it is the constant $2 n s^2 \sum_j d_j$. Equal degrees give PairNorm.
 
     A graph of several components has one such eigenvector each: with the components as ``batch``, every one
-    is normalized on its own, and all these go.
+    is normalized on its own, and all of them are removed.
 
     Args:
         scale: The paper's s.
@@ -118,7 +118,7 @@ class _Weighted(Groups):
 
     def expand(self, projection: Tensor) -> Tensor:
         """Hand each node the projection of its graph times the root of its degree."""
-        return self._root(projection) * self.spread(projection)
+        return self._root(projection) * self.to_nodes(projection)
 
     def _root(self, like: Tensor) -> Tensor:
         return self.degree.to(like.dtype).sqrt().view(-1, *[1] * (like.dim() - 1))

@@ -13,11 +13,11 @@ from pairnorm.nn.ops.linear import stacked_linear
 from pairnorm.nn.ops.moments import to_accumulation_dtype
 
 ROWS_OF_SUMS = 512
-"""So many nodes are summed up at once: a GPU takes long for one sum over all of them."""
+"""The number of nodes per partial sum: a GPU takes long for one sum over all of them."""
 
 
 class DiffGroupNorm(ParametricNorm):
-    r"""Normalize soft groups of nodes apart.
+    r"""Normalize soft groups of nodes separately.
 
     Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable Group Normalization").
 
@@ -85,10 +85,10 @@ class DiffGroupNorm(ParametricNorm):
         with torch.no_grad():
             for model in range(num_models):
                 generator = None if seeds is None else torch.Generator().manual_seed(seeds[model])
-                drawn = torch.empty(self.in_channels, self.groups).uniform_(
+                weights = torch.empty(self.in_channels, self.groups).uniform_(
                     -bound, bound, generator=generator
                 )
-                self.assignment.view(num_models, self.in_channels, self.groups)[model] = drawn
+                self.assignment.view(num_models, self.in_channels, self.groups)[model] = weights
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""

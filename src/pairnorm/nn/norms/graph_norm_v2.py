@@ -81,10 +81,10 @@ class GraphNormV2(ParametricNorm):
         groups, wide = Groups.of(x, batch, batch_size), to_accumulation_dtype(x)
         with torch.autocast(x.device.type, enabled=False):
             change = torch.einsum("nk,...kf->n...f", self.basis.to(wide.dtype), self.tau.to(wide.dtype))
-        root = groups.spread(groups.counts(groups.mean(wide)).sqrt()).to(wide.dtype)
+        root = groups.to_nodes(groups.counts(groups.mean(wide)).sqrt()).to(wide.dtype)
         # About the mean, which a large common offset would hide otherwise.
         centered, mean = groups.center(wide), groups.mean_of_each(wide)
-        product = groups.spread(groups.sum(change * centered) + groups.sum(change) * groups.mean(wide))
+        product = groups.to_nodes(groups.sum(change * centered) + groups.sum(change) * groups.mean(wide))
         z = centered - product / root - change * (root * mean + product)
         variance = groups.mean_of_each(z.square())
         return torch.addcmul(self.bias, z, self.weight * (variance + self.eps).rsqrt()).to(x.dtype)

@@ -68,8 +68,8 @@ class BatchNorm(ParametricNorm):
     $$
 
     In training, mean and biased variance are those of the nodes at hand, of all graphs together: that is what
-    it is named for, so ``batch`` makes no difference. In evaluation they are the running ones, kept as
-    ``torch.nn.BatchNorm1d`` does.
+    it is named for, so ``batch`` makes no difference. In evaluation they are the running ones, as in
+    ``torch.nn.BatchNorm1d``.
 
     Args:
         in_channels: The width of a node's representation.
@@ -115,7 +115,7 @@ def check_several(x: Tensor) -> None:
     """Raise an error unless there are nodes enough for a variance."""
     if len(x) < 2:
         problem = f"x has {len(x)} nodes in training"
-        expected = "at least 2: the variance of fewer says nothing"
+        expected = "at least 2, for a variance"
         hint = "Call .eval() to use the running statistics."
         raise PairNormError(problem, code="too-few-nodes", value=len(x), expected=expected, hint=hint)
 
@@ -160,8 +160,8 @@ class LayerNorm(ParametricNorm):
         else:
             groups = Groups.of(x, batch, batch_size)
             for _ in range(2):  # as in Groups.center: the second mean is the rounding of the first
-                wide = wide - groups.spread(groups.mean(wide).mean(-1, keepdim=True))
-            variance = groups.spread(groups.mean(wide.square()).mean(-1, keepdim=True))
+                wide = wide - groups.to_nodes(groups.mean(wide).mean(-1, keepdim=True))
+            variance = groups.to_nodes(groups.mean(wide.square()).mean(-1, keepdim=True))
             y, factor = wide, self.weight * (variance + self.eps).rsqrt()
         return torch.addcmul(self.bias, y, factor).to(x.dtype)
 
@@ -192,9 +192,9 @@ class GraphNorm(ParametricNorm):
         """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
         groups, wide = Groups.of(x, batch, batch_size), to_accumulation_dtype(x)
-        # Exact where the mean goes altogether: x − αμ would keep its rounding. The mean square of what is
-        # left is the variance and the square of the share of the mean.
-        centered, left = groups.center(wide), (1 - self.mean_scale) * groups.mean_of_each(wide)
-        variance = groups.mean_of_each(centered.square()) + left.square()
+        # Exact where α is 1, where x − αμ would keep its rounding error. The mean square of the rest
+        # is the variance plus the square of the remaining share of the mean.
+        centered, rest = groups.center(wide), (1 - self.mean_scale) * groups.mean_of_each(wide)
+        variance = groups.mean_of_each(centered.square()) + rest.square()
         factor = self.weight * (variance + self.eps).rsqrt()
-        return torch.addcmul(left * factor + self.bias, centered, factor).to(x.dtype)
+        return torch.addcmul(rest * factor + self.bias, centered, factor).to(x.dtype)

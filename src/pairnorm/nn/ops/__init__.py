@@ -1,5 +1,4 @@
-"""The operations that layers are made of, a folder each.
+"""The operations that layers are made of: references in torch, and kernels in numba and Triton.
 
-``plain`` defines an operation in torch, with gradients; ``cpu`` and ``cuda`` are kernels in numba and Triton
-that do the same in fewer passes over memory.
+Kernels compute the same in fewer passes over memory; ``kernels`` chooses between them.
 """

@@ -74,7 +74,7 @@ def attend(
     $$
 
     Args:
-        matrix: Its pattern says which columns j a row i attends to.
+        matrix: Its pattern defines which columns j a row i attends to.
         scores: Of every node as a source and as a target, ``[nodes, models, 2]``.
         z: What is averaged, ``[nodes, models, features]``.
         bias: Added to the average, ``[models, features]``; None for none.

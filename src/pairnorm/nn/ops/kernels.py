@@ -1,7 +1,7 @@
 """The registry of compiled kernels: which back end runs an operation, and how autograd calls it.
 
-An operation is a module ``pairnorm.nn.ops.<op>`` that defines it in torch (the reference). A back end is a
-module of the same name in ``ops/_numba`` (CPU) or ``ops/_triton`` (CUDA). Each back end has a function
+A function in ``pairnorm.nn.ops`` defines an operation in torch (the reference). A back end is a module with
+the name of the operation in ``ops/_numba`` (CPU) or ``ops/_triton`` (CUDA). Each back end has a function
 ``supports(*tensors)`` and the functions that its operation calls.
 """
 

@@ -40,10 +40,10 @@ def to_accumulation_dtype(x: Tensor) -> Tensor:
     return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
-def _wrong(what: str, found: object, expected: str, hint: str = "") -> PairNormError:
+def _wrong(what: str, value: object, expected: str, hint: str = "") -> PairNormError:
     expected = f"{expected} [nodes, features] or [nodes, ..., features]"
     return PairNormError(
-        f"x has {what} {found}", code=f"wrong-{what}", value=found, expected=expected, hint=hint
+        f"x has {what} {value}", code=f"wrong-{what}", value=value, expected=expected, hint=hint
     )
 
 
@@ -106,8 +106,8 @@ def _without_transforms(x: Tensor) -> Tensor:
 class Groups:
     """Which graph each node belongs to; without ``batch`` all nodes are one graph.
 
-    ``mean`` reduces ``[nodes, ...]`` to ``[graphs, ...]`` and ``spread`` hands every node its graph's value
-    back, so a formula written with the two supports one graph and a batch of graphs alike.
+    ``mean`` reduces ``[nodes, ...]`` to ``[graphs, ...]`` and ``to_nodes`` broadcasts it back to the nodes:
+    one formula supports one graph and a batch of graphs.
     """
 
     num_nodes: int
@@ -128,10 +128,10 @@ class Groups:
         if batch.dtype not in (torch.int64, torch.int32):
             problem, expected, hint = f"batch has dtype {batch.dtype}", "torch.int64", "Call batch.long()."
             raise PairNormError(problem, code="wrong-type", value=batch.dtype, expected=expected, hint=hint)
-        # To look at the numbers is a device sync on CUDA and a graph break under torch.compile: with
-        # batch_size, neither happens.
-        looked = batch_size is None or (batch.device.type == "cpu" and not needs_reference(batch))
-        if looked and batch.numel():
+        # Reading the numbers is a device sync on CUDA and a graph break under torch.compile; batch_size
+        # avoids both.
+        is_checked = batch_size is None or (batch.device.type == "cpu" and not needs_reference(batch))
+        if is_checked and batch.numel():
             least, most = (int(end) for end in _without_transforms(batch).aminmax())
             limit = most + 1 if batch_size is None else batch_size
             if least < 0 or most >= limit:
@@ -174,11 +174,11 @@ class Groups:
         return self.sum(x) / self.count(x.device).clamp(min=1).view(-1, *[1] * (x.dim() - 1))
 
     def mean_of_each(self, x: Tensor) -> Tensor:
-        """Hand each node the mean over its graph, in what fits ``[nodes, ...]``."""
-        return self.spread(self.mean(x))
+        """Give each node the mean over its graph, which broadcasts to ``[nodes, ...]``."""
+        return self.to_nodes(self.mean(x))
 
-    def spread(self, statistic: Tensor) -> Tensor:
-        """Hand each node its graph's statistic: ``[graphs, ...]`` to what fits ``[nodes, ...]``."""
+    def to_nodes(self, statistic: Tensor) -> Tensor:
+        """Give each node its graph's statistic, which then broadcasts to ``[nodes, ...]``."""
         return statistic if self.batch is None else statistic.index_select(0, self.batch)
 
     def project(self, x: Tensor) -> Tensor:
@@ -186,8 +186,8 @@ class Groups:
         return self.mean(x)
 
     def expand(self, projection: Tensor) -> Tensor:
-        """Hand each node what centering subtracts from it."""
-        return self.spread(projection)
+        """Give each node what centering subtracts from it."""
+        return self.to_nodes(projection)
 
     def subtract(self, x: Tensor, projection: Tensor) -> Tensor:
         """Subtract a float64 projection in two parts, so that none of its digits is lost."""
@@ -297,10 +297,10 @@ class RankGroups(Groups):
 
 
 class RunningMoments(nn.Module):
-    """The moments of all rows that it has been shown, in float64 whatever a model is cast to.
+    """The moments of all rows that it was given, in float64 whatever a model is cast to.
 
     Its buffers are ``count``, ``mean`` ``[..., features]`` and ``mean_square`` ``[..., 1]``; they are empty
-    until rows, or a ``state_dict``, tell how wide they are.
+    until rows or a ``state_dict`` define their width.
     """
 
     count: Tensor
@@ -313,7 +313,7 @@ class RunningMoments(nn.Module):
             self.register_buffer(name, torch.empty(0, dtype=torch.float64))
 
     def reset(self) -> None:
-        """Forget all rows."""
+        """Reset to no rows."""
         for name, buffer in self.named_buffers():
             setattr(self, name, buffer.new_empty(0))
 
@@ -323,17 +323,17 @@ class RunningMoments(nn.Module):
         self.check(x, empty=True)
         if x.size(0) == 0:
             return
-        found, _ = Groups(x.size(0)).statistics(to_accumulation_dtype(x))
+        moments, _ = Groups(x.size(0)).statistics(to_accumulation_dtype(x))
         if self.count.numel():
             before = Moments(
-                self.count.expand_as(found.count),
+                self.count.expand_as(moments.count),
                 self.mean.unsqueeze(0),
                 (self.count * self.mean_square).unsqueeze(0),
             )
-            pairs = zip(vars(before).values(), vars(found).values(), strict=True)
-            found = Moments(*(torch.cat(pair) for pair in pairs)).merge()
-        self.count = found.count.flatten()[:1]
-        self.mean, self.mean_square = found.mean[0], found.mean_square[0]
+            pairs = zip(vars(before).values(), vars(moments).values(), strict=True)
+            moments = Moments(*(torch.cat(pair) for pair in pairs)).merge()
+        self.count = moments.count.flatten()[:1]
+        self.mean, self.mean_square = moments.mean[0], moments.mean_square[0]
 
     def check(self, x: Tensor, empty: bool = False) -> None:
         """Raise an error where there are no moments, or those of something else than ``x``.
@@ -344,7 +344,7 @@ class RunningMoments(nn.Module):
         """
         if not self.count.numel():
             if not empty:
-                problem = "PairNorm(track_running_stats=True) has no statistics to go by in eval"
+                problem = "PairNorm(track_running_stats=True) has no statistics to normalize by in eval"
                 hint = "Call calibrate(model, loader), train it, or load a state_dict."
                 raise PairNormError(problem, code="not-fitted", hint=hint)
         elif self.mean.shape != x.shape[1:]:

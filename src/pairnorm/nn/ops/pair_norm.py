@@ -93,7 +93,7 @@ def in_double(x: Tensor, settings: Any, grad: Tensor | None = None) -> Tensor:
 
 
 def is_huge(norm: Tensor) -> bool:
-    """Return whether float32 may not hold what was divided by these norms; looked at on a CPU only."""
+    """Return whether norms may exceed float32; checked on a CPU only."""
     return norm.device.type == "cpu" and norm.numel() > 0 and not bool((norm < MAX_NORM).all())
 
 
@@ -122,7 +122,7 @@ def _scaled(
 ) -> tuple[Tensor, Tensor]:
     """Normalize by the moments; return y and the norms."""
     rows = x if mode == "PN-SCS" else centered
-    square = groups.spread(moments.mean_square) if mode == "PN" else row_squares(rows)
+    square = groups.to_nodes(moments.mean_square) if mode == "PN" else row_squares(rows)
     norm = (square + eps).sqrt()
     # A factor of s / r would be subnormal for the largest numbers.
     divisor = row_divisors(rows)
@@ -162,7 +162,7 @@ class _TorchKernels:
             if mode == "PN":
                 scaled = grad * factor
                 shift, dots = groups.gradient_means(scaled, dots)
-                result = torch.addcmul(scaled, unit, groups.spread(dots) * factor, value=-1)
+                result = torch.addcmul(scaled, unit, groups.to_nodes(dots) * factor, value=-1)
                 return ((result - groups.expand(shift)).to(x.dtype),)
             result = torch.addcmul(grad, unit, dots, value=-1) * factor
             through_mean = grad if mode == "PN-SCS" else result

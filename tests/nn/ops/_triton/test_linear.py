@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pairnorm.nn.ops._triton import linear as cuda
-from pairnorm.nn.ops._triton.linear import LARGEST, MOST_ENDS
+from pairnorm.nn.ops._triton.linear import MAX_SCORES, MAX_WEIGHT_ELEMENTS
 from pairnorm.nn.ops.dropout import draw_keys, dropout
 from pairnorm.nn.ops.kernels import KernelFunction
 from pairnorm.nn.ops.linear import _reference
@@ -53,13 +53,13 @@ def test_only_the_gradients_that_are_wanted(device):
 
 
 def test_wide_weights_are_left_to_the_matrix_library():
-    side = math.isqrt(LARGEST)
+    side = math.isqrt(MAX_WEIGHT_ELEMENTS)
     assert supports(torch.empty(1, side, side, device="meta"))
     assert not supports(torch.empty(1, side + 1, side, device="meta"))
     assert not supports(torch.empty(1, side, side + 1, device="meta"))
     weight = torch.empty(1, 8, 8, device="meta")
-    assert supports(weight, torch.empty(1, 8, MOST_ENDS, device="meta"))
-    assert not supports(weight, torch.empty(1, 8, MOST_ENDS + 1, device="meta"))
+    assert supports(weight, torch.empty(1, 8, MAX_SCORES, device="meta"))
+    assert not supports(weight, torch.empty(1, 8, MAX_SCORES + 1, device="meta"))
 
 
 def test_gradients_of_gradients(device):

@@ -1,4 +1,4 @@
-"""Attention over a pattern in numba, one model after the other; weights are kept, never messages."""
+"""Attention over a pattern in numba, one model after the other; weights are saved, never messages."""
 
 from typing import Any
 
@@ -44,23 +44,23 @@ def forward(
     offset = np.zeros((models, features), np.float32) if bias is None else array(bias)
     weights = empty(models, 1, pattern.num_entries)
     drops = dropout.settings(weights, rate, keys)
-    kept = weights if drops is dropout.NONE else empty(weights.shape)
+    masked = weights if drops is dropout.NONE else empty(weights.shape)
     result, y = empty_by_model(models, pattern.shape[0], features)
     h = empty(y.shape) if norm is not None and needs_backward else y
     scale, eps, norms, means = norm_settings(norm, models, nodes, features)
     _forward(
         pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), own.numpy(), offset,
-        np.float32(negative_slope), *drops, CODES[activation], scale, eps, weights.numpy(), kept.numpy(),
+        np.float32(negative_slope), *drops, CODES[activation], scale, eps, weights.numpy(), masked.numpy(),
         h.numpy(), y.numpy(), norms.numpy(), means.numpy(),
     )  # fmt: skip
-    return result, (att_scores, own, weights, kept, h, norms, means)
+    return result, (att_scores, own, weights, masked, h, norms, means)
 
 
 def backward(
     saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return the gradients of the scores, of z and of the bias."""
-    att_scores, z, weights, kept, h, norms, means = saved
+    att_scores, z, weights, masked, h, norms, means = saved
     matrix, activation, negative_slope, _, _, norm = settings
     pattern = matrix.pattern
     grad_bias = empty(len(z), z.size(2))
@@ -69,7 +69,7 @@ def backward(
     to_z.zero_()
     _backward(
         pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z.numpy(), weights.numpy(),
-        kept.numpy(), np.float32(negative_slope), by_model(grads[0]).numpy(), h.numpy(), norms.numpy(),
+        masked.numpy(), np.float32(negative_slope), by_model(grads[0]).numpy(), h.numpy(), norms.numpy(),
         means.numpy(), 1.0 if norm is None else norm.scale, CODES[activation], empty(h.shape[1:]).numpy(),
         grad_scores.numpy(), grad_z.numpy(), grad_bias.numpy(),
     )  # fmt: skip
@@ -79,14 +79,14 @@ def backward(
 @kernel
 def _forward(
     crow: Any, column: Any, att_scores: Any, z: Any, bias: Any, negative_slope: Any, positions: Any,
-    keys: Any, dropped: Any, factor: Any, activation: int, scale: float, eps: float, weights: Any, kept: Any,
-    h: Any, y: Any, norms: Any, means: Any,
+    keys: Any, dropped: Any, factor: Any, activation: int, scale: float, eps: float, weights: Any,
+    masked: Any, h: Any, y: Any, norms: Any, means: Any,
 ) -> None:  # fmt: skip
     for model in range(len(z)):
         _softmax(crow, column, att_scores[model], negative_slope, weights[model])
         if dropped:
-            dropout.drop(weights[model], positions, keys[model], dropped, factor, kept[model])
-        gather(crow, column, kept[model, 0], z[model], bias[model : model + 1], activation, h[model])
+            dropout.drop(weights[model], positions, keys[model], dropped, factor, masked[model])
+        gather(crow, column, masked[model, 0], z[model], bias[model : model + 1], activation, h[model])
         layer_end(h[model], scale, eps, y[model], norms[model], means[model])
 
 
@@ -105,19 +105,19 @@ def _softmax(crow: Any, column: Any, att_scores: Any, negative_slope: Any, weigh
     for start in range(0, weights.shape[1], LANES):
         store(weights, 0, start, exp(load(weights, 0, start)))
     for row in range(len(crow) - 1):
-        whole = ZERO
+        total_weight = ZERO
         for entry in range(crow[row], crow[row + 1]):
-            whole += weights[0, entry]
-        share = np.float32(1) / whole
+            total_weight += weights[0, entry]
+        share = np.float32(1) / total_weight
         for entry in range(crow[row], crow[row + 1]):
             weights[0, entry] *= share
 
 
 @kernel
 def _backward(
-    crow: Any, column: Any, att_scores: Any, z: Any, weights: Any, kept: Any, negative_slope: Any, grad: Any,
-    h: Any, norms: Any, means: Any, scale: float, activation: int, inner: Any, grad_scores: Any, grad_z: Any,
-    grad_bias: Any,
+    crow: Any, column: Any, att_scores: Any, z: Any, weights: Any, masked: Any, negative_slope: Any,
+    grad: Any, h: Any, norms: Any, means: Any, scale: float, activation: int, inner: Any, grad_scores: Any,
+    grad_z: Any, grad_bias: Any,
 ) -> None:  # fmt: skip
     grad_dots = np.empty((1, len(column)), np.float32)
     for model in range(len(z)):
@@ -125,7 +125,7 @@ def _backward(
             grad[model], h[model], norms[model], means[model], scale, activation, inner,
             grad_bias[model : model + 1],
         )  # fmt: skip
-        _through_average(crow, column, kept[model, 0], z[model], inner, grad_dots[0], grad_z[model])
+        _through_average(crow, column, masked[model, 0], z[model], inner, grad_dots[0], grad_z[model])
         _through_softmax(
             crow,
             column,
@@ -139,12 +139,12 @@ def _backward(
 
 @kernel
 def _through_average(
-    crow: Any, column: Any, kept: Any, z: Any, grad: Any, grad_dots: Any, grad_z: Any
+    crow: Any, column: Any, masked: Any, z: Any, grad: Any, grad_dots: Any, grad_z: Any
 ) -> None:  # fmt: skip
     """Add to the gradient of z; write dL/dweight times the weight, after dropout, to ``grad_dots``."""
     for row in range(len(grad)):
         for entry in range(crow[row], crow[row + 1]):
-            value, other = kept[entry], column[entry]
+            value, other = masked[entry], column[entry]
             grad_dots[entry] = ZERO
             if value != 0:
                 product = fill(ZERO)
@@ -170,11 +170,11 @@ def _through_softmax(
         mean = ZERO
         for entry in range(crow[row], crow[row + 1]):
             mean += grad_dots[entry]
-        whole = ZERO
+        total_weight = ZERO
         for entry in range(crow[row], crow[row + 1]):
             other = column[entry]
             change = grad_dots[entry] - weights[entry] * mean
             change = change if att_scores[other, 0] + att_scores[row, 1] > 0 else change * negative_slope
             grad_scores[other, 0] += change
-            whole += change
-        grad_scores[row, 1] += whole
+            total_weight += change
+        grad_scores[row, 1] += total_weight

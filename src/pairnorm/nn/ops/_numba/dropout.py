@@ -1,4 +1,4 @@
-"""The keyed dropout of ``plain`` in numba: one pass, equal to the plain form bit for bit."""
+"""Keyed dropout in numba: one pass, equal to the reference bit for bit."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def _apply(x: Any, positions: Any, keys: Any, dropped: Any, scale: Any, result: 
 def drop(x: Any, positions: Any, key: Any, dropped: Any, scale: Any, result: Any) -> None:
     """Drop entries of a model; ``result`` may be ``x`` itself."""
     words = positions.shape[1]
-    # The low halves of the words serve the first features, the high halves the others: no strides.
+    # The low halves of the words are for the first features, the high halves for the others: no strides.
     first, second = x[:, :words], x[:, words:]
     to_first, to_second = result[:, :words], result[:, words:]
     for row in range(len(x)):

@@ -125,7 +125,7 @@ def _fill(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(first, undefined, ir.VectorType(INT, LANES)([0] * LANES))
 
 
-def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any]:
+def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any]:
     """Return the address of ``matrix[row, start]`` and how many columns there are from there on."""
     kind = signature.args[0]
     matrix = context.make_array(kind)(context, builder, arguments[0])
@@ -136,19 +136,19 @@ def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[
     offset = builder.mul(row, builder.extract_value(matrix.strides, 0))
     offset = builder.add(offset, builder.mul(start, start.type(kind.dtype.bitwidth // 8)))
     address = builder.add(builder.ptrtoint(matrix.data, start.type), offset)
-    left = builder.trunc(builder.sub(builder.extract_value(matrix.shape, 1), start), INT)
-    return builder.inttoptr(address, _llvm(Vector(kind.dtype)).as_pointer()), left
+    remaining = builder.trunc(builder.sub(builder.extract_value(matrix.shape, 1), start), INT)
+    return builder.inttoptr(address, _llvm(Vector(kind.dtype)).as_pointer()), remaining
 
 
-def _all_or_some(builder: Any, left: Any) -> Any:
+def _all_or_some(builder: Any, remaining: Any) -> Any:
     """Part whole vectors from the last of a row: masks take longer to make than a branch does."""
-    return builder.if_else(builder.icmp_signed(">=", left, INT(LANES)))
+    return builder.if_else(builder.icmp_signed(">=", remaining, INT(LANES)))
 
 
-def _exist(builder: Any, left: Any) -> Any:
+def _exist(builder: Any, remaining: Any) -> Any:
     """Return which of ``LANES`` columns there are."""
     lanes = ir.VectorType(INT, LANES)(list(range(LANES)))
-    return builder.icmp_signed("<", lanes, _fill(builder, left))
+    return builder.icmp_signed("<", lanes, _fill(builder, remaining))
 
 
 @intrinsic
@@ -157,19 +157,19 @@ def load(typing: Any, matrix: Any, row: Any, start: Any) -> Any:
     vector = Vector(matrix.dtype)
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, left = _place(context, builder, signature, arguments)
+        pointer, remaining = _address(context, builder, signature, arguments)
         kind = _llvm(vector)
         name = f"llvm.masked.load.v{LANES}{_suffix(vector)}.p0"
-        found = []
-        with _all_or_some(builder, left) as (all_exist, some_exist):
+        branches = []
+        with _all_or_some(builder, remaining) as (all_exist, some_exist):
             with all_exist:
-                found.append((builder.load(pointer, align=4), builder.block))
+                branches.append((builder.load(pointer, align=4), builder.block))
             with some_exist:
-                exists, none = _exist(builder, left), ir.Constant(kind, None)
+                exists, none = _exist(builder, remaining), ir.Constant(kind, None)
                 loaded = _call(builder, name, kind, pointer, INT(4), exists, none)
-                found.append((loaded, builder.block))
+                branches.append((loaded, builder.block))
         result = builder.phi(kind)
-        for value, block in found:
+        for value, block in branches:
             result.add_incoming(value, block)
         return result
 
@@ -181,13 +181,13 @@ def store(typing: Any, matrix: Any, row: Any, start: Any, vector: Any) -> Any:
     """Write ``LANES`` columns of a row, from ``start`` on."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, left = _place(context, builder, signature, arguments)
+        pointer, remaining = _address(context, builder, signature, arguments)
         name = f"llvm.masked.store.v{LANES}{_suffix(vector)}.p0"
-        with _all_or_some(builder, left) as (all_exist, some_exist):
+        with _all_or_some(builder, remaining) as (all_exist, some_exist):
             with all_exist:
                 builder.store(arguments[3], pointer, align=4)
             with some_exist:
-                _call(builder, name, ir.VoidType(), arguments[3], pointer, INT(4), _exist(builder, left))
+                _call(builder, name, ir.VoidType(), arguments[3], pointer, INT(4), _exist(builder, remaining))
         return context.get_dummy_value()
 
     return types.none(matrix, row, start, vector), build
@@ -270,7 +270,7 @@ _operator(operator.lshift, "", "shl", ())
 _operator(operator.rshift, "", "lshr", ())
 
 
-# Room for kernels, whatever a user has made torch's default type and device.
+# Memory for kernels, whatever torch's default dtype and device are.
 zeros = partial(torch.zeros, dtype=torch.float32, device="cpu")
 
 MIN_HUGE_BYTES = 2**22
@@ -290,11 +290,11 @@ def empty_strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     return _on_huge_pages(torch.empty_strided(shape, strides, dtype=torch.float32, device="cpu"))
 
 
-def _on_huge_pages(room: Tensor) -> Tensor:
-    if sys.platform == "linux" and room.nbytes >= MIN_HUGE_BYTES:
-        start = -(-room.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        _madvise()(start, room.data_ptr() + room.nbytes - start, mmap.MADV_HUGEPAGE)  # no more than a wish
-    return room
+def _on_huge_pages(memory: Tensor) -> Tensor:
+    if sys.platform == "linux" and memory.nbytes >= MIN_HUGE_BYTES:
+        start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        _madvise()(start, memory.data_ptr() + memory.nbytes - start, mmap.MADV_HUGEPAGE)  # a hint only
+    return memory
 
 
 @cache

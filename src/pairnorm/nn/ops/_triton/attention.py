@@ -1,4 +1,4 @@
-"""Attention over a pattern in Triton: weights ``[entries, models]`` are kept, never messages with features.
+"""Attention over a pattern in Triton: weights ``[entries, models]`` are saved, never messages with features.
 
 The weights are made first, so that averaging is a sparse product. Backwards, one sweep over the transpose
 gathers every gradient once, for the gradient of z and for the products from which the gradients of the scores
@@ -21,7 +21,7 @@ from pairnorm.nn.ops.pair_norm import Norm
 from pairnorm.nn.ops.sparse_product import Pattern
 
 UNROLL = 2
-# Kernels that touch no features take more entries at once, so that hubs do not hold them up.
+# Kernels that touch no features take more entries at once, so that hubs do not delay them.
 ENTRIES = 8
 MODELS = 64
 
@@ -40,31 +40,31 @@ def forward(
     pattern, scores, z = matrix.pattern, scores.contiguous(), z.contiguous()
     dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
     weights = scores.new_empty(pattern.num_entries, z.size(1))
-    kept = torch.empty_like(weights) if dropped else weights
+    masked = torch.empty_like(weights) if dropped else weights
     words = (pattern.num_entries + 1) // 2
     _weights[_grid(pattern, z)](
-        pattern.crow, pattern.column, scores, scores if keys is None else keys, weights, kept,
+        pattern.crow, pattern.column, scores, scores if keys is None else keys, weights, masked,
         z.size(1), negative_slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=2,
     )  # fmt: skip
-    y = sparse_product.forward(pattern, kept.t(), z, bias, activation)
+    y = sparse_product.forward(pattern, masked.t(), z, bias, activation)
     if norm is None:
-        return y, (scores, z, weights, kept, y)
+        return y, (scores, z, weights, masked, y)
     h, (norms, center) = pair_norm.forward(y, None, norm.scale, norm.eps, norm.mode, needs_backward)
-    return h, (scores, z, weights, kept, y, norms, center)
+    return h, (scores, z, weights, masked, y, norms, center)
 
 
 def backward(
-    kept: Saved, inputs: Saved, settings: Saved, grads: Saved, needed: tuple[bool, ...]
+    saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return the gradients of the scores, of z and of the bias."""
-    return _backward(kept, settings, grads[0].contiguous(), needed[2])
+    return _backward(saved, settings, grads[0].contiguous(), needs_grad[2])
 
 
 @on_device
 def _backward(
     saved: Saved, settings: Saved, grad: Tensor, learns_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    scores, z, weights, kept, y, *of_norm = saved
+    scores, z, weights, masked, y, *of_norm = saved
     matrix, activation, negative_slope, _, _, norm = settings
     pattern = matrix.pattern
     grad_bias = None
@@ -83,11 +83,11 @@ def _backward(
     tile = tile_of(models, features)
     _gather_gradient[(schedule.start.numel(), triton.cdiv(models, tile[0]))](
         schedule.row, schedule.start, schedule.stop, schedule.place, transposed.column, pattern.order,
-        z, kept, grad, grad_z, change, models, features, UNROLL, *tile, num_warps=1,
+        z, masked, grad, grad_z, change, models, features, UNROLL, *tile, num_warps=1,
     )  # fmt: skip
     join(schedule, grad_z)
     _score_gradient[_grid(pattern, z)](
-        pattern.crow, pattern.column, scores, weights, kept, change, grad_scores,
+        pattern.crow, pattern.column, scores, weights, masked, change, grad_scores,
         models, negative_slope, ENTRIES, _block(z), num_warps=2,
     )  # fmt: skip
     _sum_rows[_grid(transposed, z)](
@@ -117,7 +117,7 @@ def _score(scores, own, other, both, model, models):  # type: ignore[no-untyped-
 
 @triton.jit
 def _weights(  # type: ignore[no-untyped-def]
-    crow, column, scores, keys, weights, kept, models, negative_slope, dropped, words,
+    crow, column, scores, keys, weights, masked, models, negative_slope, dropped, words,
     DROPOUT: tl.constexpr, UNROLL: tl.constexpr, MODELS: tl.constexpr,
 ):  # fmt: skip
     """The softmax of a row's scores, and what dropout keeps of it."""
@@ -147,17 +147,17 @@ def _weights(  # type: ignore[no-untyped-def]
         score = _score(scores, own, other, both, model, models)
         score = tl.where(score > 0, score, score * negative_slope)
         weight = tl.exp(score - largest[None, :]) / total[None, :]
-        place = entry.to(tl.int64)[:, None] * models + model[None, :]
-        tl.store(weights + place, weight, both)
+        position = entry.to(tl.int64)[:, None] * models + model[None, :]
+        tl.store(weights + position, weight, both)
         if DROPOUT:
             half = (entry >= words).to(tl.int32)
             factor = keep_factor((entry - half * words)[:, None], key[None, :], half[:, None], dropped)
-            tl.store(kept + place, weight * factor, both)
+            tl.store(masked + position, weight * factor, both)
 
 
 @triton.jit
 def _gather_gradient(  # type: ignore[no-untyped-def]
-    row, start, stop, place, column, order, z, kept, grad, grad_z, products, models, features,
+    row, start, stop, position, column, order, z, masked, grad, grad_z, products, models, features,
     UNROLL: tl.constexpr, MODELS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """For a node of z: the sum of the gradients it had a part in, and its product with each of them."""
@@ -174,27 +174,27 @@ def _gather_gradient(  # type: ignore[no-untyped-def]
             other = tl.load(column + entry, entry < last, other=0).to(tl.int64)
             edge = tl.load(order + entry, entry < last, other=0).to(tl.int64)
             known = model < tl.where(entry < last, models, 0)
-            weight = tl.load(kept + edge * models + model, known, other=0.0)
-            wanted = (weight != 0)[:, None] & inside  # what was dropped has no gradient
-            gradients = tl.load(grad + other * width + across, wanted, other=0.0).to(tl.float32)
+            weight = tl.load(masked + edge * models + model, known, other=0.0)
+            selected = (weight != 0)[:, None] & inside  # what was dropped has no gradient
+            gradients = tl.load(grad + other * width + across, selected, other=0.0).to(tl.float32)
             total += weight[:, None] * gradients
             parts = tl.where(latest[None, :] == number, tl.sum(gradients * value, 1)[:, None], parts)
-        # Stored together, for no load can overtake a store.
+        # Stored together, because no load can overtake a store.
         product = tl.sum(tl.reshape(parts, [MODELS, FEATURES // GROUP, UNROLL]), 1)
         entry = first + step + latest
         edge = tl.load(order + entry, entry < last, other=0).to(tl.int64)
         both = (each < models)[:, None] & (entry < last)[None, :]
         tl.store(products + edge[None, :] * models + each[:, None], product, both)
-    target = tl.load(place + piece).to(tl.int64)
+    target = tl.load(position + piece).to(tl.int64)
     tl.store(grad_z + target * width + across, total, inside)
 
 
 @triton.jit
 def _score_gradient(  # type: ignore[no-untyped-def]
-    crow, column, scores, weights, kept, change, grad_scores, models, negative_slope,
+    crow, column, scores, weights, masked, change, grad_scores, models, negative_slope,
     UNROLL: tl.constexpr, MODELS: tl.constexpr,
 ):  # fmt: skip
-    """Turn products into gradients of scores in place, through dropout and softmax; sum them up by row."""
+    """Turn products into gradients of scores in position, through dropout and softmax; sum them up by row."""
     row = tl.program_id(0).to(tl.int64)
     model = tl.program_id(1) * MODELS + tl.arange(0, MODELS)
     known = model < models
@@ -204,20 +204,23 @@ def _score_gradient(  # type: ignore[no-untyped-def]
     for first in range(begin, end, UNROLL):
         entry = first + tl.arange(0, UNROLL)
         both = (entry < end)[:, None] & known[None, :]
-        place = entry.to(tl.int64)[:, None] * models + model[None, :]
-        mean += tl.sum(tl.load(kept + place, both, other=0.0) * tl.load(change + place, both, other=0.0), 0)
+        position = entry.to(tl.int64)[:, None] * models + model[None, :]
+        mean += tl.sum(
+            tl.load(masked + position, both, other=0.0) * tl.load(change + position, both, other=0.0),
+            0,
+        )
     total = tl.zeros([MODELS], tl.float32)
     for first in range(begin, end, UNROLL):
         entry = first + tl.arange(0, UNROLL)
         here = entry < end
         other = tl.load(column + entry, here, other=0).to(tl.int64)
         both = here[:, None] & known[None, :]
-        place = entry.to(tl.int64)[:, None] * models + model[None, :]
-        value = tl.load(kept + place, both, other=0.0) * tl.load(change + place, both, other=0.0)
-        value -= tl.load(weights + place, both, other=0.0) * mean[None, :]
+        position = entry.to(tl.int64)[:, None] * models + model[None, :]
+        value = tl.load(masked + position, both, other=0.0) * tl.load(change + position, both, other=0.0)
+        value -= tl.load(weights + position, both, other=0.0) * mean[None, :]
         score = _score(scores, own, other, both, model, models)
         value = tl.where(score > 0, value, value * negative_slope)
-        tl.store(change + place, value, both)
+        tl.store(change + position, value, both)
         total += tl.sum(value, 0)
     tl.store(grad_scores + (row * models + model) * 2 + 1, total, known)
 

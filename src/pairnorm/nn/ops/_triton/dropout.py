@@ -1,4 +1,4 @@
-"""The keyed dropout of ``plain`` as one Triton kernel, equal to it bit for bit."""
+"""Keyed dropout as one Triton kernel, equal to the reference bit for bit."""
 
 import torch
 import triton
@@ -33,7 +33,7 @@ def forward(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
 
 @triton.jit
 def keeps(position, key, dropped):  # type: ignore[no-untyped-def]
-    """Say which entries stay, for both 16-bit words of the hash of (key, position)."""
+    """Return which entries stay, for both 16-bit words of the hash of (key, position)."""
     first: tl.constexpr = 0x7FEB352D
     second: tl.constexpr = 0x846CA68B
     bits = position.to(tl.uint32) + 1
@@ -49,7 +49,7 @@ def keeps(position, key, dropped):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def factor_of(dropped):  # type: ignore[no-untyped-def]
-    """What kept entries are multiplied by, 1 / (1 - rate)."""
+    """The factor of entries that stay, 1 / (1 - rate)."""
     return 65536.0 / (65536 - dropped)
 
 

@@ -1,6 +1,6 @@
 """A layer of GCN by the kernels of its parts on CUDA; backwards, PairNorm and activation are one.
 
-What a layer leaves in memory for the backward pass is what went into PairNorm, besides its own input.
+For the backward pass, a layer saves its own input and the input of PairNorm.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from pairnorm.nn.ops.pair_norm import Norm
 
 
 def supports(x: Tensor, weight: Tensor | None) -> bool:
-    """Say whether all the parts serve these tensors."""
+    """Return whether all parts support these tensors."""
     return sparse_product.supports(x) and (weight is None or linear.supports(x, weight))
 
 
@@ -47,8 +47,8 @@ def backward(
         grad, grad_bias = pair_norm.backward_activated(
             grad, y, norms, center, norm.scale, norm.mode == "PN-SI", activation
         )
-    turned = matrix.transposed
-    grad_x: Tensor | None = sparse_product.forward(turned.pattern, turned.values, grad)
+    transposed = matrix.transposed
+    grad_x: Tensor | None = sparse_product.forward(transposed.pattern, transposed.values, grad)
     if not rest:
         return grad_x, None, grad_bias
     grad_x, grad_weight, _ = linear.backward(

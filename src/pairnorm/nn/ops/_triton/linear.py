@@ -15,58 +15,67 @@ from pairnorm.nn.ops._triton.dropout import factor_of, keeps
 from pairnorm.nn.ops.dropout import dropped_levels
 from pairnorm.nn.ops.kernels import STATE_DTYPES, Saved, on_device, partition_nodes
 
-LARGEST = 64 * 64
-MOST_ENDS = 16
+MAX_WEIGHT_ELEMENTS = 64 * 64
+MAX_SCORES = 16
 ROWS = 64
 # A program keeps its weight for several tiles of rows.
 PROGRAMS = 1600
-# Gradients hold more at once, so that small programs let more of them run beside one another.
+# Gradients need more registers, so that smaller programs let more of them run at once.
 ROWS_OF_SUMS = 32
 PROGRAMS_OF_SUMS = 1056
 
 
-def supports(x: Tensor, weight: Tensor, ends: Tensor | None = None) -> bool:
-    """Say whether a model's weight fits a program; wide ones are better off with the matrix library."""
+def supports(x: Tensor, weight: Tensor, att_vectors: Tensor | None = None) -> bool:
+    """Return whether a model's weight fits a program; the matrix library is faster for wide ones."""
     half, out = _padded(weight.size(1), weight.size(2))
-    narrow = 2 * half * out <= LARGEST and (ends is None or ends.size(2) <= MOST_ENDS)
+    narrow = 2 * half * out <= MAX_WEIGHT_ELEMENTS and (
+        att_vectors is None or att_vectors.size(2) <= MAX_SCORES
+    )
     return narrow and x.dtype in STATE_DTYPES and weight.dtype == torch.float32
 
 
 @on_device
 def forward(
-    x: Tensor, weight: Tensor, ends: Tensor | None, rate: float, keys: Tensor | None, trains: bool
+    x: Tensor,
+    weight: Tensor,
+    att_vectors: Tensor | None,
+    rate: float,
+    keys: Tensor | None,
+    needs_backward: bool,
 ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, ...]]:
     """Return ``[nodes, models, out]``, the scores, and what the backward pass needs."""
     dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
     x, weight = x.contiguous(), weight.contiguous()
     nodes, (models, width, out) = x.size(0), weight.shape
-    count = 0 if ends is None else ends.size(2)
-    ends = weight if ends is None else ends.contiguous()
+    count = 0 if att_vectors is None else att_vectors.size(2)
+    att_vectors = weight if att_vectors is None else att_vectors.contiguous()
     result = x.new_empty(nodes, models, out)
     scores = weight.new_empty(nodes, models, count) if count else None
     programs, share = partition_nodes(nodes, models, ROWS, PROGRAMS)
     _forward[(models, programs)](
-        x, weight, ends, x if keys is None else keys, result, result if scores is None else scores, share,
-        nodes, models, dropped, dropped > 0, count, _precision(x), ROWS, width, out, *_padded(width, out),
-        num_warps=4,
+        x, weight, att_vectors, x if keys is None else keys, result, result if scores is None else scores,
+        share, nodes, models, dropped, dropped > 0, count, _precision(x), ROWS, width, out,
+        *_padded(width, out), num_warps=4,
     )  # fmt: skip
-    return (result, scores), (x, weight, ends, *([result] if count else []))
+    return (result, scores), (x, weight, att_vectors, *([result] if count else []))
 
 
 def backward(
-    kept: Saved, inputs: Saved, settings: Saved, grads: Saved, needed: tuple[bool, ...]
+    saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the gradients of x, of the weight and of the ends."""
-    x, weight, ends, *rest = kept
+    """Return the gradients of x, of the weight and of the attention vectors."""
+    x, weight, att_vectors, *rest = saved
     rate, keys = settings
     grad, grad_scores = grads
-    return _gradients(x, weight, ends, rest[0] if rest else None, rate, keys, grad, grad_scores, needed)
+    return _gradients(
+        x, weight, att_vectors, rest[0] if rest else None, rate, keys, grad, grad_scores, needs_grad
+    )
 
 
 @on_device
 def _gradients(
-    x: Tensor, weight: Tensor, ends: Tensor, result: Tensor | None, rate: float, keys: Tensor | None,
-    grad: Tensor | None, grad_scores: Tensor | None, needed: tuple[bool, ...],
+    x: Tensor, weight: Tensor, att_vectors: Tensor, result: Tensor | None, rate: float, keys: Tensor | None,
+    grad: Tensor | None, grad_scores: Tensor | None, needs_grad: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:  # fmt: skip
     nodes, (models, width, out) = x.size(0), weight.shape
     dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
@@ -74,23 +83,23 @@ def _gradients(
     count = 0 if grad_scores is None else grad_scores.size(2)
     grad = x.new_zeros(nodes, models, out) if grad is None else grad.contiguous()
     grad_scores = grad if grad_scores is None else grad_scores.contiguous()
-    grad_x = torch.empty_like(x) if needed[0] else None
+    grad_x = torch.empty_like(x) if needs_grad[0] else None
     programs, share = partition_nodes(nodes, models, ROWS_OF_SUMS, PROGRAMS_OF_SUMS)
     sums = weight.new_empty(programs, models, width, out)
     _backward[(models, programs)](
-        x, grad, grad_scores, weight, ends, keys, x if grad_x is None else grad_x, sums, share, nodes,
-        models, dropped, needed[0], dropped > 0, count, _precision(x), ROWS_OF_SUMS, width, out,
+        x, grad, grad_scores, weight, att_vectors, keys, x if grad_x is None else grad_x, sums, share, nodes,
+        models, dropped, needs_grad[0], dropped > 0, count, _precision(x), ROWS_OF_SUMS, width, out,
         *_padded(width, out), num_warps=2, num_stages=1,
     )  # fmt: skip
-    grad_weight, grad_ends = sums.sum(0), None
-    if needed[2] and count:
+    grad_weight, grad_vectors = sums.sum(0), None
+    if needs_grad[2] and count:
         sums = weight.new_empty(programs, models, out, count)
-        _backward_ends[(models, programs)](
+        _backward_att_vectors[(models, programs)](
             result, grad_scores, sums, share, nodes, models, count, _precision(x), ROWS_OF_SUMS, out,
-            _padded(width, out)[1], MOST_ENDS, num_warps=4, num_stages=1,
+            _padded(width, out)[1], MAX_SCORES, num_warps=4, num_stages=1,
         )  # fmt: skip
-        grad_ends = sums.sum(0)
-    return grad_x, grad_weight, grad_ends
+        grad_vectors = sums.sum(0)
+    return grad_x, grad_weight, grad_vectors
 
 
 def _precision(x: Tensor) -> str:
@@ -112,12 +121,12 @@ def _inside(known, entry, HAVE: tl.constexpr, PADDED: tl.constexpr):  # type: ig
 
 
 @triton.jit
-def _load_weight(weight, entry, outof, WIDTH: tl.constexpr, OUT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves of a model's weight, at ``entry`` along one axis and ``outof`` along the other."""
+def _load_weight(weight, entry, channel, WIDTH: tl.constexpr, OUT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of a model's weight, at ``entry`` along one axis and ``channel`` along the other."""
     WORDS: tl.constexpr = (WIDTH + 1) // 2
-    place = weight + (tl.program_id(0) * WIDTH + entry) * OUT + outof
-    low = tl.load(place, (entry < WORDS) & (outof < OUT), other=0.0)
-    return low, tl.load(place + WORDS * OUT, (entry < WIDTH - WORDS) & (outof < OUT), other=0.0)
+    place = weight + (tl.program_id(0) * WIDTH + entry) * OUT + channel
+    low = tl.load(place, (entry < WORDS) & (channel < OUT), other=0.0)
+    return low, tl.load(place + WORDS * OUT, (entry < WIDTH - WORDS) & (channel < OUT), other=0.0)
 
 
 @triton.jit
@@ -143,25 +152,27 @@ def _load_halves(place, known, WIDTH: tl.constexpr, HALF: tl.constexpr):  # type
 
 
 @triton.jit
-def _load_end(ends, number, outof, COUNT: tl.constexpr, OUT: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.load(ends + (tl.program_id(0) * OUT + outof) * COUNT + number, outof < OUT, other=0.0)
+def _load_att_vector(att_vectors, number, channel, COUNT: tl.constexpr, OUT: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(
+        att_vectors + (tl.program_id(0) * OUT + channel) * COUNT + number, channel < OUT, other=0.0
+    )
 
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    x, weight, ends, keys, result, scores, share, nodes, models, dropped,
+    x, weight, att_vectors, keys, result, scores, share, nodes, models, dropped,
     DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, OUT: tl.constexpr, HALF: tl.constexpr, OUT_PADDED: tl.constexpr,
 ):  # fmt: skip
     WORDS: tl.constexpr = (WIDTH + 1) // 2
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, nodes)
-    line, entry, outof = tl.arange(0, ROWS), tl.arange(0, HALF), tl.arange(0, OUT_PADDED)
-    low_weight, high_weight = _load_weight(weight, entry[:, None], outof[None, :], WIDTH, OUT)
-    if DROPOUT:  # what is kept is multiplied here, once
+    line, entry, channel = tl.arange(0, ROWS), tl.arange(0, HALF), tl.arange(0, OUT_PADDED)
+    low_weight, high_weight = _load_weight(weight, entry[:, None], channel[None, :], WIDTH, OUT)
+    if DROPOUT:  # the scale of dropout is applied here, once
         key, factor = tl.load(keys + tl.program_id(0)), factor_of(dropped)
         low_weight, high_weight = low_weight * factor, high_weight * factor
-    across, out_across = _places(line, entry, models, WIDTH), _places(line, outof, models, OUT)
+    across, out_across = _places(line, entry, models, WIDTH), _places(line, channel, models, OUT)
     for start in tl.range(first, last, ROWS, num_stages=3):  # the next tiles are loaded meanwhile
         row, known = _row(start, models), (start + line < last)[:, None]
         low, high = _load_halves(x + row * WIDTH + across, known, WIDTH, HALF)
@@ -170,16 +181,16 @@ def _forward(  # type: ignore[no-untyped-def]
             low, high = tl.where(keep_low, low, 0.0), tl.where(keep_high, high, 0.0)
         product = tl.dot(low, low_weight, input_precision=PRECISION)
         product = tl.dot(high, high_weight, product, input_precision=PRECISION)
-        tl.store(result + row * OUT + out_across, product, _inside(known, outof, OUT, OUT_PADDED))
+        tl.store(result + row * OUT + out_across, product, _inside(known, channel, OUT, OUT_PADDED))
         for number in tl.static_range(COUNT):
-            score = tl.sum(product * _load_end(ends, number, outof, COUNT, OUT)[None, :], 1)
+            score = tl.sum(product * _load_att_vector(att_vectors, number, channel, COUNT, OUT)[None, :], 1)
             tl.store(scores + (row + line * models) * COUNT + number, score, start + line < last)
 
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    x, grad, grad_scores, weight, ends, keys, result, sums, share, nodes, models, dropped,
-    WANTS_X: tl.constexpr, DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr,
+    x, grad, grad_scores, weight, att_vectors, keys, result, sums, share, nodes, models, dropped,
+    NEEDS_X: tl.constexpr, DROPOUT: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, HALF: tl.constexpr, OUT_PADDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a program's rows, and its share of xᵀ grad, summed up as its transpose: both halves of
@@ -188,23 +199,23 @@ def _backward(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr = (WIDTH + 1) // 2
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, nodes)
-    line, entry, outof = tl.arange(0, ROWS), tl.arange(0, HALF), tl.arange(0, OUT_PADDED)
-    low_weight, high_weight = _load_weight(weight, entry[None, :], outof[:, None], WIDTH, OUT)
+    line, entry, channel = tl.arange(0, ROWS), tl.arange(0, HALF), tl.arange(0, OUT_PADDED)
+    low_weight, high_weight = _load_weight(weight, entry[None, :], channel[:, None], WIDTH, OUT)
     factor = 1.0
     if DROPOUT:
         key, factor = tl.load(keys + tl.program_id(0)), factor_of(dropped)
         low_weight, high_weight = low_weight * factor, high_weight * factor
-    across, out_across = _places(line, entry, models, WIDTH), _places(line, outof, models, OUT)
+    across, out_across = _places(line, entry, models, WIDTH), _places(line, channel, models, OUT)
     low_sum = tl.zeros([OUT_PADDED, HALF], tl.float32)
     high_sum = tl.zeros([OUT_PADDED, HALF], tl.float32)
     for start in range(first, last, ROWS):
         row, known = _row(start, models), (start + line < last)[:, None]
-        inside = _inside(known, outof, OUT, OUT_PADDED)
+        inside = _inside(known, channel, OUT, OUT_PADDED)
         gradient = tl.load(grad + row * OUT + out_across, inside, other=0.0).to(tl.float32)
         for number in tl.static_range(COUNT):  # what comes by way of the scores
             place = grad_scores + (row + line * models) * COUNT + number
             score = tl.load(place, start + line < last, other=0.0)
-            gradient += score[:, None] * _load_end(ends, number, outof, COUNT, OUT)[None, :]
+            gradient += score[:, None] * _load_att_vector(att_vectors, number, channel, COUNT, OUT)[None, :]
         low, high = _load_halves(x + row * WIDTH + across, known, WIDTH, HALF)
         to_low = tl.dot(gradient, low_weight, input_precision=PRECISION)
         to_high = tl.dot(gradient, high_weight, input_precision=PRECISION)
@@ -212,37 +223,37 @@ def _backward(  # type: ignore[no-untyped-def]
             keep_low, keep_high = keeps((start + line)[:, None] * WORDS + entry[None, :], key, dropped)
             low, high = tl.where(keep_low, low, 0.0), tl.where(keep_high, high, 0.0)
             to_low, to_high = tl.where(keep_low, to_low, 0.0), tl.where(keep_high, to_high, 0.0)
-        if WANTS_X:
+        if NEEDS_X:
             target = result + row * WIDTH + across
             tl.store(target, to_low, _inside(known, entry, WORDS, HALF))
             tl.store(target + WORDS, to_high, _inside(known, entry, WIDTH - WORDS, HALF))
-        turned = tl.trans(gradient)
-        low_sum = tl.dot(turned, low, low_sum, input_precision=PRECISION)
-        high_sum = tl.dot(turned, high, high_sum, input_precision=PRECISION)
+        transposed = tl.trans(gradient)
+        low_sum = tl.dot(transposed, low, low_sum, input_precision=PRECISION)
+        high_sum = tl.dot(transposed, high, high_sum, input_precision=PRECISION)
     place = (tl.program_id(1) * models + tl.program_id(0)).to(tl.int64) * WIDTH * OUT
-    target = sums + place + entry[None, :] * OUT + outof[:, None]
-    known = (outof < OUT)[:, None]
+    target = sums + place + entry[None, :] * OUT + channel[:, None]
+    known = (channel < OUT)[:, None]
     tl.store(target, low_sum * factor, _inside(known, entry, WORDS, HALF))
     tl.store(target + WORDS * OUT, high_sum * factor, _inside(known, entry, WIDTH - WORDS, HALF))
 
 
 @triton.jit
-def _backward_ends(  # type: ignore[no-untyped-def]
+def _backward_att_vectors(  # type: ignore[no-untyped-def]
     result, grad_scores, sums, share, nodes, models, COUNT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, OUT: tl.constexpr, OUT_PADDED: tl.constexpr, COUNT_PADDED: tl.constexpr,
 ):  # fmt: skip
     """A program's share of resultᵀ grad_scores."""
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, nodes)
-    line, outof, number = tl.arange(0, ROWS), tl.arange(0, OUT_PADDED), tl.arange(0, COUNT_PADDED)
-    across, score_across = _places(line, outof, models, OUT), _places(line, number, models, COUNT)
+    line, channel, number = tl.arange(0, ROWS), tl.arange(0, OUT_PADDED), tl.arange(0, COUNT_PADDED)
+    across, score_across = _places(line, channel, models, OUT), _places(line, number, models, COUNT)
     total = tl.zeros([OUT_PADDED, COUNT_PADDED], tl.float32)
     for start in range(first, last, ROWS):
         row, known = _row(start, models), (start + line < last)[:, None]
-        value = tl.load(result + row * OUT + across, _inside(known, outof, OUT, OUT_PADDED), other=0.0)
+        value = tl.load(result + row * OUT + across, _inside(known, channel, OUT, OUT_PADDED), other=0.0)
         inside = _inside(known, number, COUNT, COUNT_PADDED)
         score = tl.load(grad_scores + row * COUNT + score_across, inside, other=0.0)
         total = tl.dot(tl.trans(value.to(tl.float32)), score, total, input_precision=PRECISION)
     place = (tl.program_id(1) * models + tl.program_id(0)).to(tl.int64) * OUT
-    inside = _inside((outof < OUT)[:, None], number, COUNT, COUNT_PADDED)
-    tl.store(sums + (place + outof[:, None]) * COUNT + number[None, :], total, inside)
+    inside = _inside((channel < OUT)[:, None], number, COUNT, COUNT_PADDED)
+    tl.store(sums + (place + channel[:, None]) * COUNT + number[None, :], total, inside)

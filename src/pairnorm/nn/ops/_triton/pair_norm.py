@@ -21,7 +21,7 @@ SHRINK, MIN_EPS_TO_SHRINK = 2.0**-32, 1e-16
 """Numbers are multiplied by the first before they are squared: float32 then holds squares of 1e28. Where
 that would lose the square of a tiny number, eps is larger, unless it is smaller than the second."""
 # Numbers in a tile, and programs per processor where each takes several. Small tiles let many programs run
-# beside one another; for moments the mean of a tile should be near that of all rows.
+# at once; for moments the mean of a tile should be near that of all rows.
 TILE, PROGRAMS = 2048, 8
 MOMENTS_TILE, MOMENTS_PROGRAMS = 8192, 4
 
@@ -37,7 +37,7 @@ def forward(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return y, and the norms and the mean for the backward pass.
 
-    The mean is ``[2, models, features]``: two parts, of which the sum would be less exact.
+    The mean is ``[2, models, features]``: two parts, whose sum would be less exact.
     """
     x, individually = x.contiguous(), mode == "PN-SI"
     shrink = SHRINK if eps >= MIN_EPS_TO_SHRINK else 1.0
@@ -161,15 +161,15 @@ def _moments(  # type: ignore[no-untyped-def]
     """Mean of a program's rows, and squares about it, merged tile by tile as ``Moments`` are.
 
     All are about a shift near the mean, so that no large numbers cancel. The shift is the mean of a tile of
-    rows spread evenly over all nodes, the same for every program; a mean of neighboring rows could be far
-    off where nodes come in some order.
+    rows at equal distances over all nodes, the same for every program; a mean of neighboring rows could be
+    far off where nodes are sorted.
     """
     step = tl.maximum(nodes // ROWS, 1)
     columns = tl.arange(0, COLUMNS)
-    spread = tl.arange(0, ROWS) * step
+    sampled = tl.arange(0, ROWS) * step
     program, model = _program(models)
-    inside = (spread < nodes)[:, None] & (columns < features)[None, :]
-    offset = (spread.to(tl.int64) * models + model)[:, None] * features + columns[None, :]
+    inside = (sampled < nodes)[:, None] & (columns < features)[None, :]
+    offset = (sampled.to(tl.int64) * models + model)[:, None] * features + columns[None, :]
     about = tl.sum(tl.load(x + offset, inside, other=0.0).to(tl.float32), 0) / tl.minimum(ROWS, nodes)
     first = program * share
     last = tl.minimum(first + share, nodes)

@@ -122,7 +122,7 @@ def tile_of(models: int, features: int) -> tuple[int, int, int]:
 def groups(models, features, MODELS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
     """Groups of neighboring features: the model of each, its places in a node's row, and which there are.
 
-    What belongs to a model is loaded for each of its groups anew, by the thread that needs it: to pass it on
+    What belongs to a model is loaded for each of its groups again, by the thread that needs it: to pass it on
     to other threads would take longer.
     """
     group = tl.arange(0, MODELS * FEATURES // GROUP)
@@ -184,8 +184,8 @@ def _multiply_models(  # type: ignore[no-untyped-def]
             source = tl.load(column + entry, entry < last, other=0).to(tl.int64)
             known = model < tl.where(entry < last, models, 0)
             value = tl.load(own + entry.to(tl.int64) * entry_stride, known, other=0.0)
-            wanted = (value != 0)[:, None] & inside  # nothing is read for what was dropped
-            total += value[:, None] * tl.load(dense + source * width + across, wanted, other=0.0).to(
+            selected = (value != 0)[:, None] & inside  # nothing is read for what was dropped
+            total += value[:, None] * tl.load(dense + source * width + across, selected, other=0.0).to(
                 tl.float32
             )
     target = tl.load(place + piece).to(tl.int64)
@@ -272,7 +272,7 @@ def activated(value, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gradient_of(gradient, value, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Lead a gradient back through the activation whose output is ``value``."""
+    """Return the gradient of an activation's input, from its output ``value``."""
     if CODE == 1:
         gradient = tl.where(value > 0, gradient, 0.0)
     if CODE == 2:
